@@ -16,7 +16,7 @@ import jaxdist
 from jaxdist import PerReplica
 from jaxdist._program.logical.in_region import InRegion
 from jaxdist._program.logical.logical_device import assigned, on_device
-from jaxdist._program.logical.placing import Together, obstacle, scheduled
+from jaxdist._program.logical.placing import Together, find_obstacle, make_schedule
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from tests.strategies.logical import tpus
 from tests.strategies.oracle import refused
@@ -345,7 +345,7 @@ def _programs(draw: st.DrawFn) -> Any:
 def test_any_placing_has_an_order_in_which_everything_is_there_when_it_is_needed(
     jaxpr: Any,
 ) -> None:
-    plan = scheduled(jaxpr)
+    plan = make_schedule(jaxpr)
     ready = {*jaxpr.invars, *jaxpr.constvars}
     seen: list[Any] = []
 
@@ -359,7 +359,7 @@ def test_any_placing_has_an_order_in_which_everything_is_there_when_it_is_needed
         if isinstance(step, Together):
             assert len({r.device for r in step.regions}) == len(step.regions)
             eqns = [e for r in step.regions for e in r.eqns]
-            assert all(obstacle(e) is None for e in eqns)
+            assert all(find_obstacle(e) is None for e in eqns)
         seen += eqns
         ready.update(step.outvars)
     assert are_there(jaxpr.outvars)
@@ -374,7 +374,7 @@ def test_a_region_computes_what_its_operations_do() -> None:
         return on_device(lambda x: jax.nn.gelu(jnp.cumsum(x)) @ jnp.ones((3, 2)), 1)(x)
 
     closed = jax.make_jaxpr(program)(jnp.ones(3))
-    [region] = scheduled(closed.jaxpr).regions
+    [region] = make_schedule(closed.jaxpr).regions
     x = _random(3)
     [got], [want] = InRegion(region)(x), jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, closed.consts))(x)
     np.testing.assert_allclose(got, want, rtol=1e-6)

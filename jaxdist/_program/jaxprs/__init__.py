@@ -1,1 +1,1 @@
-"""JAX's primitives and the programs inside them."""
+"""Interpreters and analyses of JAX programs, and tables of JAX's primitives."""

@@ -1,4 +1,4 @@
-"""The operands of JAX's loops and branches, by what they are for."""
+"""The operands of JAX's loops and solvers, split by their roles."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ class Scan:
 
     @classmethod
     def of(cls, eqn: Any) -> "Scan":
-        """Read an equation."""
+        """Return the parts of a `scan` equation."""
         consts, carry = _compat.get_scan_counts(eqn.params)
         return cls(eqn.params["jaxpr"], eqn.params["length"], consts, carry)
 
     def split(self, operands: Values[V]) -> tuple[list[V], list[V], list[V]]:
-        """The constants, the first carry, and what is scanned over."""
+        """Return the constants, the initial carry, and the arrays that the loop iterates over."""
         end = self.num_consts + self.num_carry
         whole = list(operands)
         return whole[: self.num_consts], whole[self.num_consts : end], whole[end:]
@@ -38,26 +38,30 @@ class While:
 
     condition: Any
     body: Any
-    num_of_condition: int
-    num_of_body: int
+    num_condition_consts: int
+    num_body_consts: int
 
     @classmethod
     def of(cls, eqn: Any) -> "While":
-        """Read an equation."""
+        """Return the parts of a `while` equation."""
         p = eqn.params
         return cls(p["cond_jaxpr"], p["body_jaxpr"], p["cond_nconsts"], p["body_nconsts"])
 
     def split(self, operands: Values[V]) -> tuple[list[V], list[V], list[V]]:
-        """The constants of the condition, those of the body, and the first state."""
-        end = self.num_of_condition + self.num_of_body
+        """Return the constants of the condition, those of the body, and the initial state."""
+        end = self.num_condition_consts + self.num_body_consts
         whole = list(operands)
-        return whole[: self.num_of_condition], whole[self.num_of_condition : end], whole[end:]
+        return (
+            whole[: self.num_condition_consts],
+            whole[self.num_condition_consts : end],
+            whole[end:],
+        )
 
 
-def solve_of(eqn: Any, operands: Values[V]) -> tuple[Any, list[V]]:
-    """The program that a `custom_linear_solve` runs, and its operands.
+def get_solve(eqn: Any, operands: Values[V]) -> tuple[Any, list[V]]:
+    """Return the program that a `custom_linear_solve` runs, and its operands.
 
-    The equation holds four functions; derivatives use the others.
+    The equation holds four programs; only derivatives use the other three.
     """
     lengths = eqn.params["const_lengths"]
     start = lengths.matvec + lengths.vecmat

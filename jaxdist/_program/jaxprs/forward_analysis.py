@@ -1,13 +1,13 @@
-"""Analyses that carry a fact about each value from the inputs of a program to its results."""
+"""The base class of analyses that compute a fact about each value of a program."""
 
 import abc
 import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from jaxdist._program.jaxprs.control_flow import Scan, While, solve_of
+from jaxdist._program.jaxprs.control_flow import Scan, While, get_solve
 from jaxdist._program.jaxprs.interpreter import Interpreter
-from jaxdist._program.jaxprs.subprograms import inner_inputs
+from jaxdist._program.jaxprs.subprograms import get_input_variables
 
 L = TypeVar("L")
 
@@ -15,14 +15,14 @@ L = TypeVar("L")
 class ForwardAnalysis(Interpreter[L]):
     """An `Interpreter` whose values are facts, the elements of a lattice.
 
-    A fact must hold whichever way a program takes. So facts of two branches are joined, and the
-    body of a loop is gone through until the facts of its carry do not change any more. That ends
-    if `join` only ever goes up, and the lattice is finite upwards.
+    A fact must hold for every execution of a program. So the facts of two branches are joined, and
+    the body of a loop is analysed until the facts of its carry do not change any more. That ends
+    if `join` returns an upper bound, and the lattice has no infinite ascending chain.
     """
 
     @abc.abstractmethod
     def join(self, eqn: Any, aval: Any, first: L, second: L) -> L:
-        """The fact of a value that is one of two.
+        """Return the fact of a value that is one of two values.
 
         Args:
             eqn: The loop or branch.
@@ -32,31 +32,39 @@ class ForwardAnalysis(Interpreter[L]):
         """
 
     def is_same(self, first: L, second: L) -> bool:
-        """Whether two facts say the same."""
+        """Whether two facts are equal."""
         return bool(first == second)
 
     def inside_of(self, eqn: Any, decided_by: L) -> contextlib.AbstractContextManager[Any]:
-        """Is entered around what runs only if a value decides so: a branch, the body of a loop."""
+        """Return a context for programs that run only if a value decides so.
+
+        These are the branches of a `cond` and the body of a `while`.
+        """
         return contextlib.nullcontext()
 
     def decide(self, eqn: Any, values: list[L], decided_by: L) -> list[L]:
-        """The facts of values that a decision gave: which branch ran, how often a loop ran."""
+        """Return the facts of values that depend on a decision.
+
+        The decision is which branch of a `cond` ran, or how often the body of a `while` ran.
+        """
         return values
 
     def rows(self, eqn: Any, given: list[L], avals: Sequence[Any]) -> list[L]:
-        """The facts of one row of each array that a scan goes over."""
+        """Return the facts of one row of each array that a scan iterates over."""
         return given
 
     def stack(self, eqn: Any, rows: list[L], avals: Sequence[Any]) -> list[L]:
-        """The facts of arrays that a scan stacks from its rows."""
+        """Return the facts of arrays that a scan stacks from its rows."""
         return rows
 
     def scan(self, eqn: Any, inputs: list[L]) -> list[L]:
-        """Go through the body until the carry does not change any more."""
+        """Analyse the body until the facts of the carry do not change any more."""
         loop = Scan.of(eqn)
         consts, state, over = loop.split(inputs)
         avals = [v.aval for v in eqn.outvars]
-        inner = [v.aval for v in inner_inputs(loop.program)][loop.num_consts + loop.num_carry :]
+        inner = [v.aval for v in get_input_variables(loop.program)][
+            loop.num_consts + loop.num_carry :
+        ]
         rows = self.rows(eqn, over, inner)
         out: list[L] = []
 
@@ -65,12 +73,12 @@ class ForwardAnalysis(Interpreter[L]):
             out = self.run(loop.program, [*consts, *carry, *rows])
             return out[: loop.num_carry]
 
-        # The carry comes out as it came in where the scan has no iteration.
+        # A scan without iterations returns its initial carry, so `fixpoint` joins it as well.
         state = self.fixpoint(eqn, state, body)
         return [*state, *self.stack(eqn, out[loop.num_carry :], avals[loop.num_carry :])]
 
     def while_loop(self, eqn: Any, inputs: list[L]) -> list[L]:
-        """Go through condition and body until the state does not change any more."""
+        """Analyse condition and body until the facts of the state do not change any more."""
         loop = While.of(eqn)
         of_condition, of_body, state = loop.split(inputs)
         goes_on: list[L] = []
@@ -90,7 +98,7 @@ class ForwardAnalysis(Interpreter[L]):
         body: Callable[[list[L]], list[L]],
         after: Callable[[list[L]], list[L]] = lambda state: state,
     ) -> list[L]:
-        """The facts of a carry that hold in every iteration, and before the first."""
+        """Return the facts of a carry that hold in every iteration, and before the first."""
         while True:
             grown = after(self.join_all(eqn, state, body(state)))
             if all(map(self.is_same, grown, state)):
@@ -108,8 +116,8 @@ class ForwardAnalysis(Interpreter[L]):
         return self.decide(eqn, results, index)
 
     def linear_solve(self, eqn: Any, inputs: list[L]) -> list[L]:
-        """Go through the program that solves."""
-        return self.run(*solve_of(eqn, inputs))
+        """Analyse the program that solves."""
+        return self.run(*get_solve(eqn, inputs))
 
     def join_all(self, eqn: Any, first: Sequence[L], second: Sequence[L]) -> list[L]:
         """Join the facts of the first results of a loop or branch, pair by pair."""

@@ -1,4 +1,4 @@
-"""The one way in which jaxdist goes through a program of JAX, one operation after the other."""
+"""The base class of everything in jaxdist that evaluates or analyses programs of JAX."""
 
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,17 +7,18 @@ from typing import Any, Generic, TypeVar
 from jax.extend.core import Literal
 
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.subprograms import consts_of, open_jaxpr
+from jaxdist._program.jaxprs.subprograms import get_consts, open_jaxpr
 
 V = TypeVar("V")
 
 # Note [Programs inside operations]
 #
-# Some primitives of JAX hold programs: loops, branches, and functions that are called. This table
-# is the only place that knows them by name. It says which method of `Interpreter` has the rule.
-# `ForwardAnalysis` has the rules of all analyses, and an `Interpreter` that computes has its own.
-# A primitive that is not here is given to `operation`, like one without programs: each analysis
-# answers with the least that it can say, so a new primitive of JAX costs precision, never truth.
+# Some primitives of JAX hold programs: loops, branches, and calls of functions. Only this table
+# lists their names, each with the method of `Interpreter` that has its rule. `ForwardAnalysis`
+# implements the rules for all analyses; an `Interpreter` that computes values has its own.
+# `Interpreter` passes a primitive that is not in the table to `operation`, like one without
+# programs. Each analysis then returns its weakest fact, so a new primitive of JAX makes an analysis
+# less precise, but never wrong.
 HIGHER_ORDER = {
     **dict.fromkeys(known.CALLS, "call"),
     "scan": "scan",
@@ -31,9 +32,9 @@ class Environment(Generic[V]):
     """The values of the variables of one program.
 
     Args:
-        literal: Gives the value of a literal.
-        values: Of the first variables.
-        alias: Variables that stand for others, or for literals.
+        literal: Returns the value of a literal.
+        values: The initial values of variables.
+        alias: Variables that are replaced by other variables, or by literals.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Environment(Generic[V]):
         self._alias = alias or {}
 
     def read(self, atom: Any) -> V:
-        """The value of a variable or literal."""
+        """Return the value of a variable or literal."""
         # A literal cannot be hashed.
         found = atom if isinstance(atom, Literal) else self._alias.get(atom, atom)
         if isinstance(found, Literal):
@@ -55,46 +56,46 @@ class Environment(Generic[V]):
         return self._values[found]
 
     def read_all(self, atoms: Iterable[Any]) -> list[V]:
-        """The values of several."""
+        """Return the values of several variables or literals."""
         return [self.read(atom) for atom in atoms]
 
     def write(self, variables: Sequence[Any], values: Sequence[V]) -> None:
-        """Keep the results of an operation."""
+        """Store the results of an operation."""
         self._values.update(zip(variables, values, strict=True))
 
 
-def value_of_literal(literal: Any) -> Any:
-    """The number or array that a literal is."""
+def get_literal_value(literal: Any) -> Any:
+    """Return the number or array of a literal."""
     return literal.val
 
 
 class Interpreter(abc.ABC, Generic[V]):
-    """Goes through a program with a value of `V` for each variable.
+    """An evaluation of a program, with a value of type `V` for each variable.
 
-    A subclass says what literals, constants and operations give. Where an operation holds programs
-    and the subclass has no rule for it, it is an operation like the others; functions that are only
-    called are gone into. See Note [Programs inside operations].
+    A subclass defines the values of literals, constants and operations. Calls of functions are
+    evaluated by `run`. Every other operation that holds programs is passed to `operation`, unless
+    the subclass overrides its rule. See Note [Programs inside operations].
     """
 
     @abc.abstractmethod
     def literal(self, literal: Any) -> V:
-        """The value of a literal."""
+        """Return the value of a literal."""
 
     @abc.abstractmethod
     def constant(self, variable: Any, value: Any) -> V:
-        """The value of a constant of a program; `value` is None in an open one."""
+        """Return the value of a constant of a program; `value` is None in an open program."""
 
     @abc.abstractmethod
     def operation(self, eqn: Any, inputs: list[V]) -> list[V]:
-        """The results of one operation that no rule takes apart."""
+        """Return the results of one operation that has no rule of its own."""
 
     def run(self, program: Any, inputs: Sequence[V], consts: Sequence[Any] = ()) -> list[V]:
-        """The results of an open or closed program.
+        """Return the results of an open or closed program.
 
         Args:
             program: The program.
-            inputs: One for each input.
-            consts: Of an open program, where they are known.
+            inputs: The value of each input.
+            consts: The constants of an open program, if they are known.
         """
         jaxpr = open_jaxpr(program)
         env = self.environment(program, inputs, consts)
@@ -104,20 +105,20 @@ class Interpreter(abc.ABC, Generic[V]):
     def environment(
         self, program: Any, inputs: Sequence[V], consts: Sequence[Any] = ()
     ) -> Environment[V]:
-        """The values that a program starts with."""
+        """Return the initial values of a program: constants and inputs."""
         jaxpr = open_jaxpr(program)
-        held = consts or consts_of(program) or [None] * len(jaxpr.constvars)
+        held = consts or get_consts(program) or [None] * len(jaxpr.constvars)
         values = {v: self.constant(v, c) for v, c in zip(jaxpr.constvars, held, strict=True)}
         values.update(zip(jaxpr.invars, inputs, strict=True))
         return Environment(self.literal, values)
 
     def evaluate(self, eqns: Iterable[Any], env: Environment[V]) -> None:
-        """Go through operations, and keep what they give."""
+        """Evaluate operations in order, and store their results."""
         for eqn in eqns:
             env.write(eqn.outvars, self.equation(eqn, env.read_all(eqn.invars)))
 
     def equation(self, eqn: Any, inputs: list[V]) -> list[V]:
-        """The results of one operation."""
+        """Return the results of one operation."""
         rule = rule_for(eqn)
         if rule is None:
             return self.operation(eqn, inputs)
@@ -125,36 +126,36 @@ class Interpreter(abc.ABC, Generic[V]):
         return found
 
     def call(self, eqn: Any, inputs: list[V]) -> list[V]:
-        """The results of a function that is called."""
-        return self.run(called(eqn), inputs)
+        """Return the results of a call of a function."""
+        return self.run(get_called_program(eqn), inputs)
 
     def scan(self, eqn: Any, inputs: list[V]) -> list[V]:
-        """The results of a `scan`."""
+        """Return the results of a `scan`."""
         return self.operation(eqn, inputs)
 
     def while_loop(self, eqn: Any, inputs: list[V]) -> list[V]:
-        """The results of a `while`."""
+        """Return the results of a `while`."""
         return self.operation(eqn, inputs)
 
     def cond(self, eqn: Any, inputs: list[V]) -> list[V]:
-        """The results of a `cond`, of which the first operand chooses the branch."""
+        """Return the results of a `cond`, whose first operand is the index of the branch."""
         return self.operation(eqn, inputs)
 
     def linear_solve(self, eqn: Any, inputs: list[V]) -> list[V]:
-        """The results of a `custom_linear_solve`."""
+        """Return the results of a `custom_linear_solve`."""
         return self.operation(eqn, inputs)
 
 
 def rule_for(eqn: Any) -> str | None:
-    """The name of the rule for an operation that holds programs, else None."""
+    """Return the name of the rule for an operation that holds programs, else None."""
     name = eqn.primitive.name
     rule = HIGHER_ORDER.get(name)
-    # A primitive of another library may have the name of a call, and no program.
+    # A primitive of another library may have the name of a call without holding a program.
     if rule == "call" and known.CALLS[name] not in eqn.params:
         return None
     return rule
 
 
-def called(eqn: Any) -> Any:
-    """The program of a function that an operation calls."""
+def get_called_program(eqn: Any) -> Any:
+    """Return the program of the function that an operation calls."""
     return eqn.params[known.CALLS[eqn.primitive.name]]

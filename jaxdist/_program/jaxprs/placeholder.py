@@ -1,4 +1,4 @@
-"""A value that a trace meets on its way, and that becomes an input of the program afterwards."""
+"""A primitive for values that become inputs of a program only after it has been traced."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ PLACEHOLDER.def_abstract_eval(
 def placeholder(
     trace: Any, number: int, shape: tuple[int, ...], dtype: Any, *, weak_type: bool = False
 ) -> Any:
-    """A traced value of this shape and dtype in the outermost program of a trace.
+    """Return a traced value of this shape and dtype in the outermost program of a trace.
 
     Args:
-        trace: The trace of that program, which the caller may be deep inside of.
-        number: Tells it from the other placeholders of that trace.
-        shape: As the program sees it.
-        dtype: Of the value.
-        weak_type: Whether it is one of Python's numbers to JAX.
+        trace: The trace of that program; the caller may be in a trace inside it.
+        number: The number of the placeholder in that trace.
+        shape: The shape in the program.
+        dtype: The dtype of the value.
+        weak_type: Whether JAX treats its dtype as that of a Python number.
     """
     params = {"number": number, "shape": shape, "dtype": dtype, "weak_type": weak_type}
     return _compat.call_in_trace(trace, lambda: PLACEHOLDER.bind(**params))

@@ -1,12 +1,13 @@
-"""What the replication analysis knows of JAX's primitives.
+"""Tables of JAX's primitives for the replication analysis.
 
-An allow-list: a name that is not here gives "may differ". `tests/program/` runs every family of
-them in random programs against the values that the replicas really have.
+They are allow-lists: the analysis assumes of any other primitive that its results may differ.
+`tests/program/` runs every family of primitives in random programs, and compares the facts with
+the real values of the replicas.
 """
 
 from jaxdist import _compat
 
-# Deterministic functions of their operands, without sub-programs, effects or hidden state.
+# Deterministic functions of their operands alone, without sub-programs, effects or hidden state.
 FIRST_ORDER = frozenset(
     """
     abs acos acosh add add_any and approx_top_k argmax argmin asin asinh atan atan2 atanh
@@ -32,10 +33,10 @@ FIRST_ORDER = frozenset(
     """.split()
 )
 
-# Each result is a function of the operand in the same place.
+# Each result is a function of the operand at the same position.
 PAIRWISE = frozenset({"optimization_barrier", "jaxdist_logical_layout", "jaxdist_logical_device"})
 
-# The same result on all replicas of the axes, whatever goes in. Grouped ones are not.
+# Collectives with equal results on all replicas of their axes, unless they have groups.
 REPLICATING = frozenset(
     {
         "psum",
@@ -49,7 +50,7 @@ REPLICATING = frozenset(
     }
 )
 
-# A result of its own for each replica, even from equal operands.
+# Primitives whose results differ between replicas, even for equal operands.
 VARYING = frozenset(
     {
         "reduce_scatter",
@@ -66,5 +67,6 @@ VARYING = frozenset(
 
 COLLECTIVES = (REPLICATING | VARYING) - {"axis_index"}
 
-# Those of JAX, of its `shard_map`, and of an all-reduce that is more than a `psum`.
+# The parameter that holds the program of each call: JAX's own calls, `shard_map`, and jaxdist's
+# all-reduce, which may consist of several operations.
 CALLS = {**_compat.CALLS, "shard_map": "jaxpr", "jaxdist_all_reduce": "program"}

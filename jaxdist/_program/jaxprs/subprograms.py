@@ -5,42 +5,42 @@ from typing import Any
 
 
 def open_jaxpr(program: Any) -> Any:
-    """The open program of an open or closed one; a tape of operations counts as open."""
+    """Return the open program of an open or closed one; a `Tape` counts as open."""
     return getattr(program, "jaxpr", program)
 
 
-def consts_of(program: Any) -> Sequence[Any]:
-    """The constants of a closed program; none of an open one."""
+def get_consts(program: Any) -> Sequence[Any]:
+    """Return the constants of a closed program; an open program has none."""
     held: Sequence[Any] = getattr(program, "consts", ())
     return held
 
 
 def subprograms(eqn: Any) -> list[Any]:
-    """The sub-programs of one equation, open or closed."""
-    return [program for value in eqn.params.values() for program in programs_in(value)]
+    """Return the sub-programs of one equation, open or closed."""
+    return [program for value in eqn.params.values() for program in iterate_programs(value)]
 
 
-def programs_in(value: Any) -> Iterator[Any]:
-    """The programs that a parameter is, or holds."""
+def iterate_programs(value: Any) -> Iterator[Any]:
+    """Return the programs in a parameter, which is a program, a sequence, or something else."""
     if isinstance(value, (tuple, list)):
         for item in value:
-            yield from programs_in(item)
+            yield from iterate_programs(item)
     elif hasattr(open_jaxpr(value), "eqns"):
         yield value
 
 
-def holds_programs(value: Any) -> bool:
-    """Whether a parameter of an equation is a sub-program, or some of them."""
-    return any(True for _ in programs_in(value))
+def has_subprogram(value: Any) -> bool:
+    """Whether a parameter of an equation is a sub-program, or a sequence with one."""
+    return any(True for _ in iterate_programs(value))
 
 
-def inner_inputs(program: Any) -> list[Any]:
-    """The input variables of a sub-program."""
+def get_input_variables(program: Any) -> list[Any]:
+    """Return the input variables of a sub-program."""
     return list(open_jaxpr(program).invars)
 
 
 def contains(jaxpr: Any, name: str) -> bool:
-    """Whether an operation of this name is anywhere in a program."""
+    """Whether a program, or a program inside it, has an operation of this name."""
     return any(
         e.primitive.name == name or any(contains(s, name) for s in subprograms(e))
         for e in open_jaxpr(jaxpr).eqns

@@ -1,1 +1,1 @@
-"""Logical devices of a replica: which operation runs on which."""
+"""Logical devices: the placement of operations on the devices of one replica."""

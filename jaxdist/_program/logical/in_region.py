@@ -1,4 +1,4 @@
-"""The operations of a region, as a function that can be called where all mesh axes are manual."""
+"""The operations of a region, as a function that can run where all mesh axes are manual."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,65 +11,65 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from jaxdist import _compat
 from jaxdist._program.jaxprs.interpreter import Environment
-from jaxdist._program.jaxprs.subprograms import consts_of, holds_programs, open_jaxpr
+from jaxdist._program.jaxprs.subprograms import get_consts, has_subprogram, open_jaxpr
 from jaxdist._program.logical.placing import Region
 
 
 @dataclasses.dataclass(frozen=True)
 class InRegion:
-    """Evaluates the operations of a region, and differentiates as they do."""
+    """A function that evaluates the operations of a region; it has their derivatives."""
 
     region: Region
 
     def __call__(self, *operands: Any) -> list[Any]:
-        """The results of the region."""
+        """Return the results of the region."""
         values = dict(zip(self.region.invars, operands, strict=True))
-        env: Environment[Any] = Environment(_literal, values, self.region.alias)
+        env: Environment[Any] = Environment(_get_literal, values, self.region.alias)
         return _evaluate(self.region.eqns, env, self.region.outvars)
 
 
 def _evaluate(eqns: Sequence[Any], env: Environment[Any], results: Sequence[Any]) -> list[Any]:
     for eqn in eqns:
-        params = {k: _here(v) for k, v in eqn.params.items()}
-        params = _compat.rewrite_derivatives(params, _traced_again, eqn)
+        params = {k: _use_current_mesh(v) for k, v in eqn.params.items()}
+        params = _compat.rewrite_derivatives(params, _trace_again, eqn)
         made = _compat.bind_in_current_mesh(eqn, env.read_all(eqn.invars), params)
         env.write(eqn.outvars, made if eqn.primitive.multiple_results else [made])
     return env.read_all(results)
 
 
-def _literal(literal: Any) -> Any:
-    return _without_mesh(literal.val)
+def _get_literal(literal: Any) -> Any:
+    return _remove_mesh(literal.val)
 
 
-def _without_mesh(value: Any) -> Any:
-    """A constant that knows no mesh; those in programs know the one that was traced over."""
+def _remove_mesh(value: Any) -> Any:
+    """Return a constant without a mesh; a constant in a program has the mesh of the trace."""
     has_bits = hasattr(value, "dtype") and not isinstance(value, jax.core.Tracer)
     if not has_bits or jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return value
     return np.asarray(value)
 
 
-def _here(parameter: Any) -> Any:
-    """A parameter of an operation, for the mesh of the caller."""
+def _use_current_mesh(parameter: Any) -> Any:
+    """Return a parameter of an operation for the mesh of the caller."""
     if isinstance(parameter, NamedSharding) and isinstance(parameter.mesh, AbstractMesh):
         return NamedSharding(jax.sharding.get_abstract_mesh(), parameter.spec)
-    return _again(parameter) if holds_programs(parameter) else parameter
+    return _trace_all_again(parameter) if has_subprogram(parameter) else parameter
 
 
-def _again(value: Any) -> Any:
-    """A sub-program traced anew: shapes in programs know the mesh that they were traced over."""
+def _trace_all_again(value: Any) -> Any:
+    """Trace sub-programs again, since the shapes in programs have the mesh of their trace."""
     if isinstance(value, tuple):
-        again = [_again(v) for v in value]
+        again = [_trace_all_again(v) for v in value]
         return type(value)(*again) if hasattr(value, "_fields") else tuple(again)
-    closed = _traced_again(open_jaxpr(value), consts_of(value))
+    closed = _trace_again(open_jaxpr(value), get_consts(value))
     return closed if isinstance(value, ClosedJaxpr) else closed.jaxpr
 
 
-def _traced_again(jaxpr: Any, consts: Sequence[Any]) -> Any:
+def _trace_again(jaxpr: Any, consts: Sequence[Any]) -> Any:
     def same(*args: Any) -> list[Any]:
-        values = (*map(_without_mesh, consts), *args)
+        values = (*map(_remove_mesh, consts), *args)
         given = zip((*jaxpr.constvars, *jaxpr.invars), values, strict=True)
-        env: Environment[Any] = Environment(_literal, dict(given))
+        env: Environment[Any] = Environment(_get_literal, dict(given))
         return _evaluate(jaxpr.eqns, env, jaxpr.outvars)
 
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]

@@ -1,4 +1,4 @@
-"""Saying in a step which logical device of the replica computes a value."""
+"""Marks in a step that select the logical device of the replica that computes a value."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -16,45 +16,47 @@ from jaxdist._program.nnx.closures import find_closure_values
 from jaxdist._program.nnx.graph import split_objects
 from jaxdist.errors import ArgumentTypeError, ContextError
 
-# A tangent is marked as the value is. On the way back a mark says of what follows, up to the next
-# mark, what on the way there it says of what came before; so its transpose turns it round.
+# A tangent gets the mark of its value. A mark in the forward pass places the operations before it.
+# In the backward pass their transposes come after the cotangent of the marked value, so the
+# transpose of a mark has `backward=True`, and places the operations after it, up to the next mark.
 ASSIGN = Primitive("jaxdist_logical_device")
 
 
 def assigned(array: Any, device: int) -> jax.Array:
-    """`array`, marked to be computed on one logical device.
+    """Return `array` with a mark that places its computation on one logical device.
 
     Shapes:
-        As it is.
+        That of `array`.
     """
     marked: jax.Array = ASSIGN.bind(array, device=device, backward=False)
     return marked
 
 
-def _transposed(cotangent: Any, *_: Any, device: int, backward: bool) -> list[Any]:
+def _transpose(cotangent: Any, *_: Any, device: int, backward: bool) -> list[Any]:
     return [ASSIGN.bind(cotangent, device=device, backward=not backward)]
 
 
 ASSIGN.def_impl(lambda x, **_: x)
 ASSIGN.def_abstract_eval(lambda x, **_: x)
 mlir.register_lowering(ASSIGN, lambda _, x, **__: [x])
-ad.deflinear2(ASSIGN, _transposed)
+ad.deflinear2(ASSIGN, _transpose)
 batching.defvectorized(ASSIGN)
 
 
-# JAX gives the parts that its transformations make of a jitted function the function's name.
+# The device is part of the function's name, since JAX's transformations keep the name of a jitted
+# function for all functions that they derive from it (JVP, transpose, batched).
 _NAME = "jaxdist_on_logical_device_"
 _NAMED = re.compile(re.escape(_NAME) + r"(\d+)")
 
 
 def on_device(fn: Callable[..., Any], device: int) -> Callable[..., Any]:
-    """`fn`, to be computed on one logical device, and its derivatives with it.
+    """Return `fn` as a function that runs on one logical device, together with its derivatives.
 
-    Numbers and arrays among the arguments are traced, variables of NNX objects too, and what is
-    written to these is there afterwards; other leaves are part of the function.
+    Numbers and arrays among the arguments are traced, and so are variables of NNX objects. The
+    caller's NNX objects get the values that `fn` writes to them. Other leaves are static.
     """
 
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def call_on_device(*args: Any, **kwargs: Any) -> Any:
         leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=_is_nnx)
         traced = [i for i, leaf in enumerate(leaves) if _is_traced(leaf)]
         places = [i for i, leaf in enumerate(leaves) if _is_nnx(leaf)]
@@ -62,35 +64,37 @@ def on_device(fn: Callable[..., Any], device: int) -> Callable[..., Any]:
         shape, state = split_objects(nodes, tuple(f"argument {n}" for n in range(len(nodes))))
         written: list[int] = []
 
-        def placed(values: Sequence[Any], before: Sequence[Any]) -> Any:
+        def run_placed(values: Sequence[Any], before: Sequence[Any]) -> Any:
             own = list(leaves)
             own_nodes = shape.merge(before)
             for i, value in zip((*traced, *places), (*values, *own_nodes), strict=True):
                 own[i] = value
             own_args, own_kwargs = jax.tree.unflatten(treedef, own)
-            results = _checked(fn, _called(fn, own_args, own_kwargs))
+            results = _check_results(fn, _call(fn, own_args, own_kwargs))
+            # Return only variables that `fn` wrote: the others stay on all devices, and need no
+            # communication.
             after = shape.leaves_of(own_nodes)
             written[:] = [
                 i for i, (x, y) in enumerate(zip(before, after, strict=True)) if x is not y
             ]
             return results, [after[i] for i in written]
 
-        placed.__name__ = f"{_NAME}{device}"
-        results, news = jax.jit(placed)([jnp.asarray(leaves[i]) for i in traced], state)
+        run_placed.__name__ = f"{_NAME}{device}"
+        results, news = jax.jit(run_placed)([jnp.asarray(leaves[i]) for i in traced], state)
         if written:
             for i, new in zip(written, news, strict=True):
                 state[i] = new
             nnx.update(nodes, jax.tree.unflatten(shape.treedef, state))
         return results
 
-    return called
+    return call_on_device
 
 
 def _is_nnx(value: Any) -> bool:
     return isinstance(value, (nnx.Pytree, nnx.Variable))
 
 
-def _called(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     try:
         return fn(*args, **kwargs)
     except (TraceContextError, ValueError) as error:
@@ -113,7 +117,7 @@ def _is_traced(leaf: Any) -> bool:
     )
 
 
-def _checked(fn: Callable[..., Any], results: Any) -> Any:
+def _check_results(fn: Callable[..., Any], results: Any) -> Any:
     for path, leaf in jax.tree_util.tree_leaves_with_path(results):
         is_array = _is_traced(leaf) or isinstance(leaf, bool) or hasattr(leaf, "__jax_array__")
         if not is_array:
@@ -128,8 +132,8 @@ def _checked(fn: Callable[..., Any], results: Any) -> Any:
     return results
 
 
-def device_of(eqn: Any) -> int | None:
-    """The logical device that an operation was put on by `on_device`."""
+def get_device(eqn: Any) -> int | None:
+    """Return the logical device on which `on_device` placed an operation, or None."""
     if eqn.primitive.name not in ("jit", "pjit"):
         return None
     found = _NAMED.fullmatch(eqn.params["name"])

@@ -1,4 +1,4 @@
-"""The mark that says how a value lies over the logical devices of a replica."""
+"""The mark for the layout of a value over the logical devices of a replica."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,22 +10,22 @@ from jax.interpreters import ad, batching, mlir
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 
-# A primitive of ours, where JAX's sharding constraint has no names for parts of a mesh axis, and
-# because what a step marks is looked up in its trace.
+# A primitive of jaxdist, for two reasons: JAX's sharding constraint cannot name parts of a mesh
+# axis, and `MarkAnalysis` must find the marks of a step in its trace.
 LOGICAL_LAYOUT = Primitive("jaxdist_logical_layout")
 
-# In `parts`: what `jax.vmap` maps over is left to the partitioner.
+# In `parts`: the partitioner chooses the layout of a dim that `jax.vmap` maps over.
 OPEN = 0
 
 
 def laid_out(array: Any, parts: Sequence[int], layout: ReplicaMesh) -> jax.Array:
-    """`array`, cut over the logical devices into parts, a dim into each number of them.
+    """Return `array` with a mark that splits each dim into a number of parts.
 
-    The cotangent lies as the value does. A dim that does not divide is padded by the partitioner,
-    and cut again.
+    The cotangent gets the same layout. If a dim is not divisible by its parts, the partitioner pads
+    it and removes the padding afterwards.
 
     Shapes:
-        As it is.
+        That of `array`.
     """
     [axis] = layout.logical_axes
     shape = tuple(layout.mesh.shape.items())
@@ -33,11 +33,11 @@ def laid_out(array: Any, parts: Sequence[int], layout: ReplicaMesh) -> jax.Array
     return marked
 
 
-def _lowered(context: Any, value: Any, *, parts: Any, axis: str, mesh_shape: Any) -> list[Any]:
+def _lower(context: Any, value: Any, *, parts: Any, axis: str, mesh_shape: Any) -> list[Any]:
     return [_compat.constrain_tiles(context, value, parts, axis, mesh_shape)]
 
 
-def _batched(values: Sequence[Any], dims: Sequence[Any], *, parts: Any, **rest: Any) -> Any:
+def _batch(values: Sequence[Any], dims: Sequence[Any], *, parts: Any, **rest: Any) -> Any:
     [value], [dim] = values, dims
     marked = LOGICAL_LAYOUT.bind(value, parts=(*parts[:dim], OPEN, *parts[dim:]), **rest)
     return marked, dim
@@ -45,6 +45,6 @@ def _batched(values: Sequence[Any], dims: Sequence[Any], *, parts: Any, **rest: 
 
 LOGICAL_LAYOUT.def_impl(lambda x, **_: x)
 LOGICAL_LAYOUT.def_abstract_eval(lambda x, **_: x)
-mlir.register_lowering(LOGICAL_LAYOUT, _lowered)
+mlir.register_lowering(LOGICAL_LAYOUT, _lower)
 ad.deflinear2(LOGICAL_LAYOUT, lambda ct, _, **how: [LOGICAL_LAYOUT.bind(ct, **how)])
-batching.primitive_batchers[LOGICAL_LAYOUT] = _batched
+batching.primitive_batchers[LOGICAL_LAYOUT] = _batch

@@ -1,26 +1,26 @@
-"""Which values of a trace are marked with a layout over the logical devices."""
+"""Analysis of which values of a trace are marked with a layout over the logical devices."""
 
 from typing import Any, TypeAlias
 
 from jaxdist._program.jaxprs.control_flow import Scan
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
-from jaxdist._program.jaxprs.subprograms import inner_inputs
+from jaxdist._program.jaxprs.subprograms import get_input_variables
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
 
-# For each dim the number of parts; None is a value that is not marked.
+# The number of parts of each dim; None for a value that is not marked.
 Parts: TypeAlias = tuple[int, ...] | None
 
 
 def marks_of_results(program: Any) -> list[Parts]:
-    """The marks of the results of an open or closed program; of other values nothing is known.
+    """Return the marks of the results of an open or closed program.
 
-    A value keeps its mark where it comes out of a function or of a loop.
+    A value keeps its mark when a function or a loop returns it.
     """
-    return MarkAnalysis().run(program, [None] * len(inner_inputs(program)))
+    return MarkAnalysis().run(program, [None] * len(get_input_variables(program)))
 
 
 class MarkAnalysis(ForwardAnalysis[Parts]):
-    """The layouts over logical devices with which values are marked."""
+    """The analysis of the layouts over logical devices with which values are marked."""
 
     def literal(self, literal: Any) -> Parts:
         return None
@@ -43,11 +43,11 @@ class MarkAnalysis(ForwardAnalysis[Parts]):
     def scan(self, eqn: Any, inputs: list[Parts]) -> list[Parts]:
         loop = Scan.of(eqn)
         inside = marks_of_results(loop.program)
-        # After no iteration at all the carry is what came in.
+        # A scan without iterations returns its initial carry, not the marked one.
         state = [m if loop.length else None for m in inside[: loop.num_carry]]
         return [*state, *(None if m is None else (1, *m) for m in inside[loop.num_carry :])]
 
-    # A mark inside of one of these says nothing about how the result is laid out.
+    # A mark inside one of these does not determine the layout of the result.
     cond = operation
     while_loop = operation
     linear_solve = operation

@@ -1,4 +1,4 @@
-"""Running a function on one logical device of each replica."""
+"""Calls of functions that run on one logical device of each replica."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,32 +14,33 @@ Function = Callable[..., Sequence[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What one logical device computes.
+    """The function that one logical device computes.
 
-    What is `held` stays on the device: it is an array with a row for each logical device, of which
-    only that one has something in it.
+    A local array stays on its device. It has one row for each logical device, and only the row of
+    that device has values.
 
     Args:
         fn: A function of flat arrays.
         device: The logical device.
-        takes_held: For each operand, whether it is held.
-        gives_held: For each result, whether it is held.
+        takes_local: For each operand, whether it is local.
+        returns_local: For each result, whether it is local.
     """
 
     fn: Function
     device: int
-    takes_held: tuple[bool, ...]
-    gives_held: tuple[bool, ...]
+    takes_local: tuple[bool, ...]
+    returns_local: tuple[bool, ...]
 
-    def transposed(self, operands: Sequence[Any], cotangents: Sequence[Any]) -> "Part":
-        """What goes from operands, and cotangents of results, to cotangents of operands.
+    def transpose(self, operands: Sequence[Any], cotangents: Sequence[Any]) -> "Part":
+        """Return the part that computes the cotangents of the operands.
 
-        Only those of floats are operands and results of it.
+        Its operands are those of this part and the cotangents of float results. Its results are the
+        cotangents of float operands.
         """
-        floats, out_floats = of_floats(operands), of_floats(cotangents)
+        floats, out_floats = find_floats(operands), find_floats(cotangents)
         count = len(operands)
 
-        def pulled(*values: Any) -> Sequence[Any]:
+        def pull_back(*values: Any) -> Sequence[Any]:
             own, given = list(values[:count]), list(values[count:])
 
             def forward(*xs: Any) -> list[Any]:
@@ -54,24 +55,25 @@ class Part:
             return gradients
 
         return Part(
-            pulled,
+            pull_back,
             self.device,
-            (*self.takes_held, *(self.gives_held[i] for i in out_floats)),
-            tuple(self.takes_held[i] for i in floats),
+            (*self.takes_local, *(self.returns_local[i] for i in out_floats)),
+            tuple(self.takes_local[i] for i in floats),
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class PlacedCall:
-    """A call of several functions, each on a logical device, all at the same time.
+    """A call of several functions at the same time, each on its logical device.
 
-    The other devices get the results that are not held, the same bits.
+    The other devices get the results that are not local, bit by bit.
 
     Args:
-        parts: On different devices; their operands stand one after the other, and their results.
+        parts: The functions, on different devices. The call takes their operands concatenated,
+            and returns their results concatenated.
         axis: The mesh axis of logical devices.
-        widens: Whether results of 16 bits go to the others as 32: XLA's CPU backend aborts on
-            sums of 16 bits where only some mesh axes are manual.
+        widens: Whether results of 16 bits are sent as 32 bits: XLA's CPU backend aborts on sums of
+            16 bits if only some mesh axes are manual.
     """
 
     parts: tuple[Part, ...]
@@ -79,65 +81,71 @@ class PlacedCall:
     widens: bool
 
     def __call__(self, *operands: Any) -> list[Any]:
-        """Run it; gradients of the call are computed on the same devices."""
+        """Run the functions; gradients of the call are computed on the same devices."""
         call = jax.custom_vjp(self._forward)
-        call.defvjp(self._saving, self._backward)
+        call.defvjp(self._save, self._backward)
         return list(call(*operands))
 
     def _forward(self, *operands: Any) -> tuple[Any, ...]:
         return tuple(self._run(self.parts, operands))
 
-    def _saving(self, *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        # Operands and not residuals, which would have to be told to the other devices.
+    def _save(self, *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        # Save operands, not residuals: residuals would have to be sent to the other devices.
         return self._forward(*operands), operands
 
     def _backward(self, operands: tuple[Any, ...], cotangents: Any) -> tuple[Any, ...]:
-        given = _shares(operands, [len(p.takes_held) for p in self.parts])
-        back = _shares(cotangents, [len(p.gives_held) for p in self.parts])
+        given = _split(operands, [len(p.takes_local) for p in self.parts])
+        back = _split(cotangents, [len(p.returns_local) for p in self.parts])
         pairs = list(zip(self.parts, given, back, strict=True))
-        parts = [part.transposed(own, cts) for part, own, cts in pairs]
-        values = [[*own, *(cts[i] for i in of_floats(cts))] for _, own, cts in pairs]
+        parts = [part.transpose(own, cts) for part, own, cts in pairs]
+        values = [[*own, *(cts[i] for i in find_floats(cts))] for _, own, cts in pairs]
         made = iter(self._run(parts, [x for row in values for x in row]))
         gradients: list[Any] = []
         for own in given:
-            floats = of_floats(own)
+            floats = find_floats(own)
             gradients += [next(made) if i in floats else None for i in range(len(own))]
         return tuple(gradients)
 
     def _run(self, parts: Sequence[Part], operands: Sequence[Any]) -> list[Any]:
         whole, row = PartitionSpec(), PartitionSpec(self.axis)
-        takes_held = [held for p in parts for held in p.takes_held]
-        gives_held = [held for p in parts for held in p.gives_held]
+        takes_local = [is_local for p in parts for is_local in p.takes_local]
+        returns_local = [is_local for p in parts for is_local in p.returns_local]
 
         def on_each(*values: Any) -> list[Any]:
-            own = [x[0] if held else x for x, held in zip(values, takes_held, strict=True)]
-            shares = _shares(own, [len(p.takes_held) for p in parts])
-            coded = [_Coded(p.fn, xs, self.widens) for p, xs in zip(parts, shares, strict=True)]
+            own = [x[0] if is_local else x for x, is_local in zip(values, takes_local, strict=True)]
+            shares = _split(own, [len(p.takes_local) for p in parts])
+            coded = [
+                _EncodedFunction(p.fn, xs, self.widens) for p, xs in zip(parts, shares, strict=True)
+            ]
 
             def branch(chosen: int | None) -> list[Any]:
                 return [
                     x
                     for i, (part, xs) in enumerate(zip(coded, shares, strict=True))
-                    for x in (part.made(xs) if i == chosen else part.zeros())
+                    for x in (part.encode(xs) if i == chosen else part.zeros())
                 ]
 
+            # Branch 0 is for devices without a part; part i has branch i + 1.
             place = jax.lax.axis_index(self.axis)
             number = sum((i + 1) * (place == p.device) for i, p in enumerate(parts))
             choices: list[Any] = [lambda i=i: branch(i) for i in (None, *range(len(parts)))]
             made = jax.lax.switch(number, choices)
             shared = [
-                x if held else jax.lax.psum(x, self.axis)
-                for x, held in zip(made, gives_held, strict=True)
+                x if is_local else jax.lax.psum(x, self.axis)
+                for x, is_local in zip(made, returns_local, strict=True)
             ]
-            lengths = [len(p.gives_held) for p in parts]
-            rows = zip(coded, _shares(shared, lengths), strict=True)
-            results = [y for part, xs in rows for y in part.decoded(xs)]
-            return [y[None] if held else y for y, held in zip(results, gives_held, strict=True)]
+            lengths = [len(p.returns_local) for p in parts]
+            rows = zip(coded, _split(shared, lengths), strict=True)
+            results = [y for part, xs in rows for y in part.decode(xs)]
+            return [
+                y[None] if is_local else y
+                for y, is_local in zip(results, returns_local, strict=True)
+            ]
 
         mapped = jax.shard_map(
             on_each,
-            in_specs=tuple(row if held else whole for held in takes_held),
-            out_specs=[row if held else whole for held in gives_held],
+            in_specs=tuple(row if is_local else whole for is_local in takes_local),
+            out_specs=[row if is_local else whole for is_local in returns_local],
             axis_names={self.axis},
             check_vma=False,
         )
@@ -145,56 +153,56 @@ class PlacedCall:
         return results
 
 
-def of_floats(values: Sequence[Any]) -> list[int]:
-    """The numbers of those that have a derivative."""
+def find_floats(values: Sequence[Any]) -> list[int]:
+    """Return the positions of the values that have a derivative."""
     return [i for i, x in enumerate(values) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
 
-def _shares(values: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
-    """Values that stand one after the other, in lists of these lengths."""
+def _split(values: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
+    """Split concatenated values into lists of these lengths."""
     left = iter(values)
     return [[next(left) for _ in range(length)] for length in lengths]
 
 
-class _Coded:
-    """A function whose results are bits."""
+class _EncodedFunction:
+    """A function whose results are encoded as integers; see `_Bits`."""
 
     def __init__(self, fn: Function, operands: Sequence[Any], widens: bool) -> None:
         self._fn, self._widens = fn, widens
         self._impls: list[Any] = []
-        self._likes: list[Any] = jax.eval_shape(self._called, *operands)
-        self._empty: list[Any] = jax.eval_shape(lambda *xs: self.made(xs), *operands)
+        self._likes: list[Any] = jax.eval_shape(self._call, *operands)
+        self._empty: list[Any] = jax.eval_shape(lambda *xs: self.encode(xs), *operands)
 
-    def _called(self, *operands: Any) -> list[Any]:
+    def _call(self, *operands: Any) -> list[Any]:
         results = list(self._fn(*operands))
         self._impls = [jax.random.key_impl(y) if _is_key(y) else None for y in results]
         return results
 
-    def made(self, operands: Sequence[Any]) -> list[jax.Array]:
-        """What the device that computes it has."""
-        return [_coded(y, widens=self._widens) for y in self._called(*operands)]
+    def encode(self, operands: Sequence[Any]) -> list[jax.Array]:
+        """Return the encoded results, on the device that computes them."""
+        return [_encode(y, widens=self._widens) for y in self._call(*operands)]
 
     def zeros(self) -> list[jax.Array]:
-        """What the others have."""
+        """Return zeros in the shapes of the encoded results, for the other devices."""
         return [jnp.zeros(x.shape, x.dtype) for x in self._empty]
 
-    def decoded(self, coded: Sequence[Any]) -> list[jax.Array]:
-        """The results, from their bits."""
+    def decode(self, coded: Sequence[Any]) -> list[jax.Array]:
+        """Decode the results."""
         return [
-            _decoded(x, like, impl, widens=self._widens)
+            _decode(x, like, impl, widens=self._widens)
             for x, like, impl in zip(coded, self._likes, self._impls, strict=True)
         ]
 
 
-# A sum in which all but one are zero gives the one, and of its bits as integers to the bit (as
-# floats -0 would come out as 0).
+# The results are sent by an all-reduce in which all devices but one have zeros. On integers it
+# returns the bits of that one exactly; on floats, -0 + 0 would give 0.
 
 
 @dataclasses.dataclass(frozen=True)
 class _Bits:
-    """How arrays of one kind travel."""
+    """The dtypes in which arrays of one dtype are encoded."""
 
-    narrow: Any  # integers or floats of whole bytes that have all values
+    narrow: Any  # a dtype of whole bytes that has all values of the original dtype
     unsigned: Any
     wide: Any
 
@@ -218,7 +226,7 @@ class _Bits:
         return raw.astype(dtype)
 
 
-def _coded(value: Any, *, widens: bool) -> jax.Array:
+def _encode(value: Any, *, widens: bool) -> jax.Array:
     if _is_key(value):
         return jax.random.key_data(value)
     if jnp.issubdtype(value.dtype, jnp.complexfloating):
@@ -226,7 +234,7 @@ def _coded(value: Any, *, widens: bool) -> jax.Array:
     return _Bits.of(value.dtype, widens=widens).code(value)
 
 
-def _decoded(coded: Any, like: Any, impl: Any, *, widens: bool) -> jax.Array:
+def _decode(coded: Any, like: Any, impl: Any, *, widens: bool) -> jax.Array:
     if impl is not None:
         return jax.random.wrap_key_data(coded, impl=impl)
     if jnp.issubdtype(like.dtype, jnp.complexfloating):

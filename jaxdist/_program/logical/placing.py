@@ -1,10 +1,21 @@
-"""Which operations of a program run on which logical device, and in which groups.
+"""The placement of operations on logical devices, and their grouping into regions."""
 
-Operations are placed that produce a marked value and, backwards from there, those whose results
-go nowhere else. Gradients of a step are in the same program, and marked cotangents lead through
-them: what follows from one, and from no other, is placed as well, until a collective or another
-mark. So an operation and its transpose are placed alike.
-"""
+# Note [Placed work]
+#
+# `ASSIGN` marks a value that one logical device of each replica computes (logical_device.py).
+# jaxdist places the operation that produces the value on that device, together with all operations
+# whose results only placed operations use. Collectives and other marks end the search.
+#
+# The gradients of a step are in the same program. `ASSIGN` marks the cotangent of a marked value
+# too, with `backward=True`. All operations that follow from marked cotangents of one device are
+# placed there, until a collective or another mark. So an operation and its transpose run on the
+# same device.
+#
+# `_Placing` (this file) groups placed operations of one device into regions, and regions of
+# different devices that do not need each other into one step (`Together`). The fewer steps, the
+# fewer collectives: `Rewrite` (rewrite.py) evaluates each as one `PlacedCall` (placed_region.py).
+# That is a `shard_map` over the logical devices with a conditional on the device, and an all-reduce
+# that sends the results to the other devices.
 
 import dataclasses
 import math
@@ -17,12 +28,12 @@ from jax.extend.core import Literal
 from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
-from jaxdist._program.logical.logical_device import ASSIGN, device_of
+from jaxdist._program.logical.logical_device import ASSIGN, get_device
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
-from jaxdist._program.proof.replication import named_axes
+from jaxdist._program.proof.replication import get_named_axes
 from jaxdist.errors import ArgumentError
 
-# Not to be placed, whatever is in their operands.
+# Never placed, whatever their operands are: they concern all logical devices.
 _STAY = frozenset(
     {"sharding_constraint", "shard_map", "jaxdist_all_reduce", "jaxdist_assume_replicated"}
 )
@@ -31,42 +42,42 @@ _MIXED = -1
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """Operations that one logical device runs together."""
+    """Operations that one logical device runs as one function."""
 
     device: int
     eqns: tuple[Any, ...]
     invars: tuple[Any, ...]
     outvars: tuple[Any, ...]
     # For each result, whether only regions of the same device use it.
-    held: tuple[bool, ...]
-    # The mark, or the call, that asked for it.
+    is_local: tuple[bool, ...]
+    # The mark, or the call, that placed it.
     asked_by: Any
-    # What stands for the results of marks.
+    # Maps the result of each mark to the variable or literal that it marks.
     alias: dict[Any, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Together:
-    """Regions of different devices of which none needs another one."""
+    """Regions of different devices that run at the same time, since none needs another."""
 
     regions: tuple[Region, ...]
 
     @property
     def invars(self) -> list[Any]:
-        """What they read, one after the other."""
+        """The operands of all regions, concatenated."""
         return [v for r in self.regions for v in r.invars]
 
     @property
     def outvars(self) -> list[Any]:
-        """What they make, one after the other."""
+        """The results of all regions, concatenated."""
         return [v for r in self.regions for v in r.outvars]
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """A program as operations, and regions together, in an order in which they can run.
+    """A program as operations and `Together` steps, in an order in which they can run.
 
-    `alias` has what stands for the results of marks.
+    `alias` maps the result of each mark to the variable or literal that it marks.
     """
 
     steps: tuple[Any, ...]
@@ -79,29 +90,29 @@ class Schedule:
 
 
 def is_marked(eqn: Any) -> bool:
-    """Whether an operation is a mark of `assign`, or was put on a logical device."""
-    return eqn.primitive is ASSIGN or device_of(eqn) is not None
+    """Whether an operation is a mark of `assigned`, or was placed by `on_device`."""
+    return eqn.primitive is ASSIGN or get_device(eqn) is not None
 
 
-def obstacle(eqn: Any) -> Any | None:
-    """The operation, this one or one inside it, that cannot run on one logical device alone."""
+def find_obstacle(eqn: Any) -> Any | None:
+    """Return the operation, this or one inside it, that cannot run on one logical device alone."""
     stays = eqn.primitive.name in _STAY or eqn.primitive in (ASSIGN, LOGICAL_LAYOUT)
-    if stays or (eqn.primitive.name in known.COLLECTIVES and named_axes(eqn.params)):
+    if stays or (eqn.primitive.name in known.COLLECTIVES and get_named_axes(eqn.params)):
         return eqn
     for program in subprograms(eqn):
         for inner in open_jaxpr(program).eqns:
-            found = obstacle(inner)
+            found = find_obstacle(inner)
             if found is not None:
                 return found
     return eqn if eqn.effects else None
 
 
-def scheduled(jaxpr: Any, *, backward: bool = False) -> Schedule:
-    """Place the operations of an open jaxpr.
+def make_schedule(jaxpr: Any, *, backward: bool = False) -> Schedule:
+    """Place the operations of an open jaxpr; see Note [Placed work].
 
     Args:
-        jaxpr: The program; what is inside its operations is placed for itself.
-        backward: Whether the whole of it belongs to a gradient.
+        jaxpr: The program; programs inside its operations are placed separately.
+        backward: Whether the whole program belongs to a gradient.
     """
     placing = _Placing(jaxpr, backward)
     return placing.schedule()
@@ -114,9 +125,9 @@ class _Placing:
         self.eqns = list(jaxpr.eqns)
         self.users: dict[Any, list[int]] = defaultdict(list)
         for i, eqn in enumerate(self.eqns):
-            for v in _variables(eqn.invars):
+            for v in _iterate_variables(eqn.invars):
                 self.users[v].append(i)
-        self.results = set(_variables(jaxpr.outvars))
+        self.results = set(_iterate_variables(jaxpr.outvars))
         self.device: dict[int, int] = {}
         self.asked_by: dict[int, Any] = {}
 
@@ -129,18 +140,18 @@ class _Placing:
             if eqn.primitive is ASSIGN:
                 [given], [marked] = eqn.invars, eqn.outvars
                 alias[marked] = given if isinstance(given, Literal) else alias.get(given, given)
-        return Schedule(tuple(self._grouped(alias)), alias)
+        return Schedule(tuple(self._group(alias)), alias)
 
-    # Which operation runs where.
+    # The device of each operation
 
     def _place_named(self) -> None:
         for i, eqn in enumerate(self.eqns):
-            device = device_of(eqn)
+            device = get_device(eqn)
             if device is not None and any(open_jaxpr(p).eqns for p in subprograms(eqn)):
                 self.device[i] = device
 
     def _place_cotangents(self) -> None:
-        """Forwards from marked cotangents, while they are of one device."""
+        """Place the operations that follow from marked cotangents of one device."""
         label: dict[Any, int] = {}
         marked: dict[int, Any] = {}
         for i, eqn in enumerate(self.eqns):
@@ -149,10 +160,12 @@ class _Placing:
                     label[eqn.outvars[0]] = eqn.params["device"]
                     marked.setdefault(eqn.params["device"], eqn)
                 continue
-            found = {label[v] for v in _variables(eqn.invars) if v in label}
+            # Only operations of the gradient: an optimizer's update reads the cotangents too, and
+            # must not be placed.
+            found = {label[v] for v in _iterate_variables(eqn.invars) if v in label}
             if not found or i in self.device or not (self.backward or _compat.is_transposed(eqn)):
                 continue
-            alone = len(found) == 1 and _MIXED not in found and obstacle(eqn) is None
+            alone = len(found) == 1 and _MIXED not in found and find_obstacle(eqn) is None
             device = found.pop() if alone else _MIXED
             label.update(dict.fromkeys(eqn.outvars, device))
             if alone:
@@ -160,36 +173,36 @@ class _Placing:
                 self.asked_by[i] = marked[device]
 
     def _place_backwards(self) -> None:
-        """Backwards from marked values, and from what is placed already."""
+        """Place the operations that only marked values, or placed operations, depend on."""
         for i in reversed(range(len(self.eqns))):
             eqn = self.eqns[i]
             if i in self.device or eqn.primitive is ASSIGN:
                 continue
-            marks = [m for v in eqn.outvars for m in self._marks_on(v)]
+            marks = [m for v in eqn.outvars for m in self._find_marks_on(v)]
             if marks:
-                device, mark = _the_device(marks), marks[0]
+                device, mark = _get_device_of_marks(marks), marks[0]
             else:
-                found = self._device_of_all_users(eqn)
+                found = self._find_device_of_users(eqn)
                 if found is None:
                     continue
                 device, mark = found
-            if obstacle(eqn) is None:
+            if find_obstacle(eqn) is None:
                 self.device[i], self.asked_by[i] = device, mark
 
-    def _marks_on(self, variable: Any) -> list[Any]:
-        """The marks that put what makes a value on a device, those on marked values too."""
+    def _find_marks_on(self, variable: Any) -> list[Any]:
+        """Return the marks on a value, and the marks on these marked values."""
         found: list[Any] = []
         for user in self.users[variable]:
             eqn = self.eqns[user]
             if eqn.primitive is ASSIGN and not eqn.params["backward"]:
-                found += [eqn, *self._marks_on(eqn.outvars[0])]
+                found += [eqn, *self._find_marks_on(eqn.outvars[0])]
         return found
 
-    def _device_of_all_users(self, eqn: Any) -> tuple[int, Any] | None:
+    def _find_device_of_users(self, eqn: Any) -> tuple[int, Any] | None:
         if any(v in self.results for v in eqn.outvars):
             return None
         users = {u for v in eqn.outvars for u in self.users[v]}
-        named = any(device_of(self.eqns[u]) is not None for u in users)
+        named = any(get_device(self.eqns[u]) is not None for u in users)
         devices = {self.device.get(u) for u in users}
         if named or len(devices) != 1 or None in devices:
             return None
@@ -197,11 +210,11 @@ class _Placing:
         [device] = (d for d in devices if d is not None)
         return device, self.asked_by[first]
 
-    # Operations of one device that nothing else stands between run together.
+    # The regions: operations of one device with no other operation between them
 
-    def _grouped(self, alias: dict[Any, Any]) -> list[Any]:
+    def _group(self, alias: dict[Any, Any]) -> list[Any]:
         order = [i for i, e in enumerate(self.eqns) if e.primitive is not ASSIGN]
-        depth = self._depths(order, alias)
+        depth = self._find_depths(order, alias)
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
         steps: list[tuple[int, int, Any]] = []
         for i in order:
@@ -209,27 +222,29 @@ class _Placing:
                 groups[self.device[i], depth[i]].append(i)
             else:
                 steps.append((depth[i], i, self.eqns[i]))
-        used = self._used_by(order, alias)
+        used = self._find_users(order, alias)
         levels: dict[int, list[tuple[int, Region]]] = defaultdict(list)
         for (device, level), members in groups.items():
-            levels[level].append((members[0], self._region(device, members, alias, used)))
+            levels[level].append((members[0], self._make_region(device, members, alias, used)))
         for level, regions in levels.items():
             first = min(number for number, _ in regions)
             together = sorted((r for _, r in regions), key=lambda r: r.device)
             steps.append((level, first, Together(tuple(together))))
         return [step for _, _, step in sorted(steps, key=lambda s: s[:2])]
 
-    def _depths(self, order: Sequence[int], alias: dict[Any, Any]) -> dict[int, int]:
-        """How often the way to an operation goes from one device to another, or to all of them.
+    def _find_depths(self, order: Sequence[int], alias: dict[Any, Any]) -> dict[int, int]:
+        """Return for each operation the largest number of changes of device on a path to it.
 
-        Two operations of one device and one depth have nothing of other devices between them.
+        Two operations with the same device and depth have no operation of other devices between
+        them, so they can be in one region.
         """
         before: dict[int, set[int]] = {}
         made_by: dict[Any, int] = {}
         with_effects: int | None = None
         for i in order:
             eqn = self.eqns[i]
-            needs = {made_by[v] for v in self._read(eqn, alias) if v in made_by}
+            needs = {made_by[v] for v in self._list_operands(eqn, alias) if v in made_by}
+            # Operations with effects keep their order.
             if eqn.effects:
                 needs |= set() if with_effects is None else {with_effects}
                 with_effects = i
@@ -239,18 +254,20 @@ class _Placing:
         depth: dict[int, int] = {}
         for i in order:
             depth[i] = max((depth[j] + (where(j) != where(i)) for j in before[i]), default=0)
-        latest = self._latest(order, before, depth)
+        # An operation may wait for later ones of its device. Delaying it gives fewer, larger
+        # regions.
+        latest = self._find_latest_depths(order, before, depth)
         for device in set(self.device.values()):
             members = [i for i in order if where(i) == device]
-            levels = _fewest_levels([(depth[i], latest[i]) for i in members])
+            levels = _find_fewest_levels([(depth[i], latest[i]) for i in members])
             for i in members:
                 depth[i] = next(level for level in levels if level >= depth[i])
         return depth
 
-    def _latest(
+    def _find_latest_depths(
         self, order: Sequence[int], before: dict[int, set[int]], depth: dict[int, int]
     ) -> dict[int, float]:
-        """Up to which depth an operation can wait for others of its device."""
+        """Return for each operation the largest depth at which it does not delay another device."""
         latest: dict[int, float] = dict.fromkeys(order, math.inf)
         for i in reversed(order):
             for j in before[i]:
@@ -258,19 +275,19 @@ class _Placing:
                 latest[j] = min(latest[j], latest[i] if together else depth[i] - 1)
         return latest
 
-    def _read(self, eqn: Any, alias: dict[Any, Any]) -> list[Any]:
-        return list(_variables(alias.get(v, v) for v in _variables(eqn.invars)))
+    def _list_operands(self, eqn: Any, alias: dict[Any, Any]) -> list[Any]:
+        return list(_iterate_variables(alias.get(v, v) for v in _iterate_variables(eqn.invars)))
 
-    def _used_by(self, order: Sequence[int], alias: dict[Any, Any]) -> dict[Any, set[int]]:
+    def _find_users(self, order: Sequence[int], alias: dict[Any, Any]) -> dict[Any, set[int]]:
         used: dict[Any, set[int]] = defaultdict(set)
         for i in order:
-            for v in self._read(self.eqns[i], alias):
+            for v in self._list_operands(self.eqns[i], alias):
                 used[v].add(i)
-        for v in _variables(alias.get(v, v) for v in self.results):
+        for v in _iterate_variables(alias.get(v, v) for v in self.results):
             used[v].add(-1)
         return used
 
-    def _region(
+    def _make_region(
         self,
         device: int,
         members: list[int],
@@ -281,23 +298,29 @@ class _Placing:
         eqns = tuple(self.eqns[i] for i in members)
         made = [v for e in eqns for v in e.outvars]
         own = set(made)
-        reads = (v for e in eqns for v in self._read(e, alias) if v not in own)
+        reads = (v for e in eqns for v in self._list_operands(e, alias) if v not in own)
         outvars = tuple(v for v in made if used[v] - inside)
-        held = tuple(all(self.device.get(u) == device for u in used[v] - inside) for v in outvars)
+        is_local = tuple(
+            all(self.device.get(u) == device for u in used[v] - inside) for v in outvars
+        )
         asked_by = next((self.asked_by[i] for i in members if i in self.asked_by), eqns[0])
         return Region(
             device,
             eqns,
             tuple(dict.fromkeys(reads)),
             outvars,
-            held,
+            is_local,
             asked_by,
             alias,
         )
 
 
-def _the_device(marks: Sequence[Any]) -> int:
-    """The device that all marks on a value say."""
+def _get_device_of_marks(marks: Sequence[Any]) -> int:
+    """Return the device of all marks on a value.
+
+    Raises:
+        ArgumentError: The marks are of different devices.
+    """
     first: int = marks[0].params["device"]
     for mark in marks:
         if mark.params["device"] != first:
@@ -313,8 +336,9 @@ def _the_device(marks: Sequence[Any]) -> int:
     return first
 
 
-def _fewest_levels(ranges: Sequence[tuple[int, float]]) -> list[int]:
-    """The fewest numbers of which at least one is in each range."""
+def _find_fewest_levels(ranges: Sequence[tuple[int, float]]) -> list[int]:
+    """Return the fewest numbers such that each range contains at least one of them."""
+    # Greedy by the ends of the ranges, which is optimal.
     levels: list[int] = []
     for first, last in sorted(ranges, key=lambda r: r[1]):
         if not levels or levels[-1] < first:
@@ -323,5 +347,5 @@ def _fewest_levels(ranges: Sequence[tuple[int, float]]) -> list[int]:
     return levels
 
 
-def _variables(atoms: Any) -> Any:
+def _iterate_variables(atoms: Any) -> Any:
     return (a for a in atoms if not isinstance(a, Literal))

@@ -1,12 +1,13 @@
-"""Replaying a trace with what XLA cannot run, or would get wrong, put in other words.
+"""Evaluation of a trace in which operations that XLA cannot run, or runs wrongly, are replaced.
 
-Everywhere on CPU and GPU: the collectives for `pmax` and `pmin` lose nan there, so they compare
-integers in the order of the floats.
+On CPU and GPU, XLA's collectives for `pmax` and `pmin` lose nan. The rewrite compares integers in
+the order of the floats instead.
 
-Where only some mesh axes are manual, three things cannot run: XLA's CPU backend aborts the process
-on reductions of bf16 (no compile option of ours reaches a program that is traced inside a user's
-own jit), JAX refuses callbacks, and XLA branches that end in different layouts. What a step placed
-on one logical device gets its conditional here.
+If only some mesh axes are manual, three more things cannot run. XLA's CPU backend aborts the
+process on reductions of bf16 (jaxdist cannot set a compile option for that, since the user's own
+jit may compile the program). JAX rejects callbacks. XLA rejects branches that end in different
+layouts. The rewrite also evaluates the operations that a step places on one logical device; see
+Note [Placed work].
 """
 
 import dataclasses
@@ -19,19 +20,19 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
 from jaxdist import _compat
-from jaxdist._program.jaxprs.extremes import EXTREMES, extreme_by_order
-from jaxdist._program.jaxprs.interpreter import Environment, value_of_literal
+from jaxdist._program.jaxprs.extremes import EXTREMES, compute_extreme_on_integers
+from jaxdist._program.jaxprs.interpreter import Environment, get_literal_value
 from jaxdist._program.jaxprs.subprograms import (
-    consts_of,
     contains,
-    holds_programs,
+    get_consts,
+    has_subprogram,
     open_jaxpr,
     subprograms,
 )
 from jaxdist._program.logical.in_region import InRegion
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
 from jaxdist._program.logical.placed_region import Part, PlacedCall
-from jaxdist._program.logical.placing import Together, is_marked, scheduled
+from jaxdist._program.logical.placing import Together, is_marked, make_schedule
 
 _REDUCTIONS = frozenset(
     {"psum", "pmax", "pmin", "reduce_scatter", "psum_scatter", "psum_invariant"}
@@ -42,10 +43,10 @@ _CONSTRAINTS = (LOGICAL_LAYOUT.name, "sharding_constraint")
 
 @dataclasses.dataclass(frozen=True)
 class Rewrite:
-    """Rewrites for programs in which `automatic` axes are left to GSPMD.
+    """The rewrite of programs in which GSPMD partitions the `automatic` axes.
 
-    If `keeps_nan`, maxima and minima over replicas are of integers. If there are automatic axes:
-    reductions of bf16 are done in f32, if `widens`; a pure callback runs once on each logical
+    If `keeps_nan`, maxima and minima over replicas are computed on integers. If there are automatic
+    axes: reductions of bf16 run in f32, if `widens`; a pure callback runs once on each logical
     device, on the whole value; branches do not end in a layout; operations that are placed on one
     logical device run there.
     """
@@ -55,11 +56,11 @@ class Rewrite:
     keeps_nan: bool = False
 
     def applies_to(self, jaxpr: Any) -> bool:
-        """Whether anything in `jaxpr` has to be rewritten."""
+        """Whether an operation of `jaxpr` must be rewritten."""
         return any(
             self._is_extreme(e)
             or (bool(self.automatic) and self._is_for_automatic(e))
-            or any(self.applies_to(s) for s in _inner(e))
+            or any(self.applies_to(s) for s in _list_subprograms(e))
             for e in open_jaxpr(jaxpr).eqns
         )
 
@@ -79,69 +80,81 @@ class Rewrite:
         *,
         backward: bool = False,
     ) -> list[Any]:
-        """Evaluate `jaxpr`, rewritten; `backward` is one that belongs to a gradient."""
-        plan = scheduled(jaxpr, backward=backward)
+        """Evaluate `jaxpr`, rewritten.
+
+        Args:
+            jaxpr: An open program.
+            args: Its inputs.
+            consts: Its constants.
+            backward: Whether the whole program belongs to a gradient.
+        """
+        plan = make_schedule(jaxpr, backward=backward)
         given = zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True)
-        env: Environment[Any] = Environment(value_of_literal, dict(given), plan.alias)
-        held: set[Any] = set()
+        env: Environment[Any] = Environment(get_literal_value, dict(given), plan.alias)
+        local: set[Any] = set()
         for step in plan.steps:
             operands = env.read_all(step.invars)
             if isinstance(step, Together):
-                results = self._together(step, operands, held)
+                results = self._call_together(step, operands, local)
             else:
-                results = self._equation(step, operands, backward or _compat.is_transposed(step))
+                results = self._rewrite_equation(
+                    step, operands, backward or _compat.is_transposed(step)
+                )
             env.write(step.outvars, results)
         return env.read_all(jaxpr.outvars)
 
-    def _together(self, step: Together, operands: list[Any], held: set[Any]) -> list[Any]:
+    def _call_together(self, step: Together, operands: list[Any], local: set[Any]) -> list[Any]:
         [axis] = self.automatic
         parts = tuple(
-            Part(InRegion(r), r.device, tuple(v in held for v in r.invars), r.held)
+            Part(InRegion(r), r.device, tuple(v in local for v in r.invars), r.is_local)
             for r in step.regions
         )
         for region in step.regions:
-            pairs = zip(region.outvars, region.held, strict=True)
-            held.update(v for v, stays in pairs if stays)
+            pairs = zip(region.outvars, region.is_local, strict=True)
+            local.update(v for v, stays in pairs if stays)
         with _compat.use_source_of(step.regions[0].asked_by):
             return PlacedCall(parts, axis, self.widens)(*operands)
 
-    def _equation(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
+    def _rewrite_equation(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
         if self._is_extreme(eqn):
-            return extreme_by_order(
+            return compute_extreme_on_integers(
                 eqn.primitive.name, operands, lambda x: _bind(eqn, x, eqn.params)
             )
         if not self.automatic:
-            return self._with_inner(eqn, operands, backward)
+            return self._bind_with_inner(eqn, operands, backward)
         if self._is_narrow(eqn):
             results = _bind(eqn, [_widen(x) for x in operands], eqn.params)
             return [r.astype(v.aval.dtype) for r, v in zip(results, eqn.outvars, strict=True)]
         if eqn.primitive.name == "pure_callback":
-            return self._callback(eqn, operands)
+            return self._call_callback(eqn, operands)
         if _has_constrained_branches(eqn):
-            # At both ends, since the gradient of a branch ends where the branch begins.
+            # A barrier after the layout, so that the branch does not end in it. Also before it,
+            # since the gradient of a branch ends at the beginning of the branch.
             barrier = jax.lax.optimization_barrier
             branches = [
-                self._traced_again(b.jaxpr, b.consts, backward, barrier)
+                self._trace_again(b.jaxpr, b.consts, backward, barrier)
                 for b in eqn.params["branches"]
             ]
             return _bind(eqn, operands, {**eqn.params, "branches": tuple(branches)})
-        return self._with_inner(eqn, operands, backward)
+        return self._bind_with_inner(eqn, operands, backward)
 
-    def _with_inner(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
-        """An operation, with the programs inside it rewritten."""
-        if not any(self.applies_to(s) for s in _inner(eqn)):
+    def _bind_with_inner(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
+        """Bind an operation, with the programs inside it rewritten."""
+        if not any(self.applies_to(s) for s in _list_subprograms(eqn)):
             return _bind(eqn, operands, eqn.params)
         if eqn.primitive.name in _INLINED:
-            inner = next(iter(_inner(eqn)))
+            inner = next(iter(_list_subprograms(eqn)))
             program = open_jaxpr(inner)
-            return self.call(program, operands, consts_of(inner), backward=backward)
+            return self.call(program, operands, get_consts(inner), backward=backward)
         params = {
-            k: self._again(v, backward) if holds_programs(v) else v for k, v in eqn.params.items()
+            k: self._trace_all_again(v, backward) if has_subprogram(v) else v
+            for k, v in eqn.params.items()
         }
-        # A caller may differentiate the whole: the rules of the user's own derivatives stay.
-        return _bind(eqn, operands, _compat.rewrite_derivatives(params, self._traced_again))
+        # A caller may differentiate the result, so keep the user's own derivative rules.
+        return _bind(eqn, operands, _compat.rewrite_derivatives(params, self._trace_again))
 
-    def _callback(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def _call_callback(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        # Under a `shard_map` over the automatic axes all axes are manual, which JAX accepts.
         def whole(*values: Any) -> list[Any]:
             return _bind(eqn, list(values), eqn.params)
 
@@ -155,15 +168,15 @@ class Rewrite:
         results: list[Any] = mapped(*operands)
         return results
 
-    def _again(self, value: Any, backward: bool) -> Any:
-        """A sub-program, traced anew."""
+    def _trace_all_again(self, value: Any, backward: bool) -> Any:
+        """Trace sub-programs again, rewritten."""
         if isinstance(value, tuple):
-            again = [self._again(v, backward) for v in value]
+            again = [self._trace_all_again(v, backward) for v in value]
             return type(value)(*again) if hasattr(value, "_fields") else tuple(again)
-        closed = self._traced_again(open_jaxpr(value), consts_of(value), backward)
+        closed = self._trace_again(open_jaxpr(value), get_consts(value), backward)
         return closed if isinstance(value, ClosedJaxpr) else closed.jaxpr
 
-    def _traced_again(
+    def _trace_again(
         self,
         jaxpr: Any,
         consts: Sequence[Any],
@@ -198,7 +211,7 @@ def _bind(eqn: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
 
 
 def _has_constrained_branches(eqn: Any) -> bool:
-    """Whether a conditional has a branch that may end in a layout, which XLA compares."""
+    """Whether a conditional has a branch that may end in a layout; XLA compares these layouts."""
     return eqn.primitive.name == "cond" and any(
         contains(branch, name) for branch in eqn.params["branches"] for name in _CONSTRAINTS
     )
@@ -208,6 +221,7 @@ def _widen(x: Any) -> Any:
     return x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x
 
 
-def _inner(eqn: Any) -> list[Any]:
-    """Sub-programs to look into; a `shard_map` of the user's makes the automatic axes manual."""
+def _list_subprograms(eqn: Any) -> list[Any]:
+    """Return the sub-programs that may need a rewrite."""
+    # A `shard_map` of the user makes the automatic axes manual, so nothing inside needs one.
     return [] if eqn.primitive.name == "shard_map" else subprograms(eqn)

@@ -1,4 +1,4 @@
-"""The rule of SPMD partitioning: a step says of each input how it lies over the logical devices."""
+"""The check of SPMD partitioning: a step must split or replicate each input before using it."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -23,20 +23,21 @@ def check_inputs(
     layout: ReplicaMesh,
     read_only: int,
 ) -> None:
-    """Refuse an input that is used and is neither split nor replicated.
+    """Check that the step splits or replicates each input that it uses.
 
-    Exempt are scalars, arrays that lie split already, and what is no input to TensorFlow:
-    variables, the state of NNX objects, and what the step closes over.
+    Exempt are scalars, arrays that are already split, and values that are no inputs in TensorFlow:
+    variables, the state of NNX objects, and arrays that the step closes over.
 
     Args:
-        signature: Of the step.
+        signature: The signature of the step.
         traced: The step.
-        names: Of all inputs.
-        layout: Of the strategy.
-        read_only: How many variables stand at the end of the inputs.
+        names: The names of all inputs.
+        layout: The layout of the strategy.
+        read_only: The number of variables at the end of the inputs.
 
     Raises:
-        ArgumentError: Names the inputs, and the line of the first use of each.
+        ArgumentError: An input is neither split nor replicated. The error names all such inputs,
+            with the line of the first use of each.
     """
     last = len(signature.inputs) - read_only
     wanted: dict[Any, int] = {}
@@ -46,10 +47,10 @@ def check_inputs(
         if not _is_settled(signature.inputs[operand], layout):
             wanted[var] = int(operand)
     found: dict[int, str] = {}
-    for number, eqn in _uses(traced.jaxpr, wanted):
+    for number, eqn in _find_uses(traced.jaxpr, wanted):
         found.setdefault(number, _compat.find_source(eqn))
     if found:
-        raise ArgumentError(_message(found, names, layout))
+        raise ArgumentError(_explain(found, names, layout))
 
 
 def _is_settled(slot: InSlot, layout: ReplicaMesh) -> bool:
@@ -59,19 +60,20 @@ def _is_settled(slot: InSlot, layout: ReplicaMesh) -> bool:
     return any(a is not None and a not in layout.replica_axes for a in axes)
 
 
-def _uses(program: Any, wanted: dict[Any, int]) -> Iterator[tuple[int, Any]]:
-    """Operations, other than marks, on inputs: the number of the input, and the operation."""
+def _find_uses(program: Any, wanted: dict[Any, int]) -> Iterator[tuple[int, Any]]:
+    """Return the uses of inputs by operations other than marks: (number of the input, equation)."""
     if not wanted:
         return
     for eqn in open_jaxpr(program).eqns:
         numbers = [None if isinstance(v, Literal) else wanted.get(v) for v in eqn.invars]
         if eqn.primitive is LOGICAL_LAYOUT or all(n is None for n in numbers):
             continue
-        inner = list(_inside(eqn, numbers))
+        # Passing an input to a function is no use: the function may begin with the mark.
+        inner = list(_find_calls(eqn, numbers))
         if not inner:
             yield from ((n, eqn) for n in numbers if n is not None)
         for call in inner:
-            yield from _uses(call.program, call.wanted())
+            yield from _find_uses(call.program, call.select_wanted())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,13 +83,13 @@ class _Call:
     program: Any
     numbers: list[int | None]
 
-    def wanted(self) -> dict[Any, int]:
+    def select_wanted(self) -> dict[Any, int]:
         invars = open_jaxpr(self.program).invars
         pairs = zip(invars, self.numbers, strict=True)
         return {v: n for v, n in pairs if n is not None}
 
 
-def _inside(eqn: Any, numbers: list[int | None]) -> Iterator[_Call]:
+def _find_calls(eqn: Any, numbers: list[int | None]) -> Iterator[_Call]:
     name, params = eqn.primitive.name, eqn.params
     if name in known.CALLS and known.CALLS[name] in params:
         yield _Call(params[known.CALLS[name]], numbers)
@@ -103,7 +105,7 @@ def _inside(eqn: Any, numbers: list[int | None]) -> Iterator[_Call]:
         yield _Call(params["body_jaxpr"], numbers[cond : cond + body] + state)
 
 
-def _message(found: dict[int, str], names: Sequence[str], layout: ReplicaMesh) -> str:
+def _explain(found: dict[int, str], names: Sequence[str], layout: ReplicaMesh) -> str:
     listed = [f"{names[n]}, used at {line}" for n, line in list(found.items())[:10]]
     more = f"\nand {len(found) - 10} more" if len(found) > 10 else ""
     return (

@@ -1,1 +1,1 @@
-"""The second executor: one thread for each replica, one operation after the other."""
+"""The executor of `run_eagerly`: one thread for each replica, one operation after the other."""

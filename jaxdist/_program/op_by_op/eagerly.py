@@ -1,4 +1,4 @@
-"""Whether steps run op by op instead of compiled."""
+"""The setting `run_eagerly`: whether steps run op by op instead of compiled."""
 
 import logging
 from typing import Any
@@ -7,12 +7,13 @@ from jaxdist._validate import show
 from jaxdist.errors import ArgumentTypeError
 
 _LOG = logging.getLogger("jaxdist")
-# Empty while steps are compiled: `Strategy.run` asks at every step.
+# Empty while steps are compiled. A list, since `Strategy.run` reads it at every step, and the truth
+# of a list is its cheapest test that another module can change.
 EAGERLY: list[bool] = []
 
 
-class Restores:
-    """What `run_eagerly` returns: as a context manager it brings the former setting back."""
+class RestoreOnExit:
+    """The result of `run_eagerly`: a context manager that restores the previous setting."""
 
     def __init__(self, before: bool) -> None:
         self._before = before
@@ -24,31 +25,30 @@ class Restores:
         _set(self._before)
 
 
-def run_eagerly(enabled: bool = True) -> Restores:
-    """Run steps op by op, one thread for each replica, to look into them.
+def run_eagerly(enabled: bool = True) -> RestoreOnExit:
+    """Run steps op by op, with one thread for each replica, for debugging.
 
     `print` shows values, `breakpoint()` stops in the replica that reaches it, Python code sees
-    numbers, and an exception has a note with the replica's number. Results are those of the
-    compiled program up to rounding; which of them are equal is decided by the branches that are
-    taken. Replicas take turns, the first one first: each runs until a collective, where all meet.
-    Python code runs once for each replica; a merge function runs once for all of them, and is
-    traced (where its arguments have other shapes, or other Python values, on some replicas, each
-    calls its own). The setting is for the whole process; `jax.disable_jit()` does the same for a
-    block in one thread.
+    numbers, and an exception has a note with the number of the replica. The results equal those of
+    the compiled program up to rounding. Only the branches that the step takes decide which results
+    are equal on all replicas. One replica runs at a time, replica 0 first: each runs until a
+    collective, where all replicas meet. Python code runs once for each replica. A merge function is
+    traced and runs once for all replicas; if its arguments have different shapes or different
+    Python values on some replicas, each replica calls its own. The setting applies to the whole
+    process; `jax.disable_jit()` does the same for a block in one thread.
 
     Steps that are called inside a function that JAX traces (`jax.jit`, `multi_step`) stay
-    compiled, and nothing is donated. On CPU all replicas compute on the first device.
+    compiled. Nothing is donated. On CPU all replicas compute on the first device.
 
     Cost:
-        Every operation is dispatched by itself: milliseconds for a step that takes microseconds
-        compiled, and seconds for the first one, in which each operation is compiled.
+        JAX dispatches every operation by itself: milliseconds for a step that takes microseconds
+        when compiled, and seconds for the first step, in which JAX compiles each operation.
 
     Args:
         enabled: Whether to run eagerly from now on.
 
     Returns:
-        Something that can be used in a `with` statement, at the end of which the setting is as it
-        was before.
+        A context manager that restores the previous setting at its end.
 
     Raises:
         ArgumentTypeError: `enabled` is not a boolean.
@@ -75,7 +75,7 @@ def run_eagerly(enabled: bool = True) -> Restores:
         )
     before = bool(EAGERLY)
     _set(enabled)
-    return Restores(before)
+    return RestoreOnExit(before)
 
 
 def steps_run_eagerly() -> bool:
@@ -94,4 +94,5 @@ def steps_run_eagerly() -> bool:
 def _set(enabled: bool) -> None:
     if enabled and not EAGERLY:
         _LOG.info("steps run op by op from now on; nothing that they are given is donated")
+    # In place: other modules have imported the list itself.
     EAGERLY[:] = [True] if enabled else []

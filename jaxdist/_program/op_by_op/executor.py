@@ -1,4 +1,15 @@
-"""The second executor: one thread for each replica, one operation after the other."""
+"""The executor of steps that run op by op, without compiling them."""
+
+# Note [Op by op]
+#
+# `OpByOpStep` runs a step without `jit`. Each replica has a thread (thread_scheduler.py), in which
+# the Python function runs under a trace of JAX that evaluates every operation immediately
+# (replica_ops.py). One thread runs at a time. It waits at a collective until all others have
+# arrived, and `Rendezvous` then computes the collective for all of them.
+#
+# Each replica also records its operations on a `Tape`, which looks like an open jaxpr. So the
+# proofs for compiled steps (which results are equal, which are pieces) apply here too, on the
+# branches that the replica took.
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -12,7 +23,7 @@ from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.nnx.graph_rules import Combination, combine_all
 from jaxdist._program.op_by_op.rendezvous import Rendezvous
-from jaxdist._program.op_by_op.replica import Replica, Taped
+from jaxdist._program.op_by_op.replica import Replica, TapeTrace
 from jaxdist._program.op_by_op.tape import same_bits
 from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
 from jaxdist._program.proof.pieces import check_results
@@ -24,7 +35,7 @@ from jaxdist._program.state.state import check_functional_state, find_combinatio
 from jaxdist._program.trace.sharded import join_pieces, pieces_of
 from jaxdist._program.trace.trace import Signature, replica_axes_of
 from jaxdist._program.uneven.joined import Groups
-from jaxdist._program.uneven.uneven import check_ranks, joined_template, signature_of
+from jaxdist._program.uneven.uneven import check_ranks, get_signature_of_replica, join_templates
 from jaxdist._program.variables.lift import check_equal
 from jaxdist._values import (
     Kind,
@@ -35,23 +46,30 @@ from jaxdist._values import (
     shards_by_replica,
 )
 
-# An operation is compiled once for each device that it runs on, so replicas whose devices have one
-# memory anyway compute on one of them.
+# JAX compiles an operation once for each device that runs it. On platforms whose devices share one
+# memory, all replicas therefore compute on the first device.
 SHARES_MEMORY = frozenset({"cpu"})
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a step left; nothing outside of it has been changed yet."""
+    """The outcome of a step, before the caller writes it to variables and NNX objects."""
 
     state: list[Any]  # new values of the variables of NNX objects
-    variables: tuple[Variable, ...]
-    values: list[Any]  # of these variables
+    variables: tuple[Variable, ...]  # the variables that the step changed
+    values: list[Any]  # their new values
     result: Any
 
 
 class OpByOpStep:
-    """One call of a step. Operations run as JAX runs them outside of `jit`."""
+    """One call of a step op by op; see Note [Op by op].
+
+    Args:
+        fn: The function of the user.
+        signature: The signature of its arguments.
+        strategy: The strategy.
+        leaves: The leaves of the arguments.
+    """
 
     def __init__(
         self, fn: Callable[..., Any], signature: Signature, strategy: Any, leaves: Sequence[Any]
@@ -60,7 +78,7 @@ class OpByOpStep:
         self._layout, self._signature, self._leaves = layout, signature, leaves
         own = [layout.device_grid[r, 0] for r in range(layout.num_replicas)]
         self._devices = [own[0]] * len(own) if layout.platform in SHARES_MEMORY else own
-        columns = [self._local(i, leaf) for i, leaf in enumerate(leaves)]
+        columns = [self._list_local(i, leaf) for i, leaf in enumerate(leaves)]
         self._replicas = [
             Replica(number, fn, signature, strategy, device, [c[number] for c in columns])
             for number, device in enumerate(self._devices)
@@ -70,23 +88,24 @@ class OpByOpStep:
         """Run all replicas.
 
         Args:
-            donated: Arguments that would be given away; here nothing is, but it marks state.
+            donated: The arguments that a compiled step would donate. Nothing is donated here, but
+                donated arguments count as state in the checks.
             where: The line of the step.
 
         Raises:
-            Exception: What the step raised, with a note that names the replica.
-            DivergentCollectiveError: The replicas did not come to the same collective.
-            StateDivergenceError: State that came out different on each replica.
+            Exception: The exception of the step, with a note that names the replica.
+            DivergentCollectiveError: The replicas did not reach the same collective.
+            StateDivergenceError: The step would leave state that differs between replicas.
         """
         settings = _compat.copy_thread_settings()
-        turns = ThreadScheduler([r.body(settings) for r in self._replicas])
+        scheduler = ThreadScheduler([r.body(settings) for r in self._replicas])
         for replica in self._replicas:
-            replica.ops.turns = turns
-        meeting = Rendezvous(self._layout, self._devices)
-        return self._outcome(turns.run(meeting.settle), donated, where)
+            replica.ops.scheduler = scheduler
+        rendezvous = Rendezvous(self._layout, self._devices)
+        return self._make_outcome(scheduler.run(rendezvous.settle), donated, where)
 
-    def _local(self, number: int, leaf: Any) -> list[Any]:
-        """An argument as each replica sees it."""
+    def _list_local(self, number: int, leaf: Any) -> list[Any]:
+        """Return the value of an argument for each replica."""
         cut = self._signature.inputs[number].cut
         if cut is not None:
             return pieces_of(leaf, cut, self._layout)
@@ -98,23 +117,25 @@ class OpByOpStep:
         else:
             size = leaf.shape[0] // self._layout.num_replicas
             rows = [leaf[r * size : (r + 1) * size] for r in range(self._layout.num_replicas)]
+        # The argument was padded to one shape on all replicas: remove the padding.
         real = dict(self._signature.uneven).get(number)
         if real is not None:
             rows = [x[tuple(map(slice, shape))] for x, shape in zip(rows, real, strict=True)]
         return list(rows)
 
-    def _outcome(self, rows: list[list[Any]], donated: Sequence[int], where: str) -> Outcome:
+    def _make_outcome(self, rows: list[list[Any]], donated: Sequence[int], where: str) -> Outcome:
         layout, signature = self._layout, self._signature
-        taped = [r.taped() for r in self._replicas]
+        taped = [r.get_trace() for r in self._replicas]
         groups = Groups(tuple(range(len(taped))), layout.replica_axes)
-        template = joined_template(taped, groups)
+        template = join_templates(taped, groups)
         check_ranks(taped, groups)
+        # A variable that only some replicas changed needs a final value of all replicas.
         changed = list({id(v): v for r in self._replicas for v in r.variables.changed}.values())
         for replica, row in zip(self._replicas, rows, strict=True):
             replica.finish(row, changed)
         axes = replica_axes_of(layout)
         self._check_rows(taped)
-        differs = [bool(d) for d in self._differs(axes)]
+        differs = [bool(d) for d in self._find_differing_axes(axes)]
         columns = [list(c) for c in zip(*(r.finals for r in self._replicas), strict=True)]
         count = len(taped[0].shapes)
         of_results, of_variables = differs[:count], differs[count:]
@@ -124,7 +145,8 @@ class OpByOpStep:
         combined: list[Combination] = []
         if axes:
             num_replicas = layout.num_replicas
-            # Which of them has updated a metric is decided in Python, by each for itself.
+            # Python code decides on each replica which metrics it updates, so take the
+            # combinations of all replicas.
             has = replicas_with_rows(signature, num_replicas)
             found = [
                 find_combinations(signature, t, of_results, num_replicas, [place_of(r, layout)])
@@ -135,50 +157,51 @@ class OpByOpStep:
             check_functional_state(signature, first, of_results, donated, num_replicas, where)
             check_equal(changed, of_variables, num_replicas)
         cuts = first.cuts
-        made = self._combined(combined, columns)
+        made = self._combine(combined, columns)
         state = [
             join_pieces(columns[i], cuts[i], layout)
             if i in cuts
-            else self._state(i, made.get(i, columns[i][0]))
+            else self._place_state(i, made.get(i, columns[i][0]))
             for i in range(first.num_graph)
         ]
         results = [
             join_pieces(columns[i], cuts[i], layout)
             if i in cuts
-            else self._placed(columns[i], first.shapes[i] == (), is_equal=not of_results[i])
+            else self._place_result(columns[i], first.shapes[i] == (), is_equal=not of_results[i])
             for i in range(first.num_graph, count)
         ]
-        values = [self._value(*pair) for pair in zip(changed, columns[count:], strict=True)]
+        values = [
+            self._place_variable(*pair) for pair in zip(changed, columns[count:], strict=True)
+        ]
         result = close_containers(jax.tree.map(lambda number: results[number], template))
         return Outcome(state, tuple(changed), values, result)
 
-    def _check_rows(self, taped: Sequence[Taped]) -> None:
-        """Where replicas have no rows: whether a mean over nothing has reached the others."""
+    def _check_rows(self, taped: Sequence[TapeTrace]) -> None:
+        """Check on replicas without rows that no mean of nothing reached other replicas."""
         count = self._layout.num_replicas
         for replica, tape in enumerate(taped):
-            own = signature_of(self._signature, replica, count)
+            own = get_signature_of_replica(self._signature, replica, count)
             if count > 1 and has_empty_input(own, count):
                 check_without_rows(self._signature, own, tape, [replica], self._layout)
 
     def _check_pieces(self, axes: Differs) -> None:
-        """Whether arrays in pieces were used as what they are."""
+        """Check that the step used pieces of arrays only where they equal the whole arrays."""
         if axes:
             for replica in self._replicas:
-                check_results(replica.wrong_pieces(axes))
+                check_results(replica.find_wrong_pieces(axes))
 
-    def _differs(self, axes: Differs) -> list[Differs]:
-        """For each result, and each changed variable, the axes over which it may differ."""
+    def _find_differing_axes(self, axes: Differs) -> list[Differs]:
+        """Return for each result and each changed variable the axes over which it may differ."""
         found = [r.differs(axes) for r in self._replicas]
-        join_pieces = [NONE.union(*column) for column in zip(*found, strict=True)]
-        # What replicas decide in Python leaves no mark on the values.
+        joined = [NONE.union(*column) for column in zip(*found, strict=True)]
+        # A tape does not record decisions in Python, so also compare the bits.
         finals = zip(*(r.finals for r in self._replicas), strict=True)
         return [
-            d if d or same_bits(column) else axes
-            for d, column in zip(join_pieces, finals, strict=True)
+            d if d or same_bits(column) else axes for d, column in zip(joined, finals, strict=True)
         ]
 
-    def _placed(self, column: list[Any], is_scalar: bool, *, is_equal: bool) -> Any:
-        """One result of all replicas over the devices of the strategy."""
+    def _place_result(self, column: list[Any], is_scalar: bool, *, is_equal: bool) -> Any:
+        """Place one result of all replicas on the devices of the strategy."""
         layout = self._layout
         values = [x.reshape(()) for x in column] if is_scalar else column
         shapes = {x.shape for x in values}
@@ -189,10 +212,8 @@ class OpByOpStep:
         own = [layout.device_grid[r, 0] for r in range(layout.num_replicas)]
         return PerReplica([jax.device_put(x, d) for x, d in zip(values, own, strict=True)])
 
-    def _combined(
-        self, combined: Sequence[Combination], columns: list[list[Any]]
-    ) -> dict[int, Any]:
-        """The new values of variables that are brought together, by number."""
+    def _combine(self, combined: Sequence[Combination], columns: list[list[Any]]) -> dict[int, Any]:
+        """Combine the variables whose new values differ; return the combined values by number."""
         layout, first = self._layout, self._devices[0]
         takes_part = replicas_with_rows(self._signature, layout.num_replicas)
         from_zero = frozenset(numbers_of_metrics(combined))
@@ -210,13 +231,13 @@ class OpByOpStep:
             made.update(zip(c.numbers, values, strict=True))
         return made
 
-    def _state(self, number: int, value: Any) -> Any:
-        """The new value of one leaf of an NNX object."""
+    def _place_state(self, number: int, value: Any) -> Any:
+        """Return the new value of one leaf of an NNX object, in its former shape and sharding."""
         slot = self._signature.inputs[number]
         return jax.device_put(value.reshape(slot.shape), slot.sharding)
 
-    def _value(self, variable: Variable, copies: list[Any]) -> Any:
-        """The array that a changed variable holds from now on."""
+    def _place_variable(self, variable: Variable, copies: list[Any]) -> Any:
+        """Return the array for a changed variable, on the devices of the variable."""
         home = variable.home
         if home.per_replica and home.layout is not None:
             return place_per_replica("value", PerReplica(copies), home.layout).array

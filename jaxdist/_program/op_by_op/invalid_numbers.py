@@ -1,4 +1,4 @@
-"""What is said of a nan or an infinity, where JAX is told to look for them."""
+"""Error messages for a nan or an infinity, under `jax_debug_nans` or `jax_debug_infs`."""
 
 import re
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ import jax.numpy as jnp
 _SAYS_INF = re.compile(r"\(inf\)|'inf'")
 
 
-def invalid_number(
+def explain_invalid_number(
     error: Exception, name: str, line: str, where: str, operands: Sequence[Any]
 ) -> str:
-    """The message for an operation whose result is not finite.
+    """Return the message for an operation whose result is not finite.
 
     Args:
-        error: What JAX raised.
-        name: Of the operation.
-        line: Of the step, that asked for it.
-        where: On which replicas.
-        operands: What it was given.
+        error: The exception of JAX.
+        name: The name of the operation.
+        line: The line of the step that called it.
+        where: The replicas, in words.
+        operands: The operands of the operation.
     """
     kind = kind_of(error)
     came_in = any(has_kind(kind, x) for x in operands)
@@ -36,7 +36,7 @@ def invalid_number(
     )
 
 
-# What makes a nan or an infinity, and how it is avoided, by the name of the operation.
+# Remedies by the name of the operation that makes the nan or the infinity.
 _AVOIDED = {
     "div": "Keep the divisor away from 0: x / jnp.where(y == 0, 1, y).",
     "log": "Keep its argument above 0: jnp.log(jnp.maximum(x, 1e-12)).",
@@ -47,10 +47,10 @@ _AVOIDED = {
 
 
 def remedy(name: str, *, came_in: bool) -> str:
-    """What to do about an operation whose result is not finite.
+    """Return the remedy for an operation whose result is not finite.
 
     Args:
-        name: Of the operation.
+        name: The name of the operation.
         came_in: Whether one of its operands was not finite.
     """
     if came_in:
@@ -61,16 +61,17 @@ def remedy(name: str, *, came_in: bool) -> str:
 
 
 def kind_of(error: Exception) -> str:
-    """`nan` or `inf`: what JAX raises has the kind of number and not more."""
+    """Return `nan` or `inf`: the kind of number that JAX's exception is about."""
+    # A `FloatingPointError` has it only in its text.
     kind: str = getattr(error, "ty", "inf" if _SAYS_INF.search(str(error)) else "nan")
     return kind
 
 
 def has_kind(kind: str, value: Any) -> bool:
-    """Whether an array holds a nan, or an infinity."""
+    """Whether an array contains a nan, or an infinity."""
     if not hasattr(value, "dtype") or not jnp.issubdtype(value.dtype, jnp.inexact):
         return False
     is_kind = jnp.isnan if kind == "nan" else jnp.isinf
-    # JAX would look at what is made here as well.
+    # JAX must not check the results of these two operations.
     with jax.debug_nans(False), jax.debug_infs(False):
         return bool(is_kind(value).any())

@@ -1,8 +1,9 @@
-"""A merge function of a step that runs op by op: one replica calls it, for all of them.
+"""Merge functions of steps that run op by op.
 
-The first replica traces it, and all of them do what it did, each with its own values: its
-collectives meet, and its gradients are theirs. What it saw as Python has to be the same on all
-replicas; where it is not (other shapes, other numbers), each replica calls its own.
+Replica 0 calls and traces the merge function. All replicas replay the trace, each with its own
+values, so that the collectives of the merge function meet and gradients flow through it on every
+replica. Its Python inputs must be equal on all replicas; if they are not (other shapes, other
+numbers), each replica calls the function itself.
 """
 
 import dataclasses
@@ -18,16 +19,17 @@ from jaxdist import _compat
 from jaxdist._collectives import GatherLog, record_gathers
 from jaxdist._program.arguments.arguments import Static
 from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
-from jaxdist._program.uneven.joined_ops import same
+from jaxdist._program.uneven.joined_ops import is_equal
 from jaxdist._program.variables.step_variables import Lifting
 from jaxdist._values import Variable
 
+# The functions of a closure may have closures of their own; deeper ones are not searched.
 MAX_DEPTH = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class MergeCall:
-    """What a replica brings to a `merge_call`: all that its merge function can see as Python."""
+    """A replica's `merge_call`: everything that its merge function can see as Python."""
 
     treedef: Any
     seen: list[Any]  # shapes and dtypes of arrays, and other values as they are
@@ -35,15 +37,15 @@ class MergeCall:
 
     def is_like(self, other: "MergeCall") -> bool:
         """Whether a merge function would see the same Python."""
-        return self.treedef == other.treedef and same(self.seen, other.seen)
+        return self.treedef == other.treedef and is_equal(self.seen, other.seen)
 
     def __str__(self) -> str:
         return f"merge_call at {self.source}"
 
 
 @dataclasses.dataclass(frozen=True)
-class Merged:
-    """What the replica that called the merge function tells the others."""
+class MergeAnswer:
+    """The message of replica 0 to the others: the trace of the merge function, if it has one."""
 
     done: "MergeTrace | None"
     source: str
@@ -54,10 +56,10 @@ class Merged:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MergeTrace:
-    """What a merge function did, as a function of the values of one replica."""
+    """A traced merge function, as a function of the values of one replica."""
 
     program: Callable[..., Any]
-    # What it closed over: the number of an array that its closure shows, or a value of no replica.
+    # Its constants: the number of an array of its closure, or a value that no replica computed.
     closed_over: tuple[Any, ...]
     touched: tuple[Variable, ...]
     written: tuple[Variable, ...]
@@ -66,21 +68,21 @@ class MergeTrace:
     def replay(
         self, reached: Sequence[Any], given: Sequence[Any], variables: Sequence[Any]
     ) -> tuple[list[Any], Any]:
-        """The new values of the variables that it wrote, and its result, for one replica."""
-        held = [reached[c] if type(c) is Reached else c for c in self.closed_over]
+        """Run the trace for one replica; return the new values of variables, and the result."""
+        held = [reached[c] if type(c) is ClosureArray else c for c in self.closed_over]
         results = self.program(*held, *given, *variables)
         count = len(self.written)
         return results[:count], self.treedef.unflatten(results[count:])
 
 
-class Reached(int):
-    """The number of an array that the closure of a merge function shows."""
+class ClosureArray(int):
+    """The number of an array among those in the closure of a merge function."""
 
 
-def merge_call_of(fn: Callable[..., Any], given: Any) -> tuple[MergeCall, list[Any], list[Any]]:
-    """What a replica brings, the arrays that it passes, and those that its closure has."""
+def make_merge_call(fn: Callable[..., Any], given: Any) -> tuple[MergeCall, list[Any], list[Any]]:
+    """Return the `MergeCall` of a replica, the arrays it passes, and the arrays of its closure."""
     leaves, treedef = jax.tree.flatten(given, is_leaf=_is_variable)
-    reached = jax.tree.leaves(list(_closure(fn, MAX_DEPTH)), is_leaf=_is_variable)
+    reached = jax.tree.leaves(list(_iterate_closure(fn, MAX_DEPTH)), is_leaf=_is_variable)
     every = [*leaves, *reached]
     seen = [jax.typeof(x) if _is_array(x) else x for x in every]
     arrays = [x for x in leaves if _is_array(x)]
@@ -91,13 +93,13 @@ def merge_call_of(fn: Callable[..., Any], given: Any) -> tuple[MergeCall, list[A
 def trace_merge(
     merged: Callable[..., Any], given: Any, reached: Sequence[Any], layout: Any
 ) -> MergeTrace | None:
-    """Call the merge function once; None where it uses values that its closure does not show."""
+    """Trace the merge function; return None if it uses values that its closure does not show."""
     leaves, treedef = jax.tree.flatten(given, is_leaf=_is_variable)
     arrays = [x for x in leaves if _is_array(x)]
     access = Lifting(layout).begin()
     made: list[Any] = []
 
-    def traced(*own: Any) -> list[Any]:
+    def run_merge(*own: Any) -> list[Any]:
         values = iter(own)
         filled = treedef.unflatten([next(values) if _is_array(x) else x for x in leaves])
         with access.body():
@@ -110,8 +112,9 @@ def trace_merge(
             return [*access.results(), *found]
 
     with _compat.enable_jit(), record_gathers(GatherLog((), layout.num_replicas)):
-        closed = jax.make_jaxpr(traced)(*(_shape(x) for x in arrays))
-    numbers = {id(x): Reached(n) for n, x in enumerate(reached)}
+        closed = jax.make_jaxpr(run_merge)(*(_get_aval(x) for x in arrays))
+    numbers = {id(x): ClosureArray(n) for n, x in enumerate(reached)}
+    # A tracer of replica 0 that no closure shows has no counterpart on the other replicas.
     is_unknown = [isinstance(c, jax.core.Tracer) and id(c) not in numbers for c in closed.consts]
     if any(is_unknown) or access.holds_refs:
         return None
@@ -126,7 +129,7 @@ def trace_merge(
     )
 
 
-def _shape(array: Any) -> jax.ShapeDtypeStruct:
+def _get_aval(array: Any) -> jax.ShapeDtypeStruct:
     aval = jax.typeof(array)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
@@ -139,8 +142,8 @@ def _is_variable(x: Any) -> bool:
     return isinstance(x, Variable)
 
 
-def _closure(fn: Any, depth: int) -> Iterator[Any]:
-    """The values of a function's closure, and of those of the functions in it."""
+def _iterate_closure(fn: Any, depth: int) -> Iterator[Any]:
+    """Return the values of a function's closure, and of the closures of the functions in it."""
     held: list[Any]
     if isinstance(fn, functools.partial):
         held = [*fn.args, *fn.keywords.values(), fn.func]
@@ -158,6 +161,6 @@ def _closure(fn: Any, depth: int) -> Iterator[Any]:
     for value in held:
         if isinstance(value, (functools.partial, types.MethodType, types.FunctionType)):
             if depth:
-                yield from _closure(value, depth - 1)
+                yield from _iterate_closure(value, depth - 1)
         else:
             yield value

@@ -1,4 +1,4 @@
-"""What happens where all replicas of a step that runs op by op come together."""
+"""The computation of collectives when all replicas of a step op by op have arrived."""
 
 import dataclasses
 import math
@@ -13,11 +13,11 @@ from jax.sharding import SingleDeviceSharding
 from jaxdist import _compat
 from jaxdist._collectives import UNEVEN_ALL_GATHER
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.jaxprs.extremes import EXTREMES, extreme_of_rows
-from jaxdist._program.op_by_op.invalid_numbers import invalid_number
-from jaxdist._program.op_by_op.merge_once import MergeCall, Merged
+from jaxdist._program.jaxprs.extremes import EXTREMES, compute_extreme
+from jaxdist._program.op_by_op.invalid_numbers import explain_invalid_number
+from jaxdist._program.op_by_op.merge_once import MergeAnswer, MergeCall
 from jaxdist._program.op_by_op.thread_scheduler import Finished
-from jaxdist._program.proof.replication import named_axes
+from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._values import suggest_cast
 from jaxdist.errors import DivergentCollectiveError, NotFiniteError, ShapeError
 
@@ -26,7 +26,7 @@ _MEMBERS = "jaxdist_members"
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """What one replica brings: an operation, its operands, and the line that asked for it."""
+    """A collective as one replica reaches it: the operation, its operands, and the line."""
 
     primitive: Any
     params: dict[str, Any]
@@ -35,12 +35,12 @@ class Collective:
 
     def __str__(self) -> str:
         listed = ", ".join(f"{x.dtype}{list(x.shape)}" for x in self.operands)
-        return f"{listed} in {_name(self.primitive)} at {self.source}"
+        return f"{listed} in {_get_name(self.primitive)} at {self.source}"
 
 
 @dataclasses.dataclass(frozen=True)
 class NumRows:
-    """The number of rows that one replica brings to a gather; each gets those of all."""
+    """The number of rows of one replica in a gather; each replica gets the numbers of all."""
 
     rows: int
     source: str
@@ -50,74 +50,83 @@ class NumRows:
 
 
 class Rendezvous:
-    """Settles what the replicas bring, for one step."""
+    """The meeting point of the replicas of one step.
+
+    Args:
+        layout: The layout of the strategy.
+        devices: The device of each replica.
+    """
 
     def __init__(self, layout: ReplicaMesh, devices: Sequence[jax.Device]) -> None:
         self._layout = layout
         self._devices = devices
 
-    def settle(self, brought: list[Any]) -> list[Any]:
-        """What each replica takes along.
+    def settle(self, requests: list[Any]) -> list[Any]:
+        """Compute one meeting; return the answer for each replica.
+
+        Args:
+            requests: The request of each replica: a collective, sizes, or a merge call.
 
         Raises:
-            DivergentCollectiveError: Not all of them are at the same collective.
-            ShapeError: Operands of different shapes or dtypes.
+            DivergentCollectiveError: Not all replicas are at the same collective.
+            ShapeError: The operands have different shapes or dtypes.
         """
-        first = brought[0]
-        if any(type(b) is not type(first) for b in brought):
-            raise _diverged(brought)
+        first = requests[0]
+        if any(type(b) is not type(first) for b in requests):
+            raise _make_divergence_error(requests)
         if isinstance(first, NumRows):
-            return [tuple(b.rows for b in brought)] * len(brought)
+            return [tuple(b.rows for b in requests)] * len(requests)
         if isinstance(first, MergeCall):
-            return [all(map(first.is_like, brought))] * len(brought)
-        if isinstance(first, Merged):
-            return [first.done] * len(brought)
-        if any(b.primitive is not first.primitive for b in brought):
-            raise _diverged(brought)
+            return [all(map(first.is_like, requests))] * len(requests)
+        if isinstance(first, MergeAnswer):
+            return [first.done] * len(requests)
+        if any(b.primitive is not first.primitive for b in requests):
+            raise _make_divergence_error(requests)
+        # Before the check of `params`: a gather on another dim has an error of its own.
         if first.primitive is UNEVEN_ALL_GATHER:
-            return self._concatenated(brought)
-        if any(b.params != first.params for b in brought):
-            raise _diverged(brought)
-        _check_shapes(brought)
+            return self._concatenate(requests)
+        if any(b.params != first.params for b in requests):
+            raise _make_divergence_error(requests)
+        _check_shapes(requests)
         try:
-            results = self._communicated(brought)
-            _compat.check_numbers(_name(first.primitive), jax.tree.leaves(results))
+            results = self._communicate(requests)
+            _compat.check_numbers(_get_name(first.primitive), jax.tree.leaves(results))
             return results
         except (FloatingPointError, _compat.InvalidNumberError) as error:
-            operands = [x for b in brought for x in b.operands]
-            name = _name(first.primitive)
-            text = invalid_number(error, name, first.source, "on all replicas", operands)
+            operands = [x for b in requests for x in b.operands]
+            name = _get_name(first.primitive)
+            text = explain_invalid_number(error, name, first.source, "on all replicas", operands)
             raise NotFiniteError(text) from error
         except Exception as error:
             error.add_note(f"Raised in {first}, on all replicas.")
             raise
 
-    def _concatenated(self, brought: Sequence[Collective]) -> list[Any]:
-        dim = brought[0].params["dim"]
-        rest = {(*x.shape[:dim], *x.shape[dim + 1 :]) for b in brought for x in b.operands}
-        if len(rest) > 1 or any(b.params["dim"] != dim for b in brought):
+    def _concatenate(self, requests: Sequence[Collective]) -> list[Any]:
+        dim = requests[0].params["dim"]
+        rest = {(*x.shape[:dim], *x.shape[dim + 1 :]) for b in requests for x in b.operands}
+        if len(rest) > 1 or any(b.params["dim"] != dim for b in requests):
             raise ShapeError(
                 f"strategy.run: an all_gather on dim {dim} joins arrays that differ in another "
-                f"dim.\n{_by_replica(brought)}\n\n"
+                f"dim.\n{_describe_by_replica(requests)}\n\n"
                 "All dims but the one that is concatenated must be the same on every replica.\n\n"
                 "Gather on the dim that differs, or pad the others first."
             )
-        parts = [self._to_first(b.operands[0]) for b in brought]
+        parts = [self._to_first(b.operands[0]) for b in requests]
         whole = jnp.concatenate(parts, axis=dim)
         return [jax.device_put(whole, SingleDeviceSharding(d)) for d in self._devices]
 
-    def _communicated(self, brought: Sequence[Collective]) -> list[Any]:
-        first = brought[0]
-        results: list[Any] = [None] * len(brought)
-        for members in self._groups(named_axes(first.params), first.params):
-            own = self._among(members, [brought[m] for m in members])
+    def _communicate(self, requests: Sequence[Collective]) -> list[Any]:
+        first = requests[0]
+        results: list[Any] = [None] * len(requests)
+        for members in self._list_groups(get_named_axes(first.params), first.params):
+            own = self._communicate_in_group(members, [requests[m] for m in members])
             for member, result in zip(members, own, strict=True):
                 to = SingleDeviceSharding(self._devices[member])
                 results[member] = jax.tree.map(lambda x, to=to: jax.device_put(x, to), result)
         return results
 
-    def _groups(self, axes: tuple[str, ...], params: dict[str, Any]) -> list[list[int]]:
-        """The replicas that communicate with one another, in the order of the axes."""
+    def _list_groups(self, axes: tuple[str, ...], params: dict[str, Any]) -> list[list[int]]:
+        """Return the groups of replicas that communicate, each in the order of the axes."""
         names = self._layout.replica_axes
         sizes = [self._layout.mesh.shape[a] for a in names]
         grid = np.arange(math.prod(sizes)).reshape(sizes)
@@ -129,33 +138,37 @@ class Rendezvous:
             return rows
         return [[row[i] for i in group] for row in rows for group in groups]
 
-    def _among(self, members: Sequence[int], brought: Sequence[Collective]) -> list[Any]:
-        """Results for one group of replicas: `jax.vmap` knows what every collective means."""
-        first = brought[0]
+    def _communicate_in_group(
+        self, members: Sequence[int], requests: Sequence[Collective]
+    ) -> list[Any]:
+        """Return the results for one group of replicas."""
+        # `jax.vmap` has a rule for every collective. The two exceptions follow first.
+        first = requests[0]
         if first.primitive.name == "ppermute":
-            return self._permuted(brought)
-        columns = list(zip(*(b.operands for b in brought), strict=True))
+            return self._permute(requests)
+        columns = list(zip(*(b.operands for b in requests), strict=True))
         if first.primitive.name in EXTREMES and all(
             isinstance(a, str) for a in first.params["axes"]
         ):
             placed = [[self._to_first(x) for x in column] for column in columns]
-            found = [extreme_of_rows(first.primitive.name, rows) for rows in placed]
+            found = [compute_extreme(first.primitive.name, rows) for rows in placed]
             return [found if first.primitive.multiple_results else found[0]] * len(members)
-        params = over_one_axis(first.params, len(members), _MEMBERS)
+        params = move_to_one_axis(first.params, len(members), _MEMBERS)
         stacked = [jnp.stack([self._to_first(x) for x in column]) for column in columns]
         whole = jax.vmap(lambda *x: first.primitive.bind(*x, **params), axis_name=_MEMBERS)(
             *stacked
         )
         return [jax.tree.map(lambda x, i=i: x[i], whole) for i in range(len(members))]
 
-    def _permuted(self, brought: Sequence[Collective]) -> list[Any]:
-        """A permutation may leave some out, who get zeros; `jax.vmap` takes only whole ones."""
-        sources = {to: source for source, to in brought[0].params["perm"]}
-        nothing = [jnp.zeros_like(self._to_first(x)) for x in brought[0].operands]
-        many = brought[0].primitive.multiple_results
+    def _permute(self, requests: Sequence[Collective]) -> list[Any]:
+        """Return the results of `ppermute`; replicas without a source get zeros."""
+        # `jax.vmap` accepts only permutations of all members.
+        sources = {to: source for source, to in requests[0].params["perm"]}
+        nothing = [jnp.zeros_like(self._to_first(x)) for x in requests[0].operands]
+        many = requests[0].primitive.multiple_results
         rows = [
-            [self._to_first(x) for x in brought[sources[i]].operands] if i in sources else nothing
-            for i in range(len(brought))
+            [self._to_first(x) for x in requests[sources[i]].operands] if i in sources else nothing
+            for i in range(len(requests))
         ]
         return [row if many else row[0] for row in rows]
 
@@ -163,8 +176,8 @@ class Rendezvous:
         return jax.device_put(value, SingleDeviceSharding(self._devices[0]))
 
 
-def over_one_axis(params: dict[str, Any], size: int, name: str) -> dict[str, Any]:
-    """The same collective over one axis of this name and size, without groups."""
+def move_to_one_axis(params: dict[str, Any], size: int, name: str) -> dict[str, Any]:
+    """Return the parameters of the same collective over one axis, without groups."""
     changed = dict(params)
     if "axes" in params:
         unnamed = [a for a in params["axes"] if not isinstance(a, str)]
@@ -179,30 +192,30 @@ def over_one_axis(params: dict[str, Any], size: int, name: str) -> dict[str, Any
     return changed
 
 
-def _check_shapes(brought: Sequence[Collective]) -> None:
-    kinds = {tuple((x.dtype, x.shape) for x in b.operands) for b in brought}
+def _check_shapes(requests: Sequence[Collective]) -> None:
+    kinds = {tuple((x.dtype, x.shape) for x in b.operands) for b in requests}
     if len(kinds) > 1:
         raise ShapeError(
             "strategy.run: a collective was given different shapes or dtypes on different replicas."
-            f"\n{_by_replica(brought)}\n\n"
+            f"\n{_describe_by_replica(requests)}\n\n"
             "This collective needs one shape and one dtype on all replicas.\n\n"
-            f"{_to_one_kind(brought)}"
+            f"{_suggest_one_kind(requests)}"
         )
 
 
-def _to_one_kind(brought: Sequence[Collective]) -> str:
-    if len({tuple(x.shape for x in b.operands) for b in brought}) == 1:
-        return suggest_cast("value", (x.dtype for b in brought for x in b.operands))
+def _suggest_one_kind(requests: Sequence[Collective]) -> str:
+    if len({tuple(x.shape for x in b.operands) for b in requests}) == 1:
+        return suggest_cast("value", (x.dtype for b in requests for x in b.operands))
     return (
         "Reduce over the rows first (value.sum(axis=0)), or use all_gather, which takes different "
         "numbers of rows."
     )
 
 
-def _diverged(brought: Sequence[Any]) -> DivergentCollectiveError:
+def _make_divergence_error(requests: Sequence[Any]) -> DivergentCollectiveError:
     return DivergentCollectiveError(
         "strategy.run: the replicas did not come to the same collective.\n"
-        f"{_by_replica(brought)}\n\n"
+        f"{_describe_by_replica(requests)}\n\n"
         "A collective waits for all replicas, so all of them must reach it, in the same order.\n\n"
         "Make the condition that decides about it the same everywhere "
         "(flag = get_replica_context().all_reduce('sum', flag) > 0), or move the collective out "
@@ -210,13 +223,13 @@ def _diverged(brought: Sequence[Any]) -> DivergentCollectiveError:
     )
 
 
-def _by_replica(brought: Sequence[Any]) -> str:
+def _describe_by_replica(requests: Sequence[Any]) -> str:
     lines: dict[str, list[int]] = {}
-    for number, what in enumerate(brought):
+    for number, what in enumerate(requests):
         text = "returned" if isinstance(what, Finished) else str(what)
         lines.setdefault(text, []).append(number)
     return "\n".join(f"replicas {numbers}: {text}" for text, numbers in lines.items())
 
 
-def _name(primitive: Any) -> str:
+def _get_name(primitive: Any) -> str:
     return "all_gather" if primitive is UNEVEN_ALL_GATHER else str(primitive.name)

@@ -1,4 +1,4 @@
-"""One replica of a step that runs op by op."""
+"""One replica of a step op by op: its arguments, its operations, and its results."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ from jaxdist._values import OPEN, PIECE, Kind, Variable
 
 
 @dataclasses.dataclass(frozen=True)
-class Taped(TracedStep):
-    """What one replica did, in the place of the trace of a step."""
+class TapeTrace(TracedStep):
+    """The tape of one replica, in the form of the trace of a step."""
 
     tape: Tape | None = None
 
@@ -31,6 +31,7 @@ class Taped(TracedStep):
         return self.tape
 
 
+# JAX's own text speaks of `disable_jit`, which a user of `run_eagerly` did not call.
 _NO_TURNS = (
     "Op by op, JAX cannot run a scan (or lax.map) without turns. Run this step compiled: "
     "jaxdist.config.run_eagerly(False)."
@@ -38,7 +39,7 @@ _NO_TURNS = (
 
 
 class Replica:
-    """Its arguments, its operations, and what it did with variables."""
+    """One replica: its arguments, its operations, and its values of variables."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class Replica:
         self._layout: ReplicaMesh = strategy.layout
         self._device = device
         self.ops = ReplicaOps(number, self._layout, device)
-        self.variables = VariablesNow(self._layout, number, self._bring, self.ops)
+        self.variables = VariablesNow(self._layout, number, self._add_variable, self.ops)
         self._local = LocalStep(fn, signature, strategy, self.variables)
         self._arguments = list(arguments)
         self._inputs = signature.inputs
@@ -64,39 +65,43 @@ class Replica:
         self._results: list[Any] = []
 
     def body(self, settings: Callable[[], None]) -> Callable[[], list[Any]]:
-        """The step as a function for a thread; `settings` are those of the calling thread."""
+        """Return the step as a function for a thread.
 
-        def play() -> list[Any]:
+        Args:
+            settings: Applies JAX's settings of the calling thread to the current thread.
+        """
+
+        def run_body() -> list[Any]:
             settings()
             sizes = [(a, self._layout.mesh.shape[a]) for a in self._layout.replica_axes]
             with (
                 jax.default_device(self._device),
                 _compat.op_by_op(self.ops, self.ops.stage, sizes, self._layout.mesh) as trace,
-                record_gathers(self.ops.gather_log()),
+                record_gathers(self.ops.make_gather_log()),
             ):
                 self.ops.trace = trace
                 try:
                     given = zip(self._arguments, self._is_metric, strict=True)
-                    return self._local(*(self.ops.input(x, is_metric=m) for x, m in given))
+                    return self._local(*(self.ops.add_input(x, is_metric=m) for x, m in given))
                 except ValueError as error:
                     if "zero-length scan" in str(error):
                         error.add_note(_NO_TURNS)
                     raise
 
-        return play
+        return run_body
 
-    def _bring(self, variable: Variable, value: Any) -> Any:
-        """The value of a variable that the step meets for the first time."""
-        own = self.ops.input(value)
+    def _add_variable(self, variable: Variable, value: Any) -> Any:
+        """Return the tracer of a variable that the step uses for the first time."""
+        own = self.ops.add_input(value)
         self._is_own.append(variable.home.per_replica)
         return own
 
-    def taped(self) -> Taped:
-        """What it did."""
+    def get_trace(self) -> TapeTrace:
+        """Return the operations of the replica in the form of a trace."""
         local, tape = self._local, self.ops.tape
         others = len(tape.invars) - len(self._arguments)
         operands = (*map(Argument, range(len(self._arguments))), *[None] * others)
-        return Taped(
+        return TapeTrace(
             None,
             operands,
             local.template,
@@ -109,29 +114,29 @@ class Replica:
         )
 
     def finish(self, results: Sequence[Any], changed: Sequence[Variable]) -> None:
-        """Note the results, with the variables that any replica has changed."""
+        """Record the results, and the values of all variables that any replica has changed."""
         finals = [*results, *(self.variables.value_of(v) for v in changed)]
-        self.ops.tape.results(finals)
+        self.ops.tape.add_results(finals)
         self.finals = [getattr(x, "held", x) for x in finals]
         self._results = list(results)
 
     def from_zero(self, number: int) -> Any:
-        """A result as it would be if the metrics had been zero before the step."""
+        """Return a result as it would be if the metrics were zero before the step."""
         result = self._results[number]
         other = getattr(getattr(result, "mark", None), "from_zero", None)
         return self.finals[number] if other is None else other
 
     def differs(self, axes: Differs) -> Sequence[Differs]:
-        """For each result and changed variable, the axes over which it may differ."""
-        return analyse(self.ops.tape, self._given(axes), axes).outputs
+        """Return for each result and changed variable the axes over which it may differ."""
+        return analyse(self.ops.tape, self._list_input_facts(axes), axes).outputs
 
-    def _given(self, axes: Differs) -> list[Differs]:
-        """For each input and variable, the axes over which it may differ."""
+    def _list_input_facts(self, axes: Differs) -> list[Differs]:
+        """Return for each input and variable the axes over which it may differ."""
         others = self._is_own[len(self._inputs) :]
         return [*(i.differs(axes) for i in self._inputs), *(axes if o else NONE for o in others)]
 
-    def wrong_pieces(self, axes: Differs) -> list[str]:
-        """The results that are declared to be in pieces, and are not proved to be.
+    def find_wrong_pieces(self, axes: Differs) -> list[str]:
+        """Return the names of results that are declared as pieces without a proof.
 
         Raises:
             ShardedArrayError: An operation saw a piece in the place of an array.
@@ -139,6 +144,6 @@ class Replica:
         tape = self.ops.tape
         if not any(op.primitive is PIECE or op.primitive is OPEN for op in tape.eqns):
             return []
-        walk = ShardingProof(self._layout, axes)
-        walk.run(tape, [ShardFact(d) for d in self._given(axes)])
-        return walk.wrong
+        proof = ShardingProof(self._layout, axes)
+        proof.run(tape, [ShardFact(d) for d in self._list_input_facts(axes)])
+        return proof.wrong

@@ -15,17 +15,17 @@ from jaxdist import _compat
 from jaxdist._collectives import UNEVEN_ALL_GATHER, GatherLog, shared_trace_key
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.batched_while import where_it_goes_on
-from jaxdist._program.jaxprs.subprograms import open_jaxpr, programs_in, subprograms
-from jaxdist._program.op_by_op.invalid_numbers import invalid_number
+from jaxdist._program.jaxprs.batched_while import keep_finished_rows
+from jaxdist._program.jaxprs.subprograms import iterate_programs, open_jaxpr, subprograms
+from jaxdist._program.op_by_op.invalid_numbers import explain_invalid_number
 from jaxdist._program.op_by_op.rendezvous import Collective, NumRows
 from jaxdist._program.op_by_op.tape import Tape
 from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
-from jaxdist._program.proof.replication import named_axes
+from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._values import OPEN, PIECE, Cut, pad_dim
 from jaxdist.errors import ContextError, NotFiniteError
 
-# What they do is about layouts, and here every replica has whole arrays on one device.
+# They change only layouts. Op by op, each replica has whole arrays on one device.
 _LAYOUT_ONLY = frozenset(
     """
     sharding_constraint pcast pvary reshard mesh_cast jaxdist_logical_layout
@@ -35,41 +35,50 @@ _LAYOUT_ONLY = frozenset(
 
 
 class ReplicaOps:
-    """Evaluates operations on the device of one replica, and meets the others at collectives."""
+    """The evaluator of operations on one replica; it meets the other replicas at collectives.
+
+    Args:
+        number: The number of the replica.
+        layout: The layout of the strategy.
+        device: The device of the replica.
+    """
 
     def __init__(self, number: int, layout: ReplicaMesh, device: jax.Device) -> None:
         self.tape = Tape()
-        self.turns: ThreadScheduler | None = None
+        self.scheduler: ThreadScheduler | None = None
         self.trace: Any = None
         self._number = number
         self._layout = layout
-        # A sharding, since an array that is put on a device keeps the axes of its old mesh.
+        # A sharding, not the device: `device_put` to a device keeps the axes of the old mesh.
         self._to = SingleDeviceSharding(device)
         self._device = device
         sizes = [layout.mesh.shape[a] for a in layout.replica_axes]
         place = np.unravel_index(number, sizes)
-        self._place = {a: int(i) for a, i in zip(layout.replica_axes, place, strict=True)}
-        # The line of the all-reduce that is being done, if it is more than one operation.
+        self._indices = {a: int(i) for a, i in zip(layout.replica_axes, place, strict=True)}
+        # The user's line of the current all-reduce, if it consists of several operations.
         self._line = ""
-        self._brought: dict[int, tuple[Any, Any]] = {}
+        # Copies of closed-over arrays by id. The original is kept too, so that its id stays taken.
+        self._copies: dict[int, tuple[Any, Any]] = {}
 
-    def input(self, value: Any, *, is_metric: bool = False) -> Any:
-        """A value that the step starts from."""
+    def add_input(self, value: Any, *, is_metric: bool = False) -> Any:
+        """Return the tracer of an input of the step."""
         own = _compat.call_outside_traces(jax.device_put, value, self._to)
-        mark = self.tape.input(jax.typeof(own))
+        mark = self.tape.add_input(jax.typeof(own))
         if is_metric:
             mark.from_zero = _compat.call_outside_traces(jnp.zeros_like, own)
         return _compat.HeldTracer(self.trace, own, mark)
 
     def stage(self, value: Any) -> Any:
-        """A value of Python that the step makes an array of."""
+        """Return the tracer of a Python value that the step turns into an array."""
         own = _compat.call_outside_traces(jax.device_put, value, self._to)
-        return _compat.HeldTracer(self.trace, own, self.tape.constant(value))
+        return _compat.HeldTracer(self.trace, own, self.tape.add_constant(value))
 
     def __call__(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
-        """One operation; JAX calls this."""
+        """Evaluate one operation; JAX calls this."""
         name = primitive.name
-        here = [self._here(a) for a in args]
+        here = [self._get_array(a) for a in args]
+        # Run called functions operation by operation, so that collectives in them meet, and errors
+        # name the operation.
         if name in known.CALLS and known.CALLS[name] in params and name != "shard_map":
             around = self._line
             if "plan" in params:
@@ -78,38 +87,45 @@ class ReplicaOps:
                 return self._call(params[known.CALLS[name]], args)
             finally:
                 self._line = around
-        axes = frozenset(named_axes(params)) & frozenset(self._layout.replica_axes)
+        axes = frozenset(get_named_axes(params)) & frozenset(self._layout.replica_axes)
         if axes and (name in known.COLLECTIVES or primitive is UNEVEN_ALL_GATHER):
             return self._meet(primitive, args, params)
         if name == "axis_index" and axes:
-            return self._did(primitive, params, args, self._own_place(params))
+            return self._record(primitive, params, args, self._get_index(params))
         if primitive is PIECE:
-            return self._declared(args, params)
+            return self._gather_declared(args, params)
         if primitive is OPEN:
-            return self._did(primitive, params, args, self._opened(here[0], params["cut"]))
+            return self._record(primitive, params, args, self._cut_piece(here[0], params["cut"]))
         if name in _LAYOUT_ONLY:
             return list(args) if primitive.multiple_results else args[0]
         if name == "shard_map":
-            raise ContextError(_inner_shard_map())
-        if self._communicates(params):
-            return self._control_flow(name, args, params)
+            raise ContextError(_explain_shard_map())
+        if self._has_communication(params):
+            return self._run_control_flow(name, args, params)
         with shared_trace_key():
             try:
                 out = _compat.evaluate(primitive, here, params)
-                # JAX looks by itself only in threads where it was told to.
+                # JAX itself checks only in threads that have the setting.
                 _compat.check_numbers(name, out if primitive.multiple_results else [out])
             except (FloatingPointError, _compat.InvalidNumberError) as error:
                 line = _compat.find_callers_line()
                 where = f"on replica {self._number}"
-                raise NotFiniteError(invalid_number(error, name, line, where, here)) from error
-            did = self._did(primitive, params, args, out)
-            self._from_zero(primitive, params, args, here, did)
-        return did
+                raise NotFiniteError(
+                    explain_invalid_number(error, name, line, where, here)
+                ) from error
+            results = self._record(primitive, params, args, out)
+            self._evaluate_from_zero(primitive, params, args, here, results)
+        return results
 
-    def _from_zero(
-        self, primitive: Any, params: dict[str, Any], args: Sequence[Any], here: list[Any], did: Any
+    def _evaluate_from_zero(
+        self,
+        primitive: Any,
+        params: dict[str, Any],
+        args: Sequence[Any],
+        here: list[Any],
+        results: Any,
     ) -> None:
-        """Do an operation on a metric again, as if the metric had been zero before the step."""
+        """Evaluate an operation on a metric again, as if the metric were zero before the step."""
         marks = [getattr(a, "mark", None) for a in args]
         others = [None if m is None else m.from_zero for m in marks]
         if all(x is None for x in others):
@@ -117,97 +133,99 @@ class ReplicaOps:
         given = [h if x is None else x for h, x in zip(here, others, strict=True)]
         out = _compat.evaluate(primitive, given, params)
         many = isinstance(out, (list, tuple))
-        made = zip(did if many else [did], out if many else [out], strict=True)
+        made = zip(results if many else [results], out if many else [out], strict=True)
         for tracer, value in made:
             tracer.mark.from_zero = value
 
-    def _did(self, primitive: Any, params: dict[str, Any], args: Sequence[Any], out: Any) -> Any:
+    def _record(self, primitive: Any, params: dict[str, Any], args: Sequence[Any], out: Any) -> Any:
         many = isinstance(out, (list, tuple))
         results = out if many else [out]
         avals = [jax.typeof(x) for x in results]
-        marks = self.tape.did(primitive, params, args, avals, self._line)
+        marks = self.tape.record(primitive, params, args, avals, self._line)
         made = [_compat.HeldTracer(self.trace, x, m) for x, m in zip(results, marks, strict=True)]
         return made if many else made[0]
 
-    def _here(self, value: Any) -> Any:
-        """The array that an operand is; what the step closes over may lie on other devices."""
+    def _get_array(self, value: Any) -> Any:
+        """Return the array of an operand, on the device of this replica."""
         if isinstance(value, _compat.HeldTracer):
             if not value.is_of(self.trace):
-                raise ContextError(_of_another_step(value))
+                raise ContextError(_explain_other_step(value))
             return value.held
         if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
             return value
         if value.sharding.device_set == {self._device}:
             return value
-        known_here = self._brought.get(id(value))
+        known_here = self._copies.get(id(value))
+        # A step may use a closed-over array in many operations: copy it once.
         if known_here is None:
             moved = jax.device_put(value, self._to)
-            known_here = self._brought[id(value)] = (value, moved)
+            known_here = self._copies[id(value)] = (value, moved)
         return known_here[1]
 
     # Collectives
 
     def _meet(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
-        operands = tuple(jnp.asarray(self._here(x)) for x in args)
-        brought = Collective(primitive, params, operands, self._line or _compat.find_callers_line())
-        result = self.meet(brought)
+        operands = tuple(jnp.asarray(self._get_array(x)) for x in args)
+        request = Collective(primitive, params, operands, self._line or _compat.find_callers_line())
+        result = self.meet(request)
+        # The analysis of the tape knows `all_gather`: its result is equal on all replicas.
         if primitive is UNEVEN_ALL_GATHER:
             gather = {"axis_name": params["axis_name"], "axis_index_groups": None}
-            return self._did(all_gather_p, gather, args, result)
-        return self._did(primitive, params, args, result)
+            return self._record(all_gather_p, gather, args, result)
+        return self._record(primitive, params, args, result)
 
-    def meet(self, brought: Any) -> Any:
-        """Come together with the other replicas, and take what is settled for this one."""
-        return self._turns.meet(self._number, brought)
+    def meet(self, request: Any) -> Any:
+        """Wait for the other replicas; return the answer of the rendezvous for this replica."""
+        return self._running_scheduler.meet(self._number, request)
 
     @property
-    def _turns(self) -> ThreadScheduler:
-        if self.turns is None:
+    def _running_scheduler(self) -> ThreadScheduler:
+        if self.scheduler is None:
             raise ContextError(
                 "A collective was called on a replica that is not running.\n\n"
                 "The replicas of a step meet in its collectives while the step runs.\n\n"
                 "Return the value from the step, and use what strategy.run returns."
             )
-        return self.turns
+        return self.scheduler
 
-    def _own_place(self, params: dict[str, Any]) -> Any:
+    def _get_index(self, params: dict[str, Any]) -> Any:
         index = 0
-        for axis in named_axes(params):
-            index = index * self._layout.mesh.shape[axis] + self._place[axis]
+        for axis in get_named_axes(params):
+            index = index * self._layout.mesh.shape[axis] + self._indices[axis]
         return jax.device_put(np.int32(index), self._to)
 
-    def gather_log(self) -> GatherLog:
-        """The sizes of gathers, which the replicas tell one another."""
-        return _MetSizes(self._turns, self._number, self._layout.num_replicas)
+    def make_gather_log(self) -> GatherLog:
+        """Return a log that asks the other replicas for the sizes of gathers."""
+        return _ExchangedSizes(self._running_scheduler, self._number, self._layout.num_replicas)
 
-    # Arrays in pieces. Here every replica has all of them, so nothing of what is done with them
-    # hangs on how they are cut; the tape is what is proved.
+    # Arrays in pieces. Here every replica has the whole array, so operations on it are right
+    # however it is cut. The proof on the tape finds steps that would fail when compiled.
 
-    def _declared(self, args: Sequence[Any], params: dict[str, Any]) -> Any:
+    def _gather_declared(self, args: Sequence[Any], params: dict[str, Any]) -> Any:
         cut = params["cut"]
         gather = functools.partial(
             jax.lax.all_gather, axis_name=cut.over(self._layout), axis=cut.dim, tiled=True
         )
-        padded = self._here(_compat.call_in_trace(self.trace, gather, args[0]))
+        padded = self._get_array(_compat.call_in_trace(self.trace, gather, args[0]))
         whole = jax.lax.slice_in_dim(padded, 0, cut.size, axis=cut.dim)
-        return self._did(PIECE, params, args, whole)
+        return self._record(PIECE, params, args, whole)
 
-    def _opened(self, whole: Any, cut: Cut) -> Any:
+    def _cut_piece(self, whole: Any, cut: Cut) -> Any:
         count = cut.pieces(self._layout)
         rows = cut.rows(count)
-        place = int(self._own_place({"axes": cut.over(self._layout)}))
+        place = int(self._get_index({"axes": cut.over(self._layout)}))
         padded = pad_dim(jnp.asarray(whole), cut.dim, cut.padding(count))
         return jax.lax.slice_in_dim(padded, place * rows, (place + 1) * rows, axis=cut.dim)
 
-    # Programs inside operations. Those without collectives are evaluated as they are.
+    # Programs inside operations. JAX evaluates those without collectives as a whole.
 
-    def _communicates(self, params: dict[str, Any]) -> bool:
-        return any(self._has_collective(p) for p in programs_in(list(params.values())))
+    def _has_communication(self, params: dict[str, Any]) -> bool:
+        return any(self._has_collective(p) for p in iterate_programs(list(params.values())))
 
     def _has_collective(self, program: Any) -> bool:
         ours = frozenset(self._layout.replica_axes)
         for eqn in open_jaxpr(program).eqns:
-            if ours & frozenset(named_axes(eqn.params)) or eqn.primitive in (PIECE, OPEN):
+            if ours & frozenset(get_named_axes(eqn.params)) or eqn.primitive in (PIECE, OPEN):
                 return True
             if any(self._has_collective(p) for p in subprograms(eqn)):
                 return True
@@ -218,15 +236,17 @@ class ReplicaOps:
         results: list[Any] = _compat.call_in_trace(self.trace, jaxpr_as_fun(closed), *args)
         return results
 
-    def _control_flow(self, name: str, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    def _run_control_flow(
+        self, name: str, args: Sequence[Any], params: dict[str, Any]
+    ) -> list[Any]:
         if name == "cond":
             branches = params["branches"]
-            chosen = min(max(int(self._here(args[0])), 0), len(branches) - 1)
+            chosen = min(max(int(self._get_array(args[0])), 0), len(branches) - 1)
             return self._call(branches[chosen], args[1:])
         if name == "while":
-            return self._while(list(args), params)
+            return self._run_while(list(args), params)
         if name == "scan":
-            return self._scan(list(args), params)
+            return self._run_scan(list(args), params)
         raise ContextError(
             f"strategy.run cannot run {name} op by op: there is a collective inside it, at "
             f"{_compat.find_callers_line()}.\n\n"
@@ -235,17 +255,18 @@ class ReplicaOps:
             f"out of the {name}."
         )
 
-    def _while(self, args: list[Any], params: dict[str, Any]) -> list[Any]:
+    def _run_while(self, args: list[Any], params: dict[str, Any]) -> list[Any]:
         split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         of_cond, of_body, state = args[: split[0]], args[split[0] : split[1]], args[split[1] :]
         while True:
             [goes_on] = self._call(params["cond_jaxpr"], of_cond + state)
-            if not np.any(self._here(goes_on)):
+            if not np.any(self._get_array(goes_on)):
                 return state
             after = self._call(params["body_jaxpr"], of_body + state)
-            state = _compat.call_in_trace(self.trace, where_it_goes_on, goes_on, after, state)
+            # Under `vmap` the condition has many values: keep the state where it is False.
+            state = _compat.call_in_trace(self.trace, keep_finished_rows, goes_on, after, state)
 
-    def _scan(self, args: list[Any], params: dict[str, Any]) -> list[Any]:
+    def _run_scan(self, args: list[Any], params: dict[str, Any]) -> list[Any]:
         consts, carry = _compat.get_scan_counts(params)
         held, state, rows = args[:consts], args[consts : consts + carry], args[consts + carry :]
         length, program = params["length"], params["jaxpr"]
@@ -265,22 +286,22 @@ class ReplicaOps:
         return [*state, *(_compat.call_in_trace(self.trace, jnp.stack, list(c)) for c in columns)]
 
 
-class _MetSizes(GatherLog):
-    """Sizes that are not assumed but asked for."""
+class _ExchangedSizes(GatherLog):
+    """Sizes of gathers that each replica gets from the other replicas."""
 
-    def __init__(self, turns: ThreadScheduler, number: int, num_replicas: int) -> None:
+    def __init__(self, scheduler: ThreadScheduler, number: int, num_replicas: int) -> None:
         super().__init__((), num_replicas)
-        self._turns = turns
+        self._scheduler = scheduler
         self._number = number
 
     def next(self, rows: int) -> tuple[int, ...]:
-        sizes: tuple[int, ...] = self._turns.meet(
+        sizes: tuple[int, ...] = self._scheduler.meet(
             self._number, NumRows(rows, _compat.find_callers_line())
         )
         return sizes
 
 
-def _inner_shard_map() -> str:
+def _explain_shard_map() -> str:
     return (
         f"strategy.run cannot run a jax.shard_map op by op, at {_compat.find_callers_line()}.\n\n"
         "Op by op every replica has whole arrays on one device, and there is nothing to map "
@@ -288,7 +309,7 @@ def _inner_shard_map() -> str:
     )
 
 
-def _of_another_step(value: Any) -> str:
+def _explain_other_step(value: Any) -> str:
     return (
         "A value of an earlier step, or of another replica, was used at "
         f"{_compat.find_callers_line()}: "

@@ -1,4 +1,4 @@
-"""What a step that ran op by op has done, in the form of a program that can be analysed."""
+"""The record of a step op by op, in the form of a program that the analyses can read."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -9,16 +9,17 @@ import numpy as np
 
 from jaxdist import _compat
 
-# Constants of up to so many elements are remembered with their values.
+# Constants of at most so many elements keep their values. Analyses need small ones, such as a
+# divisor or a predicate; large ones would keep memory alive.
 _SMALL = 16
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class TapedValue:
-    """One value; plays a variable of a jaxpr.
+    """One value, with the attributes of a variable of a jaxpr.
 
-    `value` is that of a small constant. `from_zero` is what it would be if the metrics that the
-    step was given were zero, where it hangs on them.
+    `value` is the value of a small constant. `from_zero` is the value as it would be if the metrics
+    were zero before the step; None if it does not depend on metrics.
     """
 
     aval: Any
@@ -28,7 +29,7 @@ class TapedValue:
 
 @dataclasses.dataclass(slots=True)
 class TapedOp:
-    """One operation; plays an equation of a jaxpr."""
+    """One operation, with the attributes of an equation of a jaxpr."""
 
     primitive: Any
     params: dict[str, Any]
@@ -36,14 +37,14 @@ class TapedOp:
     outvars: list[TapedValue]
     effects: frozenset[Any] = frozenset()
     source_info: Any = _compat.NO_SOURCE
-    line: str = ""  # where it is another one than that of `source_info`
+    line: str = ""  # the user's line, if it is not the line of `source_info`
 
 
 class Tape:
-    """Remembers every operation of one replica, with shapes and without data.
+    """A record of all operations of one replica, with shapes and without data.
 
-    It has the attributes of an open jaxpr. Control flow has been decided already, so it is a
-    straight line.
+    It has the attributes of an open jaxpr. It has no loops or branches, since Python has already
+    decided them.
     """
 
     def __init__(self) -> None:
@@ -52,13 +53,13 @@ class Tape:
         self.eqns: list[TapedOp] = []
         self.outvars: list[TapedValue] = []
 
-    def input(self, aval: Any) -> TapedValue:
-        """The next input of the step."""
+    def add_input(self, aval: Any) -> TapedValue:
+        """Add the next input of the step."""
         value = TapedValue(aval)
         self.invars.append(value)
         return value
 
-    def did(
+    def record(
         self,
         primitive: Any,
         params: dict[str, Any],
@@ -66,7 +67,7 @@ class Tape:
         avals: Sequence[Any],
         line: str = "",
     ) -> list[TapedValue]:
-        """Remember an operation; its results."""
+        """Record an operation, and return its results."""
         made = [TapedValue(a) for a in avals]
         given = [self._value(a) for a in args]
         op = TapedOp(
@@ -75,18 +76,18 @@ class Tape:
         self.eqns.append(op)
         return made
 
-    def results(self, values: Iterable[Any]) -> None:
-        """The results of the step."""
+    def add_results(self, values: Iterable[Any]) -> None:
+        """Record the results of the step."""
         self.outvars += [self._value(v) for v in values]
 
     def _value(self, x: Any) -> TapedValue:
         if isinstance(x, _compat.HeldTracer):
             mark: TapedValue = x.mark
             return mark
-        return self.constant(x)
+        return self.add_constant(x)
 
-    def constant(self, x: Any) -> TapedValue:
-        """A value that is no result of an operation."""
+    def add_constant(self, x: Any) -> TapedValue:
+        """Record a value that is not the result of an operation."""
         aval = jax.typeof(x)
         is_small = getattr(aval, "size", _SMALL + 1) <= _SMALL and not _is_key(aval)
         constant = TapedValue(aval, np.asarray(x) if is_small else None)
@@ -99,7 +100,8 @@ def _is_key(x: Any) -> bool:
 
 
 def same_bits(values: Sequence[Any]) -> bool:
-    """Whether arrays hold the same bits in the same shape and dtype."""
+    """Whether arrays have the same bits, shape and dtype."""
+    # Bits, not `==`: a nan is equal to itself on all replicas, and 0.0 differs from -0.0.
     raw = [_bits(v) for v in values]
     return all(r == raw[0] for r in raw)
 

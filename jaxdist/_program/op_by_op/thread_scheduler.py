@@ -1,4 +1,4 @@
-"""Functions that take turns in threads of their own, and meet where they have to."""
+"""Threads for the replicas of a step: one runs at a time, until all wait at a meeting."""
 
 import contextlib
 import contextvars
@@ -7,77 +7,77 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# How long a thread that is told to stop may take before it is told again, in seconds.
+# Seconds to wait for a thread that was interrupted, before interrupting it again.
 _PATIENCE = 1.0
 
 
 class _StoppedError(BaseException):
-    """Ends a thread whose results are no longer wanted; `except Exception` does not catch it."""
+    """Ends the thread of a replica after an error; user code with `except Exception` misses it."""
 
 
 class ThreadScheduler:
-    """Runs one function for each replica; one at a time, the first one first.
+    """A scheduler that runs one function for each replica, one at a time, in order.
 
-    A function gives up its turn where it calls `meet`, and gets the next one when all are there.
-    Whatever goes wrong in one of them, or in the caller (Ctrl-C), ends all of them before it is
-    raised in the caller.
+    A function runs until it calls `meet`, and continues when all others have done so too. An
+    exception in one function, or in the caller (Ctrl-C), ends all threads; then it is raised in
+    the caller.
     """
 
     def __init__(self, bodies: Sequence[Callable[[], Any]]) -> None:
-        self._players = [_Player(self, number, body) for number, body in enumerate(bodies)]
-        self._came_back = _Baton()
+        self._threads = [_ReplicaThread(self, number, body) for number, body in enumerate(bodies)]
+        self._paused = _Signal()
         self.is_stopping = False
 
     def run(self, settle: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
-        """Results of all functions.
+        """Run all functions, and return their results.
 
         Args:
-            settle: Given what each of them brought to a meeting (`Finished` for those that are
-                done), says what each takes along.
+            settle: Called with the request of each function (`Finished` for those that have
+                returned); returns the answer for each function.
 
         Raises:
-            Exception: What a function raised, with a note that names its replica.
+            Exception: The exception of a function, with a note that names its replica.
         """
         try:
             while True:
-                for player in self._players:
-                    self._turn_of(player)
-                if all(p.is_done for p in self._players):
-                    return [p.result for p in self._players]
-                for player, answer in zip(
-                    self._players, settle([p.brought for p in self._players]), strict=True
+                for thread in self._threads:
+                    self._run_until_pause(thread)
+                if all(p.is_done for p in self._threads):
+                    return [p.result for p in self._threads]
+                for thread, answer in zip(
+                    self._threads, settle([p.request for p in self._threads]), strict=True
                 ):
-                    player.answer = answer
+                    thread.answer = answer
         finally:
             self._stop()
 
-    def meet(self, number: int, brought: Any) -> Any:
-        """Called by function `number`: wait for the others, and take what is settled for it."""
-        return self._players[number].meet(brought)
+    def meet(self, number: int, request: Any) -> Any:
+        """Wait in function `number` for the others; return the answer of `settle` for it."""
+        return self._threads[number].meet(request)
 
-    def came_back(self) -> None:
-        """Called by a function whose turn is over."""
-        self._came_back.give()
+    def pause(self) -> None:
+        """Return control to the scheduler; called in the thread of a function."""
+        self._paused.set()
 
-    def _turn_of(self, player: "_Player") -> None:
-        player.go_on()
-        self._came_back.take()
-        if player.error is not None:
-            error, player.error = player.error, None
-            error.add_note(f"Raised on replica {player.number} of {len(self._players)}.")
+    def _run_until_pause(self, thread: "_ReplicaThread") -> None:
+        thread.resume()
+        self._paused.wait()
+        if thread.error is not None:
+            error, thread.error = thread.error, None
+            error.add_note(f"Raised on replica {thread.number} of {len(self._threads)}.")
             raise error
 
     def _stop(self) -> None:
         self.is_stopping = True
-        for player in self._players:
-            player.stop()
+        for thread in self._threads:
+            thread.stop()
 
 
-class _Baton:
-    """Given by one thread and taken by another.
+class _Signal:
+    """A signal from one thread to another.
 
-    A plain lock: semaphores and events are written in Python, where Ctrl-C, or an exception from
-    another thread, can come in the middle and leave them locked for ever.
+    It is a plain lock. Semaphores and events are written in Python, so Ctrl-C, or an exception from
+    another thread, can interrupt them halfway and leave them locked forever.
     """
 
     __slots__ = ("_lock",)
@@ -86,68 +86,72 @@ class _Baton:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def give(self) -> None:
-        # It may be there already, when threads are being stopped.
+    def set(self) -> None:
+        # While threads are being stopped, the signal may already be set.
         with contextlib.suppress(RuntimeError):
             self._lock.release()
 
-    def take(self) -> None:
-        # Another thread may be given a signal of the process, and the main thread, whose it is to
-        # handle, is not woken by that: it looks for itself from time to time.
+    def wait(self) -> None:
+        # The operating system may deliver Ctrl-C to another thread. That does not wake the main
+        # thread, which has to handle it, so the main thread wakes up by itself from time to time.
         while not self._lock.acquire(timeout=_PATIENCE):
             pass
 
 
 class Finished:
-    """Stands for a function that returned without coming to a meeting."""
+    """The request of a function that has returned."""
 
 
-class _Player:
-    """One function in its thread."""
+class _ReplicaThread:
+    """One function and its thread."""
 
-    def __init__(self, turns: ThreadScheduler, number: int, body: Callable[[], Any]) -> None:
+    def __init__(self, scheduler: ThreadScheduler, number: int, body: Callable[[], Any]) -> None:
         self.number = number
-        self.brought: Any = None
+        self.request: Any = None
         self.answer: Any = None
         self.result: Any = None
         self.error: BaseException | None = None
         self.is_done = False
-        self._turns = turns
+        self._scheduler = scheduler
         self._body = body
-        self._may_go = _Baton()
+        self._resumed = _Signal()
         self._is_running = False
         context = contextvars.copy_context()
-        # A thread that hangs in a call that Python cannot interrupt must not keep the process.
+        # A daemon: a thread that hangs in a call that Python cannot interrupt must not keep the
+        # process alive.
         self._thread = threading.Thread(
-            target=context.run, args=(self._play,), name=f"jaxdist-replica-{number}", daemon=True
+            target=context.run,
+            args=(self._run_body,),
+            name=f"jaxdist-replica-{number}",
+            daemon=True,
         )
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._is_running = True
         if self._thread.ident is None:
             self._thread.start()
         else:
-            self._may_go.give()
+            self._resumed.set()
 
-    def meet(self, brought: Any) -> Any:
-        if self._turns.is_stopping:
+    def meet(self, request: Any) -> Any:
+        if self._scheduler.is_stopping:
             raise _StoppedError
-        self.brought = brought
+        self.request = request
         self._is_running = False
-        self._turns.came_back()
-        self._may_go.take()
-        if self._turns.is_stopping:
+        self._scheduler.pause()
+        self._resumed.wait()
+        if self._scheduler.is_stopping:
             raise _StoppedError
         answer, self.answer = self.answer, None
         return answer
 
-    def _play(self) -> None:
-        if self._turns.is_stopping:
+    def _run_body(self) -> None:
+        if self._scheduler.is_stopping:
             return
         with contextlib.suppress(_StoppedError):
             try:
                 self.result = self._body()
-                self.brought = Finished()
+                self.request = Finished()
                 self.is_done = True
             except _StoppedError:
                 raise
@@ -155,22 +159,22 @@ class _Player:
                 self.error = error
             finally:
                 self._is_running = False
-                self._turns.came_back()
+                self._scheduler.pause()
 
     def stop(self) -> None:
-        """End the thread, wherever it is."""
+        """End the thread, whether it runs or waits."""
         if self._thread.ident is None:
             return
         if self._is_running:
             self._interrupt()
-        self._may_go.give()
+        self._resumed.set()
         self._thread.join(_PATIENCE)
         while self._thread.is_alive():
             self._interrupt()
             self._thread.join(_PATIENCE)
 
     def _interrupt(self) -> None:
-        """Raise in the thread where it runs Python."""
+        """Raise `_StoppedError` in the thread, at its next Python instruction."""
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(_StoppedError)
         )

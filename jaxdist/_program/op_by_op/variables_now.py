@@ -1,4 +1,4 @@
-"""Variables of a step that runs op by op: one replica's values of them."""
+"""One replica's values of the variables that a step op by op uses."""
 
 import contextlib
 import dataclasses
@@ -10,7 +10,7 @@ import jax
 from jaxdist import _compat
 from jaxdist._collectives import fresh_trace_key
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.op_by_op.merge_once import Merged, merge_call_of, trace_merge
+from jaxdist._program.op_by_op.merge_once import MergeAnswer, make_merge_call, trace_merge
 from jaxdist._program.op_by_op.replica_ops import ReplicaOps
 from jaxdist._program.variables.access import StepAccess, check_same_strategy, mapped_value_error
 from jaxdist._values import Variable, get_arrays
@@ -25,7 +25,7 @@ class _Cell:
 
 
 class VariablesNow(StepAccess):
-    """Values that are taken from the variables when first met, and kept until the step is done."""
+    """One replica's values of variables: read at the first use, and kept until the step ends."""
 
     def __init__(
         self,
@@ -43,20 +43,21 @@ class VariablesNow(StepAccess):
 
     @contextlib.contextmanager
     def body(self) -> Iterator[None]:
-        """The body of one replica."""
+        """Run the body of one replica."""
         with self._tracing:
             yield
 
     def merge(self, merged: Callable[[Any, Any], Any], fn: Any, given: Any) -> Any:
-        """Call a merge function once, where the replicas come to it alike."""
+        """Call a merge function: once for all replicas if their Python inputs are equal."""
         if self._layout.num_replicas == 1 or _compat.is_staged_in(self._ops.trace):
             return merged(given, self)
-        call, arrays, reached = merge_call_of(fn, given)
+        call, arrays, reached = make_merge_call(fn, given)
         if not self._ops.meet(call):
             return merged(given, self)
+        # Only replica 0 traces the function, so its Python side effects happen once.
         leads = self._number == 0
         own = trace_merge(merged, given, reached, self._layout) if leads else None
-        done = self._ops.meet(Merged(own, call.source))
+        done = self._ops.meet(MergeAnswer(own, call.source))
         if done is None:
             return merged(given, self)
         values = [self._own(v) for v in done.touched]
@@ -66,7 +67,7 @@ class VariablesNow(StepAccess):
         return result
 
     def results(self) -> list[Any]:
-        """Results of a program that are variables; here they are asked for by `value_of`."""
+        """Return nothing: here `value_of` gives the new values of variables."""
         return []
 
     @property
@@ -75,7 +76,7 @@ class VariablesNow(StepAccess):
         return [c.variable for c in self._cells.values() if c.is_written]
 
     def value_of(self, variable: Variable) -> Any:
-        """The value that this replica leaves."""
+        """Return the value of a variable on this replica after the step."""
         return self._cell(variable).value
 
     def _cell(self, variable: Variable) -> _Cell:
@@ -96,13 +97,14 @@ class VariablesNow(StepAccess):
         if _compat.is_mapped(own):
             raise mapped_value_error(variable, what)
         if isinstance(own, jax.core.Tracer) and not isinstance(own, _compat.HeldTracer):
-            raise _still_traced(variable, what)
+            raise _explain_still_traced(variable, what)
         cell.value, cell.is_written = own, True
-        # A rematerialised function keeps the value that it was traced with.
+        # JAX caches the trace of a rematerialised function, with the value that the variable had
+        # then. Another key for the cache makes it trace again.
         self._tracing.enter_context(fresh_trace_key())
 
 
-def _still_traced(variable: Variable, what: str) -> ContextError:
+def _explain_still_traced(variable: Variable, what: str) -> ContextError:
     return ContextError(
         f"Variable {variable.label!r}.{what} was called at {_compat.find_callers_line()}, inside a "
         "function that JAX traces even where steps run op by op: jax.checkpoint, or cond and "

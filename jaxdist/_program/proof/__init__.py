@@ -1,1 +1,1 @@
-"""What can be proved from a traced program, operation by operation."""
+"""Proofs about traced programs: equal on all replicas, pieces of one array, only adds, updates."""

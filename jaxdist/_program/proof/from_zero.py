@@ -1,8 +1,9 @@
-"""A program run on two values of some inputs at once: the real ones, and zeros.
+"""Evaluation of one program on two values of some inputs: the real values, and zeros.
 
-What a step adds to a metric is what the metric is after the step if it was zero before. Taking the
-difference instead loses what is added above 2**24, and knows nothing of infinities. The rest of
-the program is run once: only what lies between these inputs and the wanted results is run again.
+A step adds some increment to a metric. The increment equals the metric after the step, if the
+metric was zero before the step. The difference after - before is no replacement: in float32 it
+loses increments to totals above 2**24, and it is nan for infinite totals. Only the operations
+between these inputs and the wanted results run twice; the rest of the program runs once.
 """
 
 from collections.abc import Sequence
@@ -17,29 +18,30 @@ from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
 from jaxdist._program.jaxprs.interpreter import Interpreter
 from jaxdist._program.jaxprs.subprograms import open_jaxpr
 
-# Calls that can be written out; derivatives of the others are their own.
-_WRITTEN_OUT = frozenset({"jit", "pjit", "closed_call", "core_call"}) & frozenset(known.CALLS)
+# Calls that may be inlined. The others have derivatives of their own, which inlining would lose.
+_INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"}) & frozenset(known.CALLS)
 
 
-# A value, and the other one; None where that is the same.
+# The value of the real run, and the value of the other run; None where both are the same.
 Pair: TypeAlias = tuple[Any, Any]
 
 
 def run_twice(
     program: Any, arguments: Sequence[Any], others: Sequence[Any], wanted: Sequence[bool]
 ) -> tuple[list[Any], list[Any]]:
-    """Run an open or closed program.
+    """Evaluate an open or closed program on two sets of inputs.
 
     Args:
-        program: One replica's.
+        program: The program of one replica.
         arguments: The real inputs.
-        others: The other value of each input; None where it is the real one.
-        wanted: The results that are asked for of the other values.
+        others: The inputs of the other run; None where the input is the real one.
+        wanted: For each result, whether the caller wants its value in the other run.
 
     Returns:
-        The real results, and the wanted others; None where they are the real ones.
+        The results of the real run, and the wanted results of the other run; None where a result
+        is the same in both runs.
     """
-    runs = TwoRuns(_needed(open_jaxpr(program), wanted))
+    runs = TwoRuns(_find_needed(open_jaxpr(program), wanted))
     pairs = runs.run(program, list(zip(arguments, others, strict=True)))
     return [real for real, _ in pairs], [
         other if w else None for (_, other), w in zip(pairs, wanted, strict=True)
@@ -47,10 +49,10 @@ def run_twice(
 
 
 class TwoRuns(Interpreter[Pair]):
-    """Computes each value, and its other value where that is another one.
+    """An interpreter that computes each value in both runs, once where both values are the same.
 
     Args:
-        needed: The variables of the program from which the wanted results are computed.
+        needed: The variables of the program that the wanted results depend on.
     """
 
     def __init__(self, needed: set[Any]) -> None:
@@ -68,14 +70,14 @@ class TwoRuns(Interpreter[Pair]):
         if not any(asked) or all(x is None for x in others):
             results, found = _bind(eqn, operands), [None] * len(eqn.outvars)
         else:
-            results, found = _both(eqn, operands, others, asked)
+            results, found = _evaluate_both(eqn, operands, others, asked)
         return list(zip(results, found, strict=True))
 
     operation = equation
 
 
-def _needed(jaxpr: Any, wanted: Sequence[bool]) -> set[Any]:
-    """The variables from which the wanted results are made."""
+def _find_needed(jaxpr: Any, wanted: Sequence[bool]) -> set[Any]:
+    """Return the variables that the wanted results depend on."""
     found = {
         v for v, w in zip(jaxpr.outvars, wanted, strict=True) if w and not isinstance(v, Literal)
     }
@@ -90,14 +92,15 @@ def _bind(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def _both(
+def _evaluate_both(
     eqn: Any, operands: list[Any], others: list[Any], asked: list[bool]
 ) -> tuple[list[Any], list[Any]]:
     name = eqn.primitive.name
-    if name in _WRITTEN_OUT:
+    if name in _INLINED:
         return run_twice(eqn.params[known.CALLS[name]], operands, others, asked)
     if name == "scan":
         return _scan(eqn, operands, others)
+    # If the index itself differs, the two runs may take different branches: bind both.
     if name == "cond" and others[0] is None:
         return _cond(eqn, operands, others, asked)
     second = [a if b is None else b for a, b in zip(operands, others, strict=True)]
@@ -108,13 +111,14 @@ def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], 
     params = eqn.params
     program = params["jaxpr"]
     consts, carry = _compat.get_scan_counts(params)
-    depends = _dependent_carry(program, [x is not None for x in others], consts, carry)
+    # The scan below carries a second copy only of those parts of the carry that can differ.
+    depends = _find_dependent_carry(program, [x is not None for x in others], consts, carry)
     numbers = [i for i in range(carry) if depends[i]]
     start = operands[consts : consts + carry]
     given = others[consts : consts + carry]
     second = [start[i] if given[i] is None else given[i] for i in numbers]
     rows, other_rows = operands[consts + carry :], others[consts + carry :]
-    asked = [*depends, *depends_of_rows(program, others, consts, carry, depends)]
+    asked = [*depends, *find_dependent_rows(program, others, consts, carry, depends)]
     made = [i for i, a in enumerate(asked[carry:]) if a]
 
     def body(state: Any, values: Any) -> Any:
@@ -151,32 +155,34 @@ def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], 
     return [*state, *stacked], found
 
 
-def _dependent_carry(program: Any, given: list[bool], consts: int, carry: int) -> list[bool]:
-    """Which parts of a loop's carry hang on inputs that have another value."""
+def _find_dependent_carry(program: Any, given: list[bool], consts: int, carry: int) -> list[bool]:
+    """Return which parts of a loop's carry depend on inputs that differ between the two runs."""
     held, state, rows = given[:consts], given[consts : consts + carry], given[consts + carry :]
     while True:
-        out = depends(program, [*held, *state, *rows])
+        out = find_dependent_results(program, [*held, *state, *rows])
         grown = [a or b for a, b in zip(state, out[:carry], strict=True)]
         if grown == state:
             return state
         state = grown
 
 
-def depends_of_rows(
+def find_dependent_rows(
     program: Any, others: list[Any], consts: int, carry: int, state: list[bool]
 ) -> list[bool]:
-    """Which stacked results of a loop hang on inputs that have another value."""
+    """Return which stacked results of a loop depend on inputs that differ between the two runs."""
     given = [x is not None for x in others]
-    return depends(program, [*given[:consts], *state, *given[consts + carry :]])[carry:]
+    return find_dependent_results(program, [*given[:consts], *state, *given[consts + carry :]])[
+        carry:
+    ]
 
 
-def depends(program: Any, given: Sequence[bool]) -> list[bool]:
-    """For each result of a program, whether it hangs on one of the inputs that are marked."""
+def find_dependent_results(program: Any, given: Sequence[bool]) -> list[bool]:
+    """Return for each result of a program whether it depends on one of the marked inputs."""
     return MarkedInputs().run(program, given)
 
 
 class MarkedInputs(ForwardAnalysis[bool]):
-    """Whether values depend on inputs that are marked."""
+    """The analysis of which values depend on the marked inputs."""
 
     def literal(self, literal: Any) -> bool:
         return False
@@ -190,10 +196,11 @@ class MarkedInputs(ForwardAnalysis[bool]):
     def operation(self, eqn: Any, inputs: list[bool]) -> list[bool]:
         return [any(inputs)] * len(eqn.outvars)
 
-    # The same calls, loops and branches are taken apart as by `_both`; the rest is run as a whole.
+    # These rules must look into exactly the programs that `_evaluate_both` evaluates twice. If they
+    # found fewer dependent values, the two runs would have different pytrees.
 
     def call(self, eqn: Any, inputs: list[bool]) -> list[bool]:
-        inside = eqn.primitive.name in _WRITTEN_OUT
+        inside = eqn.primitive.name in _INLINED
         return super().call(eqn, inputs) if inside else self.operation(eqn, inputs)
 
     def cond(self, eqn: Any, inputs: list[bool]) -> list[bool]:
@@ -209,10 +216,12 @@ def _cond(
     index, *values = operands
     branches = eqn.params["branches"]
     given = [x is not None for x in others[1:]]
-    ways = [depends(b, given) for b in branches]
+    ways = [find_dependent_results(b, given) for b in branches]
+    # All branches must return the same pytree: a second value of each result that differs in any
+    # of them.
     either = [a and any(w) for a, w in zip(asked, zip(*ways, strict=True), strict=True)]
 
-    def of(branch: Any) -> Any:
+    def make_branch(branch: Any) -> Any:
         def run(held: Any) -> Any:
             own, second = held
             results, found = run_twice(branch, own, second, either)
@@ -221,6 +230,6 @@ def _cond(
 
         return run
 
-    results, made = jax.lax.switch(index, [of(b) for b in branches], (values, others[1:]))
+    results, made = jax.lax.switch(index, [make_branch(b) for b in branches], (values, others[1:]))
     copies = iter(made)
     return list(results), [next(copies) if e else None for e in either]

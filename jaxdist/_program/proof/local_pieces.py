@@ -1,7 +1,8 @@
-"""A traced step in terms of the pieces that a replica holds.
+"""Evaluation of a traced step on the pieces of sharded arrays that one replica holds.
 
-A step is traced with arrays in pieces in their whole shapes. Here each of its operations is done
-with the piece of this replica, where `ShardingProof` has proved that this is the same.
+jaxdist traces a step with sharded arrays in their whole shapes. `LocalPieces` evaluates each
+operation of the trace on the piece of this replica, where `ShardingProof` has proved that this
+gives the same. See Note [Whole shapes, local pieces].
 """
 
 import functools
@@ -21,151 +22,158 @@ from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut, cut_piece
 from jaxdist.errors import ShardedArrayError
 
+# Calls that must stay calls, since they mark the values to recompute for gradients.
 _REBUILT = frozenset({"remat", "remat2", "checkpoint"})
 
 
 class Local(NamedTuple):
-    """What is known of a value, and the value: the piece of this replica where it is in pieces."""
+    """A fact about a value, and the value; of a sharded array, the piece of this replica."""
 
-    seen: ShardFact
+    fact: ShardFact
     array: Any
 
 
 class LocalPieces(Interpreter[Local]):
-    """Evaluates programs of whole arrays on the pieces of one replica.
+    """An interpreter that evaluates programs of whole arrays on the pieces of one replica.
 
     Args:
-        proof: Proves what is asked of it.
+        proof: The analysis that proves facts about values.
 
     Raises:
-        ShardedArrayError: From `run`: an operation that would see a piece in the place of an array.
+        ShardedArrayError: From `run`: an operation would see a piece in the place of an array.
     """
 
     def __init__(self, proof: ShardingProof) -> None:
         self._proof = proof
 
     def literal(self, literal: Any) -> Local:
-        return Local(_constant(literal), literal.val)
+        return Local(_get_constant_fact(literal), literal.val)
 
     def constant(self, variable: Any, value: Any) -> Local:
-        return Local(_constant(variable), value)
+        return Local(_get_constant_fact(variable), value)
 
     def equation(self, eqn: Any, inputs: list[Local]) -> list[Local]:
-        has_pieces = any(x.seen.cut is not None for x in inputs)
+        # Bind operations without pieces as they are: a scan or a custom derivative in them then
+        # needs no second trace.
+        has_pieces = any(x.fact.cut is not None for x in inputs)
         if not (has_pieces or is_marked(eqn)):
-            return self._bound(eqn, inputs, [x.array for x in inputs])
+            return self._bind_unchanged(eqn, inputs, [x.array for x in inputs])
         return super().equation(eqn, inputs)
 
     def operation(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         arrays = [x.array for x in inputs]
         if eqn.primitive is PIECE:
-            [seen] = self._proof.equation(eqn, [inputs[0].seen])
-            return [Local(seen, arrays[0])]
+            [fact] = self._proof.equation(eqn, [inputs[0].fact])
+            return [Local(fact, arrays[0])]
         if eqn.primitive is OPEN:
-            [seen] = self._proof.equation(eqn, [inputs[0].seen])
-            return [Local(seen, self._piece(inputs[0], eqn.params["cut"]))]
+            [fact] = self._proof.equation(eqn, [inputs[0].fact])
+            return [Local(fact, self._cut_piece(inputs[0], eqn.params["cut"]))]
         if subprograms(eqn) and eqn.outvars:
-            raise ShardedArrayError(_not_inside(eqn))
+            raise ShardedArrayError(_explain_not_inside(eqn))
         if eqn.primitive.name in ELEMENTWISE:
-            cut = next(x.seen.cut for x in inputs if x.seen.cut is not None)
-            seen = self._proof.equation(eqn, [x.seen for x in inputs])
-            local = [self._piece(x, cut) for x in inputs]
-            return [Local(s, r) for s, r in zip(seen, _bind(eqn, local, eqn.params), strict=True)]
-        return self._bound(eqn, inputs, arrays)
+            cut = next(x.fact.cut for x in inputs if x.fact.cut is not None)
+            facts = self._proof.equation(eqn, [x.fact for x in inputs])
+            local = [self._cut_piece(x, cut) for x in inputs]
+            return [Local(s, r) for s, r in zip(facts, _bind(eqn, local, eqn.params), strict=True)]
+        return self._bind_unchanged(eqn, inputs, arrays)
 
-    def _bound(self, eqn: Any, inputs: Sequence[Local], arrays: Sequence[Any]) -> list[Local]:
-        """The operation as it is."""
-        seen = self._proof.equation(eqn, [x.seen for x in inputs])
+    def _bind_unchanged(
+        self, eqn: Any, inputs: Sequence[Local], arrays: Sequence[Any]
+    ) -> list[Local]:
+        """Bind an operation without changing it."""
+        facts = self._proof.equation(eqn, [x.fact for x in inputs])
         results = _bind(eqn, arrays, eqn.params)
-        return [Local(s, r) for s, r in zip(seen, results, strict=True)]
+        return [Local(s, r) for s, r in zip(facts, results, strict=True)]
 
-    def _piece(self, value: Local, cut: Cut) -> Any:
-        """The piece of this replica, of a value that may be whole; a scalar as it is."""
+    def _cut_piece(self, value: Local, cut: Cut) -> Any:
+        """Return the piece of this replica; scalars stay as they are."""
         array, layout = value.array, self._proof.layout
-        if value.seen.cut is not None or not jnp.ndim(array) or cut.pieces(layout) == 1:
+        if value.fact.cut is not None or not jnp.ndim(array) or cut.pieces(layout) == 1:
             return array
         array = jnp.asarray(array)
         if array.shape[cut.dim] != cut.size:
-            # One element along that dim, for all of them.
+            # The dim has one element, which broadcasts against the piece of every replica.
             return array
-        if value.seen.is_uniform:
-            # All pieces are one and the same.
+        if value.fact.is_uniform:
+            # All pieces are equal, so a slice at 0 avoids one that depends on the replica.
             shape = cut.local_shape(array.shape, cut.pieces(layout))
             return jax.lax.slice(array, (0,) * array.ndim, shape)
         return cut_piece(array, cut, layout)
 
-    def _as(self, value: Local, seen: ShardFact) -> Any:
-        """The array of a value that is taken for what `seen` says."""
-        return value.array if seen.cut is None else self._piece(value, seen.cut)
+    def _convert(self, value: Local, fact: ShardFact) -> Any:
+        """Return the array of a value in the form of `fact`: a piece, or whole."""
+        return value.array if fact.cut is None else self._cut_piece(value, fact.cut)
 
-    # What holds programs
+    # Operations that hold programs
 
     def call(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         name = eqn.primitive.name
         if name == "shard_map":
             return self.operation(eqn, inputs)
         parameter = known.CALLS[name]
-        inner, seen = eqn.params[parameter], [x.seen for x in inputs]
+        inner, facts = eqn.params[parameter], [x.fact for x in inputs]
         if name not in _REBUILT and not name.startswith("custom_"):
             with _compat.use_source_of(eqn):
                 return self.run(inner, inputs)
-        found = self._proof.equation(eqn, seen)
+        found = self._proof.equation(eqn, facts)
+        # The user wrote the backward rule for whole arrays. It cannot be rewritten, so jaxdist
+        # evaluates the function and raises if it is differentiated.
         if name.startswith("custom_vjp"):
-            arrays = _without_derivative(lambda *a: self._results(inner, seen, found, a))(
+            arrays = _raise_in_derivative(lambda *a: self._evaluate_as(inner, facts, found, a))(
                 *(x.array for x in inputs)
             )
             return [Local(s, x) for s, x in zip(found, arrays, strict=True)]
         arrays = [x.array for x in inputs]
-        params = {**eqn.params, parameter: self._traced(inner, seen, found, arrays)}
+        params = {**eqn.params, parameter: self._trace(inner, facts, found, arrays)}
         if "jvp_jaxpr_fun" in params:
-            rule = functools.partial(self._rule, seen, found, arrays)
+            rule = functools.partial(self._trace_jvp, facts, found, arrays)
             params["jvp_jaxpr_fun"] = _compat.rewrite_jvp(params["jvp_jaxpr_fun"], rule)
         results = _bind(eqn, arrays, params)
         return [Local(s, x) for s, x in zip(found, results, strict=True)]
 
-    def _rule(
+    def _trace_jvp(
         self,
-        seen: Sequence[ShardFact],
+        facts: Sequence[ShardFact],
         found: Sequence[ShardFact],
         arrays: Sequence[Any],
         program: Any,
         zeros: Sequence[bool],
         out_zeros: Sequence[bool],
     ) -> Any:
-        """The forward rule of a custom derivative; a tangent is cut as its value is."""
+        """Return the JVP rule of a custom derivative on pieces; tangents are cut like values."""
         tangents = [i for i, zero in enumerate(zeros) if not zero]
-        given = [*seen, *(ShardFact(seen[i].differs, seen[i].cut) for i in tangents)]
+        given = [*facts, *(ShardFact(facts[i].differs, facts[i].cut) for i in tangents)]
         wanted = [*found, *(s for s, zero in zip(found, out_zeros, strict=True) if not zero)]
-        return self._traced(program, given, wanted, [*arrays, *(arrays[i] for i in tangents)])
+        return self._trace(program, given, wanted, [*arrays, *(arrays[i] for i in tangents)])
 
     def scan(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         loop = Scan.of(eqn)
         consts, carry = loop.num_consts, loop.num_carry
-        found = self._proof.equation(eqn, [x.seen for x in inputs])
+        found = self._proof.equation(eqn, [x.fact for x in inputs])
         held, start, rows = loop.split(inputs)
-        state = [self._as(x, s) for x, s in zip(start, found[:carry], strict=True)]
-        of_rows = self._proof.rows(eqn, [x.seen for x in rows])
+        state = [self._convert(x, s) for x, s in zip(start, found[:carry], strict=True)]
+        of_rows = self._proof.rows(eqn, [x.fact for x in rows])
         arrays = [*(x.array for x in held), *state, *(x.array for x in rows)]
-        inner = [*arrays[: consts + carry], *(_row(x.array) for x in rows)]
-        seen = [*(x.seen for x in held), *found[:carry], *of_rows]
+        inner = [*arrays[: consts + carry], *(_get_row_aval(x.array) for x in rows)]
+        facts = [*(x.fact for x in held), *found[:carry], *of_rows]
         stacked = [ShardFact(s.differs, s.cut and s.cut.before(0)) for s in found[carry:]]
-        program = self._traced(eqn.params["jaxpr"], seen, [*found[:carry], *stacked], inner)
+        program = self._trace(eqn.params["jaxpr"], facts, [*found[:carry], *stacked], inner)
         results = _bind(eqn, arrays, {**eqn.params, "jaxpr": program})
         return [Local(s, x) for s, x in zip(found, results, strict=True)]
 
     def while_loop(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         p, loop = eqn.params, While.of(eqn)
-        first, second = loop.num_of_condition, loop.num_of_condition + loop.num_of_body
-        found = self._proof.equation(eqn, [x.seen for x in inputs])
-        state = [self._as(x, s) for x, s in zip(inputs[second:], found, strict=True)]
-        held, of_held = [x.array for x in inputs[:second]], [x.seen for x in inputs[:second]]
-        goes_on = self._traced(
+        first, second = loop.num_condition_consts, loop.num_condition_consts + loop.num_body_consts
+        found = self._proof.equation(eqn, [x.fact for x in inputs])
+        state = [self._convert(x, s) for x, s in zip(inputs[second:], found, strict=True)]
+        held, of_held = [x.array for x in inputs[:second]], [x.fact for x in inputs[:second]]
+        goes_on = self._trace(
             p["cond_jaxpr"],
             [*of_held[:first], *found],
             [ShardFact(frozenset())],
             [*held[:first], *state],
         )
-        body = self._traced(
+        body = self._trace(
             p["body_jaxpr"], [*of_held[first:], *found], found, [*held[first:], *state]
         )
         params = {**p, "cond_jaxpr": goes_on, "body_jaxpr": body}
@@ -173,46 +181,46 @@ class LocalPieces(Interpreter[Local]):
         return [Local(s, x) for s, x in zip(found, results, strict=True)]
 
     def cond(self, eqn: Any, inputs: list[Local]) -> list[Local]:
-        found = self._proof.equation(eqn, [x.seen for x in inputs])
-        arrays, seen = [x.array for x in inputs], [x.seen for x in inputs[1:]]
-        branches = tuple(self._traced(b, seen, found, arrays[1:]) for b in eqn.params["branches"])
+        found = self._proof.equation(eqn, [x.fact for x in inputs])
+        arrays, facts = [x.array for x in inputs], [x.fact for x in inputs[1:]]
+        branches = tuple(self._trace(b, facts, found, arrays[1:]) for b in eqn.params["branches"])
         results = _bind(eqn, arrays, {**eqn.params, "branches": branches})
         return [Local(s, x) for s, x in zip(found, results, strict=True)]
 
-    def _results(
+    def _evaluate_as(
         self,
         program: Any,
-        seen: Sequence[ShardFact],
+        facts: Sequence[ShardFact],
         wanted: Sequence[ShardFact],
         arrays: Sequence[Any],
     ) -> list[Any]:
-        """The results of a program, each as what it is wanted as."""
-        given = [Local(s, x) for s, x in zip(seen, arrays, strict=True)]
-        return [self._as(x, s) for x, s in zip(self.run(program, given), wanted, strict=True)]
+        """Evaluate a program, and return each result in the form of the fact in `wanted`."""
+        given = [Local(s, x) for s, x in zip(facts, arrays, strict=True)]
+        return [self._convert(x, s) for x, s in zip(self.run(program, given), wanted, strict=True)]
 
-    def _traced(
+    def _trace(
         self,
         program: Any,
-        seen: Sequence[ShardFact],
+        facts: Sequence[ShardFact],
         wanted: Sequence[ShardFact],
         arrays: Sequence[Any],
     ) -> Any:
-        """A program of local values, open or closed as the one that it is made from."""
+        """Trace a program again on local values; open or closed, as `program` is."""
 
         def local(*own: Any) -> list[Any]:
-            return self._results(program, seen, wanted, own)
+            return self._evaluate_as(program, facts, wanted, own)
 
-        closed = jax.make_jaxpr(local)(*map(_abstract, arrays))
+        closed = jax.make_jaxpr(local)(*map(_get_aval, arrays))
         return closed if isinstance(program, ClosedJaxpr) else closed.jaxpr
 
 
-def _constant(atom: Any) -> ShardFact:
-    """A value that stands in the program."""
+def _get_constant_fact(atom: Any) -> ShardFact:
+    """Return the fact of a literal or constant of a program."""
     return ShardFact(frozenset(), is_uniform=all(n == 1 for n in atom.aval.shape))
 
 
 def is_marked(eqn: Any) -> bool:
-    """Whether an operation is one of the marks of pieces, or holds a program with one."""
+    """Whether an operation is `PIECE` or `OPEN`, or holds a program that has one of them."""
     if eqn.primitive is PIECE or eqn.primitive is OPEN:
         return True
     return any(contains(p, m.name) for p in subprograms(eqn) for m in (PIECE, OPEN))
@@ -223,12 +231,12 @@ def _bind(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Any
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def _row(array: Any) -> Any:
+def _get_row_aval(array: Any) -> Any:
     aval = jax.typeof(array)
     return jax.ShapeDtypeStruct(aval.shape[1:], aval.dtype, weak_type=aval.weak_type)
 
 
-def _abstract(array: Any) -> Any:
+def _get_aval(array: Any) -> Any:
     if isinstance(array, jax.ShapeDtypeStruct):
         return array
     aval = jax.typeof(array)
@@ -236,8 +244,8 @@ def _abstract(array: Any) -> Any:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 
 
-def _without_derivative(fn: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """`fn`, which raises where the step is differentiated from outside."""
+def _raise_in_derivative(fn: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Return `fn` with a derivative that raises `ShardedArrayError`."""
     wrapped = jax.custom_jvp(fn)
 
     def rule(*_: Any) -> Any:
@@ -252,7 +260,7 @@ def _without_derivative(fn: Callable[..., list[Any]]) -> Callable[..., list[Any]
     return wrapped
 
 
-def _not_inside(eqn: Any) -> str:
+def _explain_not_inside(eqn: Any) -> str:
     source = _compat.find_source(eqn)
     return (
         f"strategy.run{f', at {source}' if source else ''}: {eqn.primitive.name} holds a program "

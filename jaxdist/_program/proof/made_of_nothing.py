@@ -1,10 +1,10 @@
-"""What a replica without rows computes: values that are made of nothing.
+"""Analysis of the values that a replica without rows computes.
 
-A sum over no rows is zero, and a mean over none is nan, whatever the parameters are. A forward walk
-over the replica's trace finds such values, since they are known: they are computed of arrays
-without elements, and of literals. A nan among them marks what is computed with it, up to a known
-choice that drops it. A mark that reaches a collective or state is an error, with the line that
-made the nan.
+A sum over no rows is zero and a mean over no rows is nan, whatever the parameters are. So their
+values are known while tracing: they are computed from arrays without elements and from literals
+alone. `NothingAnalysis` evaluates them. A nan among them marks all values that are computed from
+it, until a `select_n` with a known predicate drops it. If a mark reaches a collective or state,
+jaxdist raises, with the line that made the nan.
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ from jaxdist._collectives import UNEVEN_ALL_GATHER
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
-from jaxdist._program.jaxprs.subprograms import inner_inputs, subprograms
-from jaxdist._program.proof.replication import named_axes
+from jaxdist._program.jaxprs.subprograms import get_input_variables, subprograms
+from jaxdist._program.proof.replication import get_named_axes
 
-# Values of more elements are evaluated only where all elements are one.
+# The cost is bounded: larger values are evaluated only if all their elements are equal.
 _MOST_ELEMENTS = 4096
 _ELEMENTWISE = frozenset(
     """
@@ -33,7 +33,7 @@ _ELEMENTWISE = frozenset(
     reduce_precision rem round rsqrt select_n sign sin sqrt square stop_gradient sub tan tanh
     """.split()
 )
-# A result has the elements of its operand, in another order or more than once.
+# Each element of the result is an element of an operand.
 _SAME_ELEMENTS = frozenset(
     "broadcast_in_dim concatenate expand_dims reshape rev slice squeeze transpose".split()
 )
@@ -42,7 +42,7 @@ _SUMS = frozenset({"reduce_sum", "dot_general", "conv_general_dilated", "cumsum"
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The operation that made a nan of nothing."""
+    """The operation that made a nan from an array without elements."""
 
     name: str
     line: str
@@ -50,26 +50,26 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Found:
-    """What is known of one value."""
+    """The facts about one value."""
 
-    value: Any = None  # an array, where it is known
-    of_nothing: bool = False  # it was computed of an array without elements
-    nan: Origin | None = None  # it may hold a nan that was made of nothing
+    value: Any = None  # the array, if it is known
+    of_nothing: bool = False  # whether it was computed from an array without elements
+    nan: Origin | None = None  # the operation whose nan it may contain
 
 
 UNKNOWN = Found()
-# Called with the collective's equation, the line that asked for it, and the nan that reaches it.
+# Called with the equation of the collective, the line that called it, and the origin of the nan.
 OnCollective: TypeAlias = Callable[[Any, str, Origin], None]
 
 
-def line_of(eqn: Any) -> str:
-    """The line that asked for an operation; that of a tape notes it itself."""
+def find_line(eqn: Any) -> str:
+    """Return the user's line of an operation; operations of a tape have it as `line`."""
     noted: str = getattr(eqn, "line", "")
     return noted or _compat.find_source(eqn)
 
 
 def constant(value: Any) -> Found:
-    """A value that is part of the program."""
+    """Return the fact of a literal or constant of a program."""
     if isinstance(value, jax.core.Tracer) or not _has_numbers(value):
         return UNKNOWN
     if getattr(value, "size", 1) > _MOST_ELEMENTS:
@@ -78,7 +78,8 @@ def constant(value: Any) -> Found:
 
 
 def nothing(shape: Sequence[int], dtype: Any) -> Found:
-    """An array without elements; random keys are none that NumPy has."""
+    """Return the fact of an array without elements."""
+    # NumPy has no arrays of random keys.
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return UNKNOWN
     return Found(np.zeros(shape, dtype), of_nothing=True)
@@ -87,11 +88,11 @@ def nothing(shape: Sequence[int], dtype: Any) -> Found:
 def walk(
     jaxpr: Any, given: Sequence[Found], axes: frozenset[str], on_collective: OnCollective
 ) -> list[Found]:
-    """What is known of the results of an open or closed program of one replica.
+    """Return the facts of the results of an open or closed program of one replica.
 
     Args:
         jaxpr: The program, or the tape of one.
-        given: What is known of its inputs.
+        given: The facts of its inputs.
         axes: The replica axes.
         on_collective: Called for each collective that a nan reaches.
     """
@@ -99,7 +100,7 @@ def walk(
 
 
 class NothingAnalysis(ForwardAnalysis[Found]):
-    """What is known of values of a replica without rows.
+    """The analysis of the values of a replica without rows.
 
     Args:
         axes: The replica axes.
@@ -109,12 +110,13 @@ class NothingAnalysis(ForwardAnalysis[Found]):
     def __init__(self, axes: frozenset[str], on_collective: OnCollective) -> None:
         self._axes = axes
         self._on_collective = on_collective
-        # The line of the all-reduce that is being walked, and that of any call.
-        self._line = ""
+        # The line of the current all-reduce, and the line of the current call.
+        self._all_reduce_line = ""
         self._call_line = ""
 
-    def _origin(self, eqn: Any) -> Origin:
-        """Where a nan is made; functions of JAX that are jitted have no line of their own."""
+    def _find_origin(self, eqn: Any) -> Origin:
+        """Return the operation and the user's line that made a nan."""
+        # Operations inside jitted functions of JAX have no line of the user.
         line = getattr(eqn, "line", "") or _compat.find_caller_of_library(eqn) or self._call_line
         return Origin(eqn.primitive.name, line)
 
@@ -122,12 +124,12 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         return constant(literal.val)
 
     def constant(self, variable: Any, value: Any) -> Found:
-        # A tape holds the small ones beside its variables.
+        # A tape stores the values of small constants in its variables.
         held = getattr(variable, "value", None) if value is None else value
         return UNKNOWN if held is None else constant(held)
 
     def join(self, eqn: Any, aval: Any, first: Found, second: Found) -> Found:
-        return _join([first, second], aval)
+        return _join_facts([first, second], aval)
 
     def is_same(self, first: Found, second: Found) -> bool:
         return _is_same(first, second)
@@ -135,39 +137,42 @@ class NothingAnalysis(ForwardAnalysis[Found]):
     def operation(self, eqn: Any, inputs: list[Found]) -> list[Found]:
         name = eqn.primitive.name
         meets = name in known.COLLECTIVES or eqn.primitive is UNEVEN_ALL_GATHER
-        if meets and frozenset(named_axes(eqn.params)) & self._axes:
+        if meets and frozenset(get_named_axes(eqn.params)) & self._axes:
             return self._collective(eqn, inputs)
         which = inputs[0].value if inputs else None
+        # Before `_evaluate`: the case that is not taken may be unknown, or a nan that is dropped.
         if name == "select_n" and which is not None and which.size:
-            return [self._chosen(eqn, inputs)]
-        results = self._evaluated(eqn, name, inputs)
+            return [self._select(eqn, inputs)]
+        results = self._evaluate(eqn, name, inputs)
         if results is not None:
             return results
+        # The programs of an unknown primitive may make a nan that reaches a collective inside.
         for inner in subprograms(eqn):
-            self.run(inner, [UNKNOWN] * len(inner_inputs(inner)))
-        return self._marked(eqn, name, inputs)
+            self.run(inner, [UNKNOWN] * len(get_input_variables(inner)))
+        return self._mark_unknown(eqn, name, inputs)
 
     def call(self, eqn: Any, inputs: list[Found]) -> list[Found]:
-        around = self._line, self._call_line
+        around = self._all_reduce_line, self._call_line
         if "plan" in eqn.params:
-            self._line = self._line or line_of(eqn)
-        self._call_line = line_of(eqn) or self._call_line
+            self._all_reduce_line = self._all_reduce_line or find_line(eqn)
+        self._call_line = find_line(eqn) or self._call_line
         results = super().call(eqn, inputs)
-        self._line, self._call_line = around
+        self._all_reduce_line, self._call_line = around
         return results
 
     def _collective(self, eqn: Any, given: list[Found]) -> list[Found]:
         marks = [g.nan for g in given if g.nan is not None]
         if marks:
-            self._on_collective(eqn, self._line or line_of(eqn), marks[0])
-        return [_of_shape(v.aval) for v in eqn.outvars]
+            self._on_collective(eqn, self._all_reduce_line or find_line(eqn), marks[0])
+        return [_get_fact_of_aval(v.aval) for v in eqn.outvars]
 
     # Known values
 
-    def _evaluated(self, eqn: Any, name: str, given: list[Found]) -> list[Found] | None:
+    def _evaluate(self, eqn: Any, name: str, given: list[Found]) -> list[Found] | None:
         avals = [v.aval for v in eqn.outvars]
         if all(_is_empty(a) for a in avals):
-            return [_of_shape(a) for a in avals]
+            return [_get_fact_of_aval(a) for a in avals]
+        # The mean divides by a number of rows that is a literal 0 here.
         by_zero = name == "div" and _is_zero(given[1])
         of_nothing = by_zero or any(g.of_nothing for g in given)
         if name in _SUMS and any(_is_empty(v.aval) for v in eqn.invars) and len(avals) == 1:
@@ -180,10 +185,11 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         values = [g.value for g in given]
         sizes = [math.prod(v.shape) for v in values] + [math.prod(a.shape) for a in avals]
         is_one = all(map(_is_uniform, values))
+        # Evaluate uniform arrays on one element, so that large ones cost nothing.
         if is_one and name in _SAME_ELEMENTS and _all_same(values):
-            made = [np.broadcast_to(_point(values[0]), avals[0].shape)]
+            made = [np.broadcast_to(_get_first_element(values[0]), avals[0].shape)]
         elif is_one and name in _ELEMENTWISE and len(avals) == 1:
-            points = [_point(v) for v in values]
+            points = [_get_first_element(v) for v in values]
             made = [np.broadcast_to(x, avals[0].shape) for x in _bind(eqn, points)]
         elif max(sizes) <= _MOST_ELEMENTS:
             made = _bind(eqn, values)
@@ -193,29 +199,31 @@ class NothingAnalysis(ForwardAnalysis[Found]):
             return None
         came_in = next((g.nan for g in given if g.nan is not None), None)
         had = any(_has_nan(v) for v in values)
+        # A nan that came in with the operands keeps its own origin.
         is_new = of_nothing and not had
-        origin = self._origin(eqn) if is_new else came_in
+        origin = self._find_origin(eqn) if is_new else came_in
         return [Found(x, of_nothing, origin if _has_nan(x) else None) for x in made]
 
-    def _chosen(self, eqn: Any, given: list[Found]) -> Found:
-        """A choice that is known takes only what it chooses."""
+    def _select(self, eqn: Any, given: list[Found]) -> Found:
+        """Return the facts of a `select_n` with a known predicate: those of the chosen cases."""
         which, *cases = given
         numbers = sorted({int(i) for i in np.unique(np.asarray(which.value))})
         taken = [cases[i] for i in numbers]
         if len(taken) == 1:
-            # `jnp.var` of nothing is a nan that stands in the program.
+            # `jnp.var` of no elements selects a literal nan of the program.
             is_nan = taken[0].value is not None and _has_nan(taken[0].value)
             if is_nan and taken[0].nan is None and any(c.of_nothing for c in cases):
-                return dataclasses.replace(taken[0], of_nothing=True, nan=self._origin(eqn))
+                return dataclasses.replace(taken[0], of_nothing=True, nan=self._find_origin(eqn))
             return taken[0]
-        made = self._evaluated(eqn, "select_n", given)
-        return made[0] if made is not None else _join(taken, eqn.outvars[0].aval)
+        made = self._evaluate(eqn, "select_n", given)
+        return made[0] if made is not None else _join_facts(taken, eqn.outvars[0].aval)
 
-    def _marked(self, eqn: Any, name: str, given: list[Found]) -> list[Found]:
-        """What is not known holds a nan where an operand may; numbers that have none do not."""
+    def _mark_unknown(self, eqn: Any, name: str, given: list[Found]) -> list[Found]:
+        """Return facts of unknown results, marked if an operand may contain a nan."""
         mark = next((g.nan for g in given if g.nan is not None), None)
         if mark is None and name == "div" and _is_zero(given[1]):
-            mark = self._origin(eqn)
+            mark = self._find_origin(eqn)
+        # Integers and booleans have no nan.
         return [Found(nan=mark) if _is_inexact(v.aval) else UNKNOWN for v in eqn.outvars]
 
     # Control flow
@@ -230,40 +238,43 @@ class NothingAnalysis(ForwardAnalysis[Found]):
 
     def scan(self, eqn: Any, inputs: list[Found]) -> list[Found]:
         loop = Scan.of(eqn)
+        # A scan over no rows does not run its body: the carry stays known.
         if loop.length:
             return super().scan(eqn, inputs)
         _, state, _ = loop.split(inputs)
-        return [*state, *(_of_shape(v.aval) for v in eqn.outvars[loop.num_carry :])]
+        return [*state, *(_get_fact_of_aval(v.aval) for v in eqn.outvars[loop.num_carry :])]
 
     def rows(self, eqn: Any, given: list[Found], avals: Sequence[Any]) -> list[Found]:
-        return [_row_of(g, a) for g, a in zip(given, avals, strict=True)]
+        return [_get_row_fact(g, a) for g, a in zip(given, avals, strict=True)]
 
     def stack(self, eqn: Any, rows: list[Found], avals: Sequence[Any]) -> list[Found]:
         pairs = zip(rows, avals, strict=True)
-        return [_of_shape(a) if _is_empty(a) else Found(nan=r.nan) for r, a in pairs]
+        return [_get_fact_of_aval(a) if _is_empty(a) else Found(nan=r.nan) for r, a in pairs]
 
     def linear_solve(self, eqn: Any, inputs: list[Found]) -> list[Found]:
-        # An iterative solver may be inside: how often it iterates depends on the values.
+        # The program may have an iterative solver, whose number of iterations depends on values.
         return self.operation(eqn, inputs)
 
 
 def _bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
-    """The results on these values; none where the operation cannot be done by itself."""
+    """Evaluate an operation on known values; return [] if JAX cannot evaluate it by itself."""
     typed = [np.asarray(x, v.aval.dtype) for x, v in zip(values, eqn.invars, strict=True)]
     try:
+        # This finds nans on purpose, so JAX must not raise for them.
         with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
             params = eqn.primitive.get_bind_params(eqn.params)
             made = eqn.primitive.bind(*map(jnp.asarray, typed), **params)
             results = list(made) if eqn.primitive.multiple_results else [made]
             return [np.asarray(x) for x in results]
     except Exception:
-        # A mesh or a layout that is not here; it is unknown then, which marks nothing by itself.
+        # The operation may need a mesh or a layout. Its results are unknown then, which does not
+        # mark them.
         return []
 
 
-def _join(ways: list[Found], aval: Any) -> Found:
+def _join_facts(ways: list[Found], aval: Any) -> Found:
     if _is_empty(aval):
-        return _of_shape(aval)
+        return _get_fact_of_aval(aval)
     first = ways[0]
     mark = next((w.nan for w in ways if w.nan is not None), None)
     if all(w.value is not None and _same_bits(w.value, first.value) for w in ways):
@@ -275,7 +286,7 @@ def _same_bits(a: Any, b: Any) -> bool:
     if b is None or a.shape != b.shape:
         return False
     if _is_uniform(a) and _is_uniform(b):
-        a, b = _point(a), _point(b)
+        a, b = _get_first_element(a), _get_first_element(b)
     return bool(a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes())
 
 
@@ -284,16 +295,18 @@ def _is_same(a: Found, b: Found) -> bool:
     return known_alike and (a.nan is None) == (b.nan is None)
 
 
-def _row_of(rows: Found, aval: Any) -> Found:
-    """One row of what a scan goes over."""
+def _get_row_fact(rows: Found, aval: Any) -> Found:
+    """Return the fact of one row of an array that a scan iterates over."""
     if _is_empty(aval):
-        return _of_shape(aval)
+        return _get_fact_of_aval(aval)
     if rows.value is not None and _is_uniform(rows.value):
-        return Found(np.broadcast_to(_point(rows.value), aval.shape), rows.of_nothing, rows.nan)
+        return Found(
+            np.broadcast_to(_get_first_element(rows.value), aval.shape), rows.of_nothing, rows.nan
+        )
     return Found(nan=rows.nan)
 
 
-def _of_shape(aval: Any) -> Found:
+def _get_fact_of_aval(aval: Any) -> Found:
     return nothing(aval.shape, aval.dtype) if _is_empty(aval) and _has_numbers(aval) else UNKNOWN
 
 
@@ -315,24 +328,24 @@ def _is_inexact(aval: Any) -> bool:
 
 
 def _is_uniform(value: Any) -> bool:
-    """Whether all elements are one in memory (`np.broadcast_to`)."""
+    """Whether all elements share one place in memory, as in a result of `np.broadcast_to`."""
     dims = zip(value.strides, value.shape, strict=True)
     return bool(value.size) and not any(step for step, size in dims if size > 1)
 
 
-def _point(value: Any) -> Any:
-    """An element of an array that has some."""
+def _get_first_element(value: Any) -> Any:
+    """Return the first element of an array that is not empty."""
     return np.asarray(value[(0,) * value.ndim])
 
 
 def _all_same(values: Sequence[Any]) -> bool:
-    return len({(v.dtype, _point(v).tobytes()) for v in values}) == 1
+    return len({(v.dtype, _get_first_element(v).tobytes()) for v in values}) == 1
 
 
 def _has_nan(value: Any) -> bool:
     if not jnp.issubdtype(value.dtype, jnp.inexact):
         return False
-    return bool(np.isnan(_point(value) if _is_uniform(value) else value).any())
+    return bool(np.isnan(_get_first_element(value) if _is_uniform(value) else value).any())
 
 
 def _is_zero(found: Found) -> bool:
@@ -340,5 +353,5 @@ def _is_zero(found: Found) -> bool:
     return (
         value is not None
         and bool(value.size)
-        and not np.any(_point(value) if _is_uniform(value) else value)
+        and not np.any(_get_first_element(value) if _is_uniform(value) else value)
     )

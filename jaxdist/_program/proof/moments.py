@@ -1,9 +1,10 @@
 """Proof that a step only updates a count, a mean and squared deviations with more data.
 
-`nnx.metrics.Welford` keeps these three. What replicas saw can be put together where a step is an
-update and nothing else: `step(a + b) == a + step(b)`, with `+` for putting together what was seen.
-The step is a rational function of the three, so it is one if both sides agree at random points
-(Schwartz and Zippel). That is tried here, in float64, on the few operations that use them.
+`nnx.metrics.Welford` keeps these three moments. jaxdist may merge the moments of several replicas
+only if the step is a pure update: `step(a + b) == a + step(b)`, where `+` merges two sets of
+moments. An update is a rational function of the moments, so the equation holds if both sides agree
+at random points (the lemma of Schwartz and Zippel). This module tests that in float64, on the few
+operations that use the moments.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ Array: TypeAlias = Any
 
 
 class _NoUpdateError(Exception):
-    """An operation that no update has."""
+    """The step has an operation that updates of moments do not have."""
 
 
 def is_update(
@@ -34,18 +35,18 @@ def is_update(
     places: Sequence[Mapping[str, int]],
     constants: Mapping[Any, Any],
 ) -> bool:
-    """Whether results of an open jaxpr are its inputs (count, mean, m2), updated with data.
+    """Whether three results of an open jaxpr are its inputs (count, mean, m2), updated with data.
 
     Args:
-        jaxpr: What one replica does.
-        inputs: Its three inputs.
-        results: Its three results.
-        places: The replicas to try, by their index on each axis.
+        jaxpr: The program of one replica.
+        inputs: Its input variables for the three moments.
+        results: Its result variables for the three moments.
+        places: The replicas to test, by their index on each axis.
         constants: Inputs whose values are known.
     """
     try:
         return all(
-            _agrees(jaxpr, inputs, results, constants, place, seed)
+            _is_update_at(jaxpr, inputs, results, constants, place, seed)
             for place in places
             for seed in range(_TRIES)
         )
@@ -53,7 +54,7 @@ def is_update(
         return False
 
 
-def _agrees(
+def _is_update_at(
     jaxpr: Any,
     inputs: Sequence[Any],
     results: Sequence[Any],
@@ -61,42 +62,44 @@ def _agrees(
     place: Mapping[str, int],
     seed: int,
 ) -> bool:
+    # Fixed seeds: a program must give the same answer on every process and in every run.
     random = np.random.default_rng(seed)
-    first, second = _some_moments(inputs, random), _some_moments(inputs, random)
+    first, second = _make_moments(inputs, random), _make_moments(inputs, random)
 
     def step(state: Sequence[Array]) -> list[Array]:
+        # The same seed in both runs, so both see the same made-up data.
         trial = Trial(place, seed)
         given = {v: _Free(lambda x=x: np.asarray(x)) for v, x in constants.items()}
         given.update(zip(inputs, state, strict=True))
         env = trial.environment(
-            jaxpr, [given[v] if v in given else trial.free(v.aval) for v in jaxpr.invars]
+            jaxpr, [given[v] if v in given else trial.make_free(v.aval) for v in jaxpr.invars]
         )
         trial.evaluate(jaxpr.eqns, env)
         return [trial.value(x) for x in env.read_all(results)]
 
     with np.errstate(all="ignore"):
-        together = step(_together(first, second))
-        apart = _together(first, step(second))
+        together = step(_merge(first, second))
+        apart = _merge(first, step(second))
     return all(
         a.shape == b.shape and bool(np.all(np.isfinite(a))) and np.allclose(a, b, rtol=1e-6)
         for a, b in zip(together, apart, strict=True)
     )
 
 
-def _some_moments(inputs: Sequence[Any], random: np.random.Generator) -> list[Array]:
+def _make_moments(inputs: Sequence[Any], random: np.random.Generator) -> list[Array]:
     shapes = [v.aval.shape for v in inputs]
     num = random.integers(2, 9, shapes[0]).astype(np.float64)
     return [num, random.normal(size=shapes[1]), random.uniform(1, 2, shapes[2])]
 
 
-def _together(a: Sequence[Array], b: Sequence[Array]) -> list[Array]:
+def _merge(a: Sequence[Array], b: Sequence[Array]) -> list[Array]:
     num = a[0] + b[0]
     apart = b[1] - a[1]
     return [num, a[1] + apart * b[0] / num, a[2] + b[2] + apart**2 * a[0] * b[0] / num]
 
 
 class _Free:
-    """A value that does not hang on the three: made up when it is asked for, and then kept."""
+    """A value that does not depend on the moments; made up when it is first read, then cached."""
 
     def __init__(self, make: Callable[[], Array]) -> None:
         self._make = make
@@ -108,6 +111,7 @@ class _Free:
         return self._made
 
 
+# Only rational functions: for others, agreement at random points proves nothing.
 _RATIONAL: dict[str, Callable[..., Array]] = {
     "add": np.add,
     "add_any": np.add,
@@ -126,13 +130,18 @@ _RATIONAL: dict[str, Callable[..., Array]] = {
 
 
 class Trial(Interpreter[Any]):
-    """One evaluation, in which everything that is free has one made-up value."""
+    """One evaluation of a step on random values.
+
+    Args:
+        place: The index of the replica on each axis.
+        seed: The seed of the values that do not depend on the moments.
+    """
 
     def __init__(self, place: Mapping[str, int], seed: int) -> None:
         self._random = np.random.default_rng(1000 + seed)
         self._place = place
 
-    def free(self, aval: Any) -> _Free:
+    def make_free(self, aval: Any) -> _Free:
         def make() -> Array:
             if not hasattr(aval, "shape") or not _has_numbers(aval):
                 raise _NoUpdateError
@@ -148,21 +157,21 @@ class Trial(Interpreter[Any]):
         return _Free(lambda: np.asarray(literal.val))
 
     def constant(self, variable: Any, value: Any) -> _Free:
-        # A tape knows the small ones, which are beside its variables.
+        # A tape stores the values of small constants in its variables.
         held = getattr(variable, "value", None) if value is None else value
-        return self.free(variable.aval) if held is None else _Free(lambda: np.asarray(held))
+        return self.make_free(variable.aval) if held is None else _Free(lambda: np.asarray(held))
 
     def value(self, x: Any) -> Array:
         return x.value() if isinstance(x, _Free) else x
 
     def equation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         if all(isinstance(x, _Free) for x in inputs) and rule_for(eqn) != "call":
-            return self._of_free(eqn, eqn.primitive.name, inputs)
+            return self._evaluate_free(eqn, eqn.primitive.name, inputs)
         return super().equation(eqn, inputs)
 
     def operation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         values = [self.value(x) for x in inputs]
-        return [self._rational(eqn, eqn.primitive.name, values, inputs)]
+        return [self._compute_rational(eqn, eqn.primitive.name, values, inputs)]
 
     def cond(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         if not isinstance(inputs[0], _Free):
@@ -171,11 +180,15 @@ class Trial(Interpreter[Any]):
         chosen = int(np.clip(int(inputs[0].value()), 0, len(branches) - 1))
         return self.run(branches[chosen], inputs[1:])
 
-    def _rational(self, eqn: Any, name: str, values: list[Array], operands: list[Any]) -> Array:
+    def _compute_rational(
+        self, eqn: Any, name: str, values: list[Array], operands: list[Any]
+    ) -> Array:
         if name == "select_n" and isinstance(operands[0], _Free):
             return np.choose(values[0].astype(int), values[1:])
         if name in ("reshape", "broadcast_in_dim"):
-            return np.broadcast_to(values[0].reshape(_padded(eqn, name)), eqn.outvars[0].aval.shape)
+            return np.broadcast_to(
+                values[0].reshape(_insert_ones(eqn, name)), eqn.outvars[0].aval.shape
+            )
         fn = _RATIONAL.get(name)
         is_number = not np.issubdtype(eqn.outvars[0].aval.dtype, np.bool_)
         if fn is None or not is_number:
@@ -191,29 +204,32 @@ class Trial(Interpreter[Any]):
         held, state, over = loop.split(inputs)
         avals = [v.aval for v in eqn.invars[loop.num_consts + carry :]]
         for _ in range(loop.length):
+            # Rows of data are made up; no update scans over its moments.
             if not all(isinstance(x, _Free) for x in over):
                 raise _NoUpdateError
-            rows = [self.free(_row(a)) for a in avals]
+            rows = [self.make_free(_get_row_aval(a)) for a in avals]
             state = self.run(loop.program, [*held, *state, *rows])[:carry]
-        return [*state, *(self.free(v.aval) for v in eqn.outvars[carry:])]
+        return [*state, *(self.make_free(v.aval) for v in eqn.outvars[carry:])]
 
-    def _of_free(self, eqn: Any, name: str, operands: list[Any]) -> list[Any]:
-        """Small values are computed from one another: a count may be used twice."""
+    def _evaluate_free(self, eqn: Any, name: str, operands: list[Any]) -> list[Any]:
+        """Return the results of an operation on free values."""
         if name == "axis_index" and eqn.params["axis_name"] in self._place:
             return [_Free(lambda: np.int32(self._place[eqn.params["axis_name"]]))]
         avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
         is_small = all(getattr(a, "size", _SMALL + 1) <= _SMALL and _has_numbers(a) for a in avals)
+        # Large values are made up. Small ones are evaluated: a batch size that the step uses
+        # twice, for the count and for the mean, must be the same number in both places.
         if name not in known.FIRST_ORDER or eqn.effects or not is_small:
-            return [self.free(v.aval) for v in eqn.outvars]
-        whole = _Free(lambda: self._evaluated(eqn, name, operands))
+            return [self.make_free(v.aval) for v in eqn.outvars]
+        whole = _Free(lambda: self._evaluate(eqn, name, operands))
         return [_Free(lambda i=i: whole.value()[i]) for i in range(len(eqn.outvars))]
 
-    def _evaluated(self, eqn: Any, name: str, operands: list[Any]) -> list[Array]:
+    def _evaluate(self, eqn: Any, name: str, operands: list[Any]) -> list[Array]:
         values = [x.value() for x in operands]
         if name in _RATIONAL or name in ("reshape", "broadcast_in_dim"):
             try:
-                made = self._rational(eqn, name, values, operands)
-                return [self._finite(made, eqn.outvars[0].aval)]
+                made = self._compute_rational(eqn, name, values, operands)
+                return [self._replace_non_finite(made, eqn.outvars[0].aval)]
             except _NoUpdateError:
                 pass
         typed = [
@@ -223,20 +239,24 @@ class Trial(Interpreter[Any]):
             with jax.ensure_compile_time_eval():
                 made = eqn.primitive.bind(*typed, **eqn.primitive.get_bind_params(eqn.params))
         except Exception:
-            # It cannot be done by itself (a mesh, a layout): any value will do.
-            return [self.free(v.aval).value() for v in eqn.outvars]
+            # JAX cannot evaluate it without its mesh or layout. Any value serves as data.
+            return [self.make_free(v.aval).value() for v in eqn.outvars]
         results = made if eqn.primitive.multiple_results else [made]
         return [
-            self._finite(np.asarray(x), v.aval) for x, v in zip(results, eqn.outvars, strict=True)
+            self._replace_non_finite(np.asarray(x), v.aval)
+            for x, v in zip(results, eqn.outvars, strict=True)
         ]
 
-    def _finite(self, value: Array, aval: Any) -> Array:
-        """A made-up value where made-up operands gave none: a label out of range, say."""
+    def _replace_non_finite(self, value: Array, aval: Any) -> Array:
+        """Return `value`, or a made-up one if made-up operands led to a nan or an infinity.
+
+        A made-up label may be out of range, for example.
+        """
         is_float = jnp.issubdtype(value.dtype, jnp.inexact)
-        return value if not is_float or np.isfinite(value).all() else self.free(aval).value()
+        return value if not is_float or np.isfinite(value).all() else self.make_free(aval).value()
 
 
-def _padded(eqn: Any, name: str) -> tuple[int, ...]:
+def _insert_ones(eqn: Any, name: str) -> tuple[int, ...]:
     shape = eqn.outvars[0].aval.shape
     if name == "reshape":
         return tuple(shape)
@@ -247,7 +267,7 @@ def _padded(eqn: Any, name: str) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _row(aval: Any) -> Any:
+def _get_row_aval(aval: Any) -> Any:
     return jax.ShapeDtypeStruct(aval.shape[1:], aval.dtype)
 
 

@@ -1,10 +1,16 @@
-"""Proof, from the traced program, that a step treats pieces as pieces of one array.
+"""Proof that a step uses sharded arrays only where a piece gives the result of the whole array."""
 
-A step is traced with arrays in pieces in their whole shapes. What it does element by element
-with one is done with the piece of each replica; a norm of a piece is not the norm of the array.
-So pieces may go through operations that are known to work on each element by itself, together
-with values that are the same on all replicas, and through no other.
-"""
+# Note [Whole shapes, local pieces]
+#
+# A step that uses sharded arrays is traced with their whole shapes, as if each replica had the
+# whole array. At run time each replica has one piece. An elementwise operation on the piece gives
+# the piece of the result; other operations do not (the norm of a piece is not the norm of the
+# array).
+#
+# `ShardingProof` (this file) therefore accepts pieces only as operands of elementwise operations,
+# together with values that are equal on all replicas, and raises for every other operation.
+# `LocalPieces` (local_pieces.py) then evaluates the trace on the pieces. `PIECE` declares that a
+# value is a piece of an array, and `OPEN` returns the piece as an array of its own.
 
 import contextlib
 import dataclasses
@@ -14,31 +20,31 @@ from typing import Any, NoReturn
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
-from jaxdist._program.proof.replication import NONE, Differs, results_of
+from jaxdist._program.proof.replication import NONE, Differs, analyse_equation
 from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut
 from jaxdist.errors import ShardedArrayError
 
-# The result is the operand, whatever it is; for several operands, each its own.
+# Operations that return their operands unchanged, one result for each operand.
 SAME = frozenset({"name", "sharding_constraint", "optimization_barrier", "pvary", "pcast"})
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardFact:
-    """What is known of one value."""
+    """The facts about one value."""
 
     differs: Differs  # the axes over which it may differ
-    cut: Cut | None = None  # of which array it is a piece
-    is_uniform: bool = False  # whether all its elements are one number, the same on all replicas
+    cut: Cut | None = None  # how the array is cut of which this is a piece; None if it is no piece
+    is_uniform: bool = False  # whether all elements are one number, equal on all replicas
 
 
 _NUMBER = ShardFact(NONE, is_uniform=True)
 
 
 class ShardingProof(ForwardAnalysis[ShardFact]):
-    """One pass over a program.
+    """The analysis of which values are pieces of one array.
 
     Args:
-        layout: Of the strategy.
+        layout: The layout of the strategy.
         axes: The replica axes of size two and more.
 
     Raises:
@@ -53,37 +59,38 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
 
     @property
     def layout(self) -> ReplicaMesh:
-        """Of the strategy."""
+        """The layout of the strategy."""
         return self._layout
 
     @property
     def wrong(self) -> list[str]:
-        """The names of results that are declared to be in pieces, and are not proved to be."""
+        """The names of results that are declared as pieces without a proof that they are."""
         return list(dict.fromkeys(self._wrong))
 
     def literal(self, literal: Any) -> ShardFact:
         return _NUMBER
 
     def constant(self, variable: Any, value: Any) -> ShardFact:
-        return ShardFact(NONE, None, _is_one(variable))
+        return ShardFact(NONE, None, _has_one_element(variable))
 
     def join(self, eqn: Any, aval: Any, first: ShardFact, second: ShardFact) -> ShardFact:
-        return _either(eqn, first, second)
+        return _join_facts(eqn, first, second)
 
     def operation(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
         name = eqn.primitive.name
         if eqn.primitive is PIECE:
-            return [self._declared(eqn, inputs[0])]
+            return [self._declare(eqn, inputs[0])]
         if eqn.primitive is OPEN:
-            return [self._opened(eqn, inputs[0])]
+            return [self._open(eqn, inputs[0])]
         if name in SAME:
             return inputs
         pieces = [s for s in inputs if s.cut is not None]
         if not pieces:
-            found = results_of(eqn, [s.differs for s in inputs], self._axes)
-            one = _makes_one(eqn, inputs)
+            found = analyse_equation(eqn, [s.differs for s in inputs], self._axes)
+            one = _is_result_uniform(eqn, inputs)
+            # A uniform value must be equal on all replicas: `LocalPieces` slices it at 0 for each.
             return [
-                ShardFact(d, None, not d and (one or _is_one(v)))
+                ShardFact(d, None, not d and (one or _has_one_element(v)))
                 for d, v in zip(found, eqn.outvars, strict=True)
             ]
         if not eqn.outvars:
@@ -92,14 +99,15 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
             _refuse(eqn, pieces[0], f"{name} needs more of an array than one element at a time")
         for s, v in zip(inputs, eqn.invars, strict=True):
             if s.cut is None and s.differs:
-                _refuse(eqn, pieces[0], f"{name} puts them together with {_described(v)}")
+                _refuse(eqn, pieces[0], f"{name} puts them together with {_describe(v)}")
             if s.cut is not None and s.cut != pieces[0].cut:
                 _refuse(eqn, pieces[0], f"{name} puts them together with pieces cut otherwise")
+            # A dim of one element that broadcasts would be cut along another size.
             if s.cut is not None and v.aval.shape != eqn.outvars[0].aval.shape:
                 _refuse(eqn, s, f"{name} spreads them along dims of one element")
         return [pieces[0]]
 
-    def _declared(self, eqn: Any, given: ShardFact) -> ShardFact:
+    def _declare(self, eqn: Any, given: ShardFact) -> ShardFact:
         cut = eqn.params["cut"]
         if given.cut is not None and given.cut != cut:
             _refuse(eqn, given, "they are declared to be pieces cut otherwise")
@@ -107,22 +115,24 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
             return ShardFact(NONE)
         return ShardFact(frozenset(cut.over(self._layout)) & self._axes, cut)
 
-    def _opened(self, eqn: Any, given: ShardFact) -> ShardFact:
-        """The piece of this replica, of an array that is in pieces, or equal on all replicas."""
+    def _open(self, eqn: Any, given: ShardFact) -> ShardFact:
+        """Return the fact of `OPEN`: its operand must be in pieces, or equal on all replicas."""
         cut = eqn.params["cut"]
         if given.cut is None and given.differs:
             if not eqn.params["name"]:
                 source = _compat.find_source(eqn)
                 aval = eqn.invars[0].aval
                 found = [f"{aval.dtype}{list(aval.shape)}"]
-                raise ShardedArrayError(_not_pieces(f"strategy.run, at {source}, uses", found))
+                raise ShardedArrayError(
+                    _explain_not_pieces(f"strategy.run, at {source}, uses", found)
+                )
             self._wrong.append(eqn.params["name"])
         if given.cut is not None and given.cut != cut:
             _refuse(eqn, given, "a node of an array that is cut otherwise holds them")
         return ShardFact(frozenset(cut.over(self._layout)) & self._axes)
 
     def call(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
-        # Inside of a `shard_map` of the user's an array has other shapes.
+        # Inside a `shard_map` of the user, arrays have other shapes.
         inside = eqn.primitive.name == "shard_map"
         return self.operation(eqn, inputs) if inside else super().call(eqn, inputs)
 
@@ -135,10 +145,10 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
 
     def decide(self, eqn: Any, values: list[ShardFact], decided_by: ShardFact) -> list[ShardFact]:
         what = "a branch" if eqn.primitive.name == "cond" else "the end of a loop"
-        return _decided(eqn, values, decided_by.differs, what)
+        return _apply_decision(eqn, values, decided_by.differs, what)
 
     def rows(self, eqn: Any, given: list[ShardFact], avals: Sequence[Any] = ()) -> list[ShardFact]:
-        """What a scan takes from each operand that it goes over."""
+        """Return the facts of one row of each array that a scan iterates over."""
         found = []
         for s in given:
             if s.cut is not None and (s.cut.dim == 0 or s.cut.split == 0):
@@ -148,28 +158,30 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
         return found
 
     def stack(self, eqn: Any, rows: list[ShardFact], avals: Sequence[Any]) -> list[ShardFact]:
-        # One number in each iteration is not one number in all of them.
+        # A row that is uniform in each iteration may have another number in the next one.
         return [ShardFact(s.differs, s.cut and s.cut.insert_dim(0)) for s in rows]
 
-    # Pieces would be solved for as if each were the whole.
+    # A solver on a piece would solve for the piece as if it were the whole array.
     linear_solve = operation
 
 
-def _either(eqn: Any, first: ShardFact, second: ShardFact) -> ShardFact:
+def _join_facts(eqn: Any, first: ShardFact, second: ShardFact) -> ShardFact:
     if first == second:
         return first
     for one, other in ((first, second), (second, first)):
         if one.cut is None:
             continue
-        # What all replicas have whole is in pieces as soon as it is wanted.
+        # A value that is equal on all replicas can be cut locally, so it joins with a piece.
         if other.differs:
             _refuse(eqn, one, "in their place come values that differ between replicas otherwise")
         return one
     return ShardFact(first.differs | second.differs, None, first.is_uniform and second.is_uniform)
 
 
-def _decided(eqn: Any, values: list[ShardFact], differs: Differs, what: str) -> list[ShardFact]:
-    """What is known of values on which a decision of each replica hangs."""
+def _apply_decision(
+    eqn: Any, values: list[ShardFact], differs: Differs, what: str
+) -> list[ShardFact]:
+    """Return the facts of values after a decision that replicas may take differently."""
     if not differs:
         return values
     for s in values:
@@ -179,16 +191,16 @@ def _decided(eqn: Any, values: list[ShardFact], differs: Differs, what: str) -> 
 
 
 def check_results(names: Sequence[str]) -> None:
-    """Refuse results that are declared to be in pieces, and are not proved to be.
+    """Check that there are no results that are declared as pieces without a proof.
 
     Raises:
         ShardedArrayError: With the names of the results.
     """
     if names:
-        raise ShardedArrayError(_not_pieces("strategy.run would return", names))
+        raise ShardedArrayError(_explain_not_pieces("strategy.run would return", names))
 
 
-def _not_pieces(what: str, names: Sequence[str]) -> str:
+def _explain_not_pieces(what: str, names: Sequence[str]) -> str:
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     return (
         f"{what} {len(names)} array(s) in pieces that are not proved to be "
@@ -219,19 +231,21 @@ def _refuse(eqn: Any, piece: ShardFact, why: str) -> NoReturn:
     )
 
 
-def _described(variable: Any) -> str:
+def _describe(variable: Any) -> str:
     aval = variable.aval
     return f"{aval.dtype}{list(aval.shape)}, which differs between replicas: all-reduce it first"
 
 
-def _is_one(variable: Any) -> bool:
+def _has_one_element(variable: Any) -> bool:
     shape: tuple[int, ...] = tuple(getattr(variable.aval, "shape", ()))
     return all(n == 1 for n in shape)
 
 
-def _makes_one(eqn: Any, inputs: Sequence[ShardFact]) -> bool:
-    """Whether all elements of the results are one number, as those of the operands are."""
+def _is_result_uniform(eqn: Any, inputs: Sequence[ShardFact]) -> bool:
+    """Whether each result is uniform because all operands are."""
     name = eqn.primitive.name
     keeps = name in ELEMENTWISE or name in ("broadcast_in_dim", "reshape", "squeeze", "transpose")
     operands = zip(inputs, eqn.invars, strict=True)
-    return keeps and all(s.is_uniform or (not s.differs and _is_one(v)) for s, v in operands)
+    return keeps and all(
+        s.is_uniform or (not s.differs and _has_one_element(v)) for s, v in operands
+    )

@@ -1,8 +1,8 @@
-"""Proof, from the traced program, of which values are the same on all replicas.
+"""Proof of which values of a traced program are equal on all replicas.
 
-For every value: the set of replica axes over which it may differ. Replicated inputs differ over
-none; a reduction over an axis takes it out, `axis_index` and permutations put it in, and every
-operation that is not on the allow-list puts all in.
+The fact about a value is the set of replica axes over which it may differ. Replicated inputs have
+the empty set. A reduction over an axis removes the axis, and `axis_index` and permutations add it.
+An operation that is not on the allow-list (`FIRST_ORDER` in jaxprs/primitives.py) adds all axes.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from jaxdist._collectives import ASSUME_REPLICATED, REQUIRE_REPLICATED
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
-from jaxdist._program.jaxprs.subprograms import inner_inputs, subprograms
+from jaxdist._program.jaxprs.subprograms import get_input_variables, subprograms
 from jaxdist._values import OPEN, PIECE, Cut
 from jaxdist.errors import DivergentCollectiveError, StateDivergenceError
 
@@ -25,7 +25,7 @@ NONE: Differs = frozenset()
 
 @dataclasses.dataclass(frozen=True)
 class TracedCollective:
-    """A collective as the step asked for it."""
+    """A collective of a traced step."""
 
     kind: str
     axes: tuple[str, ...]
@@ -34,8 +34,8 @@ class TracedCollective:
     grouped: bool
     source: str
     times: int | None  # how often it runs in a step; None where a loop decides while running
-    # Of one that is part of an all-reduce: which algorithm, why, what else there was, with its
-    # predicted seconds, and which hints were not followed.
+    # For a collective of an all-reduce: the algorithm, the reason for it, the alternatives with
+    # their predicted seconds, and the hints that jaxdist ignored.
     algorithm: str = ""
     reason: str = ""
     alternatives: tuple[tuple[str, float], ...] = ()
@@ -54,7 +54,7 @@ class TracedCollective:
 
 @dataclasses.dataclass(frozen=True)
 class Replication:
-    """What the analysis found."""
+    """The result of the analysis: the facts of the outputs, and the collectives."""
 
     outputs: tuple[Differs, ...]
     collectives: tuple[TracedCollective, ...]
@@ -73,32 +73,33 @@ def analyse(jaxpr: Any, inputs: Sequence[Differs], axes: Differs) -> Replication
     """
     analysis = ReplicationAnalysis(axes)
     outputs = analysis.run(jaxpr, inputs)
-    return Replication(tuple(outputs), tuple(analysis.found.values()))
+    return Replication(tuple(outputs), tuple(analysis.collectives.values()))
 
 
-def results_of(eqn: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
-    """For each result of one equation, the axes over which it may differ."""
+def analyse_equation(eqn: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
+    """Return for each result of one equation the axes over which it may differ."""
     return ReplicationAnalysis(axes).equation(eqn, list(inputs))
 
 
-def results_of_program(program: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
-    """For each result of a sub-program, the axes over which it may differ."""
+def analyse_program(program: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
+    """Return for each result of a sub-program the axes over which it may differ."""
     return ReplicationAnalysis(axes).run(program, inputs)
 
 
 class ReplicationAnalysis(ForwardAnalysis[Differs]):
-    """One pass over a program; a fact is the set of axes over which a value may differ."""
+    """The replication analysis; a fact is the set of axes over which a value may differ."""
 
     def __init__(self, axes: Differs) -> None:
         self.axes = axes
-        # Keyed by the way to the equation: a fixpoint goes through its body more than once, and
+        # The key is the path of nested equations: a fixpoint analyses its body several times, and
         # one jitted function may be called from several places.
-        self.found: dict[tuple[int, ...], TracedCollective] = {}
-        self.way: tuple[int, ...] = ()
-        # The axes over which control flow may differ here, and how often this place is reached.
-        self.under: Differs = NONE
+        self.collectives: dict[tuple[int, ...], TracedCollective] = {}
+        self.path: tuple[int, ...] = ()
+        # The axes over which control flow may differ at the current equation, and how often the
+        # equation runs in one step.
+        self.divergent: Differs = NONE
         self.times: int | None = 1
-        # Of the all-reduce that is gone through: its plan, and the line that asked for it.
+        # The plan of the current all-reduce, and the line that called it.
         self.plan: Any = None
         self.source = ""
 
@@ -112,10 +113,11 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
         return first | second
 
     def equation(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
-        around, self.way = self.way, (*self.way, id(eqn))
+        around, self.path = self.path, (*self.path, id(eqn))
         results = super().equation(eqn, inputs)
-        self.way = around
-        return [r | self.under for r in results]
+        self.path = around
+        # A replica that does not reach this equation has another value, whatever the operands are.
+        return [r | self.divergent for r in results]
 
     def operation(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
         name = eqn.primitive.name
@@ -125,36 +127,38 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
         if eqn.primitive is ASSUME_REPLICATED:
             return [NONE]
         if eqn.primitive is PIECE:
-            return [joined - self._over(eqn.params["cut"])]
+            return [joined - self._get_axes_of_cut(eqn.params["cut"])]
         if eqn.primitive is OPEN:
-            return [joined | self._over(eqn.params["cut"])]
+            return [joined | self._get_axes_of_cut(eqn.params["cut"])]
         if eqn.primitive is REQUIRE_REPLICATED:
             if joined:
-                raise StateDivergenceError(_must_be_equal(eqn))
+                raise StateDivergenceError(_explain_must_be_equal(eqn))
             return inputs
         if name in known.PAIRWISE:
             return inputs
         if name in known.FIRST_ORDER and not eqn.effects:
             return [joined] * len(eqn.outvars)
-        # Not known: it may run its programs any number of times, on anything.
-        with self._reached(self.under, None):
+        # An unknown primitive may run its programs any number of times, on any values. Analyse
+        # them anyway, so that their collectives are found.
+        with self._enter(self.divergent, None):
             for inner in subprograms(eqn):
-                self.run(inner, [self.axes] * len(inner_inputs(inner)))
+                self.run(inner, [self.axes] * len(get_input_variables(inner)))
         return [self.axes] * len(eqn.outvars)
 
-    def _over(self, cut: Cut) -> Differs:
+    def _get_axes_of_cut(self, cut: Cut) -> Differs:
         return self.axes if cut.axes is None else self.axes & frozenset(cut.axes)
 
     @contextlib.contextmanager
-    def _reached(self, under: Differs, times: int | None) -> Iterator[None]:
-        """What is inside is reached that often, by replicas that may differ over these axes."""
-        around = self.under, self.times
-        self.under, self.times = under, times
+    def _enter(self, divergent: Differs, times: int | None) -> Iterator[None]:
+        """Set `divergent` and `times` for the equations of an inner program, and restore them."""
+        around = self.divergent, self.times
+        self.divergent, self.times = divergent, times
         yield
-        self.under, self.times = around
+        self.divergent, self.times = around
 
     def call(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
         around = self.plan, self.source
+        # The collectives of an all-reduce are reported at the user's line, not at jaxdist's.
         if "plan" in eqn.params:
             self.plan, self.source = eqn.params["plan"], _compat.find_source(eqn)
         results = super().call(eqn, inputs)
@@ -162,15 +166,17 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
         return results
 
     def _collective(self, eqn: Any, name: str, joined: Differs) -> list[Differs]:
-        named = named_axes(eqn.params)
+        named = get_named_axes(eqn.params)
         over = frozenset(named) & self.axes
         grouped = eqn.params.get("axis_index_groups") is not None
         if name in known.COLLECTIVES and named:
-            if over & self.under:
+            # The replicas that skip the collective would make the others wait forever.
+            if over & self.divergent:
                 where = self.source or _compat.find_source(eqn)
-                raise DivergentCollectiveError(_may_not_reach(where, name))
+                raise DivergentCollectiveError(_explain_may_not_reach(where, name))
             if over:
-                self.found[self.way] = self._record(eqn, name, named)
+                self.collectives[self.path] = self._record(eqn, name, named)
+        # A grouped reduction gives each group another result.
         if name in known.REPLICATING and not grouped:
             result = joined - over
         else:
@@ -196,20 +202,23 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
 
     def scan(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
         times = None if self.times is None else self.times * Scan.of(eqn).length
-        with self._reached(self.under, times):
+        with self._enter(self.divergent, times):
             return super().scan(eqn, inputs)
 
     def while_loop(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
+        # Not the rule of `ForwardAnalysis`: the fact of the condition also changes `divergent` for
+        # the condition itself, so both need one common fixpoint.
         loop = While.of(eqn)
         of_condition, of_body, state = loop.split(inputs)
-        inside = self.under
+        inside = self.divergent
         while True:
             before = inside
-            # Only replicas that are not done compute the condition: it is inside of the loop, too.
-            with self._reached(inside, None):
+            # Replicas that have left the loop do not compute the condition any more, so the
+            # condition counts as a part of the loop.
+            with self._enter(inside, None):
                 [goes_on] = self.run(loop.condition, [*of_condition, *state])
             inside = inside | goes_on
-            with self._reached(inside, None):
+            with self._enter(inside, None):
                 out = self.run(loop.body, [*of_body, *state])
             grown = [a | b | inside for a, b in zip(state, out, strict=True)]
             if grown == state and inside == before:
@@ -217,20 +226,20 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
             state = grown
 
     def inside_of(self, eqn: Any, decided_by: Differs) -> contextlib.AbstractContextManager[Any]:
-        return self._reached(self.under | decided_by, self.times)
+        return self._enter(self.divergent | decided_by, self.times)
 
     def decide(self, eqn: Any, values: list[Differs], decided_by: Differs) -> list[Differs]:
         return [v | decided_by for v in values]
 
 
-def named_axes(params: dict[str, Any]) -> tuple[str, ...]:
-    """The mesh axes that an operation goes over."""
+def get_named_axes(params: dict[str, Any]) -> tuple[str, ...]:
+    """Return the mesh axes over which an operation communicates."""
     axes = params.get("axes", params.get("axis_name", ()))
     flat = axes if isinstance(axes, (tuple, list)) else (axes,)
     return tuple(a for a in flat if isinstance(a, str))
 
 
-def _must_be_equal(eqn: Any) -> str:
+def _explain_must_be_equal(eqn: Any) -> str:
     return (
         f"strategy.run: {eqn.params['what']} may differ between replicas, at "
         f"{_compat.find_source(eqn)}.\n\n"
@@ -242,7 +251,7 @@ def _must_be_equal(eqn: Any) -> str:
     )
 
 
-def _may_not_reach(where: str, name: str) -> str:
+def _explain_may_not_reach(where: str, name: str) -> str:
     article = "An" if name.startswith("a") else "A"
     return (
         f"{article} {name} at {where} is inside a branch or loop whose condition may "

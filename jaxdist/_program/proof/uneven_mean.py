@@ -1,4 +1,4 @@
-"""Means over replicas that have different numbers of rows."""
+"""Analysis and warning of means over replicas that have different numbers of rows."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -11,28 +11,32 @@ from jaxdist import _compat
 from jaxdist._program.arguments.caller import user_stack_level
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
-from jaxdist._program.proof.made_of_nothing import line_of
-from jaxdist._program.proof.replication import named_axes
+from jaxdist._program.proof.made_of_nothing import find_line
+from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._values import next_power_of_two, share_of_mean
 from jaxdist.errors import UnevenMeanWarning
 
 _SUMS = frozenset({"psum", "psum2", "psum_invariant", "jaxdist_all_reduce"})
-_PASSED_ON = frozenset({"convert_element_type", "reshape", "squeeze", "broadcast_in_dim"})
+_VALUE_PRESERVING = frozenset({"convert_element_type", "reshape", "squeeze", "broadcast_in_dim"})
 _FILE_OF_MEANS = share_of_mean.__code__.co_filename
 
 
-def lines_of_means(program: Any, axes: frozenset[str], num_replicas: int) -> tuple[str, ...]:
-    """The lines at which a program divides a sum over the replicas, or its terms, by their number.
+def find_lines_of_means(program: Any, axes: frozenset[str], num_replicas: int) -> tuple[str, ...]:
+    """Return the lines at which a program takes a mean over the replicas.
 
-    `all_reduce` divides by a power of two before the sum and by the rest after it.
+    It divides a sum over the replicas, or the terms of the sum, by the number of replicas.
+    `all_reduce("mean")` divides by a power of two before the sum and by the rest after it.
     """
-    return tuple(dict.fromkeys(_means(program, axes, num_replicas)))
+    return tuple(dict.fromkeys(_find_means(program, axes, num_replicas)))
 
 
-def lines_of_averages(averaged: Sequence[Sequence[tuple[int, str]]]) -> tuple[str, ...]:
-    """The lines at which replicas average over other numbers of rows; one entry for each group.
+def find_lines_of_averages(averaged: Sequence[Sequence[tuple[int, str]]]) -> tuple[str, ...]:
+    """Return the lines at which groups of replicas average over different numbers of rows.
 
-    Each takes all replicas to have as many rows as it has itself.
+    There each replica assumes that all replicas have as many rows as itself.
+
+    Args:
+        averaged: For each group, the numbers of rows and the lines at which it averages.
     """
     if len({tuple(sorted(found)) for found in averaged}) == 1:
         return ()
@@ -47,8 +51,10 @@ def lines_of_averages(averaged: Sequence[Sequence[tuple[int, str]]]) -> tuple[st
     )
 
 
-def _means(program: Any, axes: frozenset[str], num_replicas: int) -> Iterator[str]:
+def _find_means(program: Any, axes: frozenset[str], num_replicas: int) -> Iterator[str]:
     jaxpr = open_jaxpr(program)
+    # The sets hold variables: terms that were divided before the sum (`shares`), terms that were
+    # divided once (`own_means`), and terms that were divided twice (`terms_of_means`).
     divided_before = next_power_of_two(num_replicas)
     divided_after = num_replicas / divided_before
     shares: set[Any] = set()
@@ -59,8 +65,8 @@ def _means(program: Any, axes: frozenset[str], num_replicas: int) -> Iterator[st
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         first = None if not eqn.invars or isinstance(eqn.invars[0], Literal) else eqn.invars[0]
-        if name in _SUMS and (name in known.CALLS or frozenset(named_axes(eqn.params)) >= axes):
-            line = line_of(eqn)
+        if name in _SUMS and (name in known.CALLS or frozenset(get_named_axes(eqn.params)) >= axes):
+            line = find_line(eqn)
             sums.update(dict.fromkeys(eqn.outvars, line))
             if any(not isinstance(v, Literal) and v in terms_of_means for v in eqn.invars):
                 yield line
@@ -68,7 +74,7 @@ def _means(program: Any, axes: frozenset[str], num_replicas: int) -> Iterator[st
                 sums_of_shares.update(dict.fromkeys(eqn.outvars, line))
                 if divided_after == 1:
                     yield line
-        elif name in _PASSED_ON:
+        elif name in _VALUE_PRESERVING:
             for held in (sums, sums_of_shares):
                 if first in held:
                     held.update(dict.fromkeys(eqn.outvars, held[first]))
@@ -77,29 +83,35 @@ def _means(program: Any, axes: frozenset[str], num_replicas: int) -> Iterator[st
                     some.update(eqn.outvars)
         elif _is_share(eqn, divided_before):
             shares.update(eqn.outvars)
-        elif name == "div" and first in sums and _is(eqn.invars[1], num_replicas):
+        elif name == "div" and first in sums and _is_literal(eqn.invars[1], num_replicas):
             yield sums[first]
-        elif name == "div" and first in sums_of_shares and _is(eqn.invars[1], divided_after):
+        elif (
+            name == "div" and first in sums_of_shares and _is_literal(eqn.invars[1], divided_after)
+        ):
             yield sums_of_shares[first]
-        elif (divisor := _divisor(eqn)) is not None:
-            # A sum that is divided once is no mean of the replica's own: 0.5 * sum(x**2).
+        elif (divisor := _get_divisor(eqn)) is not None:
+            # One division is not enough, since 0.5 * sum(x**2) is no mean over two replicas. A
+            # mean of the replica's own rows has one division, and the mean over replicas another.
             if first in own_means and np.isclose(divisor, num_replicas):
                 terms_of_means.update(eqn.outvars)
             own_means.update(eqn.outvars)
         elif name not in _SUMS:
             for inner in subprograms(eqn):
-                yield from _means(inner, axes, num_replicas)
+                yield from _find_means(inner, axes, num_replicas)
 
 
 def _is_share(eqn: Any, divided_before: float) -> bool:
-    """Whether `all_reduce("mean")` made it; the same product of the user's may be 0.5 * x**2."""
-    if eqn.primitive.name != "mul" or not any(_is(v, 1 / divided_before) for v in eqn.invars):
+    """Whether `all_reduce("mean")` made this product of a term and a share."""
+    # The file distinguishes it from a product of the user that looks the same, like 0.5 * x**2.
+    if eqn.primitive.name != "mul" or not any(
+        _is_literal(v, 1 / divided_before) for v in eqn.invars
+    ):
         return False
     return _compat.is_from_file(eqn, _FILE_OF_MEANS)
 
 
-def _divisor(eqn: Any) -> float | None:
-    """The number by which an equation divides, or by whose inverse it multiplies."""
+def _get_divisor(eqn: Any) -> float | None:
+    """Return the number by which an equation divides; multiplication by 1/n divides by n."""
     if eqn.primitive.name not in ("mul", "div"):
         return None
     at = eqn.invars[1:] if eqn.primitive.name == "div" else eqn.invars
@@ -114,14 +126,14 @@ def _is_real_number(atom: Any) -> bool:
     return isinstance(atom, Literal) and np.size(atom.val) == 1 and not np.iscomplexobj(atom.val)
 
 
-def _is(atom: Any, number: float) -> bool:
+def _is_literal(atom: Any, number: float) -> bool:
     if not isinstance(atom, Literal) or np.size(atom.val) != 1:
         return False
     return bool(np.isclose(np.asarray(atom.val).item(), number))
 
 
 def warn_of_means(where: str, lines: Sequence[str], rows: Sequence[int], step: str) -> None:
-    """Say that a step takes means of replicas that have these numbers of rows."""
+    """Warn that a step takes a mean over replicas that have these numbers of rows."""
     warnings.warn(
         f"{where}: the replicas have {list(rows)} rows in {step}, and it takes the mean over the "
         f"replicas at {', '.join(lines[:4])}.\n\n"

@@ -1,4 +1,4 @@
-"""Whether a result is an argument that a step moved, as an optimizer moves parameters."""
+"""Analysis of whether a step updates an argument, as an optimizer updates parameters."""
 
 import enum
 from collections.abc import Mapping
@@ -8,32 +8,33 @@ from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
 
 
 class Part(enum.IntEnum):
-    """What a value is made of, in terms of one argument; of two, the larger number says more."""
+    """How a value depends on one argument; `join` takes the larger of two."""
 
-    CONSTANT = 0  # the same on all replicas, and without the argument
-    DATA = 1  # without the argument
+    CONSTANT = 0  # equal on all replicas, and independent of the argument
+    DATA = 1  # may differ between replicas, and independent of the argument
     ITSELF = 2  # the argument, scaled by constants
-    MOVED = 3  # that and something that the replica's data add to it
-    UPDATED = 4  # that and something that is computed from the argument
-    COMPUTED = 5  # from the argument in another way
+    MOVED = 3  # the scaled argument, plus a term of the replica's data
+    UPDATED = 4  # the scaled argument, plus a term that depends on the argument
+    COMPUTED = 5  # depends on the argument in another way
 
 
-_PASSED_ON = frozenset(
+# Operations with one operand that keep its values up to sign, shape, dtype and layout.
+_LINEAR_OPERATIONS = frozenset(
     {"broadcast_in_dim", "convert_element_type", "copy", "neg", "pcast", "pvary", "reshape"}
     | {"sharding_constraint", "squeeze", "stop_gradient"}
 )
-_WITHOUT = frozenset({Part.CONSTANT, Part.DATA})
+_INDEPENDENT = frozenset({Part.CONSTANT, Part.DATA})
 _LINEAR = frozenset({Part.ITSELF, Part.MOVED, Part.UPDATED})
 
 
 def part_of_result(jaxpr: Any, variable: Any, own: Mapping[Any, bool], result: int) -> Part:
-    """What result number `result` of an open jaxpr is made of, in terms of its input `variable`.
+    """Return how result number `result` of an open jaxpr depends on its input `variable`.
 
     Args:
-        jaxpr: The jaxpr.
+        jaxpr: The program of one replica.
         variable: One of its inputs.
-        own: The inputs of which each replica has its own value.
-        result: A number.
+        own: For inputs, whether each replica has its own value.
+        result: The number of the result.
     """
     given = [
         Part.ITSELF if v is variable else Part.DATA if own.get(v, False) else Part.CONSTANT
@@ -43,7 +44,7 @@ def part_of_result(jaxpr: Any, variable: Any, own: Mapping[Any, bool], result: i
 
 
 class UpdateAnalysis(ForwardAnalysis[Part]):
-    """What values are made of, in terms of one argument."""
+    """The analysis of how values depend on one argument."""
 
     def literal(self, literal: Any) -> Part:
         return Part.CONSTANT
@@ -55,33 +56,34 @@ class UpdateAnalysis(ForwardAnalysis[Part]):
         return max(first, second)
 
     def operation(self, eqn: Any, inputs: list[Part]) -> list[Part]:
-        return [_of_one(eqn.primitive.name, inputs)] * len(eqn.outvars)
+        return [_classify(eqn.primitive.name, inputs)] * len(eqn.outvars)
 
-    # An optimizer has none of them.
+    # Optimizers have no such operations, so no precise rule is needed.
     while_loop = operation
     linear_solve = operation
 
 
-def _of_one(name: str, given: list[Part]) -> Part:
+def _classify(name: str, given: list[Part]) -> Part:
     found = set(given)
-    if found <= _WITHOUT:
+    # `axis_index` has no operands, and still differs between replicas.
+    if found <= _INDEPENDENT:
         return Part.DATA if Part.DATA in found or name == "axis_index" else Part.CONSTANT
     linear = [g for g in given if g in _LINEAR]
     others = [g for g in given if g not in _LINEAR]
-    if name in _PASSED_ON:
+    if name in _LINEAR_OPERATIONS:
         return given[0]
     if name in ("add", "add_any", "sub") and linear:
-        return max(linear + [_added(g) for g in others])
+        return max(linear + [_classify_sum(g) for g in others])
     if name == "mul" and len(linear) == 1 and others == [Part.CONSTANT]:
         return linear[0]
     if name == "div" and given[1] is Part.CONSTANT:
         return given[0]
-    if name == "select_n" and given[0] in _WITHOUT and linear:
+    if name == "select_n" and given[0] in _INDEPENDENT and linear:
         return max(given[1:]) if Part.COMPUTED not in given else Part.COMPUTED
     return Part.COMPUTED
 
 
-def _added(part: Part) -> Part:
-    """What a linear value becomes when this is added to it."""
+def _classify_sum(part: Part) -> Part:
+    """Return the kind of a sum of a linear value and a value of this kind."""
     steps = {Part.CONSTANT: Part.ITSELF, Part.DATA: Part.MOVED}
     return steps.get(part, Part.UPDATED)

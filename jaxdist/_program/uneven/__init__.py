@@ -1,1 +1,1 @@
-"""Steps whose replicas bring different shapes: several traces joined into one program."""
+"""Steps whose replicas have different shapes: several traces joined into one program."""

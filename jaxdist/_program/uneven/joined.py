@@ -1,10 +1,19 @@
-"""Several traces of one step, for replicas with different shapes, joined into one program.
+"""Several traces of one step, for replicas with different shapes, joined into one program."""
 
-Operations that are the same in all traces, on the same values, are done once, by all replicas.
-The others go into branches that each group of replicas takes for itself. Collectives stand
-between the branches, where all replicas meet. Values that differ in shape between the groups are
-padded to the largest on their way from branch to branch.
-"""
+# Note [Joined traces]
+#
+# Replicas with equal local shapes form a group, and jaxdist traces the step once for each group
+# (uneven.py). XLA runs one program on all devices, so `_Join` evaluates the traces together:
+#
+# - Operations that are equal in all traces, on the same values, run once, on all replicas.
+# - The other operations go into the branches of a `jax.lax.switch` over the group of the replica.
+# - Collectives run between these switches, where all replicas meet: a replica in another branch
+#   would never reach a collective in this one.
+#
+# A switch needs results of one shape, so a value whose shape differs between groups is padded to
+# the largest shape when it leaves a switch, and sliced when it enters the next (`Slot`). A loop
+# with a collective in it becomes one loop, whose bodies are joined in the same way
+# (joined_loops.py).
 
 import dataclasses
 import difflib
@@ -19,15 +28,21 @@ from jax.extend.core import Literal
 from jaxdist import _compat
 from jaxdist._collectives import UNEVEN_ALL_GATHER, gather_padded
 from jaxdist._program.jaxprs.subprograms import open_jaxpr
-from jaxdist._program.uneven.joined_loops import LOOPS, held, loop_of, same_branches, same_length
-from jaxdist._program.uneven.joined_ops import Const, Key, Op, Slot, flat_ops, is_same, same
+from jaxdist._program.uneven.joined_loops import (
+    LOOPS,
+    describe_loop,
+    has_same_branches,
+    has_same_length,
+    list_constants,
+)
+from jaxdist._program.uneven.joined_ops import Const, Key, Op, Slot, flatten_ops, is_equal, is_same
 from jaxdist._typing import AxisNames
 from jaxdist.errors import DivergentCollectiveError, ShapeError
 
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """Which group each replica belongs to."""
+    """The group of each replica."""
 
     of_replica: tuple[int, ...]
     axes: AxisNames
@@ -38,33 +53,37 @@ class Groups:
         return max(self.of_replica) + 1
 
     def members(self, group: int) -> list[int]:
-        """The replicas of one group."""
+        """Return the replicas of one group."""
         return [r for r, g in enumerate(self.of_replica) if g == group]
 
-    def own(self) -> Any:
-        """The group of the replica that runs."""
+    def get_own_group(self) -> Any:
+        """Return the group of the current replica, traced."""
         return jnp.asarray(self.of_replica, jnp.int32)[jax.lax.axis_index(self.axes)]
 
 
 def run_joined(
     programs: Sequence[Any], arguments: Sequence[Sequence[Slot | Const]], groups: Groups
 ) -> list[Slot]:
-    """Evaluate one program for each group, together.
+    """Evaluate one program for each group, joined; see Note [Joined traces].
 
     Args:
-        programs: One for each group, with the same results in other shapes.
-        arguments: The inputs of each program; a value that all have is one slot.
-        groups: Who takes which.
+        programs: One for each group; their results may differ in shape.
+        arguments: The inputs of each program. A value that all groups share is one slot.
+        groups: The group of each replica.
 
     Raises:
-        ShapeError: A collective that needs one shape meets several.
+        ShapeError: The operands of a collective have different shapes.
         DivergentCollectiveError: The programs do not have the same collectives.
     """
     return _Join(programs, arguments, groups).run()
 
 
 class _Join:
-    """One evaluation; `env[g]` has the values of group `g` that stand ready."""
+    """One evaluation.
+
+    For each group `g`, `env[g]` has the values that are computed, `pending[g]` the operations that
+    wait for the next switch, and `done[g]` is how many operations are computed or pending.
+    """
 
     def __init__(
         self,
@@ -82,7 +101,7 @@ class _Join:
                 a if isinstance(a, Const) else Key(v.aval)
                 for a, v in zip(given, variables, strict=True)
             ]
-            ops, results = flat_ops(program, atoms)
+            ops, results = flatten_ops(program, atoms)
             pairs = zip(atoms, given, strict=True)
             self.env.append({k: s for k, s in pairs if isinstance(s, Slot)})
             self.ops.append(ops)
@@ -91,34 +110,39 @@ class _Join:
         self.done = [0] * len(programs)
 
     def run(self) -> list[Slot]:
-        meetings = [[i for i, op in enumerate(ops) if op.communicates] for ops in self.ops]
-        for row in zip_longest(*meetings):
-            self._check_meeting(row)
-            self._take_region(row)
+        collectives = [[i for i, op in enumerate(ops) if op.has_collective] for ops in self.ops]
+        for row in zip_longest(*collectives):
+            self._check_same_collective(row)
+            self._process_region(row)
             ops = [self.ops[g][i] for g, i in enumerate(row)]
             if ops[0].name in LOOPS:
                 self._check_loops(ops)
-            columns, own = self._operands(ops)
-            slots = self._slots(columns)
+            columns, own = self._match_operands(ops)
+            slots = self._get_slots(columns)
             for g, i in enumerate(row):
                 self.done[g] = i + 1
-            outputs = self._meet(ops, slots, [[slots[c] for c in row] for row in own])
+            outputs = self._communicate(ops, slots, [[slots[c] for c in row] for row in own])
             for g, op in enumerate(ops):
                 self.env[g].update(zip(op.outputs, outputs, strict=True))
-        self._take_region([len(ops) for ops in self.ops])
-        results = self._slots(list(zip(*self.results, strict=True)))
+        self._process_region([len(ops) for ops in self.ops])
+        results = self._get_slots(list(zip(*self.results, strict=True)))
+        # Nobody reads the results of a debug.print, and it has to run all the same.
         if any(op.eqn.effects for pending in self.pending for op in pending):
-            self._branch([])
+            self._run_switch([])
         return results
 
-    def _operands(self, ops: list[Op]) -> tuple[list[tuple[Any, ...]], list[list[int]]]:
-        """Operands side by side, and for each group the columns that its own operands are in.
+    def _match_operands(self, ops: list[Op]) -> tuple[list[tuple[Any, ...]], list[list[int]]]:
+        """Match the operands of one operation in all groups.
 
-        What loops only read may be more or others in some groups. What is the same value in all
-        groups has a column; the rest is side by side by dtype and rank, with None in groups that
-        have no more.
+        The constants of loops may differ in number and kind between groups. A constant that is one
+        value in all groups gets a column. The others share columns by dtype and rank, with None for
+        groups that have fewer of them.
+
+        Returns:
+            The columns, each with an operand for each group, and for each group the column of each
+            of its operands.
         """
-        parts = [list(held(op)) for op in ops]
+        parts = [list(list_constants(op)) for op in ops]
         own: list[list[int]] = [[0] * len(op.inputs) for op in ops]
         columns: list[tuple[Any, ...]] = []
 
@@ -129,6 +153,7 @@ class _Join:
             pairs = zip(ops, places, strict=True)
             columns.append(tuple(None if i is None else op.inputs[i] for op, i in pairs))
 
+        # Operands that are no constants of a loop correspond by position.
         others = [
             [i for i in range(len(op.inputs)) if i not in part]
             for op, part in zip(ops, map(set, parts), strict=True)
@@ -136,7 +161,7 @@ class _Join:
         for row in zip(*others, strict=True):
             enter(row)
         by_kind: dict[Any, list[list[int]]] = {}
-        for places in self._common(ops, parts):
+        for places in self._match_constants(ops, parts):
             enter(places)
             for part, place in zip(parts, places, strict=True):
                 part.remove(place)
@@ -150,18 +175,20 @@ class _Join:
                 enter(row)
         return columns, own
 
-    def _common(self, ops: list[Op], parts: list[list[int]]) -> list[list[int]]:
-        """Places among `parts` at which all groups have one and the same value."""
+    def _match_constants(self, ops: list[Op], parts: list[list[int]]) -> list[list[int]]:
+        """Return the rows of positions among `parts` at which all groups have the same value."""
         found: list[list[int]] = []
         used: list[set[int]] = [set() for _ in ops]
         for offset, place in enumerate(parts[0]):
             row = [place]
             for g in range(1, len(ops)):
-                # Most often it is at the same place.
+                # Most often it has the same position, so look there first.
                 near = [*parts[g][offset : offset + 1], *parts[g]]
                 first = ops[0].inputs[place]
                 alike = (
-                    i for i in near if i not in used[g] and self._is_one(g, first, ops[g].inputs[i])
+                    i
+                    for i in near
+                    if i not in used[g] and self._is_same_value(g, first, ops[g].inputs[i])
                 )
                 row += [i for i in [next(alike, None)] if i is not None]
             if len(row) == len(ops):
@@ -170,38 +197,39 @@ class _Join:
                     taken.add(i)
         return found
 
-    def _is_one(self, group: int, first: Any, atom: Any) -> bool:
-        """Whether an operand of the first group and one of another group are one value."""
+    def _is_same_value(self, group: int, first: Any, atom: Any) -> bool:
+        """Whether an operand of the first group and one of another group are the same value."""
         if isinstance(first, Key):
             slot = self.env[0].get(first)
             return isinstance(atom, Key) and slot is not None and self.env[group].get(atom) is slot
-        return type(atom) is type(first) and self._ready((first, atom)) is not None
+        return type(atom) is type(first) and self._get_common((first, atom)) is not None
 
-    # Between two meetings
+    # Between two collectives
 
-    def _take_region(self, ends: Sequence[int]) -> None:
-        """Do what all groups have in common, and keep the rest for the next branch."""
+    def _process_region(self, ends: Sequence[int]) -> None:
+        """Run the operations that all groups share, and keep the others for the next switch."""
         regions = [ops[self.done[g] : ends[g]] for g, ops in enumerate(self.ops)]
-        twins = [_aligned(regions[0], region) for region in regions]
+        twins = [_align(regions[0], region) for region in regions]
         shared: set[int] = set()
         for i in range(len(regions[0])):
             alike = [region[t[i]] for region, t in zip(regions, twins, strict=True) if i in t]
-            if len(alike) == len(regions) and self._in_common(alike):
-                self._do_once(alike)
+            if len(alike) == len(regions) and self._is_common(alike):
+                self._run_once(alike)
                 shared.update(map(id, alike))
         for g, region in enumerate(regions):
             self.pending[g] += [op for op in region if id(op) not in shared]
             self.done[g] = ends[g]
 
-    def _in_common(self, ops: list[Op]) -> bool:
+    def _is_common(self, ops: list[Op]) -> bool:
         if ops[0].eqn.effects or not all(is_same(ops[0], op) for op in ops[1:]):
             return False
         return all(
-            self._ready(atoms) is not None for atoms in zip(*(op.inputs for op in ops), strict=True)
+            self._get_common(atoms) is not None
+            for atoms in zip(*(op.inputs for op in ops), strict=True)
         )
 
-    def _ready(self, atoms: Sequence[Any]) -> Any:
-        """A value that is one and the same in all groups already, as a slot or as it is."""
+    def _get_common(self, atoms: Sequence[Any]) -> Any:
+        """Return a value that is computed and the same in all groups: a slot or a constant."""
         if any(a is None for a in atoms):
             return None
         first = atoms[0]
@@ -211,43 +239,52 @@ class _Join:
             whole = all(isinstance(a, Key) for a in atoms)
             return slot if whole and slot is not None and all(o is slot for o in others) else None
         if isinstance(first, Const):
-            alike = all(isinstance(a, Const) and same(a.value, first.value) for a in atoms)
+            alike = all(isinstance(a, Const) and is_equal(a.value, first.value) for a in atoms)
             return first.value if alike else None
-        alike = all(isinstance(a, Literal) and same(a, first) for a in atoms)
+        alike = all(isinstance(a, Literal) and is_equal(a, first) for a in atoms)
         return first.val if alike else None
 
-    def _do_once(self, ops: list[Op]) -> None:
+    def _run_once(self, ops: list[Op]) -> None:
         operands = [
-            _value(self._ready(atoms)) for atoms in zip(*(o.inputs for o in ops), strict=True)
+            _value(self._get_common(atoms)) for atoms in zip(*(o.inputs for o in ops), strict=True)
         ]
-        outputs = self._everywhere(_bind(ops[0].eqn, operands))
+        outputs = self._make_common_slots(_bind(ops[0].eqn, operands))
         for g, op in enumerate(ops):
             self.env[g].update(zip(op.outputs, outputs, strict=True))
 
-    def _everywhere(self, values: Iterable[Any]) -> list[Slot]:
+    def _make_common_slots(self, values: Iterable[Any]) -> list[Slot]:
         return [Slot(v, (jnp.shape(v),) * self.groups.count) for v in values]
 
     # The branches
 
-    def _slots(self, wanted: list[tuple[Any, ...]]) -> list[Slot]:
-        """Slots for values that are given by an atom in each group."""
-        ready = [self._ready(atoms) for atoms in wanted]
-        missing = [atoms for atoms, slot in zip(wanted, ready, strict=True) if slot is None]
-        made = iter(self._branch(missing) if missing else [])
-        found = [next(made) if slot is None else slot for slot in ready]
-        return [s if isinstance(s, Slot) else self._everywhere([s])[0] for s in found]
+    def _get_slots(self, wanted: list[tuple[Any, ...]]) -> list[Slot]:
+        """Return slots for values that are given by an atom in each group; run a switch if needed.
 
-    def _branch(self, wanted: list[tuple[Any, ...]]) -> list[Slot]:
-        """Run what is pending, each group its own, and bring out what later operations need."""
-        columns = [*wanted, *self._needed_later(wanted)]
-        shapes = [_shapes(column) for column in columns]
-        slots = list({id(s): s for s in self._read_by_pending(columns)}.values())
+        A value that is the same in all groups needs none.
+        """
+        ready = [self._get_common(atoms) for atoms in wanted]
+        missing = [atoms for atoms, slot in zip(wanted, ready, strict=True) if slot is None]
+        made = iter(self._run_switch(missing) if missing else [])
+        found = [next(made) if slot is None else slot for slot in ready]
+        return [s if isinstance(s, Slot) else self._make_common_slots([s])[0] for s in found]
+
+    def _run_switch(self, wanted: list[tuple[Any, ...]]) -> list[Slot]:
+        """Run the pending operations of each group in a switch.
+
+        Args:
+            wanted: The atoms whose slots the caller needs, for each group. The switch also returns
+                what later operations read.
+        """
+        columns = [*wanted, *self._list_needed_later(wanted)]
+        shapes = [_list_shapes(column) for column in columns]
+        # Pass only the slots that a branch reads, each once.
+        slots = list({id(s): s for s in self._iterate_read_slots(columns)}.values())
         number = {id(s): i for i, s in enumerate(slots)}
 
-        def of(group: int) -> Any:
+        def make_branch(group: int) -> Any:
             def branch(values: list[Any]) -> list[Any]:
                 env = {
-                    key: _cut(values[number[id(slot)]], slot.shapes[group])
+                    key: _slice_to(values[number[id(slot)]], slot.shapes[group])
                     for key, slot in self.env[group].items()
                     if id(slot) in number
                 }
@@ -261,14 +298,16 @@ class _Join:
                     results = _bind(op.eqn, [read(a) for a in op.inputs])
                     env.update(zip(op.outputs, results, strict=True))
                 return [
-                    _padded(None if column[group] is None else read(column[group]), column, shape)
+                    _pad_to_largest(
+                        None if column[group] is None else read(column[group]), column, shape
+                    )
                     for column, shape in zip(columns, shapes, strict=True)
                 ]
 
             return branch
 
-        branches = [of(g) for g in range(self.groups.count)]
-        values = jax.lax.switch(self.groups.own(), branches, [s.value for s in slots])
+        branches = [make_branch(g) for g in range(self.groups.count)]
+        values = jax.lax.switch(self.groups.get_own_group(), branches, [s.value for s in slots])
         made = [Slot(v, shape) for v, shape in zip(values, shapes, strict=True)]
         for column, slot in zip(columns, made, strict=True):
             for g, atom in enumerate(column):
@@ -277,32 +316,37 @@ class _Join:
         self.pending = [[] for _ in self.pending]
         return made[: len(wanted)]
 
-    def _read_by_pending(self, columns: list[tuple[Any, ...]]) -> Iterable[Slot]:
+    def _iterate_read_slots(self, columns: list[tuple[Any, ...]]) -> Iterable[Slot]:
         for g, pending in enumerate(self.pending):
             read = [*(a for op in pending for a in op.inputs), *(c[g] for c in columns)]
             for atom in read:
                 if isinstance(atom, Key) and atom in self.env[g]:
                     yield self.env[g][atom]
 
-    def _needed_later(self, wanted: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Results of pending operations that are read later, side by side by dtype and rank."""
+    def _list_needed_later(self, wanted: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Return results of pending operations that are read later, in columns by dtype and rank.
+
+        Sharing a column between groups keeps the number of results of the switch small.
+        """
         by_kind: dict[Any, list[list[Key]]] = {}
         for g, pending in enumerate(self.pending):
             read = [a for op in self.ops[g][self.done[g] :] for a in op.inputs]
-            later = set(_keys([*read, *self.results[g]])) - set(_keys(c[g] for c in wanted))
+            later = set(_select_keys([*read, *self.results[g]])) - set(
+                _select_keys(c[g] for c in wanted)
+            )
             for key in (k for op in pending for k in op.outputs if k in later):
                 kind = (key.aval.dtype, key.aval.ndim)
                 by_kind.setdefault(kind, [[] for _ in self.pending])[g].append(key)
         return [column for columns in by_kind.values() for column in zip_longest(*columns)]
 
-    # The meetings
+    # The collectives
 
-    def _check_meeting(self, row: Sequence[int | None]) -> None:
+    def _check_same_collective(self, row: Sequence[int | None]) -> None:
         names = ["nothing more" if i is None else self.ops[g][i].name for g, i in enumerate(row)]
         if len(set(names)) == 1:
             return
         found = "\n".join(
-            f"replicas {self.groups.members(g)}: {name}{self._where(g, row[g])}"
+            f"replicas {self.groups.members(g)}: {name}{self._describe_line(g, row[g])}"
             for g, name in enumerate(names)
         )
         raise DivergentCollectiveError(
@@ -313,56 +357,62 @@ class _Join:
             "rows brings zeros to a sum."
         )
 
-    def _where(self, group: int, number: int | None) -> str:
+    def _describe_line(self, group: int, number: int | None) -> str:
         if number is None:
             return ""
         return f" at {_compat.find_source(self.ops[group][number].eqn)}"
 
-    def _meet(
+    def _communicate(
         self, ops: list[Op], slots: list[Slot], operands: Sequence[Sequence[Slot]]
     ) -> list[Slot]:
-        """What a collective, or a loop that holds one, gives; `operands` are those by group."""
+        """Run a collective, or a loop that has one.
+
+        Args:
+            ops: The operation of each group.
+            slots: The operands of the first group.
+            operands: The operands of each group.
+        """
         eqn = ops[0].eqn
         if eqn.primitive is UNEVEN_ALL_GATHER:
             dim = eqn.params["dim"]
             others = {(*s[:dim], *s[dim + 1 :]) for s in slots[0].shapes}
             asked = {(op.eqn.params["dim"], op.eqn.params["sizes"]) for op in ops}
             if len(others) > 1 or len(asked) > 1:
-                raise ShapeError(self._cannot_gather(ops, dim))
-            return self._everywhere([gather_padded(slots[0].value, eqn.params)])
+                raise ShapeError(self._explain_gather(ops, dim))
+            return self._make_common_slots([gather_padded(slots[0].value, eqn.params)])
         if ops[0].name in LOOPS:
-            return LOOPS[ops[0].name](ops, operands, self._together)
+            return LOOPS[ops[0].name](ops, operands, self._run_joined)
         if not all(is_same(ops[0], op) for op in ops[1:]):
-            raise ShapeError(self._cannot_meet(ops))
-        return self._everywhere(_bind(eqn, [s.value for s in slots]))
+            raise ShapeError(self._explain_shapes(ops))
+        return self._make_common_slots(_bind(eqn, [s.value for s in slots]))
 
-    def _together(self, programs: Sequence[Any], given: Sequence[Sequence[Slot]]) -> list[Slot]:
+    def _run_joined(self, programs: Sequence[Any], given: Sequence[Sequence[Slot]]) -> list[Slot]:
         return run_joined(programs, given, self.groups)
 
     def _check_loops(self, ops: list[Op]) -> None:
-        if not same_length(ops):
-            raise ShapeError(self._cannot_meet(ops))
-        if not same_branches(ops):
-            raise DivergentCollectiveError(self._other_branches(ops))
-        if len({loop_of(op) for op in ops}) > 1:
-            raise DivergentCollectiveError(self._other_loops(ops))
+        if not has_same_length(ops):
+            raise ShapeError(self._explain_shapes(ops))
+        if not has_same_branches(ops):
+            raise DivergentCollectiveError(self._explain_branches(ops))
+        if len({describe_loop(op) for op in ops}) > 1:
+            raise DivergentCollectiveError(self._explain_loops(ops))
 
-    def _given(self, ops: list[Op]) -> str:
+    def _describe_operands(self, ops: list[Op]) -> str:
         return "\n".join(
             f"replicas {self.groups.members(g)}: "
             + ", ".join(f"{_dtype(a)}{list(jnp.shape(_abstract(a)))}" for a in op.inputs)
             for g, op in enumerate(ops)
         )
 
-    def _cannot_gather(self, ops: list[Op], dim: int) -> str:
+    def _explain_gather(self, ops: list[Op], dim: int) -> str:
         return (
             f"An all_gather at {_compat.find_source(ops[0].eqn)} was given different shapes on "
-            f"different replicas:\n{self._given(ops)}\n\n"
+            f"different replicas:\n{self._describe_operands(ops)}\n\n"
             f"Values that are concatenated on dim {dim} may differ in dim {dim} only.\n\n"
             "Gather on the dim that differs, or pad the others first."
         )
 
-    def _other_branches(self, ops: list[Op]) -> str:
+    def _explain_branches(self, ops: list[Op]) -> str:
         counts = "\n".join(
             f"replicas {self.groups.members(g)}: {len(op.eqn.params['branches'])} branches"
             for g, op in enumerate(ops)
@@ -376,9 +426,9 @@ class _Join:
             "local shape."
         )
 
-    def _other_loops(self, ops: list[Op]) -> str:
+    def _explain_loops(self, ops: list[Op]) -> str:
         found = "\n".join(
-            f"replicas {self.groups.members(g)}: {loop_of(op)}" for g, op in enumerate(ops)
+            f"replicas {self.groups.members(g)}: {describe_loop(op)}" for g, op in enumerate(ops)
         )
         return (
             f"A {ops[0].name} at {_compat.find_source(ops[0].eqn)} has a collective in it, and is "
@@ -389,18 +439,19 @@ class _Join:
             "local shape."
         )
 
-    def _cannot_meet(self, ops: list[Op]) -> str:
+    def _explain_shapes(self, ops: list[Op]) -> str:
         return (
             f"A {ops[0].name} at {_compat.find_source(ops[0].eqn)} was given different shapes on "
-            f"different replicas:\n{self._given(ops)}\n\n"
+            f"different replicas:\n{self._describe_operands(ops)}\n\n"
             "Values that are combined element by element have one shape on all replicas.\n\n"
             "Reduce them over the dim that differs first (a sum and a count), or bring them "
             "together with get_replica_context().all_gather(value, axis)."
         )
 
 
-def _aligned(first: list[Op], second: list[Op]) -> dict[int, int]:
-    """Places in `first` and the places in `second` that most likely correspond to them."""
+def _align(first: list[Op], second: list[Op]) -> dict[int, int]:
+    """Return for positions in `first` the positions in `second` that most likely correspond."""
+    # A wrong match is harmless: `_is_common` compares the operations themselves.
     if [op.name for op in first] == [op.name for op in second]:
         return {i: i for i in range(len(first))}
     matcher = difflib.SequenceMatcher(
@@ -422,12 +473,12 @@ def _value(ready: Any) -> Any:
     return ready.value if isinstance(ready, Slot) else ready
 
 
-def _keys(atoms: Iterable[Any]) -> list[Key]:
+def _select_keys(atoms: Iterable[Any]) -> list[Key]:
     return [a for a in atoms if isinstance(a, Key)]
 
 
-def _shapes(column: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-    """The shape in each group; where a group has no such value, that of one that has."""
+def _list_shapes(column: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """Return the shape of a column in each group; groups without a value get that of another."""
     known = [None if a is None else tuple(jnp.shape(_abstract(a))) for a in column]
     some = next(s for s in known if s is not None)
     return tuple(some if s is None else s for s in known)
@@ -441,29 +492,29 @@ def _dtype(atom: Any) -> Any:
     return jnp.asarray(atom.value).dtype if isinstance(atom, Const) else atom.aval.dtype
 
 
-def _cut(value: Any, shape: tuple[int, ...]) -> Any:
+def _slice_to(value: Any, shape: tuple[int, ...]) -> Any:
     if value.shape == shape:
         return value
     return jax.lax.slice(value, (0,) * len(shape), shape)
 
 
-def _padded(value: Any, column: tuple[Any, ...], shapes: tuple[Any, ...]) -> Any:
-    """`value` in the smallest shape that holds all of `shapes`; zeros where there is none."""
+def _pad_to_largest(value: Any, column: tuple[Any, ...], shapes: tuple[Any, ...]) -> Any:
+    """Pad `value` to the largest of `shapes` in each dim; return zeros if the value is None."""
     largest = tuple(map(max, zip(*shapes, strict=True)))
     dtype = next(_dtype(a) for a in column if a is not None)
     if value is None:
         return jnp.zeros(largest, dtype)
-    return filled(jnp.asarray(value), largest)
+    return pad_to_shape(jnp.asarray(value), largest)
 
 
-def filled(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """`value` with zeros after it, up to a shape."""
+def pad_to_shape(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Pad `value` with zeros at the end of each dim."""
     if value.shape == shape:
         return value
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        # JAX can trace a pad of random keys and not lower it.
+        # JAX traces a pad of random keys, but cannot lower it: pad their data instead.
         words = jax.random.key_data(value)
-        whole = filled(words, (*shape, *words.shape[value.ndim :]))
+        whole = pad_to_shape(words, (*shape, *words.shape[value.ndim :]))
         return jax.random.wrap_key_data(whole, impl=jax.random.key_impl(value))
     widths = [(0, n - have, 0) for n, have in zip(shape, value.shape, strict=True)]
     return jax.lax.pad(value, jnp.zeros((), value.dtype), widths)

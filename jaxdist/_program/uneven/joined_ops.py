@@ -1,4 +1,4 @@
-"""The operations of a traced step as a flat list, and which of two are the same."""
+"""The operations of a traced step as a flat list, and comparison of two operations."""
 
 import dataclasses
 from typing import Any
@@ -11,8 +11,8 @@ from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.interpreter import Interpreter
 from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
 
-# What tells two traces of one function apart without changing what they compute: rules for
-# derivatives, which have been used when a program is run.
+# Parameters that differ between two traces of one function and do not change the results. They are
+# rules for derivatives, which JAX has already applied when a trace is evaluated.
 _OF_DERIVATIVES = frozenset({"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees", "name"})
 
 
@@ -34,7 +34,7 @@ class Const:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Slot:
-    """A value of all groups: padded to one shape, and of the own shape in each group."""
+    """A value of all groups: padded to one shape, with its real shape in each group."""
 
     value: Any
     shapes: tuple[tuple[int, ...], ...]  # by group
@@ -42,12 +42,12 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """One operation: an equation with its operands and results by key."""
+    """One operation: an equation, its operands, its results, and whether it communicates."""
 
     eqn: Any
     inputs: tuple[Any, ...]  # of Key, Literal or Const
     outputs: tuple[Key, ...]
-    communicates: bool
+    has_collective: bool
 
     @property
     def name(self) -> str:
@@ -56,8 +56,8 @@ class Op:
         return name
 
 
-def communicates(eqn: Any) -> bool:
-    """Whether an equation is a collective over named axes, or holds one."""
+def has_collective(eqn: Any) -> bool:
+    """Whether an equation is a collective over named axes, or holds a program with one."""
     if eqn.primitive is UNEVEN_ALL_GATHER:
         return True
     if eqn.primitive.name in known.COLLECTIVES:
@@ -65,16 +65,19 @@ def communicates(eqn: Any) -> bool:
         flat = named if isinstance(named, (tuple, list)) else (named,)
         return any(isinstance(a, str) for a in flat)
     return any(
-        communicates(inner) for program in subprograms(eqn) for inner in open_jaxpr(program).eqns
+        has_collective(inner) for program in subprograms(eqn) for inner in open_jaxpr(program).eqns
     )
 
 
-def flat_ops(
+def flatten_ops(
     jaxpr: Any, arguments: list[Any], inlined: frozenset[str] = frozenset()
 ) -> tuple[list[Op], list[Any]]:
-    """The operations of a program and its results.
+    """Return the operations of a program, and its results.
 
-    Calls that communicate are written out, and those whose names are among `inlined`.
+    Args:
+        jaxpr: An open or closed program.
+        arguments: A `Key` or `Const` for each input.
+        inlined: Names of calls to inline. Calls that communicate are always inlined.
     """
     flat = FlatList(inlined)
     results = flat.run(jaxpr, arguments)
@@ -82,7 +85,7 @@ def flat_ops(
 
 
 class FlatList(Interpreter[Any]):
-    """Lists operations; a value is a `Key`, `Literal` or `Const`."""
+    """An interpreter that collects operations; a value is a `Key`, `Literal` or `Const`."""
 
     def __init__(self, inlined: frozenset[str]) -> None:
         self.ops: list[Op] = []
@@ -96,50 +99,54 @@ class FlatList(Interpreter[Any]):
 
     def operation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         outputs = [Key(v.aval) for v in eqn.outvars]
-        self.ops.append(Op(eqn, tuple(inputs), tuple(outputs), communicates(eqn)))
+        self.ops.append(Op(eqn, tuple(inputs), tuple(outputs), has_collective(eqn)))
         return outputs
 
     def call(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+        # A user's `shard_map` has mesh axes of its own, so it stays one operation.
         name = eqn.primitive.name
-        inside = name in self._inlined or (name != "shard_map" and communicates(eqn))
+        inside = name in self._inlined or (name != "shard_map" and has_collective(eqn))
         return super().call(eqn, inputs) if inside else self.operation(eqn, inputs)
 
 
 def is_same(first: Op, second: Op) -> bool:
-    """Whether two operations compute the same from the same operands."""
+    """Whether two operations give equal results for equal operands."""
     return (
         first.eqn.primitive is second.eqn.primitive
-        and _same_avals(first.eqn, second.eqn)
-        and _same_params(first.eqn.params, second.eqn.params)
+        and _has_same_avals(first.eqn, second.eqn)
+        and _has_same_params(first.eqn.params, second.eqn.params)
     )
 
 
-def _same_avals(first: Any, second: Any) -> bool:
+def _has_same_avals(first: Any, second: Any) -> bool:
     pairs = zip((*first.invars, *first.outvars), (*second.invars, *second.outvars), strict=False)
     return len(first.invars) == len(second.invars) and all(
         a.aval.shape == b.aval.shape and a.aval.dtype == b.aval.dtype for a, b in pairs
     )
 
 
-def _same_params(first: dict[str, Any], second: dict[str, Any]) -> bool:
+def _has_same_params(first: dict[str, Any], second: dict[str, Any]) -> bool:
     return first.keys() == second.keys() and all(
-        same(value, second[name]) for name, value in first.items() if name not in _OF_DERIVATIVES
+        is_equal(value, second[name])
+        for name, value in first.items()
+        if name not in _OF_DERIVATIVES
     )
 
 
-def same(first: Any, second: Any) -> bool:
+def is_equal(first: Any, second: Any) -> bool:
     """Whether two parameters, literals or sub-programs are equal."""
     if first is second:
         return True
     if isinstance(first, Literal) and isinstance(second, Literal):
-        return str(first.aval) == str(second.aval) and same(first.val, second.val)
+        return str(first.aval) == str(second.aval) and is_equal(first.val, second.val)
     if hasattr(open_jaxpr(first), "eqns"):
-        return _same_programs(first, second)
+        return _is_same_program(first, second)
     if type(first) is not type(second):
         return False
     if isinstance(first, (tuple, list)):
-        return len(first) == len(second) and all(map(same, first, second))
+        return len(first) == len(second) and all(map(is_equal, first, second))
     if isinstance(first, (np.ndarray, np.generic)):
+        # A nan counts as different, which costs a branch and is never wrong.
         return first.shape == second.shape and np.array_equal(first, second, equal_nan=False)
     try:
         return bool(first == second)
@@ -147,37 +154,38 @@ def same(first: Any, second: Any) -> bool:
         return False
 
 
-def _same_programs(first: Any, second: Any) -> bool:
+def _is_same_program(first: Any, second: Any) -> bool:
     a, b = open_jaxpr(first), open_jaxpr(second)
     if not hasattr(b, "eqns") or len(a.eqns) != len(b.eqns):
         return False
     if len(a.invars) != len(b.invars) or len(a.constvars) != len(b.constvars):
         return False
     consts = zip(getattr(first, "consts", ()), getattr(second, "consts", ()), strict=False)
-    if not all(same(x, y) for x, y in consts):
+    if not all(is_equal(x, y) for x, y in consts):
         return False
     mine, theirs = (*a.invars, *a.constvars), (*b.invars, *b.constvars)
+    # Programs are equal up to the names of variables: map those of the first to the second.
     names: dict[Any, Any] = dict(zip(mine, theirs, strict=True))
-    if not _same_signature(a.invars, b.invars):
+    if not _has_same_signature(a.invars, b.invars):
         return False
     for e, f in zip(a.eqns, b.eqns, strict=True):
-        if e.primitive is not f.primitive or not _same_avals(e, f):
+        if e.primitive is not f.primitive or not _has_same_avals(e, f):
             return False
-        if not _named_alike(e.invars, f.invars, names) or not _same_params(e.params, f.params):
+        if not _is_renamed(e.invars, f.invars, names) or not _has_same_params(e.params, f.params):
             return False
         names.update(zip(e.outvars, f.outvars, strict=True))
-    return len(a.outvars) == len(b.outvars) and _named_alike(a.outvars, b.outvars, names)
+    return len(a.outvars) == len(b.outvars) and _is_renamed(a.outvars, b.outvars, names)
 
 
-def _same_signature(first: Any, second: Any) -> bool:
+def _has_same_signature(first: Any, second: Any) -> bool:
     return all(
         a.aval.shape == b.aval.shape and a.aval.dtype == b.aval.dtype
         for a, b in zip(first, second, strict=True)
     )
 
 
-def _named_alike(first: Any, second: Any, names: dict[Any, Any]) -> bool:
+def _is_renamed(first: Any, second: Any, names: dict[Any, Any]) -> bool:
     return all(
-        same(a, b) if isinstance(a, Literal) else names.get(a) is b
+        is_equal(a, b) if isinstance(a, Literal) else names.get(a) is b
         for a, b in zip(first, second, strict=True)
     )

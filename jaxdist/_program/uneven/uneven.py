@@ -1,4 +1,7 @@
-"""Steps whose replicas bring different shapes: one trace for each group, joined into one."""
+"""Steps whose replicas have different shapes: one trace for each group, joined into one.
+
+See Note [Joined traces].
+"""
 
 import dataclasses
 import functools
@@ -11,15 +14,15 @@ import numpy as np
 from jaxdist._collectives import GatherLog, check_together, record_gathers
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static
-from jaxdist._program.proof.uneven_mean import lines_of_averages, lines_of_means
+from jaxdist._program.proof.uneven_mean import find_lines_of_averages, find_lines_of_means
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input, rows_of
 from jaxdist._program.trace.trace import Argument, Signature, TracedStep, trace, trace_local
-from jaxdist._program.uneven.joined import Groups, Slot, filled, run_joined
-from jaxdist._program.uneven.joined_ops import Const, same
+from jaxdist._program.uneven.joined import Groups, Slot, pad_to_shape, run_joined
+from jaxdist._program.uneven.joined_ops import Const, is_equal
 from jaxdist._values import PerReplica, copy_if_writable
 from jaxdist.errors import ShapeError, StateDivergenceError
 
-# Gathers whose sizes depend on gathers before them need a round of tracing each.
+# A gather whose size depends on the gathers before it needs one more round of tracing.
 MAX_ROUNDS = 16
 
 _TO_REDUCE = (
@@ -32,7 +35,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 def uneven_shapes(value: PerReplica, layout: ReplicaMesh) -> Shapes | None:
-    """The shapes of values that are held one by one and differ in shape alone, or None."""
+    """Return the shapes of separate per-replica values if they differ in shape only, else None."""
     if value.is_global or len(value.values) != layout.num_replicas or layout.num_logical > 1:
         return None
     arrays = value.values
@@ -49,7 +52,7 @@ def uneven_shapes(value: PerReplica, layout: ReplicaMesh) -> Shapes | None:
 
 
 def not_virtually(shapes: Shapes) -> ShapeError:
-    """Virtual replicas cannot have values of these shapes."""
+    """Return the error for virtual replicas with values of different shapes."""
     count = len(shapes)
     rows = [s[0] if s else 0 for s in shapes]
     total = sum(rows)
@@ -66,15 +69,16 @@ def not_virtually(shapes: Shapes) -> ShapeError:
 
 
 def padded(value: PerReplica, shapes: Shapes, layout: ReplicaMesh) -> PerReplica:
-    """Values held one by one as one global array, with zeros up to the largest shape."""
-    largest = _largest(shapes)
+    """Pad separate values with zeros to the largest shape, and make one global array of them."""
+    largest = _find_largest(shapes)
     pieces = []
     for array, device in zip(value.values, layout.device_grid[:, 0], strict=True):
         if isinstance(array, np.ndarray):
             widths = [(0, n - have) for n, have in zip(largest, array.shape, strict=True)]
+            # Padding on the host compiles nothing, however many shapes a dataset has.
             whole = copy_if_writable(np.pad(array, widths))
         else:
-            whole = filled(array, largest)
+            whole = pad_to_shape(array, largest)
         pieces.append(jax.device_put(whole, device))
     shape = (largest[0] * layout.num_replicas, *largest[1:])
     return PerReplica.of_global(
@@ -83,14 +87,14 @@ def padded(value: PerReplica, shapes: Shapes, layout: ReplicaMesh) -> PerReplica
 
 
 def cut(array: jax.Array, shapes: Shapes) -> PerReplica:
-    """A padded per-replica result as the values that the replicas have, each in its own shape."""
+    """Remove the padding of a per-replica result; return separate values in their own shapes."""
     rows = PerReplica.of_global(array).values
     return PerReplica(
         [v[tuple(slice(n) for n in shape)] for v, shape in zip(rows, shapes, strict=True)]
     )
 
 
-def _largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def _find_largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(map(max, zip(*shapes, strict=True)))
 
 
@@ -100,14 +104,14 @@ def traces_of_groups(
     """Trace `fn` for each group of replicas with equal shapes.
 
     Raises:
-        ShapeError: The rows of a gather do not settle.
+        ShapeError: The numbers of rows in gathers keep changing from trace to trace.
     """
     layout: ReplicaMesh = strategy.layout
     columns = list(zip(*(shapes for _, shapes in signature.uneven), strict=True))
     kinds = list(dict.fromkeys(columns))
     groups = Groups(tuple(kinds.index(c) for c in columns), layout.replica_axes)
-    own = [_for_group(signature, kind, layout.num_replicas) for kind in kinds]
-    return own, _with_known_gathers(fn, own, strategy, groups), groups
+    own = [_use_group_shapes(signature, kind, layout.num_replicas) for kind in kinds]
+    return own, _trace_with_known_gathers(fn, own, strategy, groups), groups
 
 
 def joined_trace(
@@ -117,10 +121,17 @@ def joined_trace(
     groups: Groups,
     layout: ReplicaMesh,
 ) -> TracedStep:
-    """Join the traces of the groups, of which `own` are the signatures.
+    """Join the traces of all groups into one trace.
+
+    Args:
+        signature: The signature of the call.
+        own: The signature of each group.
+        traces: The trace of each group.
+        groups: The group of each replica.
+        layout: The layout of the strategy.
 
     Raises:
-        ShapeError: A collective that needs one shape meets several.
+        ShapeError: The operands of a collective have different shapes.
         DivergentCollectiveError: The groups do not reach the same collectives.
         StateDivergenceError: Results differ in structure.
         NoRowsError: A mean over nothing would reach other replicas.
@@ -132,12 +143,12 @@ def joined_trace(
     traced = trace_local(traces[0].manual_axes, local, signature, layout)
     has_rows = len(set(rows_of(signature, layout.num_replicas))) > 1
     axes = frozenset(layout.replica_axes)
-    means = lines_of_means(traces[0].jaxpr, axes, layout.num_replicas) if has_rows else ()
+    means = find_lines_of_means(traces[0].jaxpr, axes, layout.num_replicas) if has_rows else ()
     return dataclasses.replace(traced, uneven=local.uneven, means=(*traces[0].means, *means))
 
 
-def _for_group(signature: Signature, kind: tuple[Any, ...], num_replicas: int) -> Signature:
-    """The signature as if all replicas had the shapes of one group."""
+def _use_group_shapes(signature: Signature, kind: tuple[Any, ...], num_replicas: int) -> Signature:
+    """Return the signature as if all replicas had the shapes of one group."""
     inputs = list(signature.inputs)
     for (number, _), local in zip(signature.uneven, kind, strict=True):
         shape = (local[0] * num_replicas, *local[1:])
@@ -145,16 +156,20 @@ def _for_group(signature: Signature, kind: tuple[Any, ...], num_replicas: int) -
     return dataclasses.replace(signature, inputs=tuple(inputs), uneven=())
 
 
-def signature_of(signature: Signature, replica: int, num_replicas: int) -> Signature:
-    """The signature as if all replicas had the shapes of one."""
+def get_signature_of_replica(signature: Signature, replica: int, num_replicas: int) -> Signature:
+    """Return the signature as if all replicas had the shapes of this replica."""
     kind = tuple(shapes[replica] for _, shapes in signature.uneven)
-    return _for_group(signature, kind, num_replicas)
+    return _use_group_shapes(signature, kind, num_replicas)
 
 
-def _with_known_gathers(
+def _trace_with_known_gathers(
     fn: Callable[..., Any], signatures: list[Signature], strategy: Any, groups: Groups
 ) -> list[TracedStep]:
-    """Traces in which every gather knows the rows that each replica brings."""
+    """Trace each group until every gather knows the number of rows of each replica.
+
+    A trace of one group does not show how many rows the other groups gather. The first round
+    assumes nothing, and each further round uses the sizes that the round before has found.
+    """
     assumed: tuple[tuple[int, ...], ...] = ()
     for _ in range(MAX_ROUNDS):
         logs = [GatherLog(assumed, len(groups.of_replica)) for _ in signatures]
@@ -163,19 +178,20 @@ def _with_known_gathers(
         for group, (signature, log) in enumerate(zip(signatures, logs, strict=True)):
             try:
                 with record_gathers(log):
-                    traces.append(trace(_restarting(fn, log), signature, strategy))
+                    traces.append(trace(_clear_log_at_start(fn, log), signature, strategy))
             except Exception as error:
-                error.add_note(_where(groups.members(group), signature))
+                error.add_note(_describe_group(groups.members(group), signature))
                 failed = failed or error
         counts = [len(log.seen) for log in logs]
         rows = range(min(counts))
         found = tuple(tuple(logs[g].seen[i] for g in groups.of_replica) for i in rows)
-        # What a gather meets may fit its real rows alone, so an error counts once these are known.
+        # The step may fail only because the assumed sizes were wrong. So raise its error only if
+        # the sizes were right.
         if failed is not None and found == assumed[: len(found)]:
             raise failed
         if failed is None and found == assumed:
             _check_asked(logs, groups)
-            averages = lines_of_averages([log.averaged for log in logs])
+            averages = find_lines_of_averages([log.averaged for log in logs])
             return [dataclasses.replace(t, means=averages) for t in traces]
         assumed = found
     raise ShapeError(
@@ -187,12 +203,12 @@ def _with_known_gathers(
 
 
 def _check_asked(logs: Sequence[GatherLog], groups: Groups) -> None:
-    """Refuse collectives of values that do not fit, by the names that the caller gave them."""
+    """Check the shapes of collectives, with errors that use the argument names of the caller."""
     if len({len(log.asked) for log in logs}) > 1:
         return
     for calls in zip(*(log.asked for log in logs), strict=True):
         first = calls[0]
-        # Other calls are told of where the traces are joined.
+        # If the groups made different calls, joining the traces raises.
         if len({(c.caller, c.free, tuple(c.values)) for c in calls}) == 1:
             named = {
                 name: PerReplica([calls[g].values[name] for g in groups.of_replica])
@@ -202,7 +218,7 @@ def _check_asked(logs: Sequence[GatherLog], groups: Groups) -> None:
             check_together(first.caller, named, first.free, remedy=remedy)
 
 
-def _where(replicas: list[int], signature: Signature) -> str:
+def _describe_group(replicas: list[int], signature: Signature) -> str:
     has_none = any(0 in slot.shape for slot in signature.inputs)
     advice = (
         " They have no rows in this step. Where a model cannot be traced so (a reshape to "
@@ -211,17 +227,17 @@ def _where(replicas: list[int], signature: Signature) -> str:
     return f"Raised for replicas {replicas}.{advice if has_none else ''}"
 
 
-def _restarting(fn: Callable[..., Any], log: GatherLog) -> Callable[..., Any]:
+def _clear_log_at_start(fn: Callable[..., Any], log: GatherLog) -> Callable[..., Any]:
     @functools.wraps(fn, updated=())
-    def restarted(*args: Any, **kwargs: Any) -> Any:
+    def clear_and_call(*args: Any, **kwargs: Any) -> Any:
         log.clear()
         return fn(*args, **kwargs)
 
-    return restarted
+    return clear_and_call
 
 
 class _JoinedStep:
-    """The joined traces as a function of flat, padded local values."""
+    """The joined traces, as a function of flat, padded local values."""
 
     def __init__(
         self,
@@ -237,11 +253,11 @@ class _JoinedStep:
         self._real = dict(signature.uneven)
         self.num_graph = first.num_graph
         self.paths = first.paths
-        self.template = joined_template(traces, groups)
+        self.template = join_templates(traces, groups)
         self.cuts = first.cuts
         check_ranks(traces, groups)
         by_group = list(zip(*(t.shapes for t in traces), strict=True))
-        self.shapes = tuple(_largest(shapes) for shapes in by_group)
+        self.shapes = tuple(_find_largest(shapes) for shapes in by_group)
         self.uneven = {
             i: tuple(shapes[g] for g in groups.of_replica)
             for i, shapes in enumerate(by_group)
@@ -250,7 +266,7 @@ class _JoinedStep:
         self.__name__ = "step"
 
     def __call__(self, *leaves: Any) -> list[Any]:
-        slots = [self._slot(i, leaf) for i, leaf in enumerate(leaves)]
+        slots = [self._make_slot(i, leaf) for i, leaf in enumerate(leaves)]
         given = [
             [slots[o] if type(o) is Argument else Const(o) for o in t.operands]
             for t in self._traces
@@ -258,7 +274,7 @@ class _JoinedStep:
         programs = [t.jaxpr for t in self._traces]
         return [s.value for s in run_joined(programs, given, self._groups)]
 
-    def _slot(self, number: int, leaf: Any) -> Slot:
+    def _make_slot(self, number: int, leaf: Any) -> Slot:
         shapes: list[tuple[int, ...]] = []
         for signature in self._own:
             known = number in self._real
@@ -268,15 +284,15 @@ class _JoinedStep:
 
 
 def check_ranks(traces: Sequence[TracedStep], groups: Groups) -> None:
-    """Refuse results that differ in rank."""
+    """Check that each result has the same rank in all groups."""
     by_group = list(zip(*(t.shapes for t in traces), strict=True))
     for path, shapes in zip(traces[0].paths, by_group[traces[0].num_graph :], strict=True):
         if len({len(s) for s in shapes}) > 1:
-            raise StateDivergenceError(_other_ranks(path, shapes, groups))
+            raise StateDivergenceError(_explain_ranks(path, shapes, groups))
 
 
-def joined_template(traces: Sequence[TracedStep], groups: Groups) -> Any:
-    """The structure of the results; Python values that differ become a `PerReplica`."""
+def join_templates(traces: Sequence[TracedStep], groups: Groups) -> Any:
+    """Return the structure of the results; Python values that differ become a `PerReplica`."""
     flat = [jax.tree.flatten(t.template, is_leaf=lambda x: isinstance(x, Static)) for t in traces]
     for group, (_, treedef) in enumerate(flat):
         if treedef != flat[0][1]:
@@ -299,19 +315,19 @@ def joined_template(traces: Sequence[TracedStep], groups: Groups) -> Any:
                 "A result is an array on all replicas, or a Python value on all of them.\n\n"
                 "Return the same kind of value on every replica, such as jnp.asarray(value)."
             )
-        alike = all(_same_mark(first, other) for other in column)
+        alike = all(_is_same_mark(first, other) for other in column)
         differing = PerReplica([getattr(column[g], "value", None) for g in groups.of_replica])
         leaves.append(first if alike else Static(differing))
     return jax.tree.unflatten(flat[0][1], leaves)
 
 
-def _same_mark(first: Any, other: Any) -> bool:
+def _is_same_mark(first: Any, other: Any) -> bool:
     if isinstance(first, Static) and isinstance(other, Static):
-        return first == other or same(first.value, other.value)
+        return first == other or is_equal(first.value, other.value)
     return type(first) is type(other) and not isinstance(first, Static) and first == other
 
 
-def _other_ranks(path: str, shapes: Sequence[tuple[int, ...]], groups: Groups) -> str:
+def _explain_ranks(path: str, shapes: Sequence[tuple[int, ...]], groups: Groups) -> str:
     found = "\n".join(
         f"replicas {groups.members(g)}: {list(shape)}" for g, shape in enumerate(shapes)
     )

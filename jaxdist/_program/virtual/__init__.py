@@ -1,1 +1,1 @@
-"""Several virtual replicas on one device, with the bits of as many devices."""
+"""Steps with `deterministic=True`: several virtual replicas run on each device."""

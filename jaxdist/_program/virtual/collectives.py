@@ -1,4 +1,4 @@
-"""Collectives of virtual replicas: in one order, whatever number of devices holds them."""
+"""Collectives of virtual replicas, in an order that does not depend on the number of devices."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,17 +9,17 @@ import numpy as np
 
 from jaxdist import _compat
 from jaxdist._collectives import reduce_by_tree
-from jaxdist._program.op_by_op.rendezvous import over_one_axis
-from jaxdist._program.proof.replication import named_axes
+from jaxdist._program.op_by_op.rendezvous import move_to_one_axis
+from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._program.virtual.values import Own, Same, VirtualDevice, barrier
 from jaxdist._values import combine_pairwise
 from jaxdist.errors import UnsupportedError
 
 _MEMBERS = "jaxdist_members"
 _SUMS = frozenset({"psum", "psum2", "psum_invariant"})
-_SCATTERED = frozenset({"reduce_scatter", "psum_scatter"})
+_SCATTERS = frozenset({"reduce_scatter", "psum_scatter"})
 _GATHERS = frozenset({"all_gather", "all_gather_invariant"})
-# What only moves values. `jax.vmap` over the values of all replicas knows what they mean.
+# Collectives that only move values. `jax.vmap` over the values of all replicas computes them.
 _MOVES = frozenset({"all_to_all", "all_gather", "all_gather_invariant"})
 
 
@@ -27,19 +27,21 @@ def _add(a: Any, b: Any) -> Any:
     return jnp.logical_or(a, b) if a.dtype == jnp.bool_ else jax.lax.add(a, b)
 
 
-def _extreme(of_bools: Callable[..., Any], of_numbers: Callable[..., Any]) -> Callable[..., Any]:
+def _choose_by_dtype(
+    of_bools: Callable[..., Any], of_numbers: Callable[..., Any]
+) -> Callable[..., Any]:
     return lambda a, b: (of_bools if a.dtype == jnp.bool_ else of_numbers)(a, b)
 
 
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
-    **dict.fromkeys(_SUMS | _SCATTERED, _add),
-    "pmax": _extreme(jnp.logical_or, jax.lax.max),
-    "pmin": _extreme(jnp.logical_and, jax.lax.min),
+    **dict.fromkeys(_SUMS | _SCATTERS, _add),
+    "pmax": _choose_by_dtype(jnp.logical_or, jax.lax.max),
+    "pmin": _choose_by_dtype(jnp.logical_and, jax.lax.min),
 }
 
 
-def meet(eqn: Any, held: Sequence[Same | Own], turns: VirtualDevice) -> list[Same | Own]:
-    """The results of one collective over the replica axis.
+def run_collective(eqn: Any, held: Sequence[Same | Own], device: VirtualDevice) -> list[Same | Own]:
+    """Return the results of one collective over the replica axis.
 
     Raises:
         UnsupportedError: A collective that virtual replicas do not have.
@@ -47,24 +49,26 @@ def meet(eqn: Any, held: Sequence[Same | Own], turns: VirtualDevice) -> list[Sam
     name = eqn.primitive.name
     groups = eqn.params.get("axis_index_groups")
     axes = eqn.params.get("axes", eqn.params.get("axis_name"))
+    # Under `vmap` a collective may also reduce over a dim of the array, which no rule here does.
     positional = [a for a in (axes if isinstance(axes, tuple) else (axes,)) if isinstance(a, int)]
     if not positional:
-        if name in _COMBINE and name not in _SCATTERED and groups is None:
-            return _reduced(_COMBINE[name], name in _SUMS, held, turns)
-        if name in _COMBINE and name not in _SCATTERED:
+        if name in _COMBINE and name not in _SCATTERS and groups is None:
+            return _reduce(_COMBINE[name], name in _SUMS, held, device)
+        if name in _COMBINE and name not in _SCATTERS:
             return [
-                Own(_in_groups(_COMBINE[name], x, _members(groups, turns), turns)) for x in held
+                Own(_reduce_in_groups(_COMBINE[name], x, _list_members(groups, device), device))
+                for x in held
             ]
-        if name in _SCATTERED:
-            return [Own(_scattered(eqn.params, x, turns)) for x in held]
+        if name in _SCATTERS:
+            return [Own(_scatter(eqn.params, x, device)) for x in held]
         if name == "ppermute":
-            return [Own(_permuted(eqn.params["perm"], x, turns)) for x in held]
+            return [Own(_permute(eqn.params["perm"], x, device)) for x in held]
         if name == "pbroadcast":
-            return [Same(turns.all_rows(x)[eqn.params["source"]]) for x in held]
+            return [Same(device.gather_rows(x)[eqn.params["source"]]) for x in held]
         if name in _GATHERS and groups is None:
-            return [Same(_gathered(eqn.params, turns.all_rows(x))) for x in held]
+            return [Same(_arrange_gathered(eqn.params, device.gather_rows(x))) for x in held]
         if name in _MOVES:
-            return _moved(eqn, held, turns)
+            return _move(eqn, held, device)
     raise UnsupportedError(
         "strategy.run of a strategy with deterministic=True was given a step that has a "
         f"{name} at {_compat.find_source(eqn)}.\n\n"
@@ -74,67 +78,71 @@ def meet(eqn: Any, held: Sequence[Same | Own], turns: VirtualDevice) -> list[Sam
     )
 
 
-def _wide(x: Any) -> Any:
-    """Half precision is added up in float32 and rounded once."""
+def _widen(x: Any) -> Any:
+    """Convert half precision to float32, so that a sum is rounded once."""
     is_half = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
     return x.astype(jnp.float32) if is_half else x
 
 
-def _reduced(
-    combine: Callable[[Any, Any], Any], adds: bool, held: Sequence[Same | Own], turns: VirtualDevice
+def _reduce(
+    combine: Callable[[Any, Any], Any],
+    adds: bool,
+    held: Sequence[Same | Own],
+    device: VirtualDevice,
 ) -> list[Same | Own]:
     own = [x for x in held if isinstance(x, Own)]
-    layout = turns.layout
-    stacks = [_wide(x.rows) if adds else x.rows for x in own]
+    layout = device.layout
+    stacks = [_widen(x.rows) if adds else x.rows for x in own]
     sums = iter(reduce_by_tree(stacks, combine, layout.replica_axes, layout.num_places))
     results: list[Same | Own] = []
     for x in held:
         if isinstance(x, Own):
             results.append(Same(next(sums).astype(x.rows.dtype)))
         elif adds:
-            results.append(Same(_times(jnp.asarray(x.value), turns.count)))
+            results.append(Same(_sum_equal(jnp.asarray(x.value), device.count)))
         else:
             results.append(x)
     return results
 
 
-def _times(value: Any, count: int) -> Any:
-    """The sum of `count` equal values in the order of the tree."""
-    total = _wide(barrier(value))
+def _sum_equal(value: Any, count: int) -> Any:
+    """Return the sum of `count` equal values, in the order of the tree."""
+    # `count * value` may be rounded in another way than the additions of the tree.
+    total = _widen(barrier(value))
     while count > 1:
         total, count = _add(total, total), count // 2
     return barrier(total).astype(value.dtype)
 
 
-def _members(groups: Any, turns: VirtualDevice) -> np.ndarray:
-    """For each replica, the members of its group in their order: `[V, members]`."""
-    rows = [list(range(turns.count))] if groups is None else groups
+def _list_members(groups: Any, device: VirtualDevice) -> np.ndarray:
+    """Return for each replica the members of its group in their order: `[V, members]`."""
+    rows = [list(range(device.count))] if groups is None else groups
     table: dict[int, Any] = {member: row for row in rows for member in row}
-    return np.asarray([table[i] for i in range(turns.count)])
+    return np.asarray([table[i] for i in range(device.count)])
 
 
-def _own_of(table: np.ndarray, turns: VirtualDevice) -> Any:
-    """The rows of a table over all replicas that belong to this device's ones."""
-    return jnp.asarray(table)[turns.numbers()]
+def _select_local_rows(table: np.ndarray, device: VirtualDevice) -> Any:
+    """Return the rows of a table `[V, ...]` for the replicas of this device: `[V/R, ...]`."""
+    return jnp.asarray(table)[device.get_numbers()]
 
 
-def _in_groups(
-    combine: Callable[[Any, Any], Any], held: Same | Own, members: np.ndarray, turns: VirtualDevice
+def _reduce_in_groups(
+    combine: Callable[[Any, Any], Any], held: Same | Own, members: np.ndarray, device: VirtualDevice
 ) -> Any:
-    """The reduction of each replica's group: `[V/R, ...]`."""
-    rows = turns.all_rows(held)[_own_of(members, turns)]  # [V/R, members, ...]
-    whole = combine_pairwise(barrier(_wide(jnp.moveaxis(rows, 1, 0))), combine)
+    """Return the reduction of each replica's group: `[V/R, ...]`."""
+    rows = device.gather_rows(held)[_select_local_rows(members, device)]  # [V/R, members, ...]
+    whole = combine_pairwise(barrier(_widen(jnp.moveaxis(rows, 1, 0))), combine)
     return barrier(whole).astype(rows.dtype)
 
 
-def _scattered(params: dict[str, Any], held: Same | Own, turns: VirtualDevice) -> Any:
+def _scatter(params: dict[str, Any], held: Same | Own, device: VirtualDevice) -> Any:
     groups = params.get("axis_index_groups")
-    members = _members(groups, turns)
+    members = _list_members(groups, device)
     if groups is None:
-        (whole,) = _reduced(_add, True, [held], turns)
-        sums = turns.rows(whole)
+        (whole,) = _reduce(_add, True, [held], device)
+        sums = device.rows(whole)
     else:
-        sums = _in_groups(_add, held, members, turns)
+        sums = _reduce_in_groups(_add, held, members, device)
     size = members.shape[1]
     places = np.asarray([list(row).index(i) for i, row in enumerate(members)])
     dim = params["scatter_dimension"]
@@ -145,21 +153,21 @@ def _scattered(params: dict[str, Any], held: Same | Own, turns: VirtualDevice) -
         rows = total.shape[dim] // size
         return jax.lax.dynamic_slice_in_dim(total, place * rows, rows, dim)
 
-    return jax.vmap(piece)(sums, _own_of(places, turns))
+    return jax.vmap(piece)(sums, _select_local_rows(places, device))
 
 
-def _permuted(pairs: Sequence[tuple[int, int]], held: Same | Own, turns: VirtualDevice) -> Any:
-    """Each replica's value from another one; zeros for those that get none."""
+def _permute(pairs: Sequence[tuple[int, int]], held: Same | Own, device: VirtualDevice) -> Any:
+    """Return for each replica the value of its source; zeros for replicas without a source."""
     sources = {to: source for source, to in pairs}
-    table = np.asarray([sources.get(i, 0) for i in range(turns.count)])
-    gets = np.asarray([i in sources for i in range(turns.count)])
-    rows = turns.all_rows(held)[_own_of(table, turns)]
-    keeps = _own_of(gets, turns).reshape(-1, *(1,) * (rows.ndim - 1))
+    table = np.asarray([sources.get(i, 0) for i in range(device.count)])
+    gets = np.asarray([i in sources for i in range(device.count)])
+    rows = device.gather_rows(held)[_select_local_rows(table, device)]
+    keeps = _select_local_rows(gets, device).reshape(-1, *(1,) * (rows.ndim - 1))
     return jnp.where(keeps, rows, jnp.zeros_like(rows))
 
 
-def _gathered(params: dict[str, Any], whole: Any) -> Any:
-    """`[V, ...]` as `all_gather` gives it."""
+def _arrange_gathered(params: dict[str, Any], whole: Any) -> Any:
+    """Convert the values of all replicas, `[V, ...]`, to the result of `all_gather`."""
     dim = params["all_gather_dimension"]
     moved = jnp.moveaxis(whole, 0, dim)
     if not params["tiled"]:
@@ -168,21 +176,22 @@ def _gathered(params: dict[str, Any], whole: Any) -> Any:
     return moved.reshape(*shape[:dim], whole.shape[0] * shape[dim], *shape[dim + 1 :])
 
 
-def _moved(eqn: Any, held: Sequence[Same | Own], turns: VirtualDevice) -> list[Same | Own]:
-    """Any movement of values, from the values of all replicas."""
-    groups = eqn.params.get("axis_index_groups") or [list(range(turns.count))]
-    wholes = [turns.all_rows(x) for x in held]
+def _move(eqn: Any, held: Sequence[Same | Own], device: VirtualDevice) -> list[Same | Own]:
+    """Return the results of a collective that only moves values, from those of all replicas."""
+    groups = eqn.params.get("axis_index_groups") or [list(range(device.count))]
+    wholes = [device.gather_rows(x) for x in held]
+    # The concatenated results below are in the order of the groups: this restores that of replicas.
     order = np.argsort(np.concatenate([np.asarray(g) for g in groups]))
     columns: list[list[Any]] = []
     for group in groups:
-        params = over_one_axis(eqn.params, len(group), _MEMBERS)
+        params = move_to_one_axis(eqn.params, len(group), _MEMBERS)
         members = [x[np.asarray(group)] for x in wholes]
         moved = jax.vmap(lambda *x, p=params: eqn.primitive.bind(*x, **p), axis_name=_MEMBERS)(
             *members
         )
         columns.append(list(moved) if eqn.primitive.multiple_results else [moved])
     results = [jnp.concatenate(parts)[order] for parts in zip(*columns, strict=True)]
-    return [Own(x[turns.numbers()]) for x in results]
+    return [Own(x[device.get_numbers()]) for x in results]
 
 
 def is_sum(eqn: Any) -> bool:
@@ -192,11 +201,11 @@ def is_sum(eqn: Any) -> bool:
     return eqn.primitive.name in _SUMS and is_whole and all(isinstance(a, str) for a in axes)
 
 
-def added(held: Sequence[Same | Own], turns: VirtualDevice) -> list[Same | Own]:
-    """The sums over all replicas of some values, in one exchange."""
-    return _reduced(_add, True, held, turns)
+def add_over_replicas(held: Sequence[Same | Own], device: VirtualDevice) -> list[Same | Own]:
+    """Return the sums of several values over all replicas, with one exchange between devices."""
+    return _reduce(_add, True, held, device)
 
 
-def is_over_replicas(eqn: Any, turns: VirtualDevice) -> bool:
-    """Whether a collective goes over the replica axis, and not over axes of size 1 alone."""
-    return bool(frozenset(named_axes(eqn.params)) & turns.axes)
+def is_over_replicas(eqn: Any, device: VirtualDevice) -> bool:
+    """Whether a collective communicates over a replica axis, and not only over axes of size 1."""
+    return bool(frozenset(get_named_axes(eqn.params)) & device.axes)

@@ -1,4 +1,4 @@
-"""One virtual replica's turn: operations without collectives, on its own values."""
+"""Evaluation of operations without collectives, on the values of one virtual replica."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,60 +7,61 @@ import jax
 from jax.sharding import Sharding
 
 from jaxdist import _compat
-from jaxdist._program.jaxprs.batched_while import any_goes_on, where_it_goes_on
-from jaxdist._program.jaxprs.control_flow import Scan, While, solve_of
+from jaxdist._program.jaxprs.batched_while import has_active_row, keep_finished_rows
+from jaxdist._program.jaxprs.control_flow import Scan, While, get_solve
 from jaxdist._program.jaxprs.interpreter import Interpreter
 from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
-from jaxdist._program.proof.replication import named_axes
-from jaxdist._program.virtual.values import VirtualDevice
-from jaxdist._program.virtual.values import literal as value_of_literal
+from jaxdist._program.proof.replication import get_named_axes
+from jaxdist._program.virtual.values import VirtualDevice, get_literal
 from jaxdist.errors import UnsupportedError
 
-# What they do is about layouts, and a virtual replica has whole arrays on one device. Each names
-# the mesh that the step was traced over, which has more devices than there are.
+# They change only layouts, and a virtual replica has whole arrays on one device. Their parameters
+# name the mesh of the trace, which has more devices than the machine.
 _LAYOUT_ONLY = frozenset({"sharding_constraint", "pcast", "pvary", "reshard", "mesh_cast"})
 
 
-def asks_number(eqn: Any, turns: VirtualDevice) -> bool:
+def has_replica_number(eqn: Any, device: VirtualDevice) -> bool:
     """Whether an operation, or one inside it, reads the number of the replica."""
-    return _asks_number(eqn, turns) or any(
-        asks_number(inner, turns)
+    return _is_replica_number(eqn, device) or any(
+        has_replica_number(inner, device)
         for program in subprograms(eqn)
         for inner in open_jaxpr(program).eqns
     )
 
 
-def _asks_number(eqn: Any, turns: VirtualDevice) -> bool:
+def _is_replica_number(eqn: Any, device: VirtualDevice) -> bool:
     return eqn.primitive.name == "axis_index" and bool(
-        frozenset(named_axes(eqn.params)) & turns.axes
+        frozenset(get_named_axes(eqn.params)) & device.axes
     )
 
 
-def do(eqn: Any, operands: Sequence[Any], number: Any, turns: VirtualDevice) -> list[Any]:
-    """The results of one operation for the replica of this number.
+def evaluate_operation(
+    eqn: Any, operands: Sequence[Any], number: Any, device: VirtualDevice
+) -> list[Any]:
+    """Evaluate one operation for the replica of this number.
 
-    Programs inside it are written out, since they name the mesh that they were traced over.
+    The programs inside it are traced again, since their parameters name the mesh of the trace.
 
     Raises:
-        UnsupportedError: It holds something that a virtual replica cannot do.
+        UnsupportedError: The operation needs a device or a mesh of its own.
     """
-    return OneReplica(number, turns).equation(eqn, list(operands))
+    return OneReplica(number, device).equation(eqn, list(operands))
 
 
 class OneReplica(Interpreter[Any]):
-    """Computes the values of one virtual replica.
+    """An interpreter that computes the values of one virtual replica.
 
     Args:
-        number: Of the replica, traced.
-        turns: The device that holds it.
+        number: The number of the replica, traced.
+        device: The device of the replica.
     """
 
-    def __init__(self, number: Any, turns: VirtualDevice) -> None:
+    def __init__(self, number: Any, device: VirtualDevice) -> None:
         self._number = number
-        self._turns = turns
+        self._device = device
 
     def literal(self, literal: Any) -> Any:
-        return value_of_literal(literal)
+        return get_literal(literal)
 
     def constant(self, variable: Any, value: Any) -> Any:
         return value
@@ -68,11 +69,11 @@ class OneReplica(Interpreter[Any]):
     def operation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         if eqn.primitive.name in _LAYOUT_ONLY:
             return inputs
-        if _asks_number(eqn, self._turns):
+        if _is_replica_number(eqn, self._device):
             return [self._number]
-        if eqn.primitive.name == "shard_map" or asks_number(eqn, self._turns):
+        if eqn.primitive.name == "shard_map" or has_replica_number(eqn, self._device):
             raise UnsupportedError(_needs_a_device(eqn))
-        # Layouts of results name the mesh that was traced over. Here they mean nothing.
+        # Shardings of results name the mesh of the trace, which does not exist here.
         params = {k: None if isinstance(v, Sharding) else v for k, v in eqn.params.items()}
         results = _compat.bind_in_current_mesh(eqn, inputs, params)
         return list(results) if eqn.primitive.multiple_results else [results]
@@ -81,7 +82,8 @@ class OneReplica(Interpreter[Any]):
         if eqn.primitive.name == "shard_map":
             return self.operation(eqn, inputs)
         if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
-            # Or what is computed again for the gradient would be computed once and kept.
+            # Without the barrier XLA would merge the second computation (for the gradient) with
+            # the first, and keep the values that checkpoint was to save memory for.
             inputs = list(jax.lax.optimization_barrier(inputs))
         return super().call(eqn, inputs)
 
@@ -114,18 +116,20 @@ class OneReplica(Interpreter[Any]):
 
         def body(state: list[Any]) -> list[Any]:
             after = self.run(loop.body, [*of_body, *state])
-            return where_it_goes_on(condition(state), after, state) if is_batched else after
+            # Under `vmap`, rows whose condition is False keep their state.
+            return keep_finished_rows(condition(state), after, state) if is_batched else after
 
         results: list[Any] = jax.lax.while_loop(
-            lambda state: any_goes_on(condition(state)), body, start
+            lambda state: has_active_row(condition(state)), body, start
         )
         return results
 
     def cond(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         index, *values = inputs
         platforms = eqn.params.get("branches_platforms")
+        # `jax.lax.platform_dependent` is a cond whose index only lowering knows.
         if platforms is not None:
-            here = self._turns.layout.platform
+            here = self._device.layout.platform
             fits = [p is None or here in p for p in platforms]
             return self.run(eqn.params["branches"][fits.index(True)], values)
         branches = [lambda *x, b=branch: self.run(b, x) for branch in eqn.params["branches"]]
@@ -133,7 +137,7 @@ class OneReplica(Interpreter[Any]):
         return results
 
     def linear_solve(self, eqn: Any, inputs: list[Any]) -> list[Any]:
-        return self.run(*solve_of(eqn, inputs))
+        return self.run(*get_solve(eqn, inputs))
 
 
 def _needs_a_device(eqn: Any) -> str:

@@ -1,4 +1,4 @@
-"""Where virtual replicas cannot keep their bits, and what to do instead."""
+"""Checks for the places where virtual replicas cannot keep their bits, with remedies."""
 
 from typing import Any
 
@@ -29,10 +29,10 @@ def check_compiled(layout: ReplicaMesh) -> None:
 
 
 def check_inside_trace(layout: ReplicaMesh) -> None:
-    """Ask for the compile options of virtual replicas where somebody else compiles.
+    """Request the compile options of virtual replicas from the caller that will compile.
 
     Raises:
-        ContextError: Whoever compiles does not ask.
+        ContextError: JAX compiles the caller without these options.
     """
     if layout.num_virtual is None:
         return
@@ -56,13 +56,13 @@ def check_inside_trace(layout: ReplicaMesh) -> None:
 
 
 def not_differentiable(call: Any) -> Any:
-    """The same function of arrays, with a named error where it is differentiated."""
+    """Return the same function of arrays, which raises `UnsupportedError` if differentiated."""
 
     @jax.custom_jvp
-    def guarded(*leaves: Any) -> Any:
+    def call_guarded(*leaves: Any) -> Any:
         return call(*leaves)
 
-    @guarded.defjvp
+    @call_guarded.defjvp
     def _(primals: Any, tangents: Any) -> Any:
         raise UnsupportedError(
             "jax.grad was taken through strategy.run of a strategy with deterministic=True.\n\n"
@@ -71,4 +71,4 @@ def not_differentiable(call: Any) -> Any:
             "Take the gradient inside the step, and all-reduce it there."
         )
 
-    return guarded
+    return call_guarded

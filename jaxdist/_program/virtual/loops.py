@@ -1,7 +1,8 @@
-"""Loops and branches with collectives in them, of virtual replicas.
+"""Loops and branches with collectives, for virtual replicas.
 
-The loop is kept, and its body is taken apart like the step itself. What it carries is held once
-where the analysis finds it the same on all replicas in every turn, and by rows elsewhere.
+The loop stays a loop, and its body is cut at its collectives like the step itself. A part of the
+carry is one value (`Same`) if the analysis proves that it is equal on all replicas in every
+iteration. Otherwise it is one row for each replica (`Own`). See Note [Virtual replicas].
 """
 
 from collections.abc import Callable, Sequence
@@ -10,55 +11,56 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jaxdist._program.jaxprs.batched_while import any_goes_on, where_it_goes_on
+from jaxdist._program.jaxprs.batched_while import has_active_row, keep_finished_rows
 from jaxdist._program.jaxprs.control_flow import Scan, While
-from jaxdist._program.proof.replication import Differs, results_of_program
+from jaxdist._program.proof.replication import Differs, analyse_program
 from jaxdist._program.virtual.values import Own, Same, VirtualDevice
 
 Run: TypeAlias = Callable[[Any, Sequence[Same | Own], VirtualDevice], list[Same | Own]]
 Held: TypeAlias = Sequence[Same | Own]
 
 
-def _value(held: Same | Own) -> Any:
+def _get_array(held: Same | Own) -> Any:
     return held.rows if isinstance(held, Own) else jnp.asarray(held.value)
 
 
-def _as(held: Same | Own, differs: Any, turns: VirtualDevice) -> Any:
-    """The value in the form that the analysis gives it."""
-    return turns.rows(held) if differs else jnp.asarray(turns.one(held))
+def _unwrap(held: Same | Own, differs: Any, device: VirtualDevice) -> Any:
+    """Return the array of a value: a row for each replica if it differs, else one value."""
+    return device.rows(held) if differs else jnp.asarray(device.get_one(held))
 
 
-def _again(value: Any, differs: Any) -> Same | Own:
+def _wrap(value: Any, differs: Any) -> Same | Own:
     return Own(value) if differs else Same(value)
 
 
-def _all_again(values: Sequence[Any], differs: Sequence[Any]) -> list[Same | Own]:
-    return [_again(v, d) for v, d in zip(values, differs, strict=True)]
+def _wrap_all(values: Sequence[Any], differs: Sequence[Any]) -> list[Same | Own]:
+    return [_wrap(v, d) for v, d in zip(values, differs, strict=True)]
 
 
-def _all_as(held: Held, differs: Sequence[Any], turns: VirtualDevice) -> list[Any]:
-    return [_as(x, d, turns) for x, d in zip(held, differs, strict=True)]
+def _unwrap_all(held: Held, differs: Sequence[Any], device: VirtualDevice) -> list[Any]:
+    return [_unwrap(x, d, device) for x, d in zip(held, differs, strict=True)]
 
 
-def _joined(first: Sequence[Differs], second: Sequence[Differs]) -> list[Differs]:
+def _join(first: Sequence[Differs], second: Sequence[Differs]) -> list[Differs]:
     return [a | b for a, b in zip(first, second, strict=True)]
 
 
 def _scan(
-    eqn: Any, held: Held, differs: list[Differs], turns: VirtualDevice, run: Run
+    eqn: Any, held: Held, differs: list[Differs], device: VirtualDevice, run: Run
 ) -> list[Same | Own]:
     params, loop = eqn.params, Scan.of(eqn)
     program, consts, carry = loop.program, loop.num_consts, loop.num_carry
     end = consts + carry
     state = differs[consts:end]
+    # The form of the carry must be fixed before `jax.lax.scan` traces the body.
     while True:
-        out = results_of_program(program, [*differs[:consts], *state, *differs[end:]], turns.axes)
-        grown = _joined(state, out[:carry])
+        out = analyse_program(program, [*differs[:consts], *state, *differs[end:]], device.axes)
+        grown = _join(state, out[:carry])
         if grown == state:
             break
         state = grown
     of_rows = out[carry:]
-    # [turn, replica, ...], since the loop goes over dim 0.
+    # [iteration, replica, ...], since a scan iterates over dim 0.
     given = [
         jnp.moveaxis(x.rows, 1, 0) if isinstance(x, Own) else jnp.asarray(x.value)
         for x in held[end:]
@@ -66,75 +68,79 @@ def _scan(
 
     def body(carried: list[Any], values: list[Any]) -> Any:
         own_rows = [isinstance(x, Own) for x in held[end:]]
-        inputs = [*held[:consts], *_all_again(carried, state), *_all_again(values, own_rows)]
-        results = run(program, inputs, turns)
-        return _all_as(results[:carry], state, turns), _all_as(results[carry:], of_rows, turns)
+        inputs = [*held[:consts], *_wrap_all(carried, state), *_wrap_all(values, own_rows)]
+        results = run(program, inputs, device)
+        return _unwrap_all(results[:carry], state, device), _unwrap_all(
+            results[carry:], of_rows, device
+        )
 
-    start = _all_as(held[consts:end], state, turns)
+    start = _unwrap_all(held[consts:end], state, device)
     last, stacked = jax.lax.scan(
         body, start, given, length=params["length"], reverse=params["reverse"]
     )
     rows = [jnp.moveaxis(x, 0, 1) if d else x for x, d in zip(stacked, of_rows, strict=True)]
-    return [*_all_again(last, state), *_all_again(rows, of_rows)]
+    return [*_wrap_all(last, state), *_wrap_all(rows, of_rows)]
 
 
 def _while(
-    eqn: Any, held: Held, differs: list[Differs], turns: VirtualDevice, run: Run
+    eqn: Any, held: Held, differs: list[Differs], device: VirtualDevice, run: Run
 ) -> list[Same | Own]:
     params = eqn.params
     loop = While.of(eqn)
-    first, second = loop.num_of_condition, loop.num_of_condition + loop.num_of_body
+    first, second = loop.num_condition_consts, loop.num_condition_consts + loop.num_body_consts
     of_cond, of_body, _ = loop.split(held)
     state = differs[second:]
     while True:
         given = [*differs[first:second], *state]
-        grown = _joined(state, results_of_program(params["body_jaxpr"], given, turns.axes))
+        grown = _join(state, analyse_program(params["body_jaxpr"], given, device.axes))
         if grown == state:
             break
         state = grown
 
     def condition(carried: list[Any]) -> Any:
-        results = run(params["cond_jaxpr"], [*of_cond, *_all_again(carried, state)], turns)
-        return turns.one(results[0])
+        results = run(params["cond_jaxpr"], [*of_cond, *_wrap_all(carried, state)], device)
+        return device.get_one(results[0])
 
     is_batched = bool(params["cond_jaxpr"].out_avals[0].shape)
 
     def body(carried: list[Any]) -> list[Any]:
-        results = run(params["body_jaxpr"], [*of_body, *_all_again(carried, state)], turns)
-        after = _all_as(results, state, turns)
+        results = run(params["body_jaxpr"], [*of_body, *_wrap_all(carried, state)], device)
+        after = _unwrap_all(results, state, device)
         if not is_batched:
             return after
-        # What differs is held as [replica, rows of the loop, ...].
+        # Values that differ have the shape [replica, rows of the loop, ...].
         fronts = [1 if differs else 0 for differs in state]
-        return where_it_goes_on(condition(carried), after, carried, fronts)
+        return keep_finished_rows(condition(carried), after, carried, fronts)
 
     last = jax.lax.while_loop(
-        lambda carried: any_goes_on(condition(carried)), body, _all_as(held[second:], state, turns)
+        lambda carried: has_active_row(condition(carried)),
+        body,
+        _unwrap_all(held[second:], state, device),
     )
-    return _all_again(last, state)
+    return _wrap_all(last, state)
 
 
 def _cond(
-    eqn: Any, held: Held, differs: list[Differs], turns: VirtualDevice, run: Run
+    eqn: Any, held: Held, differs: list[Differs], device: VirtualDevice, run: Run
 ) -> list[Same | Own]:
     index, *operands = held
     branches = eqn.params["branches"]
-    outs = [results_of_program(b, differs[1:], turns.axes) for b in branches]
+    outs = [analyse_program(b, differs[1:], device.axes) for b in branches]
     joined = outs[0]
     for out in outs[1:]:
-        joined = _joined(joined, out)
+        joined = _join(joined, out)
 
-    def of(branch: Any) -> Callable[[list[Any]], list[Any]]:
-        def taken(values: list[Any]) -> list[Any]:
+    def make_branch(branch: Any) -> Callable[[list[Any]], list[Any]]:
+        def run_branch(values: list[Any]) -> list[Any]:
             own = [isinstance(x, Own) for x in operands]
-            return _all_as(run(branch, _all_again(values, own), turns), joined, turns)
+            return _unwrap_all(run(branch, _wrap_all(values, own), device), joined, device)
 
-        return taken
+        return run_branch
 
     values = jax.lax.switch(
-        turns.one(index), [of(b) for b in branches], [_value(x) for x in operands]
+        device.get_one(index), [make_branch(b) for b in branches], [_get_array(x) for x in operands]
     )
-    return _all_again(values, joined)
+    return _wrap_all(values, joined)
 
 
 LOOPS = {"scan": _scan, "cond": _cond, "while": _while}

@@ -20,41 +20,45 @@ def call_virtually(
     leaves: Sequence[Any],
     kinds: Sequence[Kind],
     combined: Sequence[Combination],
-    turns: VirtualDevice,
+    device: VirtualDevice,
 ) -> list[Any]:
-    """Run on flat global arrays.
+    """Call a step with virtual replicas on flat global arrays.
 
     Args:
         traced: The step, traced over as many devices as there are virtual replicas.
-        signature: Of its inputs.
+        signature: The signature of its inputs.
         leaves: The inputs.
-        kinds: Of the results.
-        combined: Variables of NNX objects that are brought together after the step.
-        turns: The virtual replicas.
+        kinds: The kinds of the results.
+        combined: How to combine variables of NNX objects after the step.
+        device: The virtual replicas of one device.
     """
-    layout = turns.layout
+    layout = device.layout
     count = len(leaves)
     takes_part = replicas_with_rows(signature, layout.num_replicas)
 
-    def device(*local: Any) -> list[Any]:
+    def run_on_device(*local: Any) -> list[Any]:
         own = [i.kind is not Kind.MIRRORED for i in signature.inputs]
-        by_argument = [_held(x, o, turns) for x, o in zip(local[:count], own, strict=True)]
+        by_argument = [_to_local(x, o, device) for x, o in zip(local[:count], own, strict=True)]
         given = [
             by_argument[o] if type(o) is Argument else Same(x)
             for o, x in zip(traced.operands, local[count:], strict=True)
         ]
-        results = run_virtually(traced.jaxpr, given, turns)
+        results = run_virtually(traced.jaxpr, given, device)
+        # Inside `shard_map`, so that the combination uses the sums in tree order, too.
         for c in combined:
-            before, after = [by_argument[i] for i in c.numbers], [results[i] for i in c.numbers]
-            made = _combined(c, before, after, takes_part, turns)
+            before, after = (
+                [by_argument[i] for i in c.numbers],
+                [results[i] for i in c.numbers],
+            )
+            made = _combine(c, before, after, takes_part, device)
             for i, value in zip(c.numbers, made, strict=True):
                 results[i] = value
-        return [_global(x, kind, turns) for x, kind in zip(results, kinds, strict=True)]
+        return [_to_global(x, kind, device) for x, kind in zip(results, kinds, strict=True)]
 
     constants = [x if type(x) is not Argument else 0 for x in traced.operands]
     spec = layout.replica_spec
     mapped = jax.shard_map(
-        device,
+        run_on_device,
         mesh=layout.mesh,
         in_specs=(
             *(i.placement.manual_spec(layout) for i in signature.inputs),
@@ -68,36 +72,39 @@ def call_virtually(
     return results
 
 
-def _held(local: Any, is_own: bool, turns: VirtualDevice) -> Same | Own:
+def _to_local(local: Any, is_own: bool, device: VirtualDevice) -> Same | Own:
     if not is_own:
         return Same(local)
-    return Own(local.reshape(turns.here, local.shape[0] // turns.here, *local.shape[1:]))
+    return Own(
+        local.reshape(device.num_local, local.shape[0] // device.num_local, *local.shape[1:])
+    )
 
 
-def _global(held: Same | Own, kind: Kind, turns: VirtualDevice) -> Any:
+def _to_global(held: Same | Own, kind: Kind, device: VirtualDevice) -> Any:
     if kind is not Kind.PER_REPLICA:
-        return turns.one(held)
-    rows = turns.rows(held)
+        return device.get_one(held)
+    rows = device.rows(held)
     return rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])
 
 
-def _combined(
+def _combine(
     combination: Combination,
     before: Sequence[Same | Own],
     after: Sequence[Same | Own],
     takes_part: tuple[bool, ...] | None,
-    turns: VirtualDevice,
+    device: VirtualDevice,
 ) -> list[Same | Own]:
-    """What `combine` makes of variables, by the tree."""
-    axes = turns.layout.replica_axes
+    """Combine variables of all replicas, with sums in the order of the tree."""
+    axes = device.layout.replica_axes
     count = len(before)
 
-    def one(*values: Any) -> list[Any]:
+    def combine_local(*values: Any) -> list[Any]:
         return combine(combination, values[:count], values[count:], axes, takes_part)
 
-    shapes = [turns.rows(x)[0] for x in (*before, *after)]
-    sizes = [(a, turns.layout.traced_mesh.shape[a]) for a in axes]
-    program = jax.make_jaxpr(one, axis_env=sizes)(
+    shapes = [device.rows(x)[0] for x in (*before, *after)]
+    sizes = [(a, device.layout.traced_mesh.shape[a]) for a in axes]
+    # `combine` is written with collectives. Trace it for one replica, then run it like the step.
+    program = jax.make_jaxpr(combine_local, axis_env=sizes)(
         *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes)
     )
-    return run_virtually(program, [*before, *after], turns)
+    return run_virtually(program, [*before, *after], device)

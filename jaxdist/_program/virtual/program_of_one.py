@@ -1,10 +1,16 @@
-"""A step traced for one of many virtual replicas, run for those that one device has.
+"""Evaluation of a step, traced for one virtual replica, for all virtual replicas of a device."""
 
-The trace is cut at its collectives. Between them, what is the same on all replicas is computed
-once, and the rest once for each virtual replica, one after the other in a loop: the same
-operations on the same shapes, however many devices there are. Each cut is an optimization
-barrier, since what XLA fuses decides how sums and products are rounded.
-"""
+# Note [Virtual replicas]
+#
+# With `deterministic=True` a strategy has V virtual replicas on R devices, and the results have
+# the same bits for every R. A step is traced as one of V replicas sees it (trace.py). `_Run` cuts
+# the trace at its collectives. Between two collectives it computes values that are equal on all
+# replicas once (`Same`). It computes all others in a loop, one virtual replica after the other
+# (`Own`). So each operation has the same shapes for every number of devices.
+#
+# XLA's fusion decides how products and sums are rounded. An optimization barrier at each cut
+# keeps XLA from fusing across it, so that fusion, too, is the same for every number of devices.
+# Collectives add in the order of one binary tree over the V replicas (collectives.py).
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -17,150 +23,178 @@ from jaxdist import _compat
 from jaxdist._collectives import ASSUME_REPLICATED
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.subprograms import open_jaxpr
-from jaxdist._program.proof.replication import NONE, Differs, results_of
-from jaxdist._program.uneven.joined_ops import Const, Key, Op, flat_ops
-from jaxdist._program.virtual.collectives import added, is_over_replicas, is_sum, meet
-from jaxdist._program.virtual.device import asks_number, do
+from jaxdist._program.proof.replication import NONE, Differs, analyse_equation
+from jaxdist._program.uneven.joined_ops import Const, Key, Op, flatten_ops
+from jaxdist._program.virtual.collectives import (
+    add_over_replicas,
+    is_over_replicas,
+    is_sum,
+    run_collective,
+)
+from jaxdist._program.virtual.device import evaluate_operation, has_replica_number
 from jaxdist._program.virtual.loops import LOOPS
-from jaxdist._program.virtual.values import Own, Same, VirtualDevice, barrier, literal
+from jaxdist._program.virtual.values import Own, Same, VirtualDevice, barrier, get_literal
 from jaxdist.errors import UnsupportedError
 
 
 def run_virtually(
-    program: Any, arguments: Sequence[Same | Own], turns: VirtualDevice
+    program: Any, arguments: Sequence[Same | Own], device: VirtualDevice
 ) -> list[Same | Own]:
     """Evaluate an open or closed program of one replica for all of them, inside `shard_map`.
 
     Raises:
-        UnsupportedError: An operation that virtual replicas do not have.
+        UnsupportedError: The program has an operation that virtual replicas do not support.
     """
-    return _Run(program, arguments, turns).run()
+    return _Run(program, arguments, device).run()
 
 
-# Calls that are written out: some of their results may be the same on all replicas, and others
-# not. What is computed again for gradients stays a call of its own.
+# Calls that are inlined, since some of their results may be equal on all replicas, and others not.
+# A rematerialised call stays a call, or XLA would compute its values only once.
 _INLINED = frozenset(known.CALLS) - {"remat", "remat2", "checkpoint", "shard_map"}
 
 
 class _Run:
-    """One evaluation; `held` has the values that stand ready, `pending` waits for its turns."""
+    """One evaluation of a program.
 
-    def __init__(self, program: Any, arguments: Sequence[Same | Own], turns: VirtualDevice) -> None:
-        self.turns = turns
+    `values` has the values that are computed. `pending` has operations that will run in the next
+    loop over the virtual replicas. `finished` has collectives that ran together with earlier ones.
+    """
+
+    def __init__(
+        self, program: Any, arguments: Sequence[Same | Own], device: VirtualDevice
+    ) -> None:
+        self.device = device
         invars = open_jaxpr(program).invars
         keys = [Key(v.aval) for v in invars]
-        self.ops, self.results = flat_ops(program, list(keys), inlined=_INLINED)
-        self.held: dict[Key, Same | Own] = dict(zip(keys, arguments, strict=True))
+        self.ops, self.results = flatten_ops(program, list(keys), inlined=_INLINED)
+        self.values: dict[Key, Same | Own] = dict(zip(keys, arguments, strict=True))
         self.differs: dict[Key, Differs] = {
-            k: self._of(isinstance(x, Own)) for k, x in self.held.items()
+            k: self._get_axes(isinstance(x, Own)) for k, x in self.values.items()
         }
         self.pending: list[Op] = []
-        self.met: set[int] = set()
+        self.finished: set[int] = set()
         self.last_read: dict[Key, int] = {}
         for number, op in enumerate(self.ops):
             self.last_read.update((a, number) for a in op.inputs if isinstance(a, Key))
         end = len(self.ops)
         self.last_read.update((a, end) for a in self.results if isinstance(a, Key))
 
-    def _of(self, differs: bool) -> Differs:
-        return self.turns.axes if differs else NONE
+    def _get_axes(self, differs: bool) -> Differs:
+        return self.device.axes if differs else NONE
 
     def run(self) -> list[Same | Own]:
         for number, op in enumerate(self.ops):
             came_in = [self.differs[a] if isinstance(a, Key) else NONE for a in op.inputs]
-            differs = results_of(op.eqn, came_in, self.turns.axes)
+            differs = analyse_equation(op.eqn, came_in, self.device.axes)
             self.differs.update(zip(op.outputs, differs, strict=True))
+            # The user states that the replicas are equal: take the row of the first, as one value.
             if op.eqn.primitive is ASSUME_REPLICATED:
                 values = [self._value(a, number) for a in op.inputs]
-                self.held.update(
-                    zip(op.outputs, [Same(self.turns.one(x)) for x in values], strict=True)
+                self.values.update(
+                    zip(op.outputs, [Same(self.device.get_one(x)) for x in values], strict=True)
                 )
-            elif id(op) in self.met:
+            elif id(op) in self.finished:
                 continue
-            elif is_sum(op.eqn) and self._meets(op):
-                self._add_up(number)
-            elif op.communicates and self._meets(op):
-                outputs = self._meet(op, [self._value(a, number) for a in op.inputs], came_in)
-                self.held.update(zip(op.outputs, outputs, strict=True))
+            elif is_sum(op.eqn) and self._must_communicate(op):
+                self._run_sums(number)
+            elif op.has_collective and self._must_communicate(op):
+                outputs = self._run_collective(
+                    op, [self._value(a, number) for a in op.inputs], came_in
+                )
+                self.values.update(zip(op.outputs, outputs, strict=True))
             elif any(came_in) or any(differs):
                 self.pending.append(op)
             else:
-                values = [self.turns.one(self._value(a, number)) for a in op.inputs]
-                made = do(op.eqn, values, None, self.turns)
-                self.held.update((k, Same(v)) for k, v in zip(op.outputs, made, strict=True))
+                values = [self.device.get_one(self._value(a, number)) for a in op.inputs]
+                made = evaluate_operation(op.eqn, values, None, self.device)
+                self.values.update((k, Same(v)) for k, v in zip(op.outputs, made, strict=True))
         results = [self._value(a, len(self.ops)) for a in self.results]
+        # Nobody reads the results of a debug.print, and it has to run all the same.
         if any(op.eqn.effects for op in self.pending):
-            self._take_turns(len(self.ops))
+            self._run_pending(len(self.ops))
         return results
 
-    def _meets(self, op: Op) -> bool:
-        return op.name not in known.COLLECTIVES or is_over_replicas(op.eqn, self.turns)
+    def _must_communicate(self, op: Op) -> bool:
+        return op.name not in known.COLLECTIVES or is_over_replicas(op.eqn, self.device)
 
     def _value(self, atom: Any, number: int) -> Same | Own:
-        """A value that operation `number` reads."""
+        """Return a value that operation `number` reads; compute it first if it is pending."""
         if isinstance(atom, Literal):
-            return Same(literal(atom))
+            return Same(get_literal(atom))
         if isinstance(atom, Const):
             return Same(atom.value)
-        if atom not in self.held:
-            self._take_turns(number)
-        return self.held[atom]
+        if atom not in self.values:
+            self._run_pending(number)
+        return self.values[atom]
 
-    # Turns
+    # The loop over virtual replicas
 
-    def _take_turns(self, number: int) -> None:
-        """Do what is pending, one replica after the other; operation `number` is the next."""
-        turns, pending = self.turns, self.pending
+    def _run_pending(self, number: int) -> None:
+        """Run the pending operations, one replica after the other.
+
+        Args:
+            number: The next operation. Only results that it or later ones read leave the loop.
+        """
+        device, pending = self.device, self.pending
         self.pending = []
         made = {k for op in pending for k in op.outputs}
-        read = [k for k in _keys(a for op in pending for a in op.inputs) if k not in made]
+        read = [k for k in _list_keys(a for op in pending for a in op.inputs) if k not in made]
         wanted = [k for op in pending for k in op.outputs if self.last_read.get(k, -1) >= number]
-        own = [k for k in read if isinstance(self.held[k], Own)]
-        same = [k for k in read if isinstance(self.held[k], Same)]
-        constants = [jnp.asarray(turns.one(self.held[k])) for k in same]
-        asks = any(asks_number(op.eqn, turns) for op in pending)
+        own = [k for k in read if isinstance(self.values[k], Own)]
+        same = [k for k in read if isinstance(self.values[k], Same)]
+        constants = [jnp.asarray(device.get_one(self.values[k])) for k in same]
+        asks = any(has_replica_number(op.eqn, device) for op in pending)
 
-        def turn(_: None, given: tuple[list[Any], Any]) -> tuple[None, list[Any]]:
+        def run_replica(_: None, given: tuple[list[Any], Any]) -> tuple[None, list[Any]]:
             rows, held, replica = barrier((given[0], constants, given[1]))
             env = dict(zip((*own, *same), (*rows, *held), strict=True))
 
             def value(atom: Any) -> Any:
                 if isinstance(atom, Key):
                     return env[atom]
-                return atom.value if isinstance(atom, Const) else literal(atom)
+                return atom.value if isinstance(atom, Const) else get_literal(atom)
 
             for op in pending:
-                results = do(op.eqn, [value(a) for a in op.inputs], replica, turns)
+                results = evaluate_operation(op.eqn, [value(a) for a in op.inputs], replica, device)
                 env.update(zip(op.outputs, results, strict=True))
             return None, barrier([env[k] for k in wanted])
 
-        stacks = [turns.rows(self.held[k]) for k in own], turns.numbers() if asks else None
-        results = _in_turn(turn, stacks, turns.here)
+        stacks = [device.rows(self.values[k]) for k in own], device.get_numbers() if asks else None
+        results = _loop_over_rows(run_replica, stacks, device.num_local)
         for key, rows in zip(wanted, results, strict=True):
-            self.held[key] = Own(rows) if self.differs[key] else Same(rows[0])
+            self.values[key] = Own(rows) if self.differs[key] else Same(rows[0])
 
-    # Meetings
+    # Collectives
 
-    def _add_up(self, number: int) -> None:
-        """Do a sum over all replicas, with the later ones that could be done now: one exchange."""
+    def _run_sums(self, number: int) -> None:
+        """Compute a sum over all replicas, together with later sums whose operands are ready.
+
+        One exchange for all of them is faster, and does not change the order of any sum.
+        """
         given = [[self._value(a, number) for a in self.ops[number].inputs]]
         ops = [self.ops[number]]
         for op in self.ops[number + 1 :]:
             keys = [a for a in op.inputs if isinstance(a, Key)]
-            if is_sum(op.eqn) and self._meets(op) and all(k in self.held for k in keys):
+            if (
+                is_sum(op.eqn)
+                and self._must_communicate(op)
+                and all(k in self.values for k in keys)
+            ):
                 ops.append(op)
                 given.append([self._value(a, number) for a in op.inputs])
-        sums = iter(added([x for held in given for x in held], self.turns))
+        sums = iter(add_over_replicas([x for held in given for x in held], self.device))
         for op in ops:
-            self.met.add(id(op))
-            self.held.update((k, next(sums)) for k in op.outputs)
+            self.finished.add(id(op))
+            self.values.update((k, next(sums)) for k in op.outputs)
             self.differs.update((k, NONE) for k in op.outputs)
 
-    def _meet(self, op: Op, held: list[Same | Own], differs: list[Differs]) -> list[Same | Own]:
+    def _run_collective(
+        self, op: Op, held: list[Same | Own], differs: list[Differs]
+    ) -> list[Same | Own]:
         if op.name in known.COLLECTIVES:
-            return meet(op.eqn, held, self.turns)
+            return run_collective(op.eqn, held, self.device)
         if op.name in LOOPS:
-            return LOOPS[op.name](op.eqn, held, differs, self.turns, run_virtually)
+            return LOOPS[op.name](op.eqn, held, differs, self.device, run_virtually)
         raise UnsupportedError(
             "strategy.run of a strategy with deterministic=True was given a step that has a "
             f"{op.name} with a collective in it, at {_compat.find_source(op.eqn)}.\n\n"
@@ -170,37 +204,39 @@ class _Run:
         )
 
 
-def _in_turn(turn: Callable[[None, Any], tuple[None, list[Any]]], stacks: Any, count: int) -> Any:
-    """What `turn` gives for each row of `stacks`, stacked; a loop even where there is one row.
+def _loop_over_rows(
+    run_replica: Callable[[None, Any], tuple[None, list[Any]]], stacks: Any, count: int
+) -> Any:
+    """Return the stacked results of `run_replica` for each row of `stacks`.
 
-    XLA takes a loop of one turn apart, and the choice of a row among one as well, and then fuses
-    what reads the row in another way. So there are two rows here, and a loop that ends, as far as
-    XLA sees, somewhere.
+    It is a loop even for one row. XLA unrolls a loop with one iteration, and removes the selection
+    of the only row. It would then fuse the operations that read the row in another way than in a
+    longer loop. So a single row is doubled here, and XLA does not know the number of iterations.
     """
     if count > 1:
-        return jax.lax.scan(turn, None, stacks, length=count)[1]
+        return jax.lax.scan(run_replica, None, stacks, length=count)[1]
     two = jax.tree.map(lambda x: barrier(jnp.concatenate([x, x])), stacks)
 
     def row(i: Any) -> Any:
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), two)
 
-    shapes = jax.eval_shape(lambda: turn(None, row(0))[1])
-    # A number of turns that XLA does not see.
+    shapes = jax.eval_shape(lambda: run_replica(None, row(0))[1])
+    # The barrier hides the number of iterations from XLA.
     last = barrier(jnp.int32(1))
 
     def body(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
         i, made = state
-        own = turn(None, row(i))[1]
+        own = run_replica(None, row(i))[1]
         return i + 1, [
             jax.lax.dynamic_update_index_in_dim(m, x, i, 0) for m, x in zip(made, own, strict=True)
         ]
 
-    # `jnp.zeros` knows no random keys.
+    # `jnp.zeros` does not support random keys.
     start = [jax.lax.full((1, *s.shape), 0, s.dtype) for s in shapes]
     made: list[Any] = jax.lax.while_loop(lambda s: s[0] < last, body, (jnp.int32(0), start))[1]
     return made
 
 
-def _keys(atoms: Iterable[Any]) -> list[Key]:
-    """Each key once, in the order in which they come."""
+def _list_keys(atoms: Iterable[Any]) -> list[Key]:
+    """Return the keys among the atoms without duplicates, in order."""
     return list(dict.fromkeys(a for a in atoms if isinstance(a, Key)))

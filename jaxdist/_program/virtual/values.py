@@ -1,4 +1,4 @@
-"""What a device holds while virtual replicas take turns on it."""
+"""Values of the virtual replicas of one device."""
 
 import dataclasses
 import functools
@@ -14,65 +14,69 @@ from jaxdist._mesh import ReplicaMesh
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Same:
-    """A value that is the same on all replicas; held once."""
+    """A value that is equal on all replicas, stored once."""
 
     value: Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Own:
-    """A value of each replica; `rows` are those of this device's replicas, `[V/R, ...]`."""
+    """A value of its own for each replica; `rows` has those of this device, `[V/R, ...]`."""
 
     rows: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class VirtualDevice:
-    """The virtual replicas of one strategy, and which of them this device has."""
+    """The virtual replicas of one strategy, as one device sees them inside `shard_map`.
+
+    V is the number of virtual replicas, R the number of devices; each device has V/R of them.
+    """
 
     layout: ReplicaMesh
 
     @property
     def axes(self) -> frozenset[str]:
-        """The replica axes as the analysis wants them."""
+        """The replica axes in the form of the replication analysis."""
         return frozenset(self.layout.replica_axes)
 
     @property
     def count(self) -> int:
-        """Virtual replicas on all devices."""
+        """The number of virtual replicas on all devices, V."""
         return self.layout.num_replicas
 
     @property
-    def here(self) -> int:
-        """Virtual replicas on this device."""
+    def num_local(self) -> int:
+        """The number of virtual replicas on this device, V/R."""
         return self.layout.replicas_per_place
 
     @functools.cached_property
     def is_whole(self) -> bool:
-        """Whether one device has all of them."""
+        """Whether one device has all virtual replicas."""
         return self.layout.num_places == 1
 
-    def numbers(self) -> jax.Array:
-        """The numbers of this device's replicas, `[V/R]`."""
-        first = jax.lax.axis_index(self.layout.replica_axes) * self.here
-        return first + jnp.arange(self.here, dtype=jnp.int32)
+    def get_numbers(self) -> jax.Array:
+        """Return the numbers of this device's replicas, `[V/R]`."""
+        first = jax.lax.axis_index(self.layout.replica_axes) * self.num_local
+        return first + jnp.arange(self.num_local, dtype=jnp.int32)
 
     def rows(self, held: Same | Own) -> Any:
-        """A value for each of this device's replicas, `[V/R, ...]`."""
+        """Return a value for each of this device's replicas, `[V/R, ...]`."""
         if isinstance(held, Own):
             return held.rows
         value = held.value if hasattr(held.value, "shape") else jnp.asarray(held.value)
-        return jnp.broadcast_to(value[None], (self.here, *value.shape))
+        return jnp.broadcast_to(value[None], (self.num_local, *value.shape))
 
-    def one(self, held: Same | Own) -> Any:
-        """A value that the analysis knows to be the same on all replicas."""
+    def get_one(self, held: Same | Own) -> Any:
+        """Return a value that the analysis has proved to be equal on all replicas."""
         return held.value if isinstance(held, Same) else held.rows[0]
 
-    def all_rows(self, held: Same | Own) -> Any:
-        """The values of all replicas, `[V, ...]`, on each device; an all-gather."""
+    def gather_rows(self, held: Same | Own) -> Any:
+        """All-gather the values of all replicas to each device, `[V, ...]`."""
         if isinstance(held, Same):
             value = jnp.asarray(held.value)
             return jnp.broadcast_to(value[None], (self.count, *value.shape))
+        # Arrays without elements need no communication.
         if self.is_whole or not held.rows.size:
             whole = held.rows
             if not held.rows.size:
@@ -83,15 +87,15 @@ class VirtualDevice:
 
 
 def barrier(values: Any) -> Any:
-    """The same values, computed before anything that uses them, and apart from it.
+    """Return the same values behind an optimization barrier.
 
-    What XLA fuses decides where products and sums are rounded, so that programs of different
-    numbers of devices have to be cut at the same places.
+    XLA does not fuse across it. Fusion decides where products and sums are rounded, so the programs
+    for different numbers of devices need barriers at the same places.
     """
     return jax.lax.optimization_barrier(values)
 
 
-def literal(atom: Literal) -> Any:
-    """The value of a literal, without the mesh under which it was written."""
+def get_literal(atom: Literal) -> Any:
+    """Return the value of a literal, without the mesh under which it was traced."""
     value = atom.val
     return np.asarray(value) if hasattr(value, "dtype") else value

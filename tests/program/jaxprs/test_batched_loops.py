@@ -1,4 +1,4 @@
-"""While loops under `jax.vmap` with collectives in them, in every way that a step is run."""
+"""While loops with collectives under `jax.vmap`, with every executor of a step."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def _step(x: Any, rows: Any) -> Any:
 
 
 def _in_numpy(rows: list[np.ndarray]) -> list[list[np.ndarray]]:
-    """For each number of turns, what the replicas have in the end."""
+    """Return the final values of the replicas for each number of iterations."""
     found = []
     for more, turns in enumerate(TURNS):
         values = [x + more for x in OWN]

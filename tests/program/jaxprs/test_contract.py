@@ -69,7 +69,7 @@ def _linear_solve(x: Any, y: Any) -> Any:
     return solve(x), y + 1
 
 
-# For each rule a step whose first result depends on `x` alone, and its second on `y` alone.
+# For each rule: a step whose first result depends only on `x`, and its second only on `y`.
 STEPS: dict[str, Callable[[Any, Any], Any]] = {
     "jit": lambda x, y: jax.jit(lambda a, b: (a * 2, b + 1))(x, y),
     "remat": lambda x, y: jax.checkpoint(lambda a, b: (a * 2, b + 1))(x, y),
@@ -100,7 +100,7 @@ def _layout() -> Any:
     return jaxdist.MirroredStrategy(jax.devices()[:2]).layout
 
 
-# For each analysis: itself, the facts of a marked input and of another, and whether one is marked.
+# For each analysis: the analysis, the facts of a marked and an unmarked input, and is_marked(fact).
 ANALYSES: dict[type, Callable[[], tuple[Any, Any, Any, Callable[[Any], bool]]]] = {
     ReplicationAnalysis: lambda: (ReplicationAnalysis(AXES), AXES, NONE, bool),
     DependenceAnalysis: lambda: (
@@ -129,9 +129,9 @@ ANALYSES: dict[type, Callable[[], tuple[Any, Any, Any, Callable[[Any], bool]]]] 
     ),
     MarkedInputs: lambda: (MarkedInputs(), True, False, bool),
 }
-# An unmarked result says nothing there: a mark that is lost costs a layout, and never a number.
+# An unmarked result is sound there: a lost mark changes a layout, but never a value.
 NOT_SOUND = {MarkAnalysis}
-# Those that compute. Each is compared with JAX.
+# Interpreters that compute values. The test compares each with JAX.
 COMPUTING = {LocalPieces, OneReplica, TwoRuns}
 # A trial of random numbers is a proof by itself (`test_state.py`); a list of operations has none.
 OTHERS = {Trial, FlatList}

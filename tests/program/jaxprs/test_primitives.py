@@ -1,4 +1,4 @@
-"""The allow-list: no stale names, and every operation on it really is equal in, equal out."""
+"""The allow-list has no stale names, and its operations map equal operands to equal results."""
 
 import functools
 import gc
@@ -135,7 +135,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "hessenberg": lambda x: lax.linalg.hessenberg(_m(x)),
     "householder_product": lambda x: lax.linalg.householder_product(_m(x), x[:4]),
     "imag": lambda x: lax.imag(_c(x)),
-    # What a branch leaves out of what the gradient needs; JAX makes it zeros.
+    # JAX fills with zeros the residuals that one branch does not compute.
     "empty2": lambda x: jax.grad(lambda x: lax.cond(x[0] > 0, jnp.square, jnp.sin, x).sum())(x),
     "integer_pow": lambda x: x**3,
     "iota": lambda x: lax.iota(jnp.int32, 8),
@@ -224,7 +224,7 @@ BUILDERS["acosh"] = lambda x: lax.acosh(x + 1)
 # XLA's CPU backend cannot compile these for several devices.
 NOT_ON_CPU = {"mulhi"}
 
-# Named, and why they are not in the table.
+# Primitives that are not in the table, with the reason.
 NOT_BUILT = {
     "broadcast_to": "only inside Pallas",
     "jaxdist_open_piece": "what a Sharded value is in a trace: tests/partition",
@@ -320,7 +320,7 @@ def _absent() -> set[str]:
 
 
 def _kept_apart(fun: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    """The results of `fun` as arrays of numbers."""
+    """Return the results of `fun` as arrays of numbers."""
 
     def call(x: Any) -> list[Any]:
         return [jnp.asarray(leaf) for leaf in jax.tree.leaves(fun(x))]

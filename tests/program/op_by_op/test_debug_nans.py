@@ -69,7 +69,7 @@ def test_the_line_of_a_nan_is_named_and_nothing_is_lost(
         assert f"log at {_line_of(_step)} (_step)" in str(error.value)
         assert "on replica 2" in str(error.value)
 
-    # In a thread of its own: JAX no longer follows the setting of the process in a thread in which
+    # In a new thread: JAX no longer follows the setting of the process in a thread in which
     # its context manager was used, for calls that it knows.
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         threads.submit(run).result()

@@ -1,4 +1,4 @@
-"""Steps that run op by op: what can be seen in them, how they fail, what they leave behind."""
+"""Steps op by op: values visible while debugging, results, errors, and cleanup."""
 
 import io
 import itertools
@@ -352,7 +352,7 @@ def test_every_replica_computes_on_its_own_device_where_devices_have_memory_of_t
     np.testing.assert_allclose(np.stack(own.values), ROWS + 1)
 
 
-# When it is on
+# When the setting applies
 
 
 def test_the_setting_is_asked_for_given_back_and_checked() -> None:
@@ -647,7 +647,7 @@ KINDS = ("raises", "returns", "other collective", "other shape", "exits")
 
 
 def _fails(kind: str, replica: int, collective: int) -> Callable[[Any], Any]:
-    """A step of three collectives in which one replica goes wrong before one of them."""
+    """A step of three collectives in which one replica raises before one of them."""
 
     def step(x: Any) -> Any:
         for number in range(3):

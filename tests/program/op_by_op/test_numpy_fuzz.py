@@ -32,7 +32,7 @@ STEPS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How many replicas there are, on how many devices."""
+    """The number of replicas and of devices."""
 
     count: int
     num_devices: int
@@ -97,7 +97,7 @@ def ran(
 
 
 def _snapshot(net: Any, variables: dict[str, Any]) -> dict[str, Any]:
-    """What state is outside of steps."""
+    """Return the state outside of steps."""
     spread = net.spread
     found = {
         "weight": net.weight[...],
@@ -119,7 +119,7 @@ def _snapshot(net: Any, variables: dict[str, Any]) -> dict[str, Any]:
 
 
 def _wanted(known: Known, layout: Layout) -> dict[str, Any]:
-    """The same in NumPy."""
+    """Run the same steps in NumPy."""
     with np.errstate(all="ignore"):
         seen = np.array(known.seen)
         spread = [seen.size, seen.mean(), seen.var() * seen.size] if known.seen else [0, 0, 0]
@@ -151,7 +151,7 @@ def _check_state(found: dict[str, Any], wanted: dict[str, Any], what: str, bound
 
 
 def rows_of(value: Any, count: int) -> list[np.ndarray]:
-    """What each replica has of a result."""
+    """Return the value of a result on each replica."""
     if isinstance(value, PerReplica):
         return [np.asarray(v) for v in value.values]
     return [np.asarray(value)] * count
@@ -212,11 +212,11 @@ def compared(seed: int) -> None:
         layout = Layout(layout.count, layout.count)
         strategy = layout.strategy(virtual=False)
     try:
-        # Op by op takes most of the time, and what a second step does is seen in the first run.
+        # Op by op takes most of the time, and the compiled run already tests a second step.
         steps = STEPS if seed % 4 == 0 else 1
         eagerly, eagerly_after = ran(program, strategy, eagerly=True, steps=steps)
     except ValueError as error:
-        # The one thing that is refused op by op.
+        # The only operation that op by op rejects.
         notes = getattr(error, "__notes__", ())
         if all(map(len, program.rows)) or not any("Run this step compiled" in n for n in notes):
             raise
@@ -249,7 +249,7 @@ def test_uneven_rows_of_virtual_replicas_are_refused(seed: int) -> None:
 
 
 def features(seed: int) -> set[str]:
-    """What the program of a seed has in it."""
+    """Return the features of the program of a seed."""
     layout, program = layout_of(seed), program_of(seed)
     found = {f"result {form}" for form in program.forms}
     found |= {"uneven"} if program.has_uneven_rows else set()
@@ -262,13 +262,13 @@ def features(seed: int) -> set[str]:
         for inner, path in op.walk():
             found.add(f"{inner.kind} {inner.name}".strip())
             found |= {f"{inner.kind} in {kind}" for kind in path}
-    # What is equal by proof, though not given so.
+    # The first four values are inputs; the others are equal only by proof.
     equal = equal_values(program.ops, [True, True, False, False])
     return found | {"proved equal"} if any(equal[4:]) else found
 
 
 def wanted_features() -> dict[str, int]:
-    """In how many of the 500 programs each has to be."""
+    """How many of the 500 programs must have each feature."""
     least = dict.fromkeys([*SAME, *OWN, *AROUND], 25)
     least |= dict.fromkeys(("uneven", "nan", "inf", "state", "virtual", "proved equal"), 80)
     least["no rows"] = 20

@@ -1,4 +1,4 @@
-"""Whether a step only adds to a variable."""
+"""The analysis of whether a step only adds to a variable."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the replication analysis has to prove, and what it has to refuse."""
+"""What the replication analysis must prove, and what it must reject."""
 
 from collections.abc import Callable
 from typing import Any
@@ -160,7 +160,7 @@ NOT_PROVED: dict[str, Callable[[Any, Any], Any]] = {
     "predicate made in the loop": lambda w, x: lax.scan(
         lambda c, _: ((jnp.where(c[1] > 0, c[0], -c[0]), c[1] + x[0]), None), (w, -1.0), length=3
     )[0][0],
-    # The body never ran, so what comes out is what went in.
+    # The body never ran, so the results equal the operands.
     "no trips": lambda w, x: lax.scan(lambda c, _: (w, None), x, length=0)[0],
 }
 
@@ -186,7 +186,7 @@ TWO_AXES: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
         "per-replica",
         lambda w, x: lax.psum(lax.psum(x, "b", axis_index_groups=[[0, 1], [2, 3]]), "a"),
     ),
-    # The branch is the same along b, so all of a row of b reach the sum.
+    # All replicas along b take the same branch, so all of them reach the sum.
     "branch over the other axis": (
         "per-replica",
         lambda w, x: lax.cond(
@@ -216,7 +216,7 @@ DIVERGENT: dict[str, Callable[[Any, Any], Any]] = {
     "loop body": lambda w, x: lax.while_loop(
         lambda c: c[0] < 3, lambda c: c + 1 + 0 * lax.psum(w[0], "replica"), x
     ),
-    # A replica that is done no longer computes the condition, and the others wait for it.
+    # A replica that has left the loop does not compute the condition, and the others wait for it.
     "loop condition": lambda w, x: lax.while_loop(
         lambda c: c[0] + 0 * lax.psum(c[0], "replica") < 3, lambda c: c + 1, x
     ),

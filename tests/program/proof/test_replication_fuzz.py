@@ -36,7 +36,7 @@ def strategy_over(axes: tuple[tuple[str, int], ...]) -> jaxdist.MirroredStrategy
 
 @dataclasses.dataclass(frozen=True)
 class _Analysed:
-    """A program, and for each of its values the axes over which the analysis lets it differ."""
+    """A program, and for each of its values the axes over which it may differ by the analysis."""
 
     seed: int
     block: Block
@@ -52,7 +52,7 @@ def inputs_of(seed: int) -> tuple[list[Any], list[Any]]:
 
 
 def _analysed(strategy: jaxdist.Strategy, seed: int, block: Block) -> _Analysed | None:
-    """What the analysis says of a program; None where it refuses a collective."""
+    """Return the facts of a program, or None if the analysis rejects a collective."""
     mirrored, own = inputs_of(seed)
     arguments = (*mirrored, *[jaxdist.PerReplica(list(x)) for x in own])
 
@@ -99,7 +99,7 @@ def _values_of_all_replicas(
 def _wrong(
     strategy: jaxdist.Strategy, program: _Analysed, values: np.ndarray
 ) -> list[tuple[int, frozenset[str]]]:
-    """The values that the analysis calls equal over axes over which their bits differ."""
+    """Return the values whose bits differ over axes over which the analysis proves them equal."""
     shape = [strategy.mesh.shape[a] for a in strategy.replica_axes]
     bits = values.view(np.uint32).reshape(*shape, *values.shape[1:])
     found = []
@@ -145,7 +145,7 @@ def test_a_value_that_is_called_equal_has_the_same_bits_on_all_replicas(
         proved += program.kinds.count("mirrored")
         equal += int(same.sum())
         different += int((~same).sum())
-    # The law would hold for an analysis that proves nothing, and for programs that differ nowhere.
+    # An analysis that proves nothing would pass, and so would programs whose values never differ.
     assert proved > 0.5 * equal, f"{proved} proved of {equal} that are equal"
     assert different > 0.2 * (equal + different)
 

@@ -1,4 +1,4 @@
-"""What is wrong with a step for an uneven batch to come is said at the first step of the data."""
+"""Errors of a step on a later, uneven batch are raised at the first step of the dataset."""
 
 import warnings
 from typing import Any
@@ -15,7 +15,7 @@ from jaxdist import PerReplica, Variable
 from jaxdist.data import InputOptions, batches
 from jaxdist.errors import NoRowsError, ShapeError, UnevenMeanWarning
 
-# 84 rows in batches of 32: the last has 20, which are split so on 8 replicas.
+# 84 rows in batches of 32: the last has 20 rows, with these numbers on 8 replicas.
 TWENTY = [3, 3, 3, 3, 3, 3, 2, 0]
 LAST = "step 3, the last batch of the data (20 rows on 8 replicas)"
 
@@ -31,7 +31,7 @@ def _data(strategy: Any, num_examples: int = 84, **how: Any) -> Any:
 
 
 class Counted:
-    """A step that notes the rows of each trace."""
+    """A step that records the number of rows of each trace."""
 
     def __init__(self, of: Any) -> None:
         self.of = of

@@ -1,4 +1,4 @@
-"""Steps whose replicas bring different numbers of rows: one program, the results of NumPy."""
+"""Steps whose replicas have different numbers of rows: one program, the results of NumPy."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -115,7 +115,7 @@ def test_gradients_of_a_gather_are_summed_and_cut(split: Sequence[int], wrap: An
         return jax.grad(wrap(loss))(x)
 
     out = _strategy().run(step, (_parts(rows, split),))
-    # Every replica adds the gradient of its own loss, which is the same one.
+    # Every replica adds the gradient of its own loss, and all losses are equal.
     wanted = np.split(4 * 2 * np.sin(rows) * np.cos(rows), np.cumsum(split)[:-1])
     for have, want in zip(_each(out), wanted, strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-6)
@@ -387,7 +387,7 @@ def test_two_replica_axes_work_as_one() -> None:
     np.testing.assert_array_equal(whole, X)
 
 
-# What is refused
+# Errors
 
 
 def test_shapes_that_cannot_be_combined_are_named_by_replica() -> None:

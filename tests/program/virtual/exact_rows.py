@@ -44,12 +44,12 @@ def _positive(x: Any) -> Any:
 
 
 def _labels(x: Any) -> Any:
-    """Labels of classes, `[rows]`, that do not depend on a gradient."""
+    """Return labels of classes, `[rows]`, without a gradient."""
     return jnp.argmax(lax.stop_gradient(x), axis=-1)
 
 
 def _shares(x: Any) -> Any:
-    """A distribution for each row, without a gradient."""
+    """Return a distribution for each row, without a gradient."""
     return lax.stop_gradient(jax.nn.softmax(jnp.flip(x, -1)))
 
 
@@ -295,7 +295,7 @@ def _nnx_rows() -> list[Row]:
         graph, params, rest = nnx.split(layer, nnx.Param, ...)
 
         def fn(params: Any, x: Any, graph: Any = graph, rest: Any = rest) -> Any:
-            # State that the layer writes is made anew in each trace.
+            # Each trace creates the state that the layer writes.
             return nnx.merge(graph, params, jax.tree.map(jnp.asarray, rest))(x)
 
         batch = _in_sequences if takes_sequences else np.asarray
@@ -377,7 +377,7 @@ def rows() -> tuple[Row, ...]:
     return (*_nn_rows(), *_jnp_rows(), *_lax_rows(), *_nnx_rows(), *_loss_rows())
 
 
-# One program holds several rows, since compiling takes the time.
+# One program has several rows, since compiling takes most of the time.
 _ROWS_IN_A_PROGRAM = 10
 
 

@@ -42,7 +42,7 @@ def _raw(x: Any) -> np.ndarray:
 
 
 def on_all(run: Callable[[Strategy], Any], among: Sequence[int] = (2, 8)) -> Any:
-    """What `run` gives on one device, after the bits on the other numbers were compared."""
+    """Return the result of `run` on one device, after comparing its bits with more devices."""
     one = run(OneDeviceStrategy("cpu:3", deterministic=True))
     for devices in among:
         assert bits(run(virtual(devices))) == bits(one), f"{devices} devices"
@@ -110,7 +110,7 @@ def test_training_with_dropout_gives_the_bits_that_it_gives_on_one_device() -> N
 
 
 def test_the_ordinary_strategy_gives_other_bits() -> None:
-    """So that the test above says something."""
+    """Without `deterministic` the bits differ, so the test above is not trivial."""
     (first, *_), (second, *_) = (_trained(MirroredStrategy(["cpu:0", "cpu:1"][:n])) for n in (1, 2))
     assert bits(first) != bits(second)
 
@@ -249,7 +249,7 @@ PAIRS = [(0, 3), (1, 0), (2, 7), (5, 5)]
 
 
 def _collectives(x: Any, k: Any) -> Any:
-    """Every collective on a value of each replica, and some on one that all have."""
+    """Every collective on per-replica values, and some on a value that is equal on all replicas."""
     axis: Any = "replica"
     rows = jnp.outer(jnp.arange(1.0, 9.0), x)
     of_group = jnp.outer(jnp.arange(1.0, 5.0), x)

@@ -1,4 +1,4 @@
-"""Random programs have the same bits on 1, 2, 4 and 8 devices, and mean what they mean."""
+"""Random programs have the same bits on 1, 2, 4 and 8 devices, and the right values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from tests.program.virtual.test_deterministic import virtual
 pytestmark = pytest.mark.optimized
 
 AXES = (("replica", 8),)
-# One program holds several of them, since compiling takes the time.
+# One program has several of them, since compiling takes most of the time.
 PROGRAMS_IN_A_BATCH = 3
 
 
@@ -30,7 +30,7 @@ def _arguments(seed: int) -> list[Any]:
 
 
 def _accepted(strategy: jaxdist.Strategy, seeds: Sequence[int]) -> dict[int, Block]:
-    """The first programs whose collectives all replicas are sure to reach."""
+    """Return the first programs whose collectives all replicas are proved to reach."""
     found: dict[int, Block] = {}
     for seed in seeds:
         block = draw(seed, AXES, NUM_MIRRORED + NUM_PER_REPLICA, LENGTH)

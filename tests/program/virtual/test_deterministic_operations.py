@@ -14,7 +14,7 @@ from tests.program.virtual.test_deterministic import virtual
 from tests.tables import sampled
 
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%\S+ = (\S+|\(.*?\)) ([a-z][a-z0-9-]*)\(", re.MULTILINE)
-# What moves values, counts turns, and chooses a row, which depends on how many turns there are.
+# Operations that move values, count iterations or select a row; they depend on the device count.
 _MOVES = frozenset(
     """
     add all-gather bitcast broadcast call collective-permute compare concatenate constant convert
@@ -25,7 +25,7 @@ _MOVES = frozenset(
 
 
 def _operations(group: Group, devices: int) -> collections.Counter[str]:
-    """How often the compiled program has each operation that rounds, with its dtype."""
+    """Count each operation that rounds in the compiled program, with its dtype."""
     program = virtual(devices).lower(group.step(), group.arguments()).compile()
     found = _INSTRUCTION.findall(program.as_text())
     assert found

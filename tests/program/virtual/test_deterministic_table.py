@@ -1,4 +1,4 @@
-"""What people train with has the same bits on 1, 2, 4 and 8 devices: value and gradient."""
+"""Common functions have the same bits on 1, 2, 4 and 8 devices: value and gradient."""
 
 from typing import Any
 
