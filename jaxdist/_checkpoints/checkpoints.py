@@ -12,19 +12,40 @@ import jax
 from jax.sharding import Sharding
 
 from jaxdist._checkpoints import errors as failures
-from jaxdist._checkpoints.compression_errors import as_saved, moved_pairs, put_in_place
+from jaxdist._checkpoints.compression_errors import (
+    divide_errors,
+    find_moved_pairs,
+    make_saved_shape,
+)
 from jaxdist._checkpoints.folder_lock import JobLock
-from jaxdist._checkpoints.interrupts import interrupts_wait
-from jaxdist._checkpoints.leaves import check_leaves, differences, named_leaves, rebuilt, record_of
+from jaxdist._checkpoints.interrupts import delay_interrupts
+from jaxdist._checkpoints.leaves import (
+    check_leaves,
+    list_differences,
+    make_record,
+    name_leaves,
+    rebuild_tree,
+)
 from jaxdist._checkpoints.manifest import (
     MANIFESTS,
     find_damage,
     remove_other_manifests,
     write_manifest,
 )
-from jaxdist._checkpoints.objects import copied, plain, put_into
-from jaxdist._checkpoints.orbax import UnreadableError, open_manager, read_arrays, read_notes, write
-from jaxdist._checkpoints.pieces import cut_like, layouts_of_pieces, whole_arrays, whole_shapes
+from jaxdist._checkpoints.objects import put_into, rebuild_objects, to_plain
+from jaxdist._checkpoints.orbax import (
+    UnreadableError,
+    open_manager,
+    read_arrays,
+    read_notes,
+    write_checkpoint,
+)
+from jaxdist._checkpoints.pieces import (
+    cut_like,
+    gather_whole_arrays,
+    get_layouts_of_pieces,
+    get_whole_shapes,
+)
 from jaxdist._typing import PyTree
 from jaxdist._validate import Noted, as_flag, as_integer, as_path, shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, DamagedCheckpointError
@@ -117,7 +138,7 @@ class Checkpoints:
             self._keep, self._lock = keep, JobLock(self.directory)
             self._is_writing = False
         except Exception as error:
-            raise failures.cannot_be_used(self.directory, error) from error
+            raise failures.make_directory_error(self.directory, error) from error
 
     def steps(self) -> tuple[int, ...]:
         """The steps of the complete checkpoints, oldest first."""
@@ -165,19 +186,19 @@ class Checkpoints:
                 f"Resume from it, pass a step from {self.steps()[-1] + 1} up, or choose another "
                 "directory."
             )
-        written = _plain_json(notes or {})
-        state = whole_arrays(plain(state))
+        written = _to_plain_json(notes or {})
+        state = gather_whole_arrays(to_plain(state))
         check_leaves(state)
-        self._begin_to_write()
-        with interrupts_wait():
+        self._open_for_writing()
+        with delay_interrupts():
             try:
-                write(self._manager, step, state, written)
+                write_checkpoint(self._manager, step, state, written)
                 self._write_manifest(step)
             except Exception as error:
                 others = [s for s in self.steps() if s != step]
-                raise failures.cannot_be_written(self.directory, step, others, error) from error
+                raise failures.make_write_error(self.directory, step, others, error) from error
 
-    def _begin_to_write(self) -> None:
+    def _open_for_writing(self) -> None:
         """Keep other jobs out, and remove what a killed one left half written."""
         if self._is_writing:
             return
@@ -262,17 +283,17 @@ class Checkpoints:
                     "restore(7, like=state) for new ones."
                 )
             if skip_damaged:
-                raise _skips_nothing(caller, state)
+                raise _make_skip_error(caller, state)
             with Noted(f"It was raised by {caller}(like=...)."):
                 return self._restore_like(state, like, sharding)
         if step is not None:
             step = as_integer(caller, "step", step, least=0)
             if skip_damaged:
-                raise _skips_nothing(caller, step)
-        shapes = plain(state)
+                raise _make_skip_error(caller, step)
+        shapes = to_plain(state)
         with Noted(f"It was raised by {caller}(state, step={step})."):
             if step is None:
-                found = self._newest(shapes, sharding, skip_damaged)
+                found = self._restore_newest(shapes, sharding, skip_damaged)
                 if found is None:
                     return None
             else:
@@ -281,33 +302,33 @@ class Checkpoints:
 
     def _restore_like(self, step: int, like: PyTree, sharding: Sharding | None) -> Restored:
         if step not in self.steps():
-            raise failures.not_there(self.directory, step, self.steps())
-        wanted = self._restore_plain(step, plain(like), sharding)
-        return dataclasses.replace(wanted, state=copied(like, wanted.state))
+            raise failures.make_missing_error(self.directory, step, self.steps())
+        wanted = self._restore_plain(step, to_plain(like), sharding)
+        return dataclasses.replace(wanted, state=rebuild_objects(like, wanted.state))
 
     def _restore_plain(self, step: int, like: PyTree, sharding: Sharding | None) -> Restored:
-        damage = find_damage(self._manifest(step), self.path(step))
+        damage = find_damage(self._get_manifest_path(step), self.path(step))
         if damage:
-            raise self._damaged(step, damage)
-        wanted = named_leaves(whole_shapes(like))
+            raise self._make_damage_error(step, damage)
+        wanted = name_leaves(get_whole_shapes(like))
         try:
             records, notes = read_notes(self._manager, step)
-            pairs = moved_pairs(records, wanted)
+            pairs = find_moved_pairs(records, wanted)
             now = {name: wanted[name] for pair in pairs for name in pair}
-            wanted.update((name, as_saved(records, name)) for name in now)
-            problems = differences(records, wanted)
+            wanted.update((name, make_saved_shape(records, name)) for name in now)
+            problems = list_differences(records, wanted)
             if problems:
-                raise failures.of_another_model(self.directory, step, problems)
+                raise failures.make_mismatch_error(self.directory, step, problems)
             arrays = read_arrays(
-                self._manager, step, wanted, sharding, _but(layouts_of_pieces(like), now)
+                self._manager, step, wanted, sharding, _leave_out(get_layouts_of_pieces(like), now)
             )
         except UnreadableError as error:
-            raise self._damaged(step, [str(error)]) from None
-        changed = _changed(records, arrays)
+            raise self._make_damage_error(step, [str(error)]) from None
+        changed = _find_changed_values(records, arrays)
         if changed:
-            raise self._damaged(step, changed)
-        put_in_place(arrays, pairs, now)
-        return Restored(step, cut_like(rebuilt(arrays, whole_shapes(like)), like), notes)
+            raise self._make_damage_error(step, changed)
+        divide_errors(arrays, pairs, now)
+        return Restored(step, cut_like(rebuild_tree(arrays, get_whole_shapes(like)), like), notes)
 
     def restore_latest(
         self, *, like: PyTree, sharding: Sharding | None = None, skip_damaged: bool = False
@@ -338,9 +359,9 @@ class Checkpoints:
         _check_sharding(caller, sharding)
         as_flag(caller, "skip_damaged", skip_damaged)
         with Noted(f"It was raised by {caller}(like=...)."):
-            return self._newest(like, sharding, skip_damaged)
+            return self._restore_newest(like, sharding, skip_damaged)
 
-    def _newest(
+    def _restore_newest(
         self, like: PyTree, sharding: Sharding | None, skip_damaged: bool
     ) -> Restored | None:
         damaged: list[int] = []
@@ -352,7 +373,7 @@ class Checkpoints:
                     raise
                 damaged.append(step)
                 continue
-            return dataclasses.replace(restored, set_aside=tuple(map(self._set_aside, damaged)))
+            return dataclasses.replace(restored, set_aside=tuple(map(self._move_damaged, damaged)))
         return None
 
     def close(self) -> None:
@@ -374,31 +395,31 @@ class Checkpoints:
 
     # Damage
 
-    def _manifest(self, step: int) -> Path:
+    def _get_manifest_path(self, step: int) -> Path:
         return self.directory / MANIFESTS / f"{step}.json"
 
     def _write_manifest(self, step: int) -> None:
         if jax.process_index() == 0:
-            write_manifest(self._manifest(step), self.path(step))
+            write_manifest(self._get_manifest_path(step), self.path(step))
             remove_other_manifests(self.directory / MANIFESTS, self.steps())
 
-    def _damaged(self, step: int, problems: list[str]) -> DamagedCheckpointError:
+    def _make_damage_error(self, step: int, problems: list[str]) -> DamagedCheckpointError:
         before = [s for s in self.steps() if s < step]
-        return failures.damaged(self.directory, step, before, problems)
+        return failures.make_damage_error(self.directory, step, before, problems)
 
-    def _set_aside(self, step: int) -> Path:
+    def _move_damaged(self, step: int) -> Path:
         folder = self.directory / failures.DAMAGED
         folder.mkdir(exist_ok=True)
         target = folder / str(step)
         if target.exists():
             shutil.rmtree(target)
         self.path(step).rename(target)
-        self._manifest(step).unlink(missing_ok=True)
+        self._get_manifest_path(step).unlink(missing_ok=True)
         self._manager.reload()
         return target
 
 
-def _skips_nothing(caller: str, step: int) -> ArgumentError:
+def _make_skip_error(caller: str, step: int) -> ArgumentError:
     return ArgumentError(
         f"{caller} was given skip_damaged=True, and the step {step}.\n\n"
         "skip_damaged goes back from the newest checkpoint; one of a given step is read or not."
@@ -415,7 +436,7 @@ def _check_sharding(caller: str, sharding: Any) -> None:
         )
 
 
-def _plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:
+def _to_plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:
     """The notes as they will come back: tuples as lists, keys as strings."""
     try:
         plain: dict[str, Any] = json.loads(json.dumps(dict(notes)))
@@ -428,13 +449,13 @@ def _plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _changed(records: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:
+def _find_changed_values(records: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:
     return [
         f"The values of {name} are not those that were saved."
         for name, array in arrays.items()
-        if record_of(array)["crc32"] != records[name]["crc32"]
+        if make_record(array)["crc32"] != records[name]["crc32"]
     ]
 
 
-def _but(layouts: dict[str, Sharding], names: Mapping[str, Any]) -> dict[str, Sharding]:
+def _leave_out(layouts: dict[str, Sharding], names: Mapping[str, Any]) -> dict[str, Sharding]:
     return {n: s for n, s in layouts.items() if n not in names}

@@ -13,7 +13,9 @@ _LOG = logging.getLogger("jaxdist")
 _GIVEN, _SUMMED = "given", "summed"
 
 
-def moved_pairs(records: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[tuple[str, str]]:
+def find_moved_pairs(
+    records: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> list[tuple[str, str]]:
     """The names of the two arrays of errors, where those that were saved are of other replicas."""
     found = []
     for given in wanted:
@@ -30,12 +32,12 @@ def moved_pairs(records: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[t
     return found
 
 
-def as_saved(records: Mapping[str, Any], name: str) -> jax.ShapeDtypeStruct:
+def make_saved_shape(records: Mapping[str, Any], name: str) -> jax.ShapeDtypeStruct:
     """What to read for a leaf that was saved in another shape."""
     return jax.ShapeDtypeStruct(tuple(records[name]["shape"]), records[name]["dtype"])
 
 
-def put_in_place(
+def divide_errors(
     arrays: dict[str, Any], pairs: list[tuple[str, str]], wanted: Mapping[str, Any]
 ) -> None:
     """Cut the errors that were read for the replicas that there are now."""

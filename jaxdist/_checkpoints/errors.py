@@ -9,7 +9,7 @@ DAMAGED = "damaged"  # the folder of those that were set aside
 _MOST_LISTED = 10
 
 
-def cannot_be_used(directory: Path, error: Exception) -> CheckpointError:
+def make_directory_error(directory: Path, error: Exception) -> CheckpointError:
     """The error for a directory that Orbax does not take."""
     return CheckpointError(
         f"The checkpoint directory {str(directory)!r} cannot be used: "
@@ -19,7 +19,7 @@ def cannot_be_used(directory: Path, error: Exception) -> CheckpointError:
     )
 
 
-def cannot_be_written(
+def make_write_error(
     directory: Path, step: int, others: Sequence[int], error: Exception
 ) -> CheckpointError:
     """The error for a checkpoint that was not completed; `others` are complete."""
@@ -31,7 +31,7 @@ def cannot_be_written(
     )
 
 
-def not_there(directory: Path, step: int, steps: Sequence[int]) -> CheckpointError:
+def make_missing_error(directory: Path, step: int, steps: Sequence[int]) -> CheckpointError:
     """The error for a step of which there is none."""
     there = f"There are {list(steps)}." if steps else "There is none yet."
     return CheckpointError(
@@ -40,7 +40,7 @@ def not_there(directory: Path, step: int, steps: Sequence[int]) -> CheckpointErr
     )
 
 
-def damaged(
+def make_damage_error(
     directory: Path, step: int, before: Sequence[int], problems: list[str]
 ) -> DamagedCheckpointError:
     """The error for files that are not what was written; `before` are the steps before it."""
@@ -56,21 +56,21 @@ def damaged(
             f"{directory / str(step)} away to start from the beginning."
         )
     return DamagedCheckpointError(
-        f"Checkpoint {step} in {directory} is damaged:\n{_listed(problems)}\n\n"
+        f"Checkpoint {step} in {directory} is damaged:\n{_format_lines(problems)}\n\n"
         f"A checkpoint is restored only where its files are as they were written.\n\n{remedy}"
     )
 
 
-def of_another_model(directory: Path, step: int, problems: list[str]) -> CheckpointError:
+def make_mismatch_error(directory: Path, step: int, problems: list[str]) -> CheckpointError:
     """The error for leaves that differ from those wanted."""
     return CheckpointError(
         f"Checkpoint {step} in {directory} is of another model or optimizer: "
-        f"{len(problems)} of its leaves differ.\n{_listed(problems)}\n\n"
+        f"{len(problems)} of its leaves differ.\n{_format_lines(problems)}\n\n"
         "The saved leaves have the names, shapes and dtypes of the state that is restored.\n\n"
         "Use the configuration that it was made with, or another checkpoint directory."
     )
 
 
-def _listed(lines: list[str]) -> str:
+def _format_lines(lines: list[str]) -> str:
     more = len(lines) - _MOST_LISTED
     return "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])

@@ -18,17 +18,17 @@ _LOG = logging.getLogger("jaxdist")
 _NAME = ".jaxdist-job.lock"
 _GUARD = ".jaxdist-job.guard"
 JOB_ID = "JAXDIST_JOB_ID"
-_OF_THIS_PROCESS = uuid.uuid4().hex
+_PROCESS_JOB_ID = uuid.uuid4().hex
 
 
-def job_id() -> str:
+def get_job_id() -> str:
     """The job that this process belongs to: `JAXDIST_JOB_ID`, or one of its own.
 
     Example:
-        >>> job_id() == job_id()
+        >>> get_job_id() == get_job_id()
         True
     """
-    return os.environ.get(JOB_ID) or _OF_THIS_PROCESS
+    return os.environ.get(JOB_ID) or _PROCESS_JOB_ID
 
 
 # [Note: the lock of a job]
@@ -61,53 +61,53 @@ class JobLock:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._held: IO[str] | None = None
+        self._file: IO[str] | None = None
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        fcntl = _fcntl()
+        fcntl = _import_fcntl()
         if fcntl is None:
             _LOG.warning("%s is not locked: this system has no flock.", self.folder)
             return self
-        held = _opened(self.folder / _NAME)
+        lock_file = _open_file(self.folder / _NAME)
         try:
-            with _opened(self.folder / _GUARD) as guard:
+            with _open_file(self.folder / _GUARD) as guard:
                 fcntl.flock(guard, fcntl.LOCK_EX)
-                self._take(fcntl, held)
+                self._take(fcntl, lock_file)
         except CheckpointError:
-            held.close()
+            lock_file.close()
             raise
         except OSError as error:
-            held.close()
+            lock_file.close()
             _LOG.warning("%s is not locked: %s.", self.folder, error)
             return self
-        self._held = held
-        _HELD.add(self)
+        self._file = lock_file
+        _HELD_LOCKS.add(self)
         return self
 
-    def _take(self, fcntl: ModuleType, held: IO[str]) -> None:
-        there: dict[str, Any] = {}
+    def _take(self, fcntl: ModuleType, lock_file: IO[str]) -> None:
+        owner: dict[str, Any] = {}
         # Twice, since the other job may end between a try and a look at its name.
         for _ in range(2):
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                there = _read(held)
-                if there.get("job") == job_id():
+                owner = _read(lock_file)
+                if owner.get("job") == get_job_id():
                     break
             else:
-                _write(held)
+                _write(lock_file)
                 break
         else:
-            raise _in_use(self.folder, there)
-        fcntl.flock(held, fcntl.LOCK_SH)
+            raise _make_in_use_error(self.folder, owner)
+        fcntl.flock(lock_file, fcntl.LOCK_SH)
 
     def close(self) -> None:
         """Let go; nothing happens where nothing is held."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
-            _HELD.discard(self)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            _HELD_LOCKS.discard(self)
 
     def __exit__(
         self,
@@ -118,7 +118,7 @@ class JobLock:
         self.close()
 
 
-def _fcntl() -> ModuleType | None:
+def _import_fcntl() -> ModuleType | None:
     try:
         import fcntl
     except ImportError:
@@ -126,36 +126,36 @@ def _fcntl() -> ModuleType | None:
     return fcntl
 
 
-def _opened(path: Path) -> IO[str]:
+def _open_file(path: Path) -> IO[str]:
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
 
 
-def _write(held: IO[str]) -> None:
+def _write(lock_file: IO[str]) -> None:
     about = {
-        "job": job_id(),
+        "job": get_job_id(),
         "process": os.getpid(),
         "machine": socket.gethostname(),
         "since": datetime.datetime.now().isoformat(" ", "seconds"),
     }
-    held.seek(0)
-    held.truncate()
-    held.write(json.dumps(about) + "\n")
-    held.flush()
+    lock_file.seek(0)
+    lock_file.truncate()
+    lock_file.write(json.dumps(about) + "\n")
+    lock_file.flush()
 
 
-def _read(held: IO[str]) -> dict[str, Any]:
-    held.seek(0)
+def _read(lock_file: IO[str]) -> dict[str, Any]:
+    lock_file.seek(0)
     try:
-        found = json.loads(held.read())
+        found = json.loads(lock_file.read())
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _in_use(folder: Path, there: dict[str, Any]) -> CheckpointError:
+def _make_in_use_error(folder: Path, owner: dict[str, Any]) -> CheckpointError:
     who = (
-        f"process {there['process']} on {there['machine']}, since {there['since']}"
-        if {"process", "machine", "since"} <= there.keys()
+        f"process {owner['process']} on {owner['machine']}, since {owner['since']}"
+        if {"process", "machine", "since"} <= owner.keys()
         else "a process that did not say which"
     )
     return CheckpointError(
@@ -167,15 +167,15 @@ def _in_use(folder: Path, there: dict[str, Any]) -> CheckpointError:
     )
 
 
-_HELD: "weakref.WeakSet[JobLock]" = weakref.WeakSet()
+_HELD_LOCKS: "weakref.WeakSet[JobLock]" = weakref.WeakSet()
 
 
-def _leave_to_the_parent() -> None:
+def _release_in_child() -> None:
     """A forked child holds no lock of its parent, which would outlive it."""
-    for lock in list(_HELD):
+    for lock in list(_HELD_LOCKS):
         with contextlib.suppress(OSError):
             lock.close()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_the_parent)
+    os.register_at_fork(after_in_child=_release_in_child)

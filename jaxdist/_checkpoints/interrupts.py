@@ -10,13 +10,13 @@ from typing import Any, Self
 
 
 @contextlib.contextmanager
-def interrupts_wait() -> Iterator[None]:
+def delay_interrupts() -> Iterator[None]:
     """Let Ctrl-C take effect after the body; outside the main thread there is none to wait for.
 
     Example:
         >>> done = []
         >>> try:
-        ...     with interrupts_wait():
+        ...     with delay_interrupts():
         ...         signal.raise_signal(signal.SIGINT)
         ...         done.append("the body")
         ... except KeyboardInterrupt:
@@ -41,7 +41,7 @@ def interrupts_wait() -> Iterator[None]:
 # A KeyboardInterrupt that Python raises wherever it happens to be is lost in callbacks of the
 # garbage collector, of which JAX has one; and a process that ends while the devices work on a step
 # may end with a crash. So the first Ctrl-C is noted, and `check` raises it between steps.
-_TOLD = b"\nCtrl-C: stopping after this step; once more stops at once\n"
+_MESSAGE = b"\nCtrl-C: stopping after this step; once more stops at once\n"
 
 
 class Interrupts:
@@ -74,7 +74,7 @@ class Interrupts:
             raise KeyboardInterrupt
         self._is_seen = True
         with contextlib.suppress(OSError):
-            os.write(2, _TOLD)  # print may be what was interrupted
+            os.write(2, _MESSAGE)  # print may be what was interrupted
 
     def __enter__(self) -> Self:
         if self._is_main:

@@ -13,7 +13,9 @@ MANIFESTS = "manifests"  # the folder of them
 def write_manifest(path: Path, root: Path) -> None:
     """Record the files below `root` in a JSON file, in one piece."""
     path.parent.mkdir(exist_ok=True)
-    files = {str(p.relative_to(root)): _record(p) for p in sorted(root.rglob("*")) if p.is_file()}
+    files = {
+        str(p.relative_to(root)): _measure_file(p) for p in sorted(root.rglob("*")) if p.is_file()
+    }
     replace_file(path, json.dumps(files, indent=1).encode())
 
 
@@ -31,7 +33,7 @@ def find_damage(path: Path, root: Path) -> list[str]:
         files = dict(json.loads(path.read_bytes()))
     except (OSError, ValueError):
         return []
-    found = [_problem(root / name, *record) for name, record in files.items()]
+    found = [_describe_problem(root / name, *record) for name, record in files.items()]
     return [problem for problem in found if problem]
 
 
@@ -50,17 +52,17 @@ def find_missing(folder: Path, step: int) -> list[str]:
     ]
 
 
-def _problem(file: Path, size: int, checksum: int) -> str | None:
+def _describe_problem(file: Path, size: int, checksum: int) -> str | None:
     if not file.is_file():
         return f"{file} is missing."
     there = file.stat().st_size
     if there != size:
         return f"{file} has {there} bytes, {size} were written."
-    if _record(file)[1] != checksum:
+    if _measure_file(file)[1] != checksum:
         return f"{file} has the right size and other bytes than were written."
     return None
 
 
-def _record(path: Path) -> tuple[int, int]:
+def _measure_file(path: Path) -> tuple[int, int]:
     content = path.read_bytes()
     return len(content), zlib.crc32(content)

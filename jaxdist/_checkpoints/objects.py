@@ -10,14 +10,14 @@ from jaxdist._typing import PyTree
 from jaxdist._values import Variable
 
 
-def plain(state: PyTree) -> PyTree:
+def to_plain(state: PyTree) -> PyTree:
     """The state with a dict of arrays in the place of each NNX object, and values of variables.
 
     An array that several objects share stands in the first of them only.
     """
-    units, treedef = _units(state)
+    units, treedef = _flatten_to_units(state)
     objects = [x for x in units if _is_object(x)]
-    dicts = iter(_dicts(objects))
+    dicts = iter(_get_dicts(objects))
     found = [
         next(dicts) if _is_object(x) else x.read_value() if isinstance(x, Variable) else x
         for x in units
@@ -25,9 +25,9 @@ def plain(state: PyTree) -> PyTree:
     return jax.tree.unflatten(treedef, found)
 
 
-def copied(like: PyTree, restored: PyTree) -> PyTree:
+def rebuild_objects(like: PyTree, restored: PyTree) -> PyTree:
     """What was restored, with new NNX objects in the places where `like` has some."""
-    units, treedef = _units(like)
+    units, treedef = _flatten_to_units(like)
     objects = [x for x in units if _is_object(x)]
     if not objects:
         return restored
@@ -47,12 +47,12 @@ def put_into(target: PyTree, restored: PyTree) -> PyTree:
     Returns:
         The target with these same objects, and new arrays in other places.
     """
-    units, treedef = _units(target)
+    units, treedef = _flatten_to_units(target)
     parts = treedef.flatten_up_to(restored)
     pairs = list(zip(units, parts, strict=True))
     objects = tuple(x for x in units if _is_object(x))
     values = [(x, part, x.read_value()) for x, part in pairs if isinstance(x, Variable)]
-    before = _dicts(objects)
+    before = _get_dicts(objects)
     try:
         _fill(objects, [part for x, part in pairs if _is_object(x)])
         for variable, new, _ in values:
@@ -66,7 +66,7 @@ def put_into(target: PyTree, restored: PyTree) -> PyTree:
     return jax.tree.unflatten(treedef, kept)
 
 
-def _units(state: PyTree) -> tuple[list[Any], Any]:
+def _flatten_to_units(state: PyTree) -> tuple[list[Any], Any]:
     return jax.tree.flatten(state, is_leaf=_is_unit)
 
 
@@ -79,7 +79,7 @@ def _is_object(x: Any) -> bool:
     return isinstance(x, (nnx.Pytree, nnx.Variable)) and not isinstance(x, nnx.State)
 
 
-def _dicts(objects: Sequence[Any]) -> list[Any]:
+def _get_dicts(objects: Sequence[Any]) -> list[Any]:
     found: dict[Any, Any] = nnx.to_pure_dict(nnx.state(tuple(objects))) if objects else {}
     return [found.get(i, {}) for i in range(len(objects))]
 

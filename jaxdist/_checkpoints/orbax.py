@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from jaxdist._checkpoints.leaves import json_checksum, named_leaves, record_of
+from jaxdist._checkpoints.leaves import compute_json_checksum, make_record, name_leaves
 from jaxdist._typing import PyTree
 
 Manager: TypeAlias = Any  # orbax.checkpoint.CheckpointManager
@@ -44,13 +44,13 @@ def open_manager(directory: Path, *, keep: int, clean: bool = False) -> Manager:
     return ocp.CheckpointManager(directory, options=options)
 
 
-def write(manager: Manager, step: int, state: PyTree, notes: Mapping[str, Any]) -> None:
+def write_checkpoint(manager: Manager, step: int, state: PyTree, notes: Mapping[str, Any]) -> None:
     """Write a checkpoint; it is complete when this returns."""
     import orbax.checkpoint as ocp
 
-    leaves = named_leaves(state)
-    records = {name: record_of(leaf) for name, leaf in leaves.items()}
-    sums = {"leaves": records, "checksum": json_checksum([records, notes])}
+    leaves = name_leaves(state)
+    records = {name: make_record(leaf) for name, leaf in leaves.items()}
+    sums = {"leaves": records, "checksum": compute_json_checksum([records, notes])}
     items = {
         # Orbax refuses arrays without elements; their records say all there is to know.
         _STATE: ocp.args.StandardSave({n: x for n, x in leaves.items() if x.size}),
@@ -74,16 +74,16 @@ def read_notes(manager: Manager, step: int) -> tuple[dict[str, Any], dict[str, A
     import orbax.checkpoint as ocp
 
     items = {_LEAVES: ocp.args.JsonRestore(), _NOTES: ocp.args.JsonRestore()}
-    read = _read(manager, step, items)
+    read = _restore_items(manager, step, items)
     sums, notes = read[_LEAVES], read[_NOTES]
     if not isinstance(sums, dict) or sums.keys() != {"leaves", "checksum"}:
         raise UnreadableError("The checksums are not those that were saved.")
-    if sums["checksum"] != json_checksum([sums["leaves"], notes]):
+    if sums["checksum"] != compute_json_checksum([sums["leaves"], notes]):
         raise UnreadableError("The notes or the checksums are not those that were saved.")
     return sums["leaves"], notes
 
 
-def notes_without_orbax(folder: Path) -> dict[str, Any] | None:
+def read_notes_without_orbax(folder: Path) -> dict[str, Any] | None:
     """The notes of a checkpoint by reading one file; None where they cannot be read so.
 
     To import Orbax and to open its manager takes longer than to read them.
@@ -124,20 +124,20 @@ def read_arrays(
         for name, x in wanted.items()
     }
     stored = {name: x for name, x in target.items() if x.size}
-    read = _read(manager, step, {_STATE: ocp.args.StandardRestore(stored)})[_STATE]
-    return {name: read[name] if x.size else _empty(x) for name, x in target.items()}
+    read = _restore_items(manager, step, {_STATE: ocp.args.StandardRestore(stored)})[_STATE]
+    return {name: read[name] if x.size else _make_empty(x) for name, x in target.items()}
 
 
-def _empty(wanted: jax.ShapeDtypeStruct | np.ndarray) -> Any:
+def _make_empty(wanted: jax.ShapeDtypeStruct | np.ndarray) -> Any:
     if isinstance(wanted, np.ndarray):
         return wanted
     return jnp.zeros(wanted.shape, wanted.dtype, device=wanted.sharding)
 
 
-def _read(manager: Manager, step: int, items: Mapping[str, Any]) -> Any:
+def _restore_items(manager: Manager, step: int, items: Mapping[str, Any]) -> Any:
     import orbax.checkpoint as ocp
 
-    with _quiet():
+    with _silence_orbax():
         try:
             return manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:
@@ -149,7 +149,7 @@ def _read(manager: Manager, step: int, items: Mapping[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_orbax() -> Iterator[None]:
     """Keep Orbax from printing about an error that is ours to tell."""
     logger = logging.getLogger("absl")
     level, hook = logger.level, sys.unraisablehook

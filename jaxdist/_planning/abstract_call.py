@@ -13,7 +13,7 @@ from jaxdist._values import Kind, PerReplica, Sharded
 from jaxdist.errors import ArgumentError
 
 
-def rows_per_replica(program: Program) -> int | None:
+def count_rows_per_replica(program: Program) -> int | None:
     """Rows of a batch that a replica gets; None where no input is per-replica.
 
     Of inputs of different lengths, the length that most have.
@@ -26,7 +26,7 @@ def rows_per_replica(program: Program) -> int | None:
     return counts.most_common(1)[0][0] if counts else None
 
 
-def abstract_call(
+def make_abstract_call(
     program: Program, layout: ReplicaMesh, rows: int | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of the same structure for `layout`, with so many rows for each replica.
@@ -35,16 +35,16 @@ def abstract_call(
         ArgumentError: Other rows than now where inputs have different lengths; variables from a
             closure, and values of different shapes.
     """
-    _check(program)
+    _check_program(program)
     signature = program.signature
-    own = rows_per_replica(program)
+    own = count_rows_per_replica(program)
     if rows is not None and rows != own:
         _check_one_length(program, rows)
     graph_size = len(signature.graph.paths) if signature.graph else 0
-    made = [_abstract(slot, program.layout, layout, rows) for slot in signature.inputs]
+    made = [_make_abstract(slot, program.layout, layout, rows) for slot in signature.inputs]
     nodes = signature.graph.merge(made[:graph_size]) if signature.graph else ()
     given = [
-        _wrapped(x, slot)
+        _wrap(x, slot)
         for x, slot in zip(made[graph_size:], signature.inputs[graph_size:], strict=True)
     ]
     call: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(
@@ -53,7 +53,7 @@ def abstract_call(
     return call
 
 
-def _abstract(
+def _make_abstract(
     slot: InSlot, before: ReplicaMesh, layout: ReplicaMesh, rows: int | None
 ) -> jax.ShapeDtypeStruct:
     shape = slot.shape
@@ -66,11 +66,11 @@ def _abstract(
         length = local if rows is None or slot.is_scalar else rows
         shape = (length * layout.num_replicas, *shape[1:])
     return jax.ShapeDtypeStruct(
-        shape, slot.dtype, weak_type=slot.weak_type, sharding=_sharding(slot, layout)
+        shape, slot.dtype, weak_type=slot.weak_type, sharding=_get_sharding(slot, layout)
     )
 
 
-def _sharding(slot: InSlot, layout: ReplicaMesh) -> NamedSharding | None:
+def _get_sharding(slot: InSlot, layout: ReplicaMesh) -> NamedSharding | None:
     """The layout over logical devices, which the other mesh has under the same names."""
     if slot.kind is Kind.PER_REPLICA or not any(slot.sharding.spec):
         return None
@@ -83,7 +83,7 @@ def _sharding(slot: InSlot, layout: ReplicaMesh) -> NamedSharding | None:
     return layout.tiles(parts) if math.prod(parts) == layout.num_logical else None
 
 
-def _wrapped(array: jax.ShapeDtypeStruct, slot: InSlot) -> Any:
+def _wrap(array: jax.ShapeDtypeStruct, slot: InSlot) -> Any:
     if slot.cut is not None:
         return Sharded(array, *slot.cut)
     if slot.kind is Kind.PER_REPLICA:
@@ -92,7 +92,7 @@ def _wrapped(array: jax.ShapeDtypeStruct, slot: InSlot) -> Any:
     return array
 
 
-def _check(program: Program) -> None:
+def _check_program(program: Program) -> None:
     name = program.name
     if program.variables:
         names = [n for group in program.variables.names for n in group]

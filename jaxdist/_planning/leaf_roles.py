@@ -20,7 +20,7 @@ class Role(enum.Enum):
     BATCH = "batch"
 
 
-def roles(signature: Signature) -> tuple[Role, ...]:
+def get_roles(signature: Signature) -> tuple[Role, ...]:
     """The role of each traced input, in order.
 
     Variables of NNX objects say what they are. Of other arguments, what is per-replica is a batch,
@@ -29,8 +29,8 @@ def roles(signature: Signature) -> tuple[Role, ...]:
     graph = signature.graph
     found: list[Role] = []
     if graph is not None:
-        found = [_of_variable(t, p) for t, p in zip(graph.types, graph.paths, strict=True)]
-    of_optax = _numbers_in_optax_states(signature)
+        found = [_get_variable_role(t, p) for t, p in zip(graph.types, graph.paths, strict=True)]
+    of_optax = _find_optax_numbers(signature)
     traced = [s for s in signature.slots if isinstance(s, int)]
     for number, slot in enumerate(signature.inputs[len(found) :]):
         if slot.kind is Kind.PER_REPLICA:
@@ -43,13 +43,13 @@ def roles(signature: Signature) -> tuple[Role, ...]:
     return tuple(found)
 
 
-def _of_variable(kind: type, path: tuple[Any, ...]) -> Role:
+def _get_variable_role(kind: type, path: tuple[Any, ...]) -> Role:
     if issubclass(kind, nnx.OptState) or "opt_state" in path:
         return Role.OPTIMIZER
     return Role.PARAMETERS if issubclass(kind, nnx.Param) else Role.OTHER
 
 
-def _numbers_in_optax_states(signature: Signature) -> set[int]:
+def _find_optax_numbers(signature: Signature) -> set[int]:
     """Numbers of the traced arguments that lie in a named tuple of optax."""
     slots = [-1 if isinstance(s, Static) or not isinstance(s, int) else s for s in signature.slots]
     whole = jax.tree.unflatten(signature.treedef, slots)

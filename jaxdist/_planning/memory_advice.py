@@ -12,7 +12,7 @@ _MOST_TRIES, _MOST_FITTING = 6, 3
 _AIM, _ENOUGH = 0.95, 0.8
 
 
-def advice(
+def make_advice(
     made: SlicePlan,
     needs: Needs,
     needs_with: Callable[[int], Needs] | None,
@@ -31,7 +31,7 @@ def advice(
     if needs.kept_state:
         found.append(
             "Donating the state, RunOptions(donate_argnums=...), gives its memory to the new one: "
-            + _verdict(m, needs.kept_state)
+            + _format_verdict(m, needs.kept_state)
         )
     if replicas > 1 and not made.rules.startswith("fsdp"):
         of_optimizer = m.optimizer - m.optimizer // replicas
@@ -41,26 +41,27 @@ def advice(
         if of_optimizer:
             found.append(
                 f"sharded_update keeps 1/{replicas} of the optimizer on each replica: "
-                + _verdict(m, of_optimizer)
+                + _format_verdict(m, of_optimizer)
             )
         if of_parameters:
             found.append(
                 f"FSDP keeps 1/{replicas} of parameters and optimizer on each replica: "
-                + _verdict(m, of_optimizer + of_parameters)
+                + _format_verdict(m, of_optimizer + of_parameters)
             )
     if "in_slice" in made.rules and made.num_slices > 1:
         state = m.optimizer + m.parameters
         found.append(
             f"{made.rules.replace('_in_slice', '')} keeps 1/{replicas} of parameters and optimizer "
             f"on each replica, in place of 1/{replicas // made.num_slices}, and gathers parameters "
-            "over the network between slices: " + _verdict(m, state - state // made.num_slices)
+            "over the network between slices: "
+            + _format_verdict(m, state - state // made.num_slices)
         )
     if needs_with is not None:
-        found += _of_batch(made, needs_with, report)
+        found += _search_batch(made, needs_with, report)
     return tuple(found)
 
 
-def _verdict(memory: Memory, saved: int) -> str:
+def _format_verdict(memory: Memory, saved: int) -> str:
     words = f"{size(saved)} less"
     if memory.peak is None:
         return words
@@ -69,7 +70,7 @@ def _verdict(memory: Memory, saved: int) -> str:
     return f"{words}, {size(left)}, {fits}."
 
 
-def _of_batch(
+def _search_batch(
     made: SlicePlan, needs_with: Callable[[int], Needs], report: Callable[[str], None]
 ) -> Iterator[str]:
     """The largest batch that fits, found by compiling."""
@@ -83,13 +84,13 @@ def _of_batch(
     peaks: dict[int, int | None] = {0: state, rows: m.peak}
     for left in range(_MOST_TRIES, 0, -1):
         # Whether any batch fits is known from the smallest.
-        tried = 1 if left == 1 and not low else _next(low, high, peaks, aim)
-        if tried - low <= low // 8 or tried >= high:
+        candidate = 1 if left == 1 and not low else _choose_rows(low, high, peaks, aim)
+        if candidate - low <= low // 8 or candidate >= high:
             break
-        report(f"looking for a batch that fits: {tried:,} rows a replica")
-        memory = needs_with(tried).memory
-        peaks[tried] = memory.peak
-        low, high = (tried, high) if memory.fits else (low, tried)
+        report(f"looking for a batch that fits: {candidate:,} rows a replica")
+        memory = needs_with(candidate).memory
+        peaks[candidate] = memory.peak
+        low, high = (candidate, high) if memory.fits else (low, candidate)
         fitting += memory.fits
         if fitting == _MOST_FITTING or (memory.fits and (memory.peak or 0) > enough):
             break
@@ -103,7 +104,7 @@ def _of_batch(
         yield f"A smaller batch alone does not help: {high:,} rows a replica do not fit either."
 
 
-def _next(low: int, high: int, peaks: dict[int, int | None], aim: int) -> int:
+def _choose_rows(low: int, high: int, peaks: dict[int, int | None], aim: int) -> int:
     """Rows to try: where memory, which grows with the rows, would reach the aim.
 
     No more than `low` where nothing between the two is worth a try.

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxdist import hlo
-from jaxdist._planning.leaf_roles import Role, roles
+from jaxdist._planning.leaf_roles import Role, get_roles
 from jaxdist._program import CompiledProgram, CompiledRow, InSlot, Program, carried
 from jaxdist.cost import Chip
 from jaxdist.errors import DeviceError
@@ -34,37 +34,37 @@ class Needs:
     unknown: tuple[str, ...] = ()  # what runs and is not counted
 
 
-def needs_of(program: Program, device: Chip) -> Needs:
+def compile_needs(program: Program, device: Chip) -> Needs:
     """Compile a program and read its needs; `device` is what one device has.
 
     Where the compiler finds that it does not fit, that is part of the answer.
     """
-    return read_needs(program, device, compiled_or_refused(program))
+    return read_needs(program, device, compile_or_get_refusal(program))
 
 
-def compiled_or_refused(program: Program) -> CompiledProgram | str:
+def compile_or_get_refusal(program: Program) -> CompiledProgram | str:
     """The compiled program, or what the compiler said where it does not fit."""
     try:
         return program.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
-            raise _failed(program, "the compiler failed", error) from error
+            raise _make_plan_error(program, "the compiler failed", error) from error
         return str(error)
 
 
 def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) -> Needs:
     """What a program needs of one device, from what the compiler made of it."""
-    held = _held(program)
+    held = _count_argument_bytes(program)
     if isinstance(compiled, str):
-        return Needs(_refusal(compiled, held, device), kept_state=_kept_state(program))
+        return Needs(_read_refusal(compiled, held, device), kept_state=_count_kept_state(program))
     try:
         text = compiled.as_text()
     except jax.errors.JaxRuntimeError as error:
         # JAX has its own reader of what libtpu wrote, and may be older.
-        raise _failed(program, "JAX cannot read what the compiler wrote", error) from error
+        raise _make_plan_error(program, "JAX cannot read what the compiler wrote", error) from error
     done = hlo.work(text)
     rows = compiled.explain().compiled
-    traffic = _traffic(rows)
+    traffic = _group_traffic(rows)
     sent = {link: sum(t.bytes_sent for t in traffic if t.link == link) for link in ("ICI", "DCN")}
     times = Times(
         done.flops / device.flops,
@@ -74,7 +74,7 @@ def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) 
         sum(t.seconds for t in traffic),
     )
     unknown = done.unknown_loops + sum(row.times is None for row in rows)
-    memory = _memory(compiled, held, device)
+    memory = _read_memory(compiled, held, device)
     return Needs(
         memory,
         done.flops,
@@ -82,12 +82,12 @@ def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) 
         traffic,
         times,
         unknown,
-        _kept_state(program),
+        _count_kept_state(program),
         done.unknown,
     )
 
 
-def _failed(program: Program, what: str, error: Exception) -> DeviceError:
+def _make_plan_error(program: Program, what: str, error: Exception) -> DeviceError:
     device = getattr(program.layout.devices[0], "device_kind", program.layout.platform)
     return DeviceError(
         f"{program.name} cannot be planned for {device}: {what}. It said: "
@@ -98,46 +98,46 @@ def _failed(program: Program, what: str, error: Exception) -> DeviceError:
     )
 
 
-def _held(program: Program) -> dict[str, int]:
+def _count_argument_bytes(program: Program) -> dict[str, int]:
     """Bytes of the arguments on one device, by role."""
     held = dict.fromkeys((r.value for r in Role), 0)
-    for role, slot in zip(roles(program.signature), program.signature.inputs, strict=True):
-        held[role.value] += _bytes_on_a_device(slot)
+    for role, slot in zip(get_roles(program.signature), program.signature.inputs, strict=True):
+        held[role.value] += _count_device_bytes(slot)
     return held
 
 
-def _kept_state(program: Program) -> int:
+def _count_kept_state(program: Program) -> int:
     """Bytes of state that comes in, goes out as new, and is not donated."""
     inputs = program.signature.inputs
     source = carried(program.signature, program.traced, program.layout.num_replicas)
     state = {*range(program.traced.num_graph), *source.values()}
-    return sum(_bytes_on_a_device(inputs[i]) for i in state if i not in program.donated)
+    return sum(_count_device_bytes(inputs[i]) for i in state if i not in program.donated)
 
 
-def _bytes_on_a_device(slot: InSlot) -> int:
+def _count_device_bytes(slot: InSlot) -> int:
     shape = slot.sharding.shard_shape(slot.shape) if slot.shape else ()
     return math.prod(shape) * int(slot.dtype.itemsize)
 
 
-def _memory(compiled: CompiledProgram, held: dict[str, int], device: Chip) -> Memory:
-    told: Any = compiled.executable.memory_analysis()
-    results = told.output_size_in_bytes - told.alias_size_in_bytes
-    padding = max(0, told.argument_size_in_bytes - sum(held.values()))
-    program = told.generated_code_size_in_bytes
-    temporaries = told.temp_size_in_bytes
+def _read_memory(compiled: CompiledProgram, held: dict[str, int], device: Chip) -> Memory:
+    analysis: Any = compiled.executable.memory_analysis()
+    results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    padding = max(0, analysis.argument_size_in_bytes - sum(held.values()))
+    program = analysis.generated_code_size_in_bytes
+    temporaries = analysis.temp_size_in_bytes
     return Memory(
         **held,
         padding=padding,
         results=results,
         temporaries=temporaries,
         program=program,
-        peak=told.argument_size_in_bytes + results + temporaries + program,
+        peak=analysis.argument_size_in_bytes + results + temporaries + program,
         capacity=device.hbm_bytes,
         fits=True,  # the compiler refuses a program that does not
     )
 
 
-def _refusal(message: str, held: dict[str, int], device: Chip) -> Memory:
+def _read_refusal(message: str, held: dict[str, int], device: Chip) -> Memory:
     """The memory of a program that does not fit, from what the compiler said."""
     found = _REFUSED.search(message)
     peak = int(float(found["needs"]) * _UNITS[found["of"]]) if found else None
@@ -155,7 +155,7 @@ def _refusal(message: str, held: dict[str, int], device: Chip) -> Memory:
     )
 
 
-def _traffic(rows: tuple[CompiledRow, ...]) -> tuple[Traffic, ...]:
+def _group_traffic(rows: tuple[CompiledRow, ...]) -> tuple[Traffic, ...]:
     """Collectives by link and kind; those in a loop that decides while running as one turn."""
     by_kind: dict[tuple[str, str, int, int], list[CompiledRow]] = collections.defaultdict(list)
     for row in rows:
@@ -165,16 +165,16 @@ def _traffic(rows: tuple[CompiledRow, ...]) -> tuple[Traffic, ...]:
         Traffic(
             link=link,
             kind=kind,
-            runs=sum(_runs(r) for r in of),
-            num_bytes=sum(_runs(r) * r.num_bytes for r in of),
-            bytes_sent=sum(_runs(r) * r.bytes_sent for r in of),
+            runs=sum(_count_runs(r) for r in of),
+            num_bytes=sum(_count_runs(r) * r.num_bytes for r in of),
+            bytes_sent=sum(_count_runs(r) * r.bytes_sent for r in of),
             devices=size,
             groups=groups,
-            seconds=sum(_runs(r) * r.seconds for r in of),
+            seconds=sum(_count_runs(r) * r.seconds for r in of),
         )
         for (link, kind, size, groups), of in by_kind.items()
     )
 
 
-def _runs(row: CompiledRow) -> int:
+def _count_runs(row: CompiledRow) -> int:
     return row.count * (1 if row.times is None else row.times)

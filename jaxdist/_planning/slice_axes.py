@@ -32,21 +32,21 @@ class Axes:
     sizes: dict[str, int]
 
     @classmethod
-    def of(cls, layout: ReplicaMesh) -> Self:
+    def from_layout(cls, layout: ReplicaMesh) -> Self:
         """The axes of a strategy."""
         return cls(layout.mesh.axis_names, layout.replica_axes, dict(layout.mesh.shape))
 
     @classmethod
-    def of_slices(cls, outer: str, inner: str) -> Self:
+    def for_slices(cls, outer: str, inner: str) -> Self:
         """Replicas over slices, and within each of them."""
         return cls((outer, inner), (outer, inner), {outer: 1, inner: 1})
 
     @property
-    def of_one(self) -> Self:
+    def single_device(self) -> Self:
         """The same axes for one device."""
         return dataclasses.replace(self, sizes=dict.fromkeys(self.names, 1))
 
-    def applied(self, layout: ReplicaMesh, num_slices: int) -> ReplicaMesh:
+    def apply(self, layout: ReplicaMesh, num_slices: int) -> ReplicaMesh:
         """The devices of a layout, replica by replica, under these axes.
 
         Raises:
@@ -57,14 +57,14 @@ class Axes:
         if not logical:
             logical = layout.logical_axes
             names += logical
-        sizes = self._of_replicas(layout.num_replicas, num_slices)
-        sizes += self._of_logical(logical, layout.num_logical)
+        sizes = self._size_replica_axes(layout.num_replicas, num_slices)
+        sizes += self._size_logical_axes(logical, layout.num_logical)
         order = self.replica + logical
         grid = layout.device_grid.reshape(sizes).transpose([order.index(name) for name in names])
         mesh = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
         return ReplicaMesh(mesh, self.replica, described=layout.described)
 
-    def _of_replicas(self, count: int, num_slices: int) -> tuple[int, ...]:
+    def _size_replica_axes(self, count: int, num_slices: int) -> tuple[int, ...]:
         if len(self.replica) == 1:
             return (count,)
         first, *between = (self.sizes[name] for name in self.replica[:-1])
@@ -82,7 +82,7 @@ class Axes:
             )
         return (*kept, count // math.prod(kept))
 
-    def _of_logical(self, names: tuple[str, ...], count: int) -> tuple[int, ...]:
+    def _size_logical_axes(self, names: tuple[str, ...], count: int) -> tuple[int, ...]:
         if len(names) == 1:
             return (count,)
         sizes = tuple(self.sizes[name] for name in names)
@@ -98,21 +98,19 @@ class Axes:
 
 
 # The axes of rules that lay state over the replicas of a slice.
-SLICES = Axes.of_slices("slice", "replica")
+SLICES = Axes.for_slices("slice", "replica")
 
 
-def share_slices(strategy: Strategy, num_slices: int) -> Strategy:
+def add_slice_axis(strategy: Strategy, num_slices: int) -> Strategy:
     """Return a strategy like one whose replicas are in the order of slices, with an axis for them.
 
     Raises:
         ArgumentError: The replicas do not divide by the slices.
     """
-    return strategy._on(SLICES.applied(strategy.layout, num_slices))
+    return strategy._on(SLICES.apply(strategy.layout, num_slices))
 
 
-def assignment_of_slices(
-    topology: Topology, box: Sequence[int], num_slices: int
-) -> DeviceAssignment:
+def assign_slices(topology: Topology, box: Sequence[int], num_slices: int) -> DeviceAssignment:
     """As many replicas as fit, those of the first slice first, in each along a ring of its own.
 
     Args:

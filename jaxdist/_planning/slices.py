@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxdist._planning.slice_axes import Axes, assignment_of_slices
-from jaxdist._planning.slice_shape import boxes, logical_shape
+from jaxdist._planning.slice_axes import Axes, assign_slices
+from jaxdist._planning.slice_shape import find_logical_shape, list_counts
 from jaxdist._strategies import Strategy, TPUStrategy
 from jaxdist._validate import Renamed, check_text, shown
 from jaxdist.cluster_resolver import TPUClusterResolver
@@ -20,7 +20,7 @@ _MOST_SLICES = 511
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Target:
     """A slice with a strategy on it that compiles, and what one of its devices has."""
 
     name: str
@@ -36,9 +36,9 @@ class Place:
         return self.chip.per_device(self.devices_per_chip)
 
 
-def place(
+def make_target(
     topology: Any, logical: Any, like: Strategy | None = None, axes: Axes | None = None
-) -> Place:
+) -> Target:
     """A strategy on all cores of a slice.
 
     Args:
@@ -54,52 +54,54 @@ def place(
         ArgumentTypeError: What does not name a slice.
         ArgumentError: Axes that the slice cannot be shared between.
     """
-    described = _named(topology)
+    described = _parse_slice(topology)
     _check_pod(described)
-    resolver = TPUClusterResolver(f"described:{_name(described)}")
+    resolver = TPUClusterResolver(f"described:{_format_name(described)}")
     system = resolver.tpu_system
-    box = logical_shape(system.topology, described.num_slices, logical)
-    assignment = assignment_of_slices(system.topology, box, described.num_slices)
-    return _placed(described, resolver, assignment, like, _axes(like, axes))
+    box = find_logical_shape(system.topology, described.num_slices, logical)
+    assignment = assign_slices(system.topology, box, described.num_slices)
+    return _build_target(described, resolver, assignment, like, _choose_axes(like, axes))
 
 
-def alone(of: Place, like: Strategy | None = None, axes: Axes | None = None) -> Place:
+def make_single_device_target(
+    of: Target, like: Strategy | None = None, axes: Axes | None = None
+) -> Target:
     """One device of the same generation."""
     described = slice_of(f"{slice_of(of.name).generation}:1x1")
-    resolver = TPUClusterResolver(f"described:{_name(described)}")
+    resolver = TPUClusterResolver(f"described:{_format_name(described)}")
     assignment = DeviceAssignment(resolver.tpu_system.topology, [[[0, 0, 0, 0]]])
-    wanted = _axes(like, axes)
-    return _placed(described, resolver, assignment, like, wanted and wanted.of_one)
+    wanted = _choose_axes(like, axes)
+    return _build_target(described, resolver, assignment, like, wanted and wanted.single_device)
 
 
-def boxes_of(topology: Any) -> tuple[int, ...]:
+def list_logical_counts(topology: Any) -> tuple[int, ...]:
     """Numbers of logical devices by which a slice can be divided."""
-    described = _named(topology)
-    return boxes(described.topology, described.num_slices)
+    described = _parse_slice(topology)
+    return list_counts(described.topology, described.num_slices)
 
 
-def num_slices_of(topology: Any) -> int:
+def count_slices(topology: Any) -> int:
     """How many slices a name stands for."""
-    return _named(topology).num_slices
+    return _parse_slice(topology).num_slices
 
 
-def _axes(like: Strategy | None, axes: Axes | None) -> Axes | None:
-    return axes if axes is not None or like is None else Axes.of(like.layout)
+def _choose_axes(like: Strategy | None, axes: Axes | None) -> Axes | None:
+    return axes if axes is not None or like is None else Axes.from_layout(like.layout)
 
 
-def _placed(
+def _build_target(
     described: Slice,
     resolver: TPUClusterResolver,
     assignment: DeviceAssignment,
     like: Strategy | None,
     axes: Axes | None,
-) -> Place:
+) -> Target:
     strategy = TPUStrategy(resolver, assignment)
     if axes is not None:
-        layout = axes.applied(strategy.layout, described.num_slices)
+        layout = axes.apply(strategy.layout, described.num_slices)
         strategy = strategy._on(layout, like.communication if like else None)
-    return Place(
-        _name(described),
+    return Target(
+        _format_name(described),
         strategy,
         assignment,
         chip_of(strategy.layout.devices[0]),
@@ -108,7 +110,7 @@ def _placed(
     )
 
 
-def _named(topology: Any) -> Slice:
+def _parse_slice(topology: Any) -> Slice:
     if isinstance(topology, Slice):
         return topology
     if isinstance(topology, TPUSystem):
@@ -136,7 +138,7 @@ def _named(topology: Any) -> Slice:
         return slice_of(topology.removeprefix("described:").removeprefix("virtual:"))
 
 
-def _name(described: Slice) -> str:
+def _format_name(described: Slice) -> str:
     more = f"*{described.num_slices}" if described.num_slices > 1 else ""
     return described.name + more
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxdist import _mesh, cost
-from jaxdist._devices import runtime
+from jaxdist._choose_devices import runtime
 from jaxdist.cli._measure import COUNTS, MAX_BYTES, measure
 from jaxdist.errors import ArgumentError, BackendStartedError
 
@@ -96,12 +96,12 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
             f"{str(pathlib.Path(arguments.save).absolute().parent)!r}.\n\n"
             "The file is written to a folder that exists.\n\nMake the folder first."
         )
-    devices = _devices(arguments.devices)
+    devices = _choose_devices(arguments.devices)
     limit = MAX_BYTES // len(devices)
     if sizes[-1] > limit or sizes[0] * max(COUNTS) > limit:
         raise ArgumentError(
             f"--sizes {' '.join(arguments.sizes)} was given for {len(devices)} devices.\n\n"
-            f"All arrays together take at most {_size(MAX_BYTES)}, and the smallest size is "
+            f"All arrays together take at most {_format_size(MAX_BYTES)}, and the smallest size is "
             f"measured with {max(COUNTS)} arrays as well.\n\n"
             f"Pass sizes up to {limit:,} bytes, the smallest up to {limit // max(COUNTS):,}."
         )
@@ -129,7 +129,7 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
         measured.scatter_gather,
         source,
     )
-    for table in report(fit, measured.samples, len(devices)):
+    for table in make_tables(fit, measured.samples, len(devices)):
         console.print(table)
     if arguments.save:
         notes = {
@@ -160,7 +160,7 @@ def parse_size(text: str) -> int:
     return size
 
 
-def _devices(count: int | None) -> Sequence[jax.Device]:
+def _choose_devices(count: int | None) -> Sequence[jax.Device]:
     if count is not None and count < 2:
         raise ArgumentError(
             f"--devices {count} was given.\n\nAn all-reduce needs 2 devices or more.\n\n"
@@ -183,47 +183,54 @@ def _devices(count: int | None) -> Sequence[jax.Device]:
     return found[: count or len(found)]
 
 
-def report(fit: cost.Fit, samples: Sequence[cost.Sample], num_devices: int) -> Iterator[Table]:
+def make_tables(fit: cost.Fit, samples: Sequence[cost.Sample], num_devices: int) -> Iterator[Table]:
     """What was fitted, what was measured, and where algorithms cross."""
     link = cost.for_devices(fit.link, num_devices)
     links = cost.Links(link)
-    fitted = _table(f"Link {link.name}, {num_devices} devices", "what", "fitted", "in the table")
+    fitted = _make_table(
+        f"Link {link.name}, {num_devices} devices", "what", "fitted", "in the table"
+    )
     known = cost.for_devices(cost.TABLE[link.name], num_devices)
     for what, form, mine, theirs in (
-        ("alpha: latency of a message", _time, link.alpha, known.alpha),
-        ("beta: bytes/s", _rate, link.bytes_per_second, known.bytes_per_second),
-        ("memory bytes/s", _rate, link.memory_bytes_per_second, known.memory_bytes_per_second),
-        ("arrays are packed below", _size, cost.pack_below(link), cost.pack_below(known)),
+        ("alpha: latency of a message", _format_time, link.alpha, known.alpha),
+        ("beta: bytes/s", _format_rate, link.bytes_per_second, known.bytes_per_second),
+        (
+            "memory bytes/s",
+            _format_rate,
+            link.memory_bytes_per_second,
+            known.memory_bytes_per_second,
+        ),
+        ("arrays are packed below", _format_size, cost.pack_below(link), cost.pack_below(known)),
         (
             "reduce-scatter + all-gather / all-reduce",
-            _ratio,
+            _format_ratio,
             link.scatter_gather,
             known.scatter_gather,
         ),
     ):
         fitted.add_row(what, form(mine), form(theirs))
-    fitted.add_row("dispatch of a program", _time(fit.dispatch_seconds), "")
+    fitted.add_row("dispatch of a program", _format_time(fit.dispatch_seconds), "")
     fitted.add_row("median error of the fit", f"{fit.error:.0%}", "")
     yield fitted
-    times = _table("All-reduces", "arrays", "bytes of each", "measured")
+    times = _make_table("All-reduces", "arrays", "bytes of each", "measured")
     for sample in samples:
-        times.add_row(str(sample.count), f"{sample.num_bytes:,}", _time(sample.seconds))
+        times.add_row(str(sample.count), f"{sample.num_bytes:,}", _format_time(sample.seconds))
     yield times
-    crossing = _table("Algorithms, as predicted from the fit", "algorithm", "faster than xla")
+    crossing = _make_table("Algorithms, as predicted from the fit", "algorithm", "faster than xla")
     for name in cost.ALGORITHMS:
         if name != "xla" and "/" not in name:
-            crossing.add_row(name, where_faster(name, "xla", num_devices, links))
+            crossing.add_row(name, describe_faster_sizes(name, "xla", num_devices, links))
     yield crossing
 
 
-def where_faster(one: str, other: str, num_devices: int, links: cost.Links) -> str:
+def describe_faster_sizes(one: str, other: str, num_devices: int, links: cost.Links) -> str:
     """The sizes for which one algorithm is predicted to be faster than another, in words."""
 
     def is_faster(size: int) -> bool:
         mine, theirs = (cost.seconds(a, num_devices, size, links) for a in (one, other))
         return mine < theirs
 
-    def first_change(low: int, high: int) -> int:
+    def bisect_change(low: int, high: int) -> int:
         """The first size for which it is not as for `low`; for `high` it is not."""
         before = is_faster(low)
         while high - low > 1:
@@ -236,39 +243,41 @@ def where_faster(one: str, other: str, num_devices: int, links: cost.Links) -> s
     size = 1
     while size < LARGEST:
         if is_faster(2 * size) != (start is not None):
-            edge = first_change(size, 2 * size)
+            edge = bisect_change(size, 2 * size)
             if start is not None:
-                spans.append(f"below {_size(edge)}" if start == 1 else f"to {_size(edge)}")
+                spans.append(
+                    f"below {_format_size(edge)}" if start == 1 else f"to {_format_size(edge)}"
+                )
             else:
-                spans.append(f"from {_size(edge)}")
+                spans.append(f"from {_format_size(edge)}")
             start = None if start is not None else edge
         size *= 2
     if not spans:
-        return "always" if start is not None else f"never, up to {_size(LARGEST)}"
+        return "always" if start is not None else f"never, up to {_format_size(LARGEST)}"
     return " ".join(spans)
 
 
-def _table(title: str, *columns: str) -> Table:
+def _make_table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left")
     return table
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return f"{seconds * 1e3:,.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:,.2f} us"
 
 
-def _rate(value: float) -> str:
+def _format_rate(value: float) -> str:
     return f"{value / 1e9:,.2f} GB/s"
 
 
-def _size(value: float) -> str:
+def _format_size(value: float) -> str:
     for unit in ("GiB", "MiB", "KiB"):
         if value >= _UNITS[unit.upper()]:
             return f"{value / _UNITS[unit.upper()]:,.3g} {unit}"
     return f"{value:.0f} B"
 
 
-def _ratio(value: float) -> str:
+def _format_ratio(value: float) -> str:
     return f"{value:.2f}"

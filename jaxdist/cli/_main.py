@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         >>> main(["train", "no_such_file.toml"])
         2
     """
-    arguments = _parser().parse_args(argv)
+    arguments = _make_parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
         return command(arguments)
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxdist",
         description="The programming model of tf.distribute, on JAX.",

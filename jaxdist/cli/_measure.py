@@ -22,7 +22,7 @@ _BURST_SECONDS = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class Measurements:
     """Medians over interleaved rounds."""
 
     samples: tuple[Sample, ...]
@@ -54,7 +54,7 @@ def measure(
     rounds: int,
     medium: Medium,
     advance: Callable[[str, int], None] = lambda what, total: None,
-) -> Measured:
+) -> Measurements:
     """Time all-reduces of several sizes and counts, copies, and a reduce-scatter with a gather.
 
     Args:
@@ -70,34 +70,34 @@ def measure(
     total = len(fits) + 2 + rounds
     for count, size in fits:
         advance(f"compiling {count} x {size:,} bytes", total)
-        cases[count, size] = _all_reduce(layout, count, size, medium.is_shared)
+        cases[count, size] = _make_all_reduce(layout, count, size, medium.is_shared)
     advance("compiling a copy", total)
-    cases["copy"] = _copy(layout, largest)
+    cases["copy"] = _make_copy(layout, largest)
     advance("compiling a reduce-scatter", total)
-    cases["halves"] = _halves(layout, largest)
+    cases["halves"] = _make_reduce_scatter(layout, largest)
     for case in cases.values():
         case.burst()
         repeats = max(1, min(50, math.ceil(_BURST_SECONDS / max(case.seconds[-1], 1e-6))))
-        case.repeats = repeats if layout.is_local else _agreed(repeats)
+        case.repeats = repeats if layout.is_local else _agree_on(repeats)
         case.seconds.clear()
     for number in range(rounds):
         advance(f"round {number + 1} of {rounds}", total)
         for case in cases.values():
             case.burst()
     together = layout.num_replicas if medium.is_shared else 1
-    return Measured(
+    return Measurements(
         tuple(Sample(count, size, cases[count, size].median) for count, size in fits),
         together * largest / cases["copy"].median,
         max(0.5, cases["halves"].median / cases[1, largest].median),
     )
 
 
-def _agreed(number: int) -> int:
+def _agree_on(number: int) -> int:
     """What the first process says: a collective that one of them leaves out never ends."""
     return int(multihost_utils.broadcast_one_to_all(np.asarray(number)))
 
 
-def _compiled(layout: ReplicaMesh, fn: Callable[..., Any], sizes: Sequence[int]) -> _Case:
+def _compile_case(layout: ReplicaMesh, fn: Callable[..., Any], sizes: Sequence[int]) -> _Case:
     """A program of one float32 array for each size in bytes, with rows for all replicas."""
     rows = layout.replica_spec
     mapped = jax.shard_map(fn, mesh=layout.mesh, in_specs=rows, out_specs=rows, check_vma=False)
@@ -109,7 +109,7 @@ def _compiled(layout: ReplicaMesh, fn: Callable[..., Any], sizes: Sequence[int])
     return _Case(lambda: program(*arrays))
 
 
-def _all_reduce(layout: ReplicaMesh, count: int, size: int, at_once: bool) -> _Case:
+def _make_all_reduce(layout: ReplicaMesh, count: int, size: int, at_once: bool) -> _Case:
     axes = layout.replica_axes
 
     def fn(*arrays: Any) -> Any:
@@ -120,18 +120,18 @@ def _all_reduce(layout: ReplicaMesh, count: int, size: int, at_once: bool) -> _C
             array = jax.lax.psum(array, axes) / layout.num_replicas
         return array
 
-    return _compiled(layout, fn, [size] * (count if at_once else 1))
+    return _compile_case(layout, fn, [size] * (count if at_once else 1))
 
 
-def _copy(layout: ReplicaMesh, size: int) -> _Case:
-    return _compiled(layout, lambda x: x + 1, [size])
+def _make_copy(layout: ReplicaMesh, size: int) -> _Case:
+    return _compile_case(layout, lambda x: x + 1, [size])
 
 
-def _halves(layout: ReplicaMesh, size: int) -> _Case:
+def _make_reduce_scatter(layout: ReplicaMesh, size: int) -> _Case:
     axes = layout.replica_axes
 
     def fn(x: Any) -> Any:
         part = jax.lax.psum_scatter(x, axes, tiled=True)
         return jax.lax.all_gather(part, axes, tiled=True)
 
-    return _compiled(layout, fn, [size])
+    return _compile_case(layout, fn, [size])

@@ -68,7 +68,7 @@ def plan(arguments: argparse.Namespace) -> int:
     Cost:
         Seconds to minutes of compilation; no device is touched.
     """
-    topology = _topology(arguments.topology, arguments.slices)
+    topology = _add_slice_count(arguments.topology, arguments.slices)
     if arguments.png is not None:
         training.require_extra("matplotlib", "draw an assignment (--png)")
         picture_path(arguments.png)
@@ -82,7 +82,7 @@ def plan(arguments: argparse.Namespace) -> int:
         jax.config.update("jax_platforms", "cpu")
     job = jobs.load_job(arguments.config, arguments.overrides)
     console = Console(file=sys.stdout)
-    found = _found(job, topology, arguments)
+    found = _make_plan(job, topology, arguments)
     console.print(found.text(), markup=False, highlight=False, soft_wrap=True)
     best = found.best if isinstance(found, Sweep) else found
     if arguments.png is not None and best is not None:
@@ -91,8 +91,8 @@ def plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _found(job: Any, topology: str, arguments: argparse.Namespace) -> SlicePlan | Sweep:
-    with _told() as report:
+def _make_plan(job: Any, topology: str, arguments: argparse.Namespace) -> SlicePlan | Sweep:
+    with _show_progress() as report:
         given: dict[str, Any] = {
             "logical": arguments.logical,
             "global_batch": arguments.global_batch,
@@ -105,7 +105,7 @@ def _found(job: Any, topology: str, arguments: argparse.Namespace) -> SlicePlan 
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[Callable[[str], None]]:
+def _show_progress() -> Iterator[Callable[[str], None]]:
     """What is being done and since when: one line that changes, or lines in a file."""
     console = Console(file=sys.stderr)
     if not console.is_terminal:
@@ -123,7 +123,7 @@ def _told() -> Iterator[Callable[[str], None]]:
         yield lambda what: progress.update(task, description=what)
 
 
-def _topology(name: str, slices: int | None) -> str:
+def _add_slice_count(name: str, slices: int | None) -> str:
     if slices is None:
         return name
     if slices < 1:

@@ -21,7 +21,7 @@ def train(arguments: argparse.Namespace) -> int:
     finished = jobs.finished_run(loaded, accept_changes=arguments.accept_changes)
     if finished is not None:
         _print(console, jobs.finished_line(finished, loaded))
-        _print(console, final_line(finished))
+        _print(console, format_final_line(finished))
         return 0
     _ask_for_cpu_devices(jobs.kind_of(config).num_cpu_devices(config))
     report = jobs.train(
@@ -33,9 +33,9 @@ def train(arguments: argparse.Namespace) -> int:
     )
     if report.was_interrupted:
         folder = Path(config.checkpoint.directory)
-        print(f"jaxdist train: {interrupted_line(report, folder)}", file=sys.stderr)
+        print(f"jaxdist train: {format_interrupted_line(report, folder)}", file=sys.stderr)
         return 130
-    _print(console, final_line(report))
+    _print(console, format_final_line(report))
     return 0
 
 
@@ -43,7 +43,7 @@ def _print(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def final_line(report: TrainingReport) -> str:
+def format_final_line(report: TrainingReport) -> str:
     """What was reached, steps, replicas and throughput, in one line."""
     speed = "n/a" if report.units_per_s is None else f"{report.units_per_s:,.0f}"
     return (
@@ -52,7 +52,7 @@ def final_line(report: TrainingReport) -> str:
     )
 
 
-def interrupted_line(report: TrainingReport, folder: Path) -> str:
+def format_interrupted_line(report: TrainingReport, folder: Path) -> str:
     """Where training stopped, and where the next run starts."""
     stopped = f"stopped by Ctrl-C after step {report.steps}; nothing was saved half-way. "
     if report.next_step is None:

@@ -58,5 +58,5 @@ class ConfiguredJob(abc.ABC):
         with Renamed(f"{type(self).__name__}.recipe", caller):
             recipe = self.recipe(rules)
         shapes = self.batch(rows * strategy.num_replicas_in_sync)
-        args = (*recipe.made(strategy, abstract=True), jax.tree.map(PerReplica.of_global, shapes))
+        args = (*recipe.build(strategy, abstract=True), jax.tree.map(PerReplica.of_global, shapes))
         return JobStep(recipe.train_step, args, recipe.options)

@@ -38,7 +38,7 @@ def make_optimizer(
     return nnx.Optimizer(model, transform, wrt=nnx.Param)
 
 
-def reduced_update(
+def reduce_and_update(
     model: nnx.Module,
     optimizer: "nnx.Optimizer[Any]",
     total: jax.Array,

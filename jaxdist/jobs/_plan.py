@@ -5,13 +5,13 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxdist._planning import SLICES, Source, boxes_of, num_slices_of, place, plan
+from jaxdist._planning import SLICES, Source, count_slices, list_logical_counts, make_target, plan
 from jaxdist._program import Program
 from jaxdist._strategies import Strategy
 from jaxdist._validate import Renamed, as_integer, is_callable, shown
 from jaxdist.errors import ArgumentTypeError, JaxdistError, TopologyError
 from jaxdist.explain import Candidate, SlicePlan, Sweep
-from jaxdist.jobs._config.checks import MOST_ROWS, checked_rules
+from jaxdist.jobs._config.checks import MOST_ROWS, check_rules
 from jaxdist.jobs._job import Job
 
 # A sweep tries tensor parallelism up to so many logical devices.
@@ -22,7 +22,7 @@ _IN_SLICE = ("fsdp_in_slice", "fsdp_in_slice_tensor_parallel")
 
 Report = Callable[[str], None]
 _REPORT = "Pass a function of one text, such as print."
-_OF_JOBS = ("name", "rules", "logical_devices", "rows_per_replica", "step")
+_JOB_ATTRIBUTES = ("name", "rules", "logical_devices", "rows_per_replica", "step")
 
 
 def plan_job(
@@ -72,11 +72,11 @@ def plan_job(
     caller = "jobs.plan_job"
     _check_job(caller, job)
     is_callable(caller, report, "report", _REPORT)
-    chosen = job.rules[0] if rules is None else checked_rules(caller, rules, job.rules)
+    chosen = job.rules[0] if rules is None else check_rules(caller, rules, job.rules)
     wanted = job.logical_devices if logical is None else logical
     with Renamed("compile_for", caller):
         return plan(
-            _source(job, chosen),
+            _make_source(job, chosen),
             topology,
             wanted,
             global_batch=global_batch,
@@ -124,7 +124,7 @@ def sweep_job(
     _check_job(caller, job)
     is_callable(caller, report, "report", _REPORT)
     with Renamed("compile_for", caller):
-        configured = place(topology, job.logical_devices if logical is None else logical)
+        configured = make_target(topology, job.logical_devices if logical is None else logical)
     if global_batch is not None:
         global_batch = as_integer(
             caller, "global_batch", global_batch, least=1, most=MOST_ROWS, example=64
@@ -132,30 +132,32 @@ def sweep_job(
     rows = job.rows_per_replica * configured.strategy.num_replicas_in_sync
     rows = rows if global_batch is None else global_batch
     found = []
-    layouts = list(_layouts(job, topology, logical))
+    layouts = list(_list_layouts(job, topology, logical))
     for number, (rules, count) in enumerate(layouts, 1):
-        said = _counted(report, f"{number} of {len(layouts)}, ")
-        found.append(_candidate(job, topology, rules, count, rows, said))
+        report_candidate = _add_prefix(report, f"{number} of {len(layouts)}, ")
+        found.append(_plan_candidate(job, topology, rules, count, rows, report_candidate))
     return Sweep(job.name, configured.name, rows, tuple(found))
 
 
 def _check_job(caller: str, job: Any) -> None:
     """Refuse what has not what is planned of a job."""
-    if isinstance(job, type) or not all(hasattr(job, name) for name in _OF_JOBS):
+    if isinstance(job, type) or not all(hasattr(job, name) for name in _JOB_ATTRIBUTES):
         raise ArgumentTypeError(
             f"{caller} was given job={shown(job)}.\n\n"
             "job is a jobs.Job.\n\nPass jobs.load_job(path)."
         )
 
 
-def _counted(report: Report, before: str) -> Report:
+def _add_prefix(report: Report, before: str) -> Report:
     return lambda what: report(before + what)
 
 
-def _layouts(job: Job, topology: Any, logical: Any) -> Iterator[tuple[str, Any]]:
+def _list_layouts(job: Job, topology: Any, logical: Any) -> Iterator[tuple[str, Any]]:
     """Rules with the logical devices that they are tried with."""
-    powers = [n for n in boxes_of(topology) if 1 < n <= _MOST_LOGICAL and n & (n - 1) == 0]
-    one_slice = num_slices_of(topology) == 1
+    powers = [
+        n for n in list_logical_counts(topology) if 1 < n <= _MOST_LOGICAL and n & (n - 1) == 0
+    ]
+    one_slice = count_slices(topology) == 1
     for rules in job.rules:
         if one_slice and rules in _IN_SLICE and rules != job.rules[0]:
             continue  # what the same rules without slices are
@@ -165,24 +167,24 @@ def _layouts(job: Job, topology: Any, logical: Any) -> Iterator[tuple[str, Any]]
             yield from ((rules, n) for n in (powers if rules in _SPLIT else [1]))
 
 
-def _candidate(
+def _plan_candidate(
     job: Job, topology: Any, rules: str, logical: Any, rows: int, report: Report
 ) -> Candidate:
     """One layout; what it cannot be is part of the answer."""
-    where = place(topology, logical)
-    sizes = where.assignment.num_replicas, where.assignment.num_cores_per_replica
+    target = make_target(topology, logical)
+    sizes = target.assignment.num_replicas, target.assignment.num_cores_per_replica
 
-    def said(what: str) -> None:
+    def report_candidate(what: str) -> None:
         report(f"{rules}, {sizes[0]} x {sizes[1]}: {what}")
 
     try:
         made = plan(
-            _source(job, rules),
+            _make_source(job, rules),
             topology,
             logical,
             global_batch=rows,
             quick=True,
-            report=said,
+            report=report_candidate,
         )
     except TopologyError:
         raise
@@ -191,7 +193,7 @@ def _candidate(
     return Candidate(rules, *sizes, dataclasses.replace(made, name=job.name))
 
 
-def _source(job: Job, rules: str) -> Source:
+def _make_source(job: Job, rules: str) -> Source:
     axes = SLICES if rules in _IN_SLICE else None
     return Source(functools.partial(_lower, job, rules), job.rows_per_replica, rules, axes=axes)
 

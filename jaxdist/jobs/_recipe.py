@@ -40,7 +40,7 @@ class Recipe(abc.ABC):
         """Put the parameters and the optimizer's state on the devices; by default all on each."""
         del strategy, model, optimizer
 
-    def made(self, strategy: Strategy, *, abstract: bool = False) -> tuple[Any, Any]:
+    def build(self, strategy: Strategy, *, abstract: bool = False) -> tuple[Any, Any]:
         """The model and its optimizer in their places; `abstract` has shapes for arrays."""
         config: JobConfig = self._config
 

@@ -13,7 +13,7 @@ from jaxdist.errors import ArgumentTypeError, ConfigError
 from jaxdist.jobs import topics_lm
 from jaxdist.jobs._config.load import LoadedConfig, load_config
 from jaxdist.jobs._config.schema import JobConfig
-from jaxdist.jobs._config.sources import checked_sources, find_lines, nearest, read_text
+from jaxdist.jobs._config.sources import check_sources, find_lines, find_nearest, read_text
 from jaxdist.jobs._job import Job
 from jaxdist.jobs._task import Task
 from jaxdist.jobs.digits import DigitsConfig, DigitsJob, DigitsTask, mirrored_strategy
@@ -64,10 +64,10 @@ TASKS: Mapping[str, TaskKind] = MappingProxyType(
 
 def kind_of(config: JobConfig) -> TaskKind:
     """The kind of task that a configuration is of."""
-    return _kind("jobs.kind_of", config)
+    return _find_kind("jobs.kind_of", config)
 
 
-def _kind(caller: str, config: Any) -> TaskKind:
+def _find_kind(caller: str, config: Any) -> TaskKind:
     kind = next((k for k in TASKS.values() if isinstance(config, k.schema)), None)
     if kind is None:
         raise ArgumentTypeError(
@@ -85,7 +85,7 @@ def make_strategy(config: JobConfig) -> Strategy:
         >>> make_strategy(DigitsConfig()).num_replicas_in_sync
         8
     """
-    return _kind("jobs.make_strategy", config).make_strategy(config)
+    return _find_kind("jobs.make_strategy", config).make_strategy(config)
 
 
 def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig[Any]:
@@ -111,9 +111,9 @@ def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedCo
         ('digits', 32)
     """
     caller = "jobs.load_job_config"
-    source, texts = checked_sources(caller, path, overrides)
+    source, texts = check_sources(caller, path, overrides)
     with Noted(f"{caller} was given path={source!r} and overrides={texts!r}."):
-        kind = TASKS[_task_name(source)]
+        kind = TASKS[_read_task_name(source)]
         loaded = load_config(kind.schema, source, texts)
         kind.check(loaded)
     return loaded
@@ -138,20 +138,20 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
         'digits'
     """
     caller = "jobs.load_job"
-    source, texts = checked_sources(caller, path, overrides)
+    source, texts = check_sources(caller, path, overrides)
     with Noted(f"{caller} was given path={source!r} and overrides={texts!r}."):
         loaded = load_job_config(source, texts)
     return kind_of(loaded.values).make_job(loaded)
 
 
-def _task_name(path: str | Path) -> str:
+def _read_task_name(path: str | Path) -> str:
     text = read_text(path)
     try:
         name = tomllib.loads(text).get("task", _DEFAULT)
     except tomllib.TOMLDecodeError:
         return _DEFAULT  # load_config names the line
     if not isinstance(name, str) or name not in TASKS:
-        near = nearest(name, list(TASKS)) if isinstance(name, str) else None
+        near = find_nearest(name, list(TASKS)) if isinstance(name, str) else None
         hint = f" Did you mean {near!r}?" if near else ""
         line = find_lines(text).get(("task",), 1)
         raise ConfigError(

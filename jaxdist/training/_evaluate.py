@@ -67,10 +67,10 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
                 f"shape {list(weight.shape)}.\n\nBoth have one value for each row, [b].\n\n"
                 "Reduce the other dims first: jnp.mean(value, axis=range(1, value.ndim))."
             )
-    counts = weight > 0
+    is_counted = weight > 0
     sums = {
         # A padded row may hold anything, NaN too: it is left out, not multiplied by 0.
-        name: jnp.sum(jnp.where(counts, value.astype(jnp.float32) * weight, 0.0))
+        name: jnp.sum(jnp.where(is_counted, value.astype(jnp.float32) * weight, 0.0))
         for name, value in rows.items()
     }
     sums[WEIGHT] = jnp.sum(weight)
@@ -144,11 +144,11 @@ def evaluate(
             )
         for name, value in sorted(batch_sums.items()):
             totals[name] = totals.get(name, 0.0) + float(value)
-    counted = totals.pop(WEIGHT, 0.0)
-    if counted <= 0:
+    total_weight = totals.pop(WEIGHT, 0.0)
+    if total_weight <= 0:
         raise ShapeError(
             f"training.evaluate was given dataset of {len(sums)} batch(es) with a total weight of "
-            f"{counted:g}.\n\nIt takes the mean over rows with a weight above 0.\n\n"
+            f"{total_weight:g}.\n\nIt takes the mean over rows with a weight above 0.\n\n"
             "Pass a dataset with at least one row whose weight is above 0."
         )
-    return {WEIGHT: counted, **{name: total / counted for name, total in totals.items()}}
+    return {WEIGHT: total_weight, **{name: total / total_weight for name, total in totals.items()}}

@@ -68,24 +68,24 @@ def accumulate_gradients(
         `optax.MultiSteps` does it over calls instead, with an all-reduce for each.
     """
     is_callable("accumulate_gradients", grad_fn, "grad_fn")
-    count = _checked_count(num_microbatches)
+    count = _check_count(num_microbatches)
 
     def accumulated(params: Any, batch: Any) -> Out:
-        pieces = _cut(batch, count)
-        graph, carried = _taken_apart(params)
+        pieces = _split_batch(batch, count)
+        graph, carried = _split_modules(params)
 
         def call(carried: Any, piece: Any) -> tuple[Any, Any]:
             given = tree_flatten_with_path(carried)
-            joined = _joined(graph, carried)
-            out = _checked_output("accumulate_gradients", "grad_fn", grad_fn(joined, piece))
-            kept = _taken_apart(joined)[1]
-            _check_kept("accumulate_gradients", "grad_fn", given, kept)
+            joined = _merge_modules(graph, carried)
+            out = _check_output("accumulate_gradients", "grad_fn", grad_fn(joined, piece))
+            kept = _split_modules(joined)[1]
+            _check_state_form("accumulate_gradients", "grad_fn", given, kept)
             return kept, out
 
         first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), pieces)
         _, outputs = jax.eval_shape(call, carried, first)
         _check_floats(outputs)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, _wide(x.dtype)), outputs)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, _get_sum_dtype(x.dtype)), outputs)
 
         def add(carry: tuple[Any, Any], piece: Any) -> tuple[tuple[Any, Any], None]:
             carried, out = call(carry[0], piece)
@@ -93,7 +93,7 @@ def accumulate_gradients(
             return (carried, total), None
 
         (carried, total), _ = jax.lax.scan(add, (carried, zeros), pieces)
-        _written_back(params, graph, carried)
+        _write_back(params, graph, carried)
         mean: Out = jax.tree.map(lambda t, o: (t / count).astype(o.dtype), total, outputs)
         return mean
 
@@ -145,14 +145,14 @@ def multi_step(
         def one(carried: Any, batch: Any) -> tuple[Any, Out]:
             # A module writes to what it is made of.
             given = tree_flatten_with_path(carried)
-            after, out = _pair(step_fn(_joined(graph, carried), batch))
-            kept = _taken_apart(after)[1]
-            _check_kept("multi_step", "step_fn", given, kept)
+            after, out = _check_pair(step_fn(_merge_modules(graph, carried), batch))
+            kept = _split_modules(after)[1]
+            _check_state_form("multi_step", "step_fn", given, kept)
             return kept, out
 
-        graph, carried = _taken_apart(state)
+        graph, carried = _split_modules(state)
         carried, outs = jax.lax.scan(one, carried, stacked)
-        return _written_back(state, graph, carried), outs
+        return _write_back(state, graph, carried), outs
 
     return steps
 
@@ -166,7 +166,7 @@ def _is_module(value: Any) -> bool:
     return isinstance(value, _MODULES)
 
 
-def _taken_apart(tree: PyTree) -> tuple[Any, Any]:
+def _split_modules(tree: PyTree) -> tuple[Any, Any]:
     """What a scan can carry of `tree`, after the graph that makes modules of it again."""
     if not any(map(_is_module, jax.tree.leaves(tree, is_leaf=_is_module))):
         return None, tree
@@ -174,11 +174,11 @@ def _taken_apart(tree: PyTree) -> tuple[Any, Any]:
     return graph, carried
 
 
-def _joined(graph: Any, carried: Any) -> Any:
+def _merge_modules(graph: Any, carried: Any) -> Any:
     return carried if graph is None else nnx.merge(graph, carried)
 
 
-def _written_back(tree: PyTree, graph: Any, carried: Any) -> Any:
+def _write_back(tree: PyTree, graph: Any, carried: Any) -> Any:
     """`tree` after the scan: its own modules, updated in place, and new plain values."""
     if graph is None:
         return carried
@@ -192,7 +192,7 @@ def _written_back(tree: PyTree, graph: Any, carried: Any) -> Any:
 # Checks
 
 
-def _checked_count(count: int) -> int:
+def _check_count(count: int) -> int:
     return as_integer(
         "accumulate_gradients",
         "num_microbatches",
@@ -203,31 +203,31 @@ def _checked_count(count: int) -> int:
     )
 
 
-def _cut(batch: PyTree, count: int) -> PyTree:
+def _split_batch(batch: PyTree, count: int) -> PyTree:
     leaves, treedef = tree_flatten_with_path(batch)
     bad = [
-        f"batch{keystr(path)} is {_describe(leaf)}: {_why_not(leaf, count)}"
+        f"batch{keystr(path)} is {_describe(leaf)}: {_explain_remainder(leaf, count)}"
         for path, leaf in leaves
-        if not _divides(leaf, count)
+        if not _is_divisible(leaf, count)
     ]
     if bad or not leaves:
-        found = _listed(bad) if leaves else "The batch has no arrays."
+        found = _format_lines(bad) if leaves else "The batch has no arrays."
         raise ShapeError(
             f"accumulate_gradients was given num_microbatches={count}, and cannot cut the batch so."
             f"\n{found}\n\nInside a replica a batch has the rows of that replica, and their number "
-            f"must be a multiple of {count}.\n\n{_fitting(leaves)}"
+            f"must be a multiple of {count}.\n\n{_suggest_counts(leaves)}"
         )
     cut = [jnp.reshape(x, (count, x.shape[0] // count, *x.shape[1:])) for _, x in leaves]
     return jax.tree.unflatten(treedef, cut)  # [piece, row, ...]
 
 
-def _divides(leaf: Any, count: int) -> bool:
+def _is_divisible(leaf: Any, count: int) -> bool:
     shape = jnp.shape(leaf)
     # A replica may have no rows, and each piece of them has none then.
     return bool(shape) and shape[0] % count == 0
 
 
-def _fitting(leaves: Sequence[tuple[Any, Any]]) -> str:
+def _suggest_counts(leaves: Sequence[tuple[Any, Any]]) -> str:
     """Numbers of pieces that all leaves can be cut into."""
     shapes = [jnp.shape(leaf) for _, leaf in leaves]
     if not shapes or not all(shapes):
@@ -239,7 +239,7 @@ def _fitting(leaves: Sequence[tuple[Any, Any]]) -> str:
     return f"Pass num_microbatches={' or '.join(map(str, counts))}, or another global batch."
 
 
-def _why_not(leaf: Any, count: int) -> str:
+def _explain_remainder(leaf: Any, count: int) -> str:
     shape = jnp.shape(leaf)
     if not shape:
         return "a scalar has no rows to cut."
@@ -262,18 +262,18 @@ def _check_floats(outputs: PyTree) -> None:
     if bad:
         raise ArgumentTypeError(
             "accumulate_gradients called grad_fn, and some of its results are no floats:\n"
-            f"{_listed(bad)}\n\n"
+            f"{_format_lines(bad)}\n\n"
             "It takes the mean of the results, and a mean is a float.\n\n"
             "Return it as a float, for instance count.astype(jnp.float32), or leave it out."
         )
 
 
-def _checked_output(caller: str, name: str, out: Any) -> Any:
+def _check_output(caller: str, name: str, out: Any) -> Any:
     """What a function of the user returned, which is arrays and not nothing."""
     leaves, _ = tree_flatten_with_path(out)
     wrong = [f"result{keystr(path)}: {shown(x)}" for path, x in leaves if not is_array(x)]
     if wrong or not leaves:
-        found = _listed(wrong) if wrong else f"It returned {out!r}."
+        found = _format_lines(wrong) if wrong else f"It returned {out!r}."
         raise ArgumentTypeError(
             f"{caller} called {name}, and it returned what is no array.\n{found}\n\n"
             f"{name} returns a pytree of arrays; without a return statement it returns None.\n\n"
@@ -282,7 +282,7 @@ def _checked_output(caller: str, name: str, out: Any) -> Any:
     return out
 
 
-def _check_kept(caller: str, name: str, before: tuple[Any, Any], after: PyTree) -> None:
+def _check_state_form(caller: str, name: str, before: tuple[Any, Any], after: PyTree) -> None:
     """Refuse state that one call leaves in another form than the next one has to take.
 
     `before` is the state that it was given, flattened with paths.
@@ -304,8 +304,9 @@ def _check_kept(caller: str, name: str, before: tuple[Any, Any], after: PyTree) 
     if changed:
         raise ShapeError(
             f"{caller} called {name}, and its state has another shape or dtype than before.\n"
-            f"{_listed(changed)}\n\nEach call takes the state that the call before it returned."
-            "\n\nKeep the shapes, and the dtypes: new.astype(old.dtype)."
+            f"{_format_lines(changed)}\n\n"
+            "Each call takes the state that the call before it returned.\n\n"
+            "Keep the shapes, and the dtypes: new.astype(old.dtype)."
         )
 
 
@@ -314,7 +315,7 @@ def _is_weak(x: Any) -> bool:
     return bool(getattr(jax.typeof(x), "weak_type", False))
 
 
-def _pair(result: Any) -> tuple[Any, Any]:
+def _check_pair(result: Any) -> tuple[Any, Any]:
     if not isinstance(result, tuple) or len(result) != 2:
         raise ArgumentTypeError(
             f"multi_step called step_fn, and it returned {shown(result)}.\n\n"
@@ -349,8 +350,8 @@ def _check_batches(batches: Any) -> None:
         ]
     if bad:
         raise ShapeError(
-            f"multi_step cannot stack its {len(batches)} batches: they differ.\n{_listed(bad)}"
-            "\n\nAll batches of a call have the same structure, shapes and dtypes.\n\nDrop the "
+            f"multi_step cannot stack its {len(batches)} batches: they differ.\n"
+            f"{_format_lines(bad)}\n\nAll batches of a call have the same structure, shapes and dtypes.\n\nDrop the "
             "short one, or pad it and give each row a weight."
         )
 
@@ -360,11 +361,11 @@ def _describe(leaf: Any) -> str:
     return f"{dtype}{list(jnp.shape(leaf))}"
 
 
-def _wide(dtype: Any) -> Any:
+def _get_sum_dtype(dtype: Any) -> Any:
     return jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype
 
 
-def _listed(lines: list[str]) -> str:
+def _format_lines(lines: list[str]) -> str:
     shown = lines[:_MOST_LEAVES_LISTED]
     more = len(lines) - len(shown)
     return "\n".join([*shown, *([f"... and {more} more."] if more else [])])

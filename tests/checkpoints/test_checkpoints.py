@@ -308,13 +308,13 @@ def test_when_all_are_damaged_nothing_is_moved_and_the_oldest_is_named(saved: Pa
 def test_ctrl_c_while_a_checkpoint_is_written_waits_until_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = checkpoints_module.write
+    write_checkpoint = checkpoints_module.write_checkpoint
 
     def interrupted(*args: Any) -> None:
         signal.raise_signal(signal.SIGINT)
-        write(*args)
+        write_checkpoint(*args)
 
-    monkeypatch.setattr(checkpoints_module, "write", interrupted)
+    monkeypatch.setattr(checkpoints_module, "write_checkpoint", interrupted)
     with Checkpoints(tmp_path) as checkpoints:
         with pytest.raises(KeyboardInterrupt):
             checkpoints.save(1, _state(1), {})
@@ -330,7 +330,7 @@ def test_a_checkpoint_that_cannot_be_written_names_the_last_complete_one(
 
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, _state(1), {})
-        monkeypatch.setattr(checkpoints_module, "write", full)
+        monkeypatch.setattr(checkpoints_module, "write_checkpoint", full)
         with pytest.raises(CheckpointError, match=r"No space left(.|\n)*complete one is of step 1"):
             checkpoints.save(2, _state(2), {})
         assert checkpoints.steps() == (1,)

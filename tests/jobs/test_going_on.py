@@ -129,14 +129,14 @@ def test_metrics_of_another_run_are_not_written_over(copy: Path) -> None:
 
 def test_a_checkpoint_without_a_configuration_is_gone_on_from_and_says_so(copy: Path) -> None:
     """Of a version that did not save it; its checksums are as that version wrote them."""
-    from jaxdist._checkpoints.leaves import json_checksum
+    from jaxdist._checkpoints.leaves import compute_json_checksum
 
     folder = copy / "checkpoints" / "5"
     notes = json.loads((folder / "notes" / "metadata").read_text())
     del notes["config"]
     (folder / "notes" / "metadata").write_text(json.dumps(notes))
     sums = json.loads((folder / "leaves" / "metadata").read_text())
-    sums["checksum"] = json_checksum([sums["leaves"], notes])
+    sums["checksum"] = compute_json_checksum([sums["leaves"], notes])
     (folder / "leaves" / "metadata").write_text(json.dumps(sums))
     (copy / "checkpoints" / "manifests" / "5.json").unlink()
     _, out = _train(copy, "training.steps=6", "optimizer.learning_rate=0.1")

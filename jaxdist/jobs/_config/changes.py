@@ -41,10 +41,10 @@ def changed_entries(saved: Mapping[str, Any], config: Any) -> tuple[Changed, ...
         optimizer.learning_rate 0.1 0.003 KNOWINGLY
         training.log_every 5 20 FREE
     """
-    return tuple(_changed(saved, config))
+    return tuple(_iterate_changes(saved, config))
 
 
-def _changed(saved: Mapping[str, Any], config: Any) -> Iterator[Changed]:
+def _iterate_changes(saved: Mapping[str, Any], config: Any) -> Iterator[Changed]:
     saved, now = (json.loads(json.dumps(c)) for c in (saved, as_dict(config)))
     for field in dataclasses.fields(config):
         name, value = field.name, getattr(config, field.name)
@@ -56,7 +56,7 @@ def _changed(saved: Mapping[str, Any], config: Any) -> Iterator[Changed]:
         for entry in dataclasses.fields(value):
             old = before.get(entry.name, _MISSING) if isinstance(before, Mapping) else _MISSING
             new = now[name][entry.name]
-            if old is _MISSING or _same(old, new):
+            if old is _MISSING or _is_same(old, new):
                 continue
             change = entry.metadata.get("change", Change.KNOWINGLY)
             if not any(_is_used(entry, c) for c in (saved, now)):
@@ -67,7 +67,7 @@ def _changed(saved: Mapping[str, Any], config: Any) -> Iterator[Changed]:
 _MISSING = object()
 
 
-def _same(old: Any, new: Any) -> bool:
+def _is_same(old: Any, new: Any) -> bool:
     """`true` and 1 are two values, 1 and 1.0 are one."""
     return isinstance(old, bool) == isinstance(new, bool) and bool(old == new)
 
@@ -102,15 +102,16 @@ def check_same_run(
     never = [c for c in found if c.change is Change.NEVER]
     knowingly = [c for c in found if c.change is Change.KNOWINGLY]
     if never or (knowingly and not accept_changes):
-        raise _refused(directory, step, [*never, *knowingly], loaded)
+        raise _make_refusal(directory, step, [*never, *knowingly], loaded)
     return tuple(knowingly)
 
 
-def _refused(
+def _make_refusal(
     directory: Path, step: int, found: Sequence[Changed], loaded: LoadedConfig[Any]
 ) -> CheckpointError:
     lines = [
-        f"{c.name}: saved {_shown(c.before)}, now {_shown(c.after)} ({loaded.origin(c.name)})"
+        f"{c.name}: saved {_format_entry(c.before)}, now {_format_entry(c.after)} "
+        f"({loaded.origin(c.name)})"
         for c in found
     ]
     fixed = [c.name for c in found if c.change is Change.NEVER]
@@ -134,5 +135,5 @@ def _refused(
     )
 
 
-def _shown(value: Any) -> str:
+def _format_entry(value: Any) -> str:
     return json.dumps(value) if not isinstance(value, str) else repr(value)

@@ -15,7 +15,7 @@ from jaxdist.training import require_extra
 MOST_ROWS = (1 << 31) - 1
 
 
-def checked_rules(caller: str, rules: Any, known: Sequence[str]) -> str:
+def check_rules(caller: str, rules: Any, known: Sequence[str]) -> str:
     """The name of the rules of a job, or an error that lists those that it has."""
     if isinstance(rules, str) and rules in known:
         return rules
@@ -119,7 +119,7 @@ def _make_folder(folder: Path, name: str, loaded: LoadedConfig[Any]) -> None:
         ) from error
 
 
-def not_empty(directory: Path, steps: tuple[int, ...]) -> CheckpointError:
+def make_not_empty_error(directory: Path, steps: tuple[int, ...]) -> CheckpointError:
     """The error for checkpoints that a run from the beginning would mix with its own."""
     return CheckpointError(
         f"{directory} holds checkpoints of steps {list(steps)}, and checkpoint.resume is false."

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from jaxdist._checkpoints import find_missing, notes_without_orbax
+from jaxdist._checkpoints import find_missing, read_notes_without_orbax
 from jaxdist.jobs._config.changes import check_same_run
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.metrics_file import read_metrics
@@ -37,13 +37,13 @@ def finished_run(
     """
     config: JobConfig = loaded.values
     folder, total = Path(config.checkpoint.directory).absolute(), config.training.steps
-    steps = saved_steps(folder)
+    steps = list_saved_steps(folder)
     if not config.checkpoint.resume or not steps or steps[-1] != total:
         return None
-    notes = notes_without_orbax(folder / str(total))
+    notes = read_notes_without_orbax(folder / str(total))
     if notes is None or find_missing(folder, total):
         return None
-    metrics = _metrics(config.output)
+    metrics = _read_metrics(config.output)
     if metrics is None or metrics.get("losses") != notes.get("history", {}).get("losses"):
         return None
     check_same_run(folder, total, notes.get("config"), loaded, accept_changes=accept_changes)
@@ -69,7 +69,7 @@ def finished_line(report: TrainingReport, loaded: LoadedConfig[Any]) -> str:
     )
 
 
-def saved_steps(folder: Path) -> list[int]:
+def list_saved_steps(folder: Path) -> list[int]:
     """Steps of the complete checkpoints in a folder, as their names tell."""
     if not folder.is_dir():
         return []
@@ -79,7 +79,7 @@ def saved_steps(folder: Path) -> list[int]:
 _NEEDED = {"losses", "replicas", "unit", "evaluations", "headline"}
 
 
-def _metrics(output: OutputConfig) -> dict[str, Any] | None:
+def _read_metrics(output: OutputConfig) -> dict[str, Any] | None:
     """The metrics file, where the picture that belongs to it is there as well."""
     folder = Path(output.directory)
     if output.picture and not (folder / output.picture).is_file():

@@ -16,7 +16,7 @@ from jaxdist.jobs._task import Task
 _WORDS = {"psum": "all-reduce", "psum_scatter": "reduce-scatter", "ppermute": "permute"}
 
 
-def opening(config: JobConfig, task: Task, strategy: Strategy, model: nnx.Module) -> str:
+def describe_run(config: JobConfig, task: Task, strategy: Strategy, model: nnx.Module) -> str:
     """What is trained, and on what.
 
     For instance: topics: 271,456 parameters on 4 replica(s) of 2 cpu device(s), 32 windows a step.
@@ -26,12 +26,12 @@ def opening(config: JobConfig, task: Task, strategy: Strategy, model: nnx.Module
     # Virtual replicas share devices.
     share = f"{mesh.size // count} " if mesh.size >= count else f"1/{count // mesh.size} "
     return (
-        f"{task.title}: {_num_parameters(model):,} parameters on {count} replica(s) of {share}"
+        f"{task.title}: {_count_parameters(model):,} parameters on {count} replica(s) of {share}"
         f"{mesh.flat[0].platform} device(s), {config.data.batch_size} {task.examples} a step"
     )
 
 
-def communicated(program: Program) -> str:
+def describe_communication(program: Program) -> str:
     """What a step asks for, by kind.
 
     For instance: all-reduce of 1,085,956 bytes between 8 replicas.
@@ -51,11 +51,11 @@ def communicated(program: Program) -> str:
     return f"{between}; and what the compiler adds between the {layout.num_logical} devices of one"
 
 
-def _num_parameters(model: nnx.Module) -> int:
+def _count_parameters(model: nnx.Module) -> int:
     state = nnx.state(model, nnx.Param)
-    sizes = jax.tree.map(_size, state, is_leaf=lambda x: is_sharded(from_state(x)))
+    sizes = jax.tree.map(_get_size, state, is_leaf=lambda x: is_sharded(from_state(x)))
     return sum(jax.tree.leaves(sizes))
 
 
-def _size(leaf: Any) -> int:
+def _get_size(leaf: Any) -> int:
     return math.prod(from_state(leaf).shape)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from jaxdist._checkpoints import Checkpoints, Interrupts, notes_without_orbax
+from jaxdist._checkpoints import Checkpoints, Interrupts, read_notes_without_orbax
 from jaxdist._strategies import Strategy
 from jaxdist.data import DistributedIterator, batches
 from jaxdist.errors import NonFiniteLossError
@@ -20,12 +20,12 @@ from jaxdist.jobs._config.checks import (
     check_not_beyond,
     check_output_is_ours,
     check_same_data,
-    not_empty,
+    make_not_empty_error,
 )
 from jaxdist.jobs._config.load import LoadedConfig, as_dict
 from jaxdist.jobs._config.schema import JobConfig
+from jaxdist.jobs._run.describe_run import describe_communication, describe_run
 from jaxdist.jobs._run.metrics import versions
-from jaxdist.jobs._run.opening import communicated, opening
 from jaxdist.jobs._run.output import write_output
 from jaxdist.jobs._run.progress import Stopwatch, TrainingProgress
 from jaxdist.jobs._run.report import TrainingReport
@@ -49,7 +49,7 @@ class Run:
         self.loaded, self.strategy, self.checkpoints = loaded, strategy, checkpoints
         self.config: JobConfig = loaded.values
         self.console, self.task, self.data = console, task, data
-        self.state = RunState(*task.recipe.made(strategy), data)
+        self.state = RunState(*task.recipe.build(strategy), data)
         self.first_step, self.step = 0, 0
         self.was_interrupted = False
         self.pending: list[jax.Array] = []
@@ -69,7 +69,7 @@ class Run:
             Every(config.evaluate_every, self._evaluate),
             Every(self.config.checkpoint.every, self._save),
         ]
-        self._say(opening(self.config, self.task, self.strategy, self.state.model))
+        self._say(describe_run(self.config, self.task, self.strategy, self.state.model))
         progress = TrainingProgress(
             total, first_step=self.first_step, console=self.console, unit=self.task.unit
         )
@@ -93,7 +93,7 @@ class Run:
         call = (recipe.train_step, (self.state.model, self.state.optimizer, batch))
         if self.step == self.first_step:
             program = self.strategy.lower(*call, options=recipe.options)
-            self._say(f"each step: {communicated(program)}")
+            self._say(f"each step: {describe_communication(program)}")
         return None, self.strategy.run(*call, options=recipe.options)
 
     def _collect(self, step: int, loss: jax.Array) -> None:
@@ -106,17 +106,17 @@ class Run:
             self.progress.advance(step)
         self.interrupts.check()
 
-    def _settle(self) -> None:
+    def _fetch_losses(self) -> None:
         """Wait for the steps, and keep their losses."""
         found = [float(x) for x in jax.device_get(self.pending)]
         self.pending = []
         losses = self.state.history.losses
         bad = next((i for i, loss in enumerate(found, 1) if not math.isfinite(loss)), None)
         if bad is not None:
-            raise self._diverged(len(losses) + bad, found[bad - 1])
+            raise self._make_loss_error(len(losses) + bad, found[bad - 1])
         losses += found
 
-    def _diverged(self, step: int, loss: float) -> NonFiniteLossError:
+    def _make_loss_error(self, step: int, loss: float) -> NonFiniteLossError:
         saved = self.checkpoints.steps()
         last = f"The last checkpoint is of step {saved[-1]}." if saved else "Nothing was saved."
         optimizer = self.config.optimizer
@@ -129,7 +129,7 @@ class Run:
         )
 
     def _finish(self) -> None:
-        self._settle()
+        self._fetch_losses()
         self.watch.stop()
         evaluated = self.state.history.evaluations
         if not evaluated or evaluated[-1]["step"] != self.step:
@@ -141,14 +141,14 @@ class Run:
         written = write_output(
             self.config.output, self._metrics(found), self.task, self.report(), self.state.history
         )
-        self._say(f"wrote {' and '.join(map(_short, written))}")
+        self._say(f"wrote {' and '.join(map(_shorten_path, written))}")
         if text:
             self._say(text)
 
     # What happens every so often
 
     def _log(self, step: int, _: None) -> None:
-        self._settle()
+        self._fetch_losses()
         speed = self.units_per_s() or 0.0
         left = (self.config.training.steps - step) * self._units_per_step()
         if self.progress is not None:
@@ -160,7 +160,7 @@ class Run:
             )
 
     def _evaluate(self, step: int, _: None) -> None:
-        self._settle()
+        self._fetch_losses()
         held_out = batches(self.task.held_out, self.config.data.batch_size)
         step_fn = self.task.recipe.evaluation_step
         with self.watch.paused():
@@ -170,11 +170,11 @@ class Run:
         self._say(f"step {step}: {self.task.in_words(measures)}")
 
     def _save(self, step: int, _: None) -> None:
-        self._settle()
+        self._fetch_losses()
         with self.watch.paused():
             notes = self.state.notes(self.task.identity(), self.config)
             self.checkpoints.save(step, self.state.arrays(), notes)
-        self._say(f"step {step}: saved {_short(self.checkpoints.path(step))}")
+        self._say(f"step {step}: saved {_shorten_path(self.checkpoints.path(step))}")
 
     def _say(self, text: str) -> None:
         # A live bar of the same console stays below what is printed.
@@ -194,31 +194,31 @@ class Run:
         """Go on from the newest checkpoint, where there is one."""
         steps = self.checkpoints.steps()
         if steps and not self.config.checkpoint.resume:
-            raise not_empty(self.checkpoints.directory, steps)
+            raise make_not_empty_error(self.checkpoints.directory, steps)
         restored = None
         if steps:
             # Before its arrays are read: they may have other shapes.
-            newest = notes_without_orbax(self.checkpoints.path(steps[-1]))
+            newest = read_notes_without_orbax(self.checkpoints.path(steps[-1]))
             if newest is not None and not skip_damaged:
-                self._check(steps[-1], newest, accept_changes)
+                self._check_notes(steps[-1], newest, accept_changes)
             restored = self.checkpoints.restore_latest(
-                like=self.state.wanted(self.strategy), skip_damaged=skip_damaged
+                like=self.state.make_restore_target(self.strategy), skip_damaged=skip_damaged
             )
         if restored is None:
             check_output_is_ours(self.loaded, [])
             return
-        changes = self._check(restored.step, restored.notes, accept_changes)
+        changes = self._check_notes(restored.step, restored.notes, accept_changes)
         check_output_is_ours(self.loaded, restored.notes["history"]["losses"])
         for path in restored.set_aside:
-            self._say(f"damaged checkpoint moved to {_short(path)}")
+            self._say(f"damaged checkpoint moved to {_shorten_path(path)}")
         self.state.load(restored)
         self.first_step = self.step = restored.step
-        where = _short(self.checkpoints.path(restored.step))
+        where = _shorten_path(self.checkpoints.path(restored.step))
         self._say(f"resumed from step {restored.step}: {where}")
         for line in self.state.note_changes(restored, changes, self.config):
             self._say(line)
 
-    def _check(
+    def _check_notes(
         self, step: int, notes: Mapping[str, Any], accept_changes: bool
     ) -> tuple[Changed, ...]:
         folder = self.checkpoints.directory
@@ -264,7 +264,7 @@ class Run:
         }
 
 
-def _short(path: Path) -> str:
+def _shorten_path(path: Path) -> str:
     """The path from here where it lies below."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

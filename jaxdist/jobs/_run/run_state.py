@@ -46,16 +46,16 @@ class RunState:
             "history": dataclasses.asdict(self.history),
         }
 
-    def wanted(self, strategy: Strategy) -> dict[str, Any]:
+    def make_restore_target(self, strategy: Strategy) -> dict[str, Any]:
         """How arrays are to be restored: as they were placed, and else on every device."""
 
-        def laid_out(leaf: Any) -> Any:
+        def choose_layout(leaf: Any) -> Any:
             if is_sharded(leaf) or getattr(leaf.sharding, "mesh", None) == strategy.mesh:
                 return leaf
             whole = strategy.replicated_sharding
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)
 
-        found: dict[str, Any] = jax.tree.map(laid_out, self.arrays(), is_leaf=is_sharded)
+        found: dict[str, Any] = jax.tree.map(choose_layout, self.arrays(), is_leaf=is_sharded)
         return found
 
     def load(self, restored: Restored) -> None:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._validate import as_integer
-from jaxdist.jobs._config.checks import MOST_ROWS, checked_rules
+from jaxdist.jobs._config.checks import MOST_ROWS, check_rules
 from jaxdist.jobs._configured_job import ConfiguredJob
 from jaxdist.jobs.digits._recipe import IMAGE_SHAPE, DigitsRecipe
 
@@ -57,7 +57,7 @@ class DigitsJob(ConfiguredJob):
 
     def recipe(self, rules: str) -> DigitsRecipe:
         """As configured but for the update."""
-        checked_rules("DigitsJob.recipe", rules, tuple(_UPDATES))
+        check_rules("DigitsJob.recipe", rules, tuple(_UPDATES))
         config = self.loaded.values
         optimizer = dataclasses.replace(config.optimizer, update=_UPDATES[rules])
         return DigitsRecipe(dataclasses.replace(config, optimizer=optimizer))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from jaxdist.jobs._optimizer import reduced_update
+from jaxdist.jobs._optimizer import reduce_and_update
 from jaxdist.jobs._recipe import Recipe
 from jaxdist.jobs.digits._schema import ModelConfig
 from jaxdist.training import weighted_sums
@@ -61,7 +61,7 @@ def total_loss(net: DigitsNet, batch: Batch) -> jax.Array:
 def train_step(net: DigitsNet, optimizer: "nnx.Optimizer[Any]", batch: Batch) -> jax.Array:
     """Update the net in place; the mean loss over the global batch `[]`."""
     total, grads = nnx.value_and_grad(total_loss)(net, batch)
-    return reduced_update(net, optimizer, total, grads, batch["label"].size)
+    return reduce_and_update(net, optimizer, total, grads, batch["label"].size)
 
 
 def evaluation_step(net: DigitsNet, batch: Batch, mask: jax.Array) -> Batch:

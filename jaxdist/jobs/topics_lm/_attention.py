@@ -48,7 +48,7 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Each position looks at itself and those before it: `[b, s, d]` in and out."""
         positions = jnp.arange(x.shape[1])
-        query, key, value = self._projected(x, positions)
+        query, key, value = self._project(x, positions)
         seen = jax.nn.dot_product_attention(query, key, value, is_causal=True)
         return self.out(seen.reshape(x.shape))
 
@@ -57,7 +57,7 @@ class Attention(nnx.Module):
 
         The cache is a ring: from the position on that it has no slot for, the oldest is dropped.
         """
-        query, key, value = self._projected(x[:, None], position[None])
+        query, key, value = self._project(x[:, None], position[None])
         slots = cache["key"].shape[1]
         slot = position % slots
         cache = {
@@ -75,7 +75,7 @@ class Attention(nnx.Module):
         dtype = self.query.dtype or jnp.float32
         return {name: jnp.zeros(shape, dtype) for name in ("key", "value")}
 
-    def _projected(
+    def _project(
         self, x: jax.Array, positions: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         by_head = (*x.shape[:2], self.heads, x.shape[2] // self.heads)

@@ -48,8 +48,8 @@ class Layer(nnx.Module):
 
     def __call__(self, x: jax.Array, keys: jax.Array | None) -> jax.Array:
         """`[b, s, d]` in and out; one random key for each row, or none for no dropout."""
-        x = x + self._dropped(self.attention(self.attention_norm(x)), keys, 0)
-        return x + self._dropped(self.mlp(self.mlp_norm(x)), keys, 1)
+        x = x + self._drop_out(self.attention(self.attention_norm(x)), keys, 0)
+        return x + self._drop_out(self.mlp(self.mlp_norm(x)), keys, 1)
 
     def step(self, x: jax.Array, cache: Cache, position: jax.Array) -> tuple[jax.Array, Cache]:
         """One position `[b, d]`, with what attention remembers of those before."""
@@ -57,7 +57,7 @@ class Layer(nnx.Module):
         x = x + seen
         return x + self.mlp(self.mlp_norm(x)), cache
 
-    def _dropped(self, x: jax.Array, keys: jax.Array | None, place: int) -> jax.Array:
+    def _drop_out(self, x: jax.Array, keys: jax.Array | None, place: int) -> jax.Array:
         if keys is None or not self.dropout:
             return x
         kept = 1.0 - self.dropout
@@ -104,7 +104,7 @@ class Transformer(nnx.Module):
         run = _RUNS[self.config.remat]
         x = self.embed(tokens)
         for number, layer in enumerate(self.layers):
-            own = None if keys is None else _folded(keys, number)
+            own = None if keys is None else _fold_keys(keys, number)
             x = run(layer, x, own)
         return self.unembed(self.norm(x)).astype(jnp.float32)
 
@@ -137,6 +137,6 @@ _RUNS: dict[str, Any] = {
 }
 
 
-def _folded(keys: jax.Array, number: int) -> jax.Array:
+def _fold_keys(keys: jax.Array, number: int) -> jax.Array:
     folded: jax.Array = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
     return folded

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdist._planning import share_slices
+from jaxdist._planning import add_slice_axis
 from jaxdist._strategies import Strategy
 from jaxdist.errors import ConfigError
 from jaxdist.jobs.topics_lm._schema import TopicsConfig
@@ -21,7 +21,7 @@ def slice_of_device(device: Any) -> int:
     return index or 0
 
 
-def told(devices: Sequence[Any]) -> int | None:
+def count_device_slices(devices: Sequence[Any]) -> int | None:
     """How many slices TPUs say they are in; None where devices do not say.
 
     Raises:
@@ -39,7 +39,7 @@ def told(devices: Sequence[Any]) -> int | None:
     return len(counts)
 
 
-def over_slices(strategy: Strategy, config: TopicsConfig, there: int | None) -> Strategy:
+def add_slices(strategy: Strategy, config: TopicsConfig, there: int | None) -> Strategy:
     """The strategy, with an axis for slices where the partition of the state needs one.
 
     Args:
@@ -70,4 +70,4 @@ def over_slices(strategy: Strategy, config: TopicsConfig, there: int | None) -> 
             "All slices have the same number of replicas.\n\nSet strategy.slices to "
             f"{' or '.join(map(str, near))}."
         )
-    return share_slices(strategy, slices)
+    return add_slice_axis(strategy, slices)

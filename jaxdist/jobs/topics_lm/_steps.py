@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxdist.jobs._optimizer import reduced_update
+from jaxdist.jobs._optimizer import reduce_and_update
 from jaxdist.jobs.topics_lm._model import Transformer
 from jaxdist.nn import example_keys
 from jaxdist.training import weighted_sums
@@ -38,7 +38,7 @@ def train_step(model: Transformer, optimizer: "nnx.Optimizer[Any]", batch: Batch
         return jnp.sum(byte_losses(model, tokens, keys))
 
     total, grads = nnx.value_and_grad(total_loss)(model)
-    return reduced_update(model, optimizer, total, grads, tokens[:, 1:].size)
+    return reduce_and_update(model, optimizer, total, grads, tokens[:, 1:].size)
 
 
 def evaluation_step(model: Transformer, batch: Batch, mask: jax.Array) -> Batch:

@@ -9,13 +9,18 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxdist import tpu
-from jaxdist._planning import assignment_of_slices, logical_shape
+from jaxdist._planning import assign_slices, find_logical_shape
 from jaxdist._strategies import MirroredStrategy, Strategy, TPUStrategy
 from jaxdist._validate import Renamed
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.errors import ConfigError, TopologyError
 from jaxdist.jobs.topics_lm._schema import TopicsConfig
-from jaxdist.jobs.topics_lm._slices import is_in_slice, over_slices, slice_of_device, told
+from jaxdist.jobs.topics_lm._slices import (
+    add_slices,
+    count_device_slices,
+    is_in_slice,
+    slice_of_device,
+)
 from jaxdist.tpu.experimental import initialize_tpu_system
 
 
@@ -30,32 +35,32 @@ def topics_strategy(config: TopicsConfig) -> Strategy:
     listed, backend = config.strategy.devices, jax.default_backend()
     if listed != "auto":
         devices = MirroredStrategy(list(listed)).mesh.devices.ravel().tolist()
-        return _mirrored(devices, config)
+        return _make_mirrored(devices, config)
     if backend not in ("cpu", "tpu"):
-        return _mirrored(jax.local_devices(), config)
+        return _make_mirrored(jax.local_devices(), config)
     name = "" if backend == "tpu" else f"virtual:{config.strategy.virtual_slice}"
     resolver = TPUClusterResolver(name)
     topology = initialize_tpu_system(resolver)
-    there = told(jax.devices()) if backend == "tpu" else _named(config)
+    there = count_device_slices(jax.devices()) if backend == "tpu" else _count_named_slices(config)
     apart = there or 1
     asked = config.strategy.logical_devices
     try:
         with Renamed("compile_for was given logical=", "strategy.logical_devices is "):
-            box = logical_shape(topology, apart, asked)
+            box = find_logical_shape(topology, apart, asked)
     except TopologyError as error:
         text = str(error)
         named = text.startswith("strategy.logical_devices")
         raise ConfigError(
             text if named else f"strategy.logical_devices is {asked!r}. {text}"
         ) from None
-    assignment = assignment_of_slices(topology, box, apart)
-    return over_slices(TPUStrategy(resolver, assignment), config, there)
+    assignment = assign_slices(topology, box, apart)
+    return add_slices(TPUStrategy(resolver, assignment), config, there)
 
 
 def num_logical(config: TopicsConfig) -> int:
     """Devices of one replica."""
     asked = config.strategy.logical_devices
-    return asked if isinstance(asked, int) else math.prod(_sizes(asked))
+    return asked if isinstance(asked, int) else math.prod(_parse_sizes(asked))
 
 
 def num_cpu_devices(config: TopicsConfig) -> int:
@@ -63,20 +68,20 @@ def num_cpu_devices(config: TopicsConfig) -> int:
     return tpu.slice_of(config.strategy.virtual_slice).num_cores
 
 
-def _named(config: TopicsConfig) -> int | None:
+def _count_named_slices(config: TopicsConfig) -> int | None:
     """Slices in the name of the virtual slice, where it has several: `v5e:2x2*2`."""
     number = tpu.slice_of(config.strategy.virtual_slice).num_slices
     return number if number > 1 else None
 
 
-def _mirrored(devices: Sequence[Any], config: TopicsConfig) -> Strategy:
+def _make_mirrored(devices: Sequence[Any], config: TopicsConfig) -> Strategy:
     count, there = num_logical(config), None
     if is_in_slice(config):
-        there = told(devices)
+        there = count_device_slices(devices)
         # Those of the first slice first, so that a slice is a row of the mesh.
         devices = sorted(devices, key=slice_of_device) if there else devices
     if count == 1:
-        return over_slices(MirroredStrategy(devices), config, there)
+        return add_slices(MirroredStrategy(devices), config, there)
     if len(devices) % count:
         fitting = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
         raise ConfigError(
@@ -85,8 +90,8 @@ def _mirrored(devices: Sequence[Any], config: TopicsConfig) -> Strategy:
         )
     grid = np.asarray(devices, dtype=object).reshape(-1, count)
     made = MirroredStrategy(mesh=Mesh(grid, ("replica", "logical")), replica_axes=("replica",))
-    return over_slices(made, config, there)
+    return add_slices(made, config, there)
 
 
-def _sizes(text: str) -> list[int]:
+def _parse_sizes(text: str) -> list[int]:
     return [int(size) for size in text.split("x")]

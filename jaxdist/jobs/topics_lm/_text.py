@@ -45,14 +45,14 @@ def load_text(test_fraction: float, seed: int) -> Text:
         for name in names
         if name not in held_out
     ]
-    return Text(_joined(train), _joined([texts[name] for name in held_out]))
+    return Text(_join(train), _join([texts[name] for name in held_out]))
 
 
 def _paragraphs(text: bytes) -> list[bytes]:
     return text.split(b"\n\n")
 
 
-def _joined(texts: list[bytes]) -> np.ndarray:
+def _join(texts: list[bytes]) -> np.ndarray:
     parts = [text for text in texts if text.strip()]
     return np.frombuffer(SEPARATOR.join([b"", *parts, b""]), np.uint8)
 

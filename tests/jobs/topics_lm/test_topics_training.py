@@ -67,7 +67,7 @@ def _trained(*overrides: str, steps: int) -> _Trained:
     """The steps of a job without its loop."""
     config = _loaded(*overrides).values
     strategy, task = jobs.make_strategy(config), topics_lm.TopicsTask(config)
-    model, optimizer = task.recipe.made(strategy)
+    model, optimizer = task.recipe.build(strategy)
     source = batches(task.train, 16, shuffle=True, drop_remainder=True, repeat=None)
     with iter(strategy.experimental_distribute_dataset(source)) as data:
         args = ((model, optimizer, next(data)) for _ in range(steps))
