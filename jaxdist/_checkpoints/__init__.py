@@ -1,4 +1,4 @@
-"""Checkpoints that are complete or absent, and name what is damaged."""
+"""Checkpoints on disk: each is complete or absent, and a damaged one is reported by name."""
 
 from jaxdist._checkpoints.checkpoints import Checkpoints as Checkpoints
 from jaxdist._checkpoints.checkpoints import Restored as Restored

@@ -1,4 +1,4 @@
-"""Orbax checkpoints that are complete or absent, and say so when they are damaged."""
+"""`Checkpoints`: numbered checkpoints on Orbax, each complete or absent, with checksums."""
 
 import dataclasses
 import json
@@ -56,13 +56,13 @@ _LAST_STEP = (1 << 63) - 1
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What a checkpoint gave back.
+    """A restored checkpoint.
 
     Attributes:
-        step: The step that it was saved after.
-        state: Like the state that was asked for.
-        notes: What was saved beside it.
-        set_aside: Damaged checkpoints that were newer, where they are now.
+        step: The step after which it was saved.
+        state: The restored state, with the structure of the requested one.
+        notes: The notes that were saved with it.
+        set_aside: The new paths of newer checkpoints that are damaged.
     """
 
     step: int
@@ -71,39 +71,40 @@ class Restored:
     set_aside: tuple[Path, ...] = ()
 
 
-# [Note: complete or absent]
-# Orbax writes a checkpoint into a directory with another name and renames it when all of it is
-# there, so a directory named by its step is complete, whenever the process was killed. Old
-# checkpoints are deleted after that, oldest first. A checkpoint holds the arrays, the notes, and
-# a checksum of each leaf, so these are complete or absent together. The manifest (size and
-# checksum of each file) is written after the rename and may be missing after a kill; the
-# checksums of the leaves then still tell damage, without the name of the file.
+# Note [Complete or absent]
+# Orbax writes a checkpoint into a directory with a temporary name, and renames the directory when
+# all files are written. So a directory that is named by its step is complete, even if the process
+# was killed. Orbax deletes old checkpoints after the rename, the oldest first. A checkpoint contains
+# the arrays, the notes, and a checksum of each leaf, so these are complete or absent together.
+# The manifest (size and checksum of each file) is written after the rename, and a killed process may
+# not have written it. Then the checksums of the leaves still detect damage, but cannot name the
+# damaged file.
 
 
 class Checkpoints:
     """Numbered checkpoints in one directory: `save(step, (model, optimizer))` and `restore`.
 
-    The state is any pytree of arrays, Flax NNX objects and variables; notes beside it are JSON.
-    `restore((model, optimizer))` writes the newest checkpoint into these same objects.
+    The state is any pytree of arrays, Flax NNX objects and variables. Notes are saved with it, as
+    JSON. `restore((model, optimizer))` writes the newest checkpoint into these same objects.
 
     Guarantees:
-        A checkpoint is complete or absent, whatever happens while it is written: SIGKILL, a full
-        disk, Ctrl-C (which waits until the checkpoint is written).
-        What `restore` gives is bit for bit what `save` was given; anything else is an error, and
-        leaves the objects as they were.
-        One job writes at a time: from its first `save` on, another job's is refused.
-        Neither pickle nor any other code from the files is run.
+        A checkpoint is complete or absent, also after SIGKILL, a full disk, or Ctrl-C. Ctrl-C takes
+        effect after the checkpoint is written.
+        `restore` returns bit for bit what `save` received. Otherwise it raises an error and leaves
+        the objects as they were.
+        One job writes at a time: after its first `save`, a `save` of another job raises an error.
+        No code from the files is run, and no pickle is read.
 
     Cost:
-        `save` waits until the files are written (40 ms for a small state) and has no thread
-        afterwards. `restore` reads the files twice, once to compare them with their manifest.
+        `save` returns when the files are written (40 ms for a small state) and leaves no thread
+        behind. `restore` reads the files twice: the first time to compare them with their manifest.
 
     Args:
-        directory: Made where it does not exist.
-        keep: How many of the newest to keep; older ones are deleted.
+        directory: The directory. It is created if it does not exist.
+        keep: How many of the newest checkpoints to keep; older ones are deleted.
 
     Raises:
-        CheckpointError: The directory cannot be made or read.
+        CheckpointError: The directory cannot be created or read.
 
     Example:
         >>> import tempfile
@@ -125,7 +126,7 @@ class Checkpoints:
         ...     checkpoints.save(first_step + 100, (model, optimizer))
 
     Source:
-        Takes the place of `tf.train.CheckpointManager`; Orbax does the work.
+        Replaces `tf.train.CheckpointManager`. Orbax writes and reads the files.
     """
 
     def __init__(self, directory: str | Path, *, keep: int = 3) -> None:
@@ -135,34 +136,36 @@ class Checkpoints:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._manager = open_manager(self.directory, keep=keep)
+            # The lock is taken by the first `save`, so that a reader keeps no job out.
             self._keep, self._lock = keep, JobLock(self.directory)
             self._is_writing = False
         except Exception as error:
             raise failures.make_directory_error(self.directory, error) from error
 
     def steps(self) -> tuple[int, ...]:
-        """The steps of the complete checkpoints, oldest first."""
+        """Return the steps of the complete checkpoints, the oldest first."""
         return tuple(sorted(self._manager.all_steps()))
 
     def path(self, step: int) -> Path:
-        """The directory of a checkpoint."""
+        """Return the directory of a checkpoint."""
         step = as_integer("Checkpoints.path", "step", step, least=0)
         return self.directory / str(step)
 
     def save(self, step: int, state: PyTree, notes: Mapping[str, Any] | None = None) -> None:
-        """Write a checkpoint, whole.
+        """Write a checkpoint.
 
         Args:
-            step: Steps done; its name.
+            step: The number of completed steps. It names the checkpoint.
             state: Pytree of arrays, numbers, Flax NNX objects (modules, optimizers, metrics, keys)
                 and variables.
-            notes: What JSON can hold.
+            notes: A dict that JSON can represent.
 
         Raises:
-            CheckpointError: There is one of this step, it cannot be written, or another job writes
-                checkpoints here.
-            ArgumentTypeError: A leaf is no array and no number; its path is named.
-            ArgumentError: A variable has a value on each replica and says not how to combine them.
+            CheckpointError: A checkpoint of this step exists, it cannot be written, or another job
+                writes checkpoints here.
+            ArgumentTypeError: A leaf is neither an array nor a number. The error names its path.
+            ArgumentError: A variable has a value on each replica, and no aggregation that combines
+                them.
 
         Example:
             >>> import tempfile
@@ -186,6 +189,7 @@ class Checkpoints:
                 f"Resume from it, pass a step from {self.steps()[-1] + 1} up, or choose another "
                 "directory."
             )
+        # All checks of the arguments come first: a call that is refused must not take the lock.
         written = _to_plain_json(notes or {})
         state = gather_whole_arrays(to_plain(state))
         check_leaves(state)
@@ -199,10 +203,11 @@ class Checkpoints:
                 raise failures.make_write_error(self.directory, step, others, error) from error
 
     def _open_for_writing(self) -> None:
-        """Keep other jobs out, and remove what a killed one left half written."""
+        """Take the lock of the directory, and remove partly written checkpoints of killed jobs."""
         if self._is_writing:
             return
         self._lock.__enter__()
+        # Only now no other job writes here. Before, a partly written checkpoint could be its work.
         self._manager.close()
         self._manager = open_manager(self.directory, keep=self._keep, clean=True)
         self._is_writing = True
@@ -234,27 +239,29 @@ class Checkpoints:
         """Read a checkpoint back into the objects that were saved.
 
         Shapes:
-            Every leaf global, as in `state`. The number of devices may be another than it was
-            saved with.
+            Every leaf is global, as in `state`. The number of devices may differ from the one at
+            the time of `save`.
 
         Args:
-            state: What was given to `save`: NNX objects and variables in it are updated in place,
-                arrays come back as new ones. If `like` is given, the step to read, and nothing
-                is updated.
+            state: A state like the one that `save` received. NNX objects and variables in it are
+                updated in place; arrays are returned as new ones. With `like`, it is instead the
+                step to read, and nothing is updated.
             step: One of `steps()`; None takes the newest.
             like: As in `restore_latest`.
-            sharding: Layout of every leaf, such as `strategy.replicated_sharding`; None takes
-                that of each leaf.
+            sharding: The sharding of every leaf, such as `strategy.replicated_sharding`; None takes
+                the sharding of each leaf of the state.
             skip_damaged: As in `restore_latest`.
 
         Returns:
-            The step, the state, with the same objects, and the notes; None where there is no
+            The step, the state with the same objects, and the notes; None if the directory has no
             checkpoint.
 
         Raises:
-            DamagedCheckpointError: Its files are not what was written; the files are named.
-            CheckpointError: There is none of that step, or it is of another model: leaves differ,
-                listed with both shapes. Whatever is raised, the objects are as they were.
+            DamagedCheckpointError: Its files differ from what was written. The error names the
+                files.
+            CheckpointError: No checkpoint of this step exists, or it is of another model. The error
+                lists the leaves that differ, with both shapes. After any error, the objects are as
+                they were.
 
         Example:
             >>> import tempfile
@@ -290,6 +297,7 @@ class Checkpoints:
             step = as_integer(caller, "step", step, least=0)
             if skip_damaged:
                 raise _make_skip_error(caller, step)
+        # The objects are updated at the very end, when nothing about the checkpoint can fail any more.
         shapes = to_plain(state)
         with Noted(f"It was raised by {caller}(state, step={step})."):
             if step is None:
@@ -307,6 +315,7 @@ class Checkpoints:
         return dataclasses.replace(wanted, state=rebuild_objects(like, wanted.state))
 
     def _restore_plain(self, step: int, like: PyTree, sharding: Sharding | None) -> Restored:
+        # First of all, since it alone can name the damaged file. See Note [Complete or absent].
         damage = find_damage(self._get_manifest_path(step), self.path(step))
         if damage:
             raise self._make_damage_error(step, damage)
@@ -314,6 +323,8 @@ class Checkpoints:
         try:
             records, notes = read_notes(self._manager, step)
             pairs = find_moved_pairs(records, wanted)
+            # Read these with the shapes that were saved; `divide_errors` then gives them the shapes
+            # of this run.
             now = {name: wanted[name] for pair in pairs for name in pair}
             wanted.update((name, make_saved_shape(records, name)) for name in now)
             problems = list_differences(records, wanted)
@@ -323,6 +334,7 @@ class Checkpoints:
                 self._manager, step, wanted, sharding, _leave_out(get_layouts_of_pieces(like), now)
             )
         except UnreadableError as error:
+            # None: the error of Orbax names its internals, and its reason is in the text.
             raise self._make_damage_error(step, [str(error)]) from None
         changed = _find_changed_values(records, arrays)
         if changed:
@@ -333,21 +345,21 @@ class Checkpoints:
     def restore_latest(
         self, *, like: PyTree, sharding: Sharding | None = None, skip_damaged: bool = False
     ) -> Restored | None:
-        """Read the newest checkpoint back as a new pytree, or the newest that is not damaged.
+        """Read the newest checkpoint, or the newest that is not damaged, as a new pytree.
 
         Args:
-            like: Pytree of arrays, `jax.ShapeDtypeStruct`s and NNX objects: structure, shapes and
-                dtypes. Nothing in it is updated; the result has NNX objects of its own.
+            like: A pytree of arrays, `jax.ShapeDtypeStruct`s and NNX objects. It gives structure,
+                shapes and dtypes. It is not updated: the result has new NNX objects.
             sharding: As in `restore`.
-            skip_damaged: Go back to the one before where the newest is damaged, and move the
-                damaged one into `damaged/`. Nothing is moved unless a good one is found.
+            skip_damaged: If the newest checkpoint is damaged, restore the one before, and move the
+                damaged one into `damaged/`. Nothing is moved if all are damaged.
 
         Returns:
-            What was restored; None where there is no checkpoint.
+            The restored checkpoint; None if the directory has no checkpoint.
 
         Raises:
-            DamagedCheckpointError: The newest is damaged (all of them, with `skip_damaged`).
-            CheckpointError: It is of another model.
+            DamagedCheckpointError: The newest is damaged; with `skip_damaged`, all are.
+            CheckpointError: The checkpoint is of another model.
 
         Example:
             >>> import tempfile
@@ -369,6 +381,7 @@ class Checkpoints:
             try:
                 restored = self._restore_like(step, like, sharding)
             except DamagedCheckpointError:
+                # The oldest is the last that could be restored: report it, and move nothing.
                 if not skip_damaged or step == self.steps()[0]:
                     raise
                 damaged.append(step)
@@ -377,7 +390,7 @@ class Checkpoints:
         return None
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the directory, and release its lock."""
         self._manager.close()
         self._lock.close()
         self._is_writing = False
@@ -399,6 +412,7 @@ class Checkpoints:
         return self.directory / MANIFESTS / f"{step}.json"
 
     def _write_manifest(self, step: int) -> None:
+        # All processes see the same files, and one writer is enough.
         if jax.process_index() == 0:
             write_manifest(self._get_manifest_path(step), self.path(step))
             remove_other_manifests(self.directory / MANIFESTS, self.steps())
@@ -415,6 +429,7 @@ class Checkpoints:
             shutil.rmtree(target)
         self.path(step).rename(target)
         self._get_manifest_path(step).unlink(missing_ok=True)
+        # Orbax caches the list of steps.
         self._manager.reload()
         return target
 
@@ -437,7 +452,7 @@ def _check_sharding(caller: str, sharding: Any) -> None:
 
 
 def _to_plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """The notes as they will come back: tuples as lists, keys as strings."""
+    """Return the notes as `restore` will return them: tuples as lists, keys as strings."""
     try:
         plain: dict[str, Any] = json.loads(json.dumps(dict(notes)))
     except (TypeError, ValueError) as error:

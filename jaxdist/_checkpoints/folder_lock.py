@@ -1,4 +1,4 @@
-"""One job in one folder: a lock that belongs to a job, and ends with the last of its processes."""
+"""A lock that allows one job in a folder. It ends with the last process of the job."""
 
 import contextlib
 import datetime
@@ -22,7 +22,7 @@ _PROCESS_JOB_ID = uuid.uuid4().hex
 
 
 def get_job_id() -> str:
-    """The job that this process belongs to: `JAXDIST_JOB_ID`, or one of its own.
+    """Return the id of the job of this process: `JAXDIST_JOB_ID`, or an id of the process.
 
     Example:
         >>> get_job_id() == get_job_id()
@@ -31,25 +31,29 @@ def get_job_id() -> str:
     return os.environ.get(JOB_ID) or _PROCESS_JOB_ID
 
 
-# [Note: the lock of a job]
-# Each process of a job holds a shared `flock` on one file, in which the id of the job is written;
-# the kernel lets go of it when the process ends, however it ends. Whoever gets it exclusively knows
-# that no job is there, writes its id, and shares it. Turning one lock into the other lets go for a
-# moment, so all of that is done under a second, exclusive lock. It is held for that long only.
+# Note [The lock of a job]
+# Each process of a job holds a shared `flock` on one file. The file contains the id of the job. The
+# kernel releases the lock when the process ends, also after SIGKILL.
+# A process that gets the lock exclusively knows that no job uses the folder. It writes its id and
+# converts the lock to a shared one. `flock` releases a lock for a moment when it converts it, and
+# another job could take the lock then. So all of this happens under a second, exclusive lock, the
+# guard, which is released right afterwards.
 
 
 class JobLock:
-    """Keeps other jobs out of a folder; a context manager.
+    """A context manager that keeps other jobs out of a folder.
 
-    Processes of one job share it: those with the same `JAXDIST_JOB_ID` in their environment, and
-    one process with itself. A process that is killed leaves no lock behind. Where files cannot be
-    locked (some network file systems, Windows), a warning is logged, and nobody is kept out.
+    Processes of one job share the lock: those with the same `JAXDIST_JOB_ID` in their environment.
+    One process can take it several times. A killed process leaves no lock behind. If files cannot
+    be locked (some network file systems, Windows), jaxdist logs a warning and keeps no job out.
+    See Note [The lock of a job].
 
     Args:
-        folder: Made where it does not exist.
+        folder: The folder. It is created if it does not exist.
 
     Raises:
-        CheckpointError: Another job is in the folder; its process, machine and start are named.
+        CheckpointError: Another job uses the folder. The error names its process, machine and
+            start.
 
     Example:
         >>> import tempfile
@@ -78,6 +82,7 @@ class JobLock:
             lock_file.close()
             raise
         except OSError as error:
+            # A file system without locks. Refusing to train there would help nobody.
             lock_file.close()
             _LOG.warning("%s is not locked: %s.", self.folder, error)
             return self
@@ -87,7 +92,7 @@ class JobLock:
 
     def _take(self, fcntl: ModuleType, lock_file: IO[str]) -> None:
         owner: dict[str, Any] = {}
-        # Twice, since the other job may end between a try and a look at its name.
+        # Two attempts: the other job may end after it refused the lock and before its id is read.
         for _ in range(2):
             try:
                 fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -103,7 +108,7 @@ class JobLock:
         fcntl.flock(lock_file, fcntl.LOCK_SH)
 
     def close(self) -> None:
-        """Let go; nothing happens where nothing is held."""
+        """Release the lock, if it is held."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -127,6 +132,7 @@ def _import_fcntl() -> ModuleType | None:
 
 
 def _open_file(path: Path) -> IO[str]:
+    # Not `open(path, "w")`, which would truncate the id that another process wrote.
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
 
 
@@ -171,7 +177,9 @@ _HELD_LOCKS: "weakref.WeakSet[JobLock]" = weakref.WeakSet()
 
 
 def _release_in_child() -> None:
-    """A forked child holds no lock of its parent, which would outlive it."""
+    """Close the locks in a forked child."""
+    # The child shares the open file of its parent. A child that outlives its parent would keep the
+    # lock.
     for lock in list(_HELD_LOCKS):
         with contextlib.suppress(OSError):
             lock.close()

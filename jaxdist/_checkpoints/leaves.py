@@ -1,4 +1,4 @@
-"""The leaves of a state by name, as checkpoints hold them, with a checksum for each."""
+"""The leaves of a state by name, as checkpoints store them, with a checksum for each."""
 
 import json
 import zlib
@@ -16,17 +16,18 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
 def name_leaves(tree: PyTree) -> dict[str, Any]:
-    """The leaves by name; typed random keys as the integers behind them."""
+    """Return the leaves by name. Typed random keys become their integers (`key_data`)."""
     flat, _ = tree_flatten_with_path(tree)
+    # A state that is one array has an empty path.
     return {keystr(path, simple=True, separator=".") or "value": _to_array(x) for path, x in flat}
 
 
 def check_leaves(tree: PyTree) -> None:
-    """Refuse leaves that are neither arrays nor numbers, and a state without elements.
+    """Check that all leaves are arrays or numbers, and that the state has elements.
 
     Raises:
-        ArgumentTypeError: There is one; its path is named.
-        ArgumentError: No array has an element, which Orbax does not write.
+        ArgumentTypeError: A leaf is neither an array nor a number. The error names its path.
+        ArgumentError: No array has an element; Orbax does not write such a state.
     """
     flat = tree_flatten_with_path(tree)[0]
     if not any(np.size(leaf) for _, leaf in flat):
@@ -37,6 +38,7 @@ def check_leaves(tree: PyTree) -> None:
         )
     for path, leaf in flat:
         kind = getattr(getattr(_to_array(leaf), "dtype", None), "kind", "O")
+        # Objects, bytes, text, and times: NumPy has arrays of them, JAX and Orbax do not.
         if kind in "OSUMm":
             raise ArgumentTypeError(
                 f"Checkpoints.save was given {_shorten(leaf)} at state{keystr(path)}, which is "
@@ -53,14 +55,14 @@ def _shorten(leaf: Any) -> str:
 
 
 def rebuild_tree(leaves: Mapping[str, Any], like: PyTree) -> PyTree:
-    """The tree `like` with its leaves replaced; the reverse of `name_leaves`."""
+    """Return the tree `like` with other leaves; the inverse of `name_leaves`."""
     wanted, treedef = jax.tree.flatten(like)
     pairs = zip(leaves.values(), wanted, strict=True)
     return jax.tree.unflatten(treedef, [_convert_like(x, w) for x, w in pairs])
 
 
 def make_record(leaf: Any) -> dict[str, Any]:
-    """Shape, dtype and checksum of an array."""
+    """Return shape, dtype and checksum of an array."""
     host = np.asarray(leaf)
     return {
         "shape": list(host.shape),
@@ -70,12 +72,12 @@ def make_record(leaf: Any) -> dict[str, Any]:
 
 
 def compute_json_checksum(value: Any) -> int:
-    """Checksum of what JSON can hold, whatever the order of keys."""
+    """Return the checksum of a JSON value. It does not depend on the order of keys."""
     return zlib.crc32(json.dumps(value, sort_keys=True).encode())
 
 
 def list_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Leaves whose saved record differs in shape or dtype from what is wanted, in words."""
+    """Describe the leaves whose saved shape or dtype differs from the requested one."""
     names = sorted(saved.keys() | wanted.keys())
     pairs = [(_format_record(saved.get(n)), _format_shape(wanted.get(n))) for n in names]
     return [
@@ -98,7 +100,7 @@ def _to_array(leaf: Any) -> Any:
 
 
 def _convert_like(data: Any, wanted: Any) -> Any:
-    """The leaf as a random key or as a Python number, where one is wanted."""
+    """Return a leaf as a random key or as a Python number if `wanted` is one."""
     if _is_key(wanted):
         return _wrap_key(data, wanted)
     return np.asarray(data).item() if isinstance(wanted, (bool, int, float, complex)) else data
