@@ -74,11 +74,11 @@ class Restored:
 # Note [Complete or absent]
 # Orbax writes a checkpoint into a directory with a temporary name, and renames the directory when
 # all files are written. So a directory that is named by its step is complete, even if the process
-# was killed. Orbax deletes old checkpoints after the rename, the oldest first. A checkpoint contains
-# the arrays, the notes, and a checksum of each leaf, so these are complete or absent together.
-# The manifest (size and checksum of each file) is written after the rename, and a killed process may
-# not have written it. Then the checksums of the leaves still detect damage, but cannot name the
-# damaged file.
+# was killed. Orbax deletes old checkpoints after the rename, the oldest first.
+# A checkpoint contains the arrays, the notes, and a checksum of each leaf, so these are complete or
+# absent together. The manifest (size and checksum of each file) is written after the rename, and a
+# killed process may not have written it. Then the checksums of the leaves still detect damage, but
+# cannot name the damaged file.
 
 
 class Checkpoints:
@@ -88,16 +88,16 @@ class Checkpoints:
     JSON. `restore((model, optimizer))` writes the newest checkpoint into these same objects.
 
     Guarantees:
-        A checkpoint is complete or absent, also after SIGKILL, a full disk, or Ctrl-C. Ctrl-C takes
-        effect after the checkpoint is written.
-        `restore` returns bit for bit what `save` received. Otherwise it raises an error and leaves
-        the objects as they were.
+        A checkpoint is complete or absent, also after SIGKILL, a full disk, or Ctrl-C.
+        Ctrl-C takes effect after the checkpoint is written.
+        `restore` returns bit for bit what `save` received. Otherwise it raises an error and
+        leaves the objects as they were.
         One job writes at a time: after its first `save`, a `save` of another job raises an error.
         No code from the files is run, and no pickle is read.
 
     Cost:
         `save` returns when the files are written (40 ms for a small state) and leaves no thread
-        behind. `restore` reads the files twice: the first time to compare them with their manifest.
+        behind. `restore` reads the files twice, once to compare them with their manifest.
 
     Args:
         directory: The directory. It is created if it does not exist.
@@ -297,7 +297,7 @@ class Checkpoints:
             step = as_integer(caller, "step", step, least=0)
             if skip_damaged:
                 raise _make_skip_error(caller, step)
-        # The objects are updated at the very end, when nothing about the checkpoint can fail any more.
+        # The objects are updated at the very end: until then the restore can still fail.
         shapes = to_plain(state)
         with Noted(f"It was raised by {caller}(state, step={step})."):
             if step is None:

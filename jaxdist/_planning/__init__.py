@@ -1,4 +1,4 @@
-"""The plan of a step for a machine that need not be there."""
+"""Plans of a step for a TPU slice that this machine does not have."""
 
 from jaxdist._hooks import COMPILE_FOR as _COMPILE_FOR
 from jaxdist._planning.planner import Source as Source

@@ -1,4 +1,4 @@
-"""What a program needs of one device, and how long it takes at least: the numbers of a plan."""
+"""The numbers of a plan: what a program needs of one device, and its predicted times."""
 
 import collections
 import dataclasses
@@ -22,7 +22,18 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """Memory, work and traffic of one device, and the times that follow."""
+    """Memory, work and traffic of one device, and the times that follow from them.
+
+    Attributes:
+        memory: Bytes, by use.
+        flops: Floating-point operations.
+        hbm_traffic: Bytes that are read from and written to HBM.
+        traffic: Collectives.
+        times: Predicted times.
+        unknown_loops: Loops whose number of iterations is unknown; one iteration is counted.
+        kept_state: Bytes of old state that exist beside the new state, since it is not donated.
+        unknown: Operations that run and are not counted.
+    """
 
     memory: Memory
     flops: int | None = None
@@ -30,37 +41,38 @@ class Needs:
     traffic: tuple[Traffic, ...] = ()
     times: Times | None = None
     unknown_loops: int = 0
-    kept_state: int = 0  # bytes of old state that stay beside the new one
-    unknown: tuple[str, ...] = ()  # what runs and is not counted
+    kept_state: int = 0
+    unknown: tuple[str, ...] = ()
 
 
 def compile_needs(program: Program, device: Chip) -> Needs:
-    """Compile a program and read its needs; `device` is what one device has.
+    """Compile a program and return its needs. `device` describes one device.
 
-    Where the compiler finds that it does not fit, that is part of the answer.
+    If the program does not fit into memory, the result says so; it is no error.
     """
     return read_needs(program, device, compile_or_get_refusal(program))
 
 
 def compile_or_get_refusal(program: Program) -> CompiledProgram | str:
-    """The compiled program, or what the compiler said where it does not fit."""
+    """Return the compiled program, or the message of the compiler if it does not fit."""
     try:
         return program.compile()
     except jax.errors.JaxRuntimeError as error:
+        # The status code is only in the text: JAX has one exception class for all errors of XLA.
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise _make_plan_error(program, "the compiler failed", error) from error
         return str(error)
 
 
 def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) -> Needs:
-    """What a program needs of one device, from what the compiler made of it."""
+    """Return the needs of a program from the result of `compile_or_get_refusal`."""
     held = _count_argument_bytes(program)
     if isinstance(compiled, str):
         return Needs(_read_refusal(compiled, held, device), kept_state=_count_kept_state(program))
     try:
         text = compiled.as_text()
     except jax.errors.JaxRuntimeError as error:
-        # JAX has its own reader of what libtpu wrote, and may be older.
+        # JAX parses the program that libtpu wrote, and may be older than libtpu.
         raise _make_plan_error(program, "JAX cannot read what the compiler wrote", error) from error
     done = hlo.work(text)
     rows = compiled.explain().compiled
@@ -99,7 +111,7 @@ def _make_plan_error(program: Program, what: str, error: Exception) -> DeviceErr
 
 
 def _count_argument_bytes(program: Program) -> dict[str, int]:
-    """Bytes of the arguments on one device, by role."""
+    """Return the bytes of the arguments on one device, by role."""
     held = dict.fromkeys((r.value for r in Role), 0)
     for role, slot in zip(get_roles(program.signature), program.signature.inputs, strict=True):
         held[role.value] += _count_device_bytes(slot)
@@ -107,8 +119,10 @@ def _count_argument_bytes(program: Program) -> dict[str, int]:
 
 
 def _count_kept_state(program: Program) -> int:
-    """Bytes of state that comes in, goes out as new, and is not donated."""
+    """Return the bytes of state that the step replaces and that is not donated."""
     inputs = program.signature.inputs
+    # Results that are the next arguments, such as `params` in `params = step(params)`. Variables of
+    # NNX objects are always such.
     source = carried(program.signature, program.traced, program.layout.num_replicas)
     state = {*range(program.traced.num_graph), *source.values()}
     return sum(_count_device_bytes(inputs[i]) for i in state if i not in program.donated)
@@ -121,7 +135,9 @@ def _count_device_bytes(slot: InSlot) -> int:
 
 def _read_memory(compiled: CompiledProgram, held: dict[str, int], device: Chip) -> Memory:
     analysis: Any = compiled.executable.memory_analysis()
+    # A result that aliases a donated argument needs no memory of its own.
     results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    # TPU arrays are padded to tiles, so arguments take more bytes than their elements have.
     padding = max(0, analysis.argument_size_in_bytes - sum(held.values()))
     program = analysis.generated_code_size_in_bytes
     temporaries = analysis.temp_size_in_bytes
@@ -133,12 +149,13 @@ def _read_memory(compiled: CompiledProgram, held: dict[str, int], device: Chip) 
         program=program,
         peak=analysis.argument_size_in_bytes + results + temporaries + program,
         capacity=device.hbm_bytes,
-        fits=True,  # the compiler refuses a program that does not
+        fits=True,  # the compiler refuses a program that does not fit
     )
 
 
 def _read_refusal(message: str, held: dict[str, int], device: Chip) -> Memory:
-    """The memory of a program that does not fit, from what the compiler said."""
+    """Return the memory of a program that does not fit, from the message of the compiler."""
+    # Without a match the numbers are None: libtpu may change its message.
     found = _REFUSED.search(message)
     peak = int(float(found["needs"]) * _UNITS[found["of"]]) if found else None
     available = int(float(found["there"]) * _UNITS[found["unit"]]) if found else None
@@ -156,7 +173,10 @@ def _read_refusal(message: str, held: dict[str, int], device: Chip) -> Memory:
 
 
 def _group_traffic(rows: tuple[CompiledRow, ...]) -> tuple[Traffic, ...]:
-    """Collectives by link and kind; those in a loop that decides while running as one turn."""
+    """Return the collectives, grouped by link, kind and group size.
+
+    In a loop with an unknown number of iterations, a collective counts once.
+    """
     by_kind: dict[tuple[str, str, int, int], list[CompiledRow]] = collections.defaultdict(list)
     for row in rows:
         link = "ICI" if row.level == "inside" else "DCN"

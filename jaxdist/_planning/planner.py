@@ -34,11 +34,11 @@ class Source:
     """A step that can be lowered for any strategy.
 
     Args:
-        lower: Lowers it.
-        rows: Rows of a batch that a replica gets; None where nothing is per-replica.
-        rules: How its state is laid out, as a word.
-        like: The strategy whose axes it has, and whose options of communication.
-        axes: Its axes, where they are not those of `like`.
+        lower: Lowers the step.
+        rows: The rows of a batch for each replica; None if no input is per-replica.
+        rules: The name of the rules that place its state.
+        like: The strategy whose axes and communication options the plan uses.
+        axes: The axes, if they differ from those of `like`.
     """
 
     lower: Lower
@@ -57,9 +57,9 @@ def plan(
     quick: bool = False,
     report: Report = lambda what: None,
 ) -> SlicePlan:
-    """Compile a step for a slice, and for one device to compare with; see `Program.compile_for`."""
+    """Compile a step for a slice, and for one device as a comparison; see `Program.compile_for`."""
     as_flag("compile_for", "quick", quick)
-    # The strategy of a scope around the call is not the one that is planned for.
+    # The call may be inside the scope of another strategy; the step must not see that strategy.
     with _replica.entered(None):
         report(f"describing {topology}")
         target = make_target(topology, logical, source.like, source.axes)
@@ -104,7 +104,7 @@ def _plan_for_target(
     on_one = None if quick else _trace_for_one_device(source, target, rows)
     more = "" if quick else ", and for one device to compare with"
     report(f"compiling for {target.name}{more}; minutes where arrays are large")
-    # The compiler of XLA leaves Python free, and works on one core: both steps at the same time.
+    # XLA releases the GIL and compiles on one core, so both programs are compiled at the same time.
     compiling = _start_thread(compile_or_get_refusal, program)
     single = None if on_one is None else _start_thread(compile_needs, *on_one)
     needs = read_needs(program, target.device, compiling.result())
@@ -136,17 +136,17 @@ def _plan_for_target(
 
 
 def _trace_for_one_device(source: Source, target: Target, rows: int | None) -> tuple[Program, Chip]:
-    """The step for one device of the same generation, and what that device has."""
+    """Lower the step for one device of the same generation, and return also that device."""
     single = make_single_device_target(target, source.like, source.axes)
     return source.lower(single.strategy, rows), single.device
 
 
 def _add_efficiency(made: SlicePlan, one: Needs) -> SlicePlan:
-    """The plan with what its devices do beside what one device alone would."""
+    """Return the plan with its efficiency: the throughput of a device against one device alone."""
     if one.times is None or made.times is None:
         note = "the step does not fit on one device"
         return dataclasses.replace(made, efficiency_note=note)
-    # The same rows: on one device, and on all the logical devices of a replica.
+    # Both have the same rows: on one device, and on all logical devices of a replica.
     efficiency = one.times.predicted / (made.times.predicted * made.num_logical)
     note = f"of one device with the same rows, predicted {seconds(one.times.predicted)}"
     return dataclasses.replace(made, efficiency=efficiency, efficiency_note=note)

@@ -1,4 +1,4 @@
-"""Which box of cores one replica gets."""
+"""The box of cores that one replica has."""
 
 import itertools
 import math
@@ -14,20 +14,21 @@ Box = tuple[int, int, int, int]
 
 
 def find_logical_shape(topology: Topology, num_slices: int, logical: Any) -> Box:
-    """Sizes in x, y, z and cores of a chip of the box that one replica spans.
+    """Return the sizes in x, y, z and cores of a chip of the box of one replica.
 
-    A box divides the mesh, so that every core is used, and lies within one slice: between slices
-    there is no wire.
+    A box divides the mesh, so every core is used. It is within one slice, since slices are not
+    connected by ICI.
 
     Args:
-        topology: The cores; further slices lie behind the first one in z.
-        num_slices: How many slices.
-        logical: A number of logical devices, of which the most compact box is taken; or a shape:
+        topology: The cores. All slices are in one topology, one after the other in z.
+        num_slices: The number of slices.
+        logical: A number of logical devices, for which the most compact box is taken; or a shape:
             2 to 4 sizes, or text such as `"2x2"`.
 
     Raises:
-        TopologyError: A box that does not fit or does not divide, or a number that no box has.
-        ArgumentTypeError: Neither a number nor a shape.
+        TopologyError: The box does not fit or does not divide the slice, or no box has this number
+            of cores.
+        ArgumentTypeError: `logical` is neither a number nor a shape.
 
     Example:
         >>> v5e = jaxdist.tpu.slice_of("v5e:4x4").topology
@@ -57,7 +58,7 @@ def find_logical_shape(topology: Topology, num_slices: int, logical: Any) -> Box
 
 
 def list_counts(topology: Topology, num_slices: int) -> tuple[int, ...]:
-    """Numbers of logical devices that some box has."""
+    """Return all numbers of logical devices for which a box exists."""
     x, y, z, cores = topology.mesh_shape.tolist()
     return _list_counts((x, y, z // num_slices, cores))
 
@@ -115,7 +116,8 @@ def _find_most_compact(within: Sequence[int], number: int) -> Box:
             "The logical devices of a replica are a box of cores, and the slice is made of such "
             f"boxes.\n\n{_suggest_shapes(within, number)}"
         )
-    # Cores of a chip first, then as much like a cube as can be, x before y before z.
+    # The cores of a chip come first, since they are closest. Then the box that is most like a cube,
+    # which has the shortest ways over ICI; ties prefer x to y to z.
     return min(fitting, key=lambda box: (-box[3], sum(box[:3]), [-size for size in box[:3]]))
 
 

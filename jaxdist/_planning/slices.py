@@ -1,4 +1,4 @@
-"""Strategies on slices of TPUs that are only described."""
+"""Strategies on slices of TPUs that libtpu only describes."""
 
 import dataclasses
 from typing import Any
@@ -21,7 +21,7 @@ _MOST_SLICES = 511
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A slice with a strategy on it that compiles, and what one of its devices has."""
+    """The slice that a plan is for, with a strategy that can only compile, and its chips."""
 
     name: str
     strategy: TPUStrategy
@@ -32,29 +32,30 @@ class Target:
 
     @property
     def device(self) -> Chip:
-        """The share of one device."""
+        """The resources of one device, its share of a chip."""
         return self.chip.per_device(self.devices_per_chip)
 
 
 def make_target(
     topology: Any, logical: Any, like: Strategy | None = None, axes: Axes | None = None
 ) -> Target:
-    """A strategy on all cores of a slice.
+    """Return a strategy on all cores of a slice.
 
     Args:
         topology: The slice.
-        logical: Logical devices of a replica.
-        like: A strategy whose axes it has, and whose options of communication.
-        axes: Its axes, where they are not those of `like`.
+        logical: The logical devices of a replica.
+        like: A strategy. The new one gets its axes and its communication options.
+        axes: The axes, if they differ from those of `like`.
 
     Raises:
-        TopologyError: No such slice, or one that is larger than a pod; logical devices that do not
-            divide it.
+        TopologyError: The slice does not exist or is larger than a pod, or the logical devices do
+            not divide it.
         MissingExtraError: libtpu is not installed.
-        ArgumentTypeError: What does not name a slice.
-        ArgumentError: Axes that the slice cannot be shared between.
+        ArgumentTypeError: `topology` does not name a slice.
+        ArgumentError: The replicas cannot be divided among the axes.
     """
     described = _parse_slice(topology)
+    # Before libtpu describes the slices: with too many of them it would end the process.
     _check_pod(described)
     resolver = TPUClusterResolver(f"described:{_format_name(described)}")
     system = resolver.tpu_system
@@ -66,7 +67,7 @@ def make_target(
 def make_single_device_target(
     of: Target, like: Strategy | None = None, axes: Axes | None = None
 ) -> Target:
-    """One device of the same generation."""
+    """Return a target of one device of the same generation."""
     described = slice_of(f"{slice_of(of.name).generation}:1x1")
     resolver = TPUClusterResolver(f"described:{_format_name(described)}")
     assignment = DeviceAssignment(resolver.tpu_system.topology, [[[0, 0, 0, 0]]])
@@ -75,13 +76,13 @@ def make_single_device_target(
 
 
 def list_logical_counts(topology: Any) -> tuple[int, ...]:
-    """Numbers of logical devices by which a slice can be divided."""
+    """Return the numbers of logical devices by which a slice can be divided."""
     described = _parse_slice(topology)
     return list_counts(described.topology, described.num_slices)
 
 
 def count_slices(topology: Any) -> int:
-    """How many slices a name stands for."""
+    """Return the number of slices in a name such as `v5e:4x4*2`."""
     return _parse_slice(topology).num_slices
 
 

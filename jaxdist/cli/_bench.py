@@ -1,4 +1,4 @@
-"""`jaxdist bench collectives`: latency and bandwidth of this machine's links."""
+"""`jaxdist bench collectives`: the latency and bandwidth of the links of this machine."""
 
 import argparse
 import os
@@ -20,7 +20,7 @@ from jaxdist.errors import ArgumentError, BackendStartedError
 
 DEFAULT_SIZES = ("1KiB", "16KiB", "256KiB", "2MiB", "8MiB")
 DEFAULT_CPU_DEVICES = 8
-LARGEST = 1 << 30  # up to which crossovers are looked for
+LARGEST = 1 << 30  # bytes; crossovers are searched up to this size
 _UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _SIZE = re.compile(r"^(?P<number>\d+) ?(?P<unit>b|kib|mib|gib)?$", re.IGNORECASE)
 
@@ -29,7 +29,7 @@ def add_bench(
     commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
     shared: argparse.ArgumentParser,
 ) -> None:
-    """The arguments of `jaxdist bench`."""
+    """Add the arguments of `jaxdist bench`."""
     bench = commands.add_parser(
         "bench",
         allow_abbrev=False,
@@ -73,10 +73,10 @@ def add_bench(
 
 
 def bench_collectives(arguments: argparse.Namespace) -> int:
-    """Measure, print, save.
+    """Measure all-reduces, print the tables, and save the links.
 
     Cost:
-        Some seconds of all-reduces on all devices.
+        All-reduces on all devices for some seconds.
     """
     sizes = sorted({parse_size(text) for text in arguments.sizes})
     if len(sizes) < 2:
@@ -90,6 +90,7 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
             f"--rounds {arguments.rounds} was given.\n\n--rounds is a number from 1 up.\n\n"
             "Pass for instance --rounds 5."
         )
+    # Before the measurement, which would be lost.
     if arguments.save and not pathlib.Path(arguments.save).absolute().parent.is_dir():
         raise ArgumentError(
             f"--save {arguments.save}: there is no folder "
@@ -144,10 +145,10 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
 
 
 def parse_size(text: str) -> int:
-    """The bytes that `64KiB` and its like are.
+    """Return the bytes in a size such as `64KiB`.
 
     Raises:
-        ArgumentError: It is no size, or 0.
+        ArgumentError: The text is no size, or 0.
     """
     match = _SIZE.match(text.strip())
     size = int(match["number"]) * _UNITS[(match["unit"] or "b").upper()] if match else 0
@@ -169,7 +170,7 @@ def _choose_devices(count: int | None) -> Sequence[jax.Device]:
     try:
         runtime.virtual_devices(count or DEFAULT_CPU_DEVICES)
     except BackendStartedError:
-        # In a process that has used JAX before, those that are there will do if they suffice.
+        # JAX has started already, so the number of CPU devices is fixed. It may be enough.
         if count is not None and len(jax.local_devices()) < count:
             raise
     found = jax.local_devices()
@@ -184,7 +185,7 @@ def _choose_devices(count: int | None) -> Sequence[jax.Device]:
 
 
 def make_tables(fit: cost.Fit, samples: Sequence[cost.Sample], num_devices: int) -> Iterator[Table]:
-    """What was fitted, what was measured, and where algorithms cross."""
+    """Yield the tables: the fitted link, the measured times, and the crossovers of algorithms."""
     link = cost.for_devices(fit.link, num_devices)
     links = cost.Links(link)
     fitted = _make_table(
@@ -218,20 +219,21 @@ def make_tables(fit: cost.Fit, samples: Sequence[cost.Sample], num_devices: int)
     yield times
     crossing = _make_table("Algorithms, as predicted from the fit", "algorithm", "faster than xla")
     for name in cost.ALGORITHMS:
+        # Algorithms with "/" run over two levels of links, and only one was measured.
         if name != "xla" and "/" not in name:
             crossing.add_row(name, describe_faster_sizes(name, "xla", num_devices, links))
     yield crossing
 
 
 def describe_faster_sizes(one: str, other: str, num_devices: int, links: cost.Links) -> str:
-    """The sizes for which one algorithm is predicted to be faster than another, in words."""
+    """Describe the sizes for which one algorithm is predicted to be faster than another."""
 
     def is_faster(size: int) -> bool:
         mine, theirs = (cost.seconds(a, num_devices, size, links) for a in (one, other))
         return mine < theirs
 
     def bisect_change(low: int, high: int) -> int:
-        """The first size for which it is not as for `low`; for `high` it is not."""
+        """Bisect for the smallest size whose answer differs from the answer at `low`."""
         before = is_faster(low)
         while high - low > 1:
             middle = (low + high) // 2
@@ -239,6 +241,7 @@ def describe_faster_sizes(one: str, other: str, num_devices: int, links: cost.Li
         return high
 
     spans: list[str] = []
+    # Powers of two find each change of the answer; then bisection finds its exact size.
     start = 1 if is_faster(1) else None
     size = 1
     while size < LARGEST:

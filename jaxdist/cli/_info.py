@@ -1,4 +1,4 @@
-"""`jaxdist info`: what is here, and what could be."""
+"""`jaxdist info`: versions, devices, topology, and installed extras."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ def show_info(console: Console | None = None) -> int:
     """Print versions, devices, topology, memory, and extras.
 
     Cost:
-        Starts JAX's backend. No collective.
+        Starts the backend of JAX. No collective.
     """
     console = console or Console(file=sys.stdout)
     for table in (
@@ -35,10 +35,10 @@ def show_info(console: Console | None = None) -> int:
 def _make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in columns:
-        # A command is copied from the screen: in one line.
+        # Users copy the command from the screen, so it must not wrap.
         table.add_column(column, overflow="fold", no_wrap=column == "install")
     for row in rows:
-        # As Text: rich would take brackets for markup and swallow what is in them.
+        # Text, because rich parses brackets in a string as markup and hides their contents.
         table.add_row(*map(Text, row))
     return table
 
@@ -57,8 +57,9 @@ def _make_devices_table() -> Table:
 
 
 def describe_device_memory(device: jax.Device) -> str:
-    """Memory of a device in words: its own where the backend tells, the host's on CPU."""
+    """Describe the memory of a device. A CPU device has the memory of the host."""
     stats: dict[str, Any] | None = None
+    # JAX raises an error for the memory statistics of a device of another process.
     if device.process_index == jax.process_index():
         stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
@@ -75,7 +76,7 @@ def _format_gibibytes(size_bytes: int) -> str:
 
 
 def get_host_memory_bytes() -> int | None:
-    """Memory of this machine, None where the system does not say."""
+    """Return the memory of this machine; None if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""`jaxdist train`."""
+"""`jaxdist train`: training of the job of a configuration."""
 
 import argparse
 import sys
@@ -14,10 +14,11 @@ from jaxdist.jobs import TrainingReport
 
 
 def train(arguments: argparse.Namespace) -> int:
-    """Run the main job and print how it ended; 130 where Ctrl-C ended it."""
+    """Train a job and print the result. Return 0, or 130 after Ctrl-C."""
     loaded = jobs.load_job_config(arguments.config, arguments.overrides)
     config = loaded.values
     console = Console(file=sys.stdout)
+    # Before JAX starts: a finished run needs no device.
     finished = jobs.finished_run(loaded, accept_changes=arguments.accept_changes)
     if finished is not None:
         _print(console, jobs.finished_line(finished, loaded))
@@ -44,7 +45,7 @@ def _print(console: Console, text: str) -> None:
 
 
 def format_final_line(report: TrainingReport) -> str:
-    """What was reached, steps, replicas and throughput, in one line."""
+    """Return the result, steps, replicas and throughput in one line."""
     speed = "n/a" if report.units_per_s is None else f"{report.units_per_s:,.0f}"
     return (
         f"{report.headline}  steps {report.steps}  "
@@ -53,7 +54,7 @@ def format_final_line(report: TrainingReport) -> str:
 
 
 def format_interrupted_line(report: TrainingReport, folder: Path) -> str:
-    """Where training stopped, and where the next run starts."""
+    """Return where training stopped, and where the next run starts."""
     stopped = f"stopped by Ctrl-C after step {report.steps}; nothing was saved half-way. "
     if report.next_step is None:
         return stopped + "There is no checkpoint yet: the next run starts from the beginning."
@@ -63,10 +64,10 @@ def format_interrupted_line(report: TrainingReport, folder: Path) -> str:
 
 
 def _ask_for_cpu_devices(count: int) -> None:
-    """Have `count` CPU devices; they matter only where there is no accelerator."""
+    """Request `count` CPU devices. They are used only if the machine has no accelerator."""
     try:
         runtime.virtual_devices(count)
     except BackendStartedError:
-        # In a process that has used JAX before, those that are there will do if they suffice.
+        # JAX has started already, so the number of CPU devices is fixed. It may be enough.
         if jax.default_backend() == "cpu" and len(jax.local_devices()) < count:
             raise

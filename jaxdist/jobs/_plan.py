@@ -1,4 +1,4 @@
-"""Plans of the job of a configuration, without its data."""
+"""Plans of a job, without its data."""
 
 import dataclasses
 import functools
@@ -14,10 +14,10 @@ from jaxdist.explain import Candidate, SlicePlan, Sweep
 from jaxdist.jobs._config.checks import MOST_ROWS, check_rules
 from jaxdist.jobs._job import Job
 
-# A sweep tries tensor parallelism up to so many logical devices.
+# The most logical devices for which a sweep tries tensor parallelism.
 _MOST_LOGICAL = 16
 _SPLIT = ("tensor_parallel", "fsdp_tensor_parallel", "fsdp_in_slice_tensor_parallel")
-# Rules that lay replicas over slices and within them.
+# Rules that need one replica axis over slices and one within each slice.
 _IN_SLICE = ("fsdp_in_slice", "fsdp_in_slice_tensor_parallel")
 
 Report = Callable[[str], None]
@@ -35,31 +35,32 @@ def plan_job(
     quick: bool = False,
     report: Report = lambda what: None,
 ) -> SlicePlan:
-    """Compile the train step of a job for a slice of TPUs that need not be there, and plan it.
+    """Compile the train step of a job for a TPU slice, without the TPUs, and return its plan.
 
     Shapes:
-        A replica has as many rows as the configuration gives it on the devices that it names,
-        unless `global_batch` says otherwise.
+        A replica has the rows that the configuration gives it on the configured devices. With
+        `global_batch`, it has its share of that batch.
 
     Cost:
-        Two compilations; where the step does not fit, a few more, to find the batch that does.
+        Two compilations. If the step does not fit, a few more, to find a batch that fits.
 
     Args:
-        job: What `load_job` gives.
+        job: A job from `load_job`.
         topology: As for `Program.compile_for`.
-        logical: Logical devices of a replica: a number, or a box of chips such as `"2x2"`; None is
-            as configured.
-        rules: How its state is laid out, one of `job.rules`; None is as configured.
-        global_batch: Rows of all replicas together.
+        logical: The logical devices of a replica: a number, or a box of chips such as `"2x2"`.
+            None takes the configured ones.
+        rules: How its state is placed, one of `job.rules`; None takes the configured rules.
+        global_batch: The rows of all replicas together.
         quick: As for `Program.compile_for`.
-        report: Told what is being done.
+        report: Receives a line of text about the current work.
 
     Returns:
         The plan.
 
     Raises:
-        ArgumentError: Rules that the job does not know, or a batch that replicas cannot share.
-        TopologyError: No such slice, or logical devices that do not divide it.
+        ArgumentError: The job does not have these rules, or the replicas cannot share the batch
+            equally.
+        TopologyError: The slice does not exist, or the logical devices do not divide it.
         MissingExtraError: libtpu is not installed.
 
     Example:
@@ -93,19 +94,19 @@ def sweep_job(
     global_batch: int | None = None,
     report: Report = lambda what: None,
 ) -> Sweep:
-    """Plan a job with all its rules and with several numbers of logical devices, and rank them.
+    """Plan a job with all its rules and several numbers of logical devices, and rank the plans.
 
     Cost:
-        One compilation for each.
+        One compilation for each combination.
 
     Args:
         job: As for `plan_job`.
         topology: As for `plan_job`.
-        logical: Only this one; None is 1, and for rules of tensor parallelism 2, 4, 8 and 16 where
-            the slice can be divided so.
-        global_batch: Rows of a batch, the same for all; None is what the configuration gives on
-            the whole slice.
-        report: Told what is being done.
+        logical: The only logical devices to try. None tries 1; for rules of tensor parallelism it
+            tries those of 2, 4, 8 and 16 that divide the slice.
+        global_batch: The rows of a batch, the same for all plans. None takes the rows that the
+            configuration gives on the whole slice.
+        report: Receives a line of text about the current work.
 
     Returns:
         A `Sweep`: print it, or take `.best`.
@@ -140,7 +141,8 @@ def sweep_job(
 
 
 def _check_job(caller: str, job: Any) -> None:
-    """Refuse what has not what is planned of a job."""
+    """Check that an argument has the attributes of a job."""
+    # No `isinstance`: a job is a protocol, and users may write their own.
     if isinstance(job, type) or not all(hasattr(job, name) for name in _JOB_ATTRIBUTES):
         raise ArgumentTypeError(
             f"{caller} was given job={shown(job)}.\n\n"
@@ -153,14 +155,14 @@ def _add_prefix(report: Report, before: str) -> Report:
 
 
 def _list_layouts(job: Job, topology: Any, logical: Any) -> Iterator[tuple[str, Any]]:
-    """Rules with the logical devices that they are tried with."""
+    """Yield the combinations of rules and logical devices to try."""
     powers = [
         n for n in list_logical_counts(topology) if 1 < n <= _MOST_LOGICAL and n & (n - 1) == 0
     ]
     one_slice = count_slices(topology) == 1
     for rules in job.rules:
         if one_slice and rules in _IN_SLICE and rules != job.rules[0]:
-            continue  # what the same rules without slices are
+            continue  # on one slice these rules equal those without "in_slice"
         if logical is not None:
             yield rules, logical
         else:
@@ -170,7 +172,7 @@ def _list_layouts(job: Job, topology: Any, logical: Any) -> Iterator[tuple[str, 
 def _plan_candidate(
     job: Job, topology: Any, rules: str, logical: Any, rows: int, report: Report
 ) -> Candidate:
-    """One layout; what it cannot be is part of the answer."""
+    """Plan one combination. If it is impossible, the candidate contains the reason."""
     target = make_target(topology, logical)
     sizes = target.assignment.num_replicas, target.assignment.num_cores_per_replica
 
@@ -186,6 +188,7 @@ def _plan_candidate(
             quick=True,
             report=report_candidate,
         )
+    # A wrong slice would fail for every combination, so it is no candidate.
     except TopologyError:
         raise
     except JaxdistError as error:

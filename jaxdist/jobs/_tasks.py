@@ -1,4 +1,4 @@
-"""The tasks by name, and the configuration of one from its file."""
+"""The registry of tasks, and the configuration of a task from its file."""
 
 import dataclasses
 import tomllib
@@ -21,15 +21,15 @@ from jaxdist.jobs.digits import DigitsConfig, DigitsJob, DigitsTask, mirrored_st
 
 @dataclasses.dataclass(frozen=True)
 class TaskKind:
-    """A task that configurations can name.
+    """A task that a configuration can name.
 
     Attributes:
-        schema: Its configuration.
-        make_task: Loads its data.
-        make_job: What can be planned without data.
-        make_strategy: The configured strategy.
-        num_cpu_devices: Virtual CPU devices to ask for, before JAX starts.
-        check: Refuses entries that do not go together, whatever the devices.
+        schema: The class of its configuration.
+        make_task: Loads the data and returns the task.
+        make_job: Returns the job, which can be planned without data.
+        make_strategy: Returns the configured strategy.
+        num_cpu_devices: Returns the number of virtual CPU devices to request before JAX starts.
+        check: Raises an error for entries that contradict each other on any devices.
     """
 
     schema: type[Any]
@@ -63,7 +63,7 @@ TASKS: Mapping[str, TaskKind] = MappingProxyType(
 
 
 def kind_of(config: JobConfig) -> TaskKind:
-    """The kind of task that a configuration is of."""
+    """Return the kind of task of a configuration."""
     return _find_kind("jobs.kind_of", config)
 
 
@@ -79,7 +79,7 @@ def _find_kind(caller: str, config: Any) -> TaskKind:
 
 
 def make_strategy(config: JobConfig) -> Strategy:
-    """The strategy that a configuration asks for.
+    """Return the strategy of a configuration.
 
     Example:
         >>> make_strategy(DigitsConfig()).num_replicas_in_sync
@@ -89,18 +89,18 @@ def make_strategy(config: JobConfig) -> Strategy:
 
 
 def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig[Any]:
-    """Read the configuration of a job; its entry `task` decides which sections it has.
+    """Read the configuration of a job. Its entry `task` determines its sections.
 
     Args:
-        path: The TOML file; `task = "..."` stands before its sections, and is "digits" where
-            it is left out.
-        overrides: What `--set` was given.
+        path: The TOML file. `task = "..."` is before its sections; without it, the task is
+            "digits".
+        overrides: The values of `--set`.
 
     Returns:
-        The configuration of the task, and where each entry was given.
+        The configuration of the task, and the origin of each entry.
 
     Raises:
-        ConfigError: There is no such task, or as `load_config`.
+        ConfigError: The task does not exist, or as for `load_config`.
 
     Example:
         >>> import tempfile, pathlib
@@ -124,7 +124,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
 
     Args:
         path: The TOML file, as for `jaxdist train`.
-        overrides: What `--set` was given.
+        overrides: The values of `--set`.
 
     Returns:
         The job.
@@ -149,7 +149,7 @@ def _read_task_name(path: str | Path) -> str:
     try:
         name = tomllib.loads(text).get("task", _DEFAULT)
     except tomllib.TOMLDecodeError:
-        return _DEFAULT  # load_config names the line
+        return _DEFAULT  # load_config reports this error, with its line
     if not isinstance(name, str) or name not in TASKS:
         near = find_nearest(name, list(TASKS)) if isinstance(name, str) else None
         hint = f" Did you mean {near!r}?" if near else ""
