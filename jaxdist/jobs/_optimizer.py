@@ -59,7 +59,7 @@ def reduce_and_update(
     """
     replica = get_replica_context()
     count = jnp.float32(num_examples)
-    # These transforms all-reduce the gradients themselves; a second all-reduce would add them twice.
+    # These transforms all-reduce the gradients themselves. A second all-reduce would multiply them.
     reduces = isinstance(optimizer.tx, (ShardedUpdate, CompressedUpdate))
     if reduces:
         total, count = replica.all_reduce(ReduceOp.SUM, (total, count))

@@ -1,4 +1,4 @@
-"""TOML files into frozen dataclasses, with errors that name the file, the line and the remedy."""
+"""Reading of TOML files into frozen dataclasses. Errors name the file, line and remedy."""
 
 import dataclasses
 import typing
@@ -29,18 +29,18 @@ _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str:
 
 @dataclasses.dataclass(frozen=True)
 class LoadedConfig(Generic[C]):
-    """A configuration, and where each entry was given.
+    """A configuration, and the origin of each entry.
 
     Attributes:
         values: The dataclass of sections.
-        origins: `"section.key"` to `"file.toml, line 7"` or `"--set section.key=value"`.
+        origins: Maps `"section.key"` to `"file.toml, line 7"` or `"--set section.key=value"`.
     """
 
     values: C
     origins: Mapping[str, str]
 
     def origin(self, name: str) -> str:
-        """Where the entry `section.key` was given, in words."""
+        """Return the origin of the entry `section.key`, in words."""
         check_text("LoadedConfig.origin", "name", name, "training.steps")
         return self.origins.get(name, f"{name} (default)")
 
@@ -48,22 +48,22 @@ class LoadedConfig(Generic[C]):
 def load_config(
     schema: type[C], path: str | Path, overrides: Sequence[str] = ()
 ) -> LoadedConfig[C]:
-    """Read a TOML file, and overrides `section.key=value` over it.
+    """Read a TOML file, and apply overrides `section.key=value`.
 
     Args:
         schema: A frozen dataclass of sections, each a frozen dataclass of entries with defaults,
-            and of entries that stand before the first section. Entries are int, float, bool,
+            and of entries before the first section. Entries are int, float, bool,
             str, tuples of these, and `Literal`s.
-        path: The TOML file. What it leaves out keeps its default.
-        overrides: What `--set` was given; later ones win.
+        path: The TOML file. Missing entries keep their defaults.
+        overrides: The values of `--set`. A later one replaces an earlier one.
 
     Returns:
-        The configuration, and where each entry was given.
+        The configuration, and the origin of each entry.
 
     Raises:
         ConfigError: The file cannot be read or is no TOML; a section or key is unknown; a value
-            has the wrong type or is out of range. All problems are listed, each with its file
-            and line (or option), and the nearest valid name.
+            has the wrong type or is out of range. The error lists all problems, each with its
+            file and line (or option), and the nearest valid name.
 
     Example:
         >>> import tempfile, pathlib
@@ -89,6 +89,7 @@ def load_config(
 
 def _load(schema: type[C], path: str, overrides: Sequence[str]) -> LoadedConfig[C]:
     text = read_text(path)
+    # Problems are collected: a user who must fix several wants to see all of them at once.
     problems: list[str] = []
     items = [*read_file_entries(path, text, problems), *read_overrides(schema, overrides, problems)]
     kinds = get_sections(schema)
@@ -104,17 +105,18 @@ def _load(schema: type[C], path: str, overrides: Sequence[str]) -> LoadedConfig[
             problems.append(problem)
     if problems:
         raise ConfigError(_format_report(path, problems))
-    defaults = schema()  # whose sections may have others than their classes
+    # A task may change the defaults of a section, so its class alone does not know them.
+    defaults = schema()
     made = {n: dataclasses.replace(getattr(defaults, n), **own) for n, own in sections.items()}
     return LoadedConfig(schema(**alone, **made), MappingProxyType(origins))
 
 
 def as_dict(config: Any) -> dict[str, Any]:
-    """The sections and entries of a configuration, as JSON can hold them."""
+    """Return the sections and entries of a configuration as a dict that JSON can represent."""
     return dataclasses.asdict(config)
 
 
-# Placing one value in the schema
+# One value and the schema
 
 
 def _place_entry(
@@ -123,7 +125,7 @@ def _place_entry(
     sections: dict[str, dict[str, Any]],
     origins: dict[str, str],
 ) -> str | None:
-    """Put a value in its section; the problem in words where it does not fit."""
+    """Put a value into its section. Return the problem in words if it does not fit."""
     if item.section not in sections:
         return _describe_unknown_section(schema, item)
     if not item.key:
@@ -153,7 +155,7 @@ def _place_entry(
 def _place_top_level(
     schema: type[Any], item: Given, alone: dict[str, Any], origins: dict[str, str]
 ) -> str | None:
-    """Put a value that belongs to no section in its place; the problem in words."""
+    """Put a value into an entry before the sections. Return the problem in words."""
     if item.key or isinstance(item.value, dict):
         return f"{item.where}: {item.section} is an entry before the sections, and has no keys."
     hint = get_entries(schema)[item.section]
@@ -196,7 +198,7 @@ _MISFIT = object()
 
 
 def _convert(value: Any, hint: Any, raw: str | None) -> Any:
-    """`value` as the type `hint`, or `_MISFIT`."""
+    """Convert `value` to the type `hint`, or return `_MISFIT`."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, UnionType):
         tried = (_convert(value, h, raw) for h in arguments)
@@ -208,10 +210,12 @@ def _convert(value: Any, hint: Any, raw: str | None) -> Any:
             return _MISFIT
         items = tuple(_convert(v, arguments[0], None) for v in value)
         return _MISFIT if any(v is _MISFIT for v in items) else items
+    # In an override, `name=7` is the text "7" if the entry is a text: the shell removes quotes.
     if hint is str and raw is not None and not isinstance(value, (str, list, dict)):
         return raw
     if hint is float and type(value) is int:
         return float(value)
+    # No `isinstance`: a bool is an int in Python, and `steps = true` is a mistake.
     return value if type(value) is hint else _MISFIT
 
 

@@ -1,4 +1,4 @@
-"""What the user gave: the entries of a TOML file and of `--set`, each with where it was given."""
+"""The sources of a configuration: the entries of a TOML file and of `--set`, with their origins."""
 
 import dataclasses
 import difflib
@@ -15,14 +15,14 @@ from jaxdist.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """One value that the user gave, and where.
+    """One value from the user, and its origin.
 
     Attributes:
         section: Its section.
-        key: Its key; empty where the value stands for the section itself.
-        value: As TOML has it.
+        key: Its key; empty if the value is given for the section itself.
+        value: The value that TOML parsed.
         where: `"file.toml, line 7"` or `"--set section.key=value"`.
-        raw: The text after `=` of an override, None for a file.
+        raw: The text after `=` of an override; None for a file.
     """
 
     section: str
@@ -33,7 +33,7 @@ class Given:
 
 
 def check_sources(caller: str, path: Any, overrides: Any) -> tuple[str, list[str]]:
-    """The path of a configuration file and its overrides, or an error that names them."""
+    """Check the path of a configuration file and its overrides, and return them."""
     remedy = "Pass for instance overrides=['training.steps=10']."
     what = "a list of texts 'section.key=value'"
     texts = as_list(caller, "overrides", overrides, what, remedy)
@@ -43,7 +43,11 @@ def check_sources(caller: str, path: Any, overrides: Any) -> tuple[str, list[str
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a configuration file, or a named error."""
+    """Read the text of a configuration file.
+
+    Raises:
+        ConfigError: The file does not exist or cannot be read.
+    """
     try:
         return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -67,12 +71,13 @@ def _suggest_files(path: Path) -> str:
 
 
 def read_file_entries(path: str | Path, text: str, problems: list[str]) -> Iterator[Given]:
-    """The entries of a TOML text; what is no TOML is added to `problems`."""
+    """Yield the entries of a TOML text. Add an error of its syntax to `problems`."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         problems.append(f"{path} is no valid TOML: {error}.")
         return
+    # `tomllib` does not report the lines of entries, and errors shall name them.
     lines = find_lines(text)
     for section, body in document.items():
         line = lines.get((section,), _find_first_line(lines, section))
@@ -89,7 +94,7 @@ def read_file_entries(path: str | Path, text: str, problems: list[str]) -> Itera
 def read_overrides(
     schema: type[Any], overrides: Sequence[str], problems: list[str]
 ) -> Iterator[Given]:
-    """The entries of overrides; those that are not understood are added to `problems`."""
+    """Yield the entries of overrides. Add those with wrong syntax to `problems`."""
     for text in overrides:
         name, equals, raw = text.partition("=")
         section, dot, key = name.strip().partition(".")
@@ -104,11 +109,12 @@ def read_overrides(
 
 
 def _parse(raw: str) -> Any:
-    """The text after `=` as TOML where it is that, else as it stands."""
+    """Parse the text after `=` as TOML; if it is no TOML, return the text itself."""
     try:
         parsed = tomllib.loads(f"value = {raw}")
     except tomllib.TOMLDecodeError:
         return raw.strip()
+    # A line break in the text could add more entries.
     return parsed["value"] if list(parsed) == ["value"] else raw.strip()
 
 
@@ -119,7 +125,7 @@ _ENTRY = re.compile(rf"^\s*({_DOTTED})\s*=")
 
 
 def find_lines(text: str) -> dict[tuple[str, ...], int]:
-    """The line, from 1, on which each table and each entry of a TOML text starts.
+    """Return the line, from 1, on which each table and each entry of a TOML text starts.
 
     Example:
         >>> find_lines("# job\\n[data]\\nseed = 1\\n")
@@ -135,6 +141,7 @@ def find_lines(text: str) -> dict[tuple[str, ...], int]:
                 lines.setdefault(table, number)
             elif entry := _ENTRY.match(line):
                 lines.setdefault((*table, *_split_dotted(entry[1])), number)
+        # Inside of a multi-line string, a line may look like an entry.
         for mark in ('"""', "'''"):
             if quote in ("", mark) and line.count(mark) % 2:
                 quote = "" if quote else mark
@@ -151,23 +158,23 @@ def _find_first_line(lines: Mapping[tuple[str, ...], int], section: str) -> int:
 
 
 def find_nearest(name: str, valid: Sequence[str]) -> str | None:
-    """The valid name that is most like `name`, None where none is like it."""
+    """Return the valid name that is most similar to `name`; None if none is similar."""
     return next(iter(difflib.get_close_matches(name, valid, n=1, cutoff=0.5)), None)
 
 
 def get_sections(schema: type[Any]) -> dict[str, Any]:
-    """The sections of a schema: those of its fields that are dataclasses."""
+    """Return the sections of a schema: its fields that are dataclasses."""
     hints = typing.get_type_hints(schema)
     return {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
 
 
 def get_entries(schema: type[Any]) -> dict[str, Any]:
-    """The entries of a schema that stand before its first section."""
+    """Return the entries of a schema before its first section: its other fields."""
     hints = typing.get_type_hints(schema)
     return {name: kind for name, kind in hints.items() if not dataclasses.is_dataclass(kind)}
 
 
 def list_names(schema: type[Any]) -> list[str]:
-    """Every entry of a section of a schema as `section.key`."""
+    """Return the names of all entries in sections of a schema, as `section.key`."""
     kinds = get_sections(schema)
     return [f"{s}.{f.name}" for s in kinds for f in dataclasses.fields(kinds[s])]

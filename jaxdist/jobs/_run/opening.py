@@ -1,4 +1,4 @@
-"""What a run says of itself before its first step."""
+"""The description of a run that is printed before its first step."""
 
 import math
 from typing import Any
@@ -12,18 +12,18 @@ from jaxdist._values import from_state, is_sharded
 from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._task import Task
 
-# As people call them, where that is another name than the primitive's.
+# The usual names of collectives whose primitives have other names.
 _WORDS = {"psum": "all-reduce", "psum_scatter": "reduce-scatter", "ppermute": "permute"}
 
 
 def describe_run(config: JobConfig, task: Task, strategy: Strategy, model: nnx.Module) -> str:
-    """What is trained, and on what.
+    """Describe the model and the devices of a run.
 
     For instance: topics: 271,456 parameters on 4 replica(s) of 2 cpu device(s), 32 windows a step.
     """
     mesh = strategy.mesh.devices
     count = strategy.num_replicas_in_sync
-    # Virtual replicas share devices.
+    # With `deterministic`, several virtual replicas share a device.
     share = f"{mesh.size // count} " if mesh.size >= count else f"1/{count // mesh.size} "
     return (
         f"{task.title}: {_count_parameters(model):,} parameters on {count} replica(s) of {share}"
@@ -32,7 +32,7 @@ def describe_run(config: JobConfig, task: Task, strategy: Strategy, model: nnx.M
 
 
 def describe_communication(program: Program) -> str:
-    """What a step asks for, by kind.
+    """Describe the collectives of a step, by kind.
 
     For instance: all-reduce of 1,085,956 bytes between 8 replicas.
     """

@@ -1,4 +1,4 @@
-"""One run of the main job, from the checkpoint that it resumes from to the files at its end."""
+"""One run of a job: it resumes from a checkpoint, trains, evaluates, saves, and writes files."""
 
 import dataclasses
 import itertools
@@ -35,7 +35,7 @@ from jaxdist.training import Every, evaluate, run_loop
 
 
 class Run:
-    """What a run holds while it goes on."""
+    """A run of a job, with its state."""
 
     def __init__(
         self,
@@ -84,6 +84,7 @@ class Run:
             )
             self.step, self.was_interrupted = end.step, end.was_interrupted
             if self.was_interrupted:
+                # See Note [Ctrl-C between steps]: no step may run when the process exits.
                 jax.block_until_ready(self.pending)
             else:
                 self._finish()
@@ -100,14 +101,21 @@ class Run:
         self.step = step
         self.pending.append(loss)
         if step == self.first_step + 1:
-            jax.block_until_ready(loss)  # it compiled; throughput is about the steps after it
+            # The first step compiles, so throughput counts the steps after it.
+            jax.block_until_ready(loss)
             self.watch.start()
         if self.progress is not None:
             self.progress.advance(step)
+        # Between steps; see Note [Ctrl-C between steps].
         self.interrupts.check()
 
     def _fetch_losses(self) -> None:
-        """Wait for the steps, and keep their losses."""
+        """Wait for the pending steps, and append their losses to the history.
+
+        Raises:
+            NonFiniteLossError: A loss is not finite.
+        """
+        # One fetch for many losses: a fetch in each step would wait for the devices.
         found = [float(x) for x in jax.device_get(self.pending)]
         self.pending = []
         losses = self.state.history.losses
@@ -145,7 +153,7 @@ class Run:
         if text:
             self._say(text)
 
-    # What happens every so often
+    # Actions every n steps
 
     def _log(self, step: int, _: None) -> None:
         self._fetch_losses()
@@ -170,6 +178,7 @@ class Run:
         self._say(f"step {step}: {self.task.in_words(measures)}")
 
     def _save(self, step: int, _: None) -> None:
+        # It raises for a loss that is not finite, so no checkpoint is saved after one.
         self._fetch_losses()
         with self.watch.paused():
             notes = self.state.notes(self.task.identity(), self.config)
@@ -177,11 +186,11 @@ class Run:
         self._say(f"step {step}: saved {_shorten_path(self.checkpoints.path(step))}")
 
     def _say(self, text: str) -> None:
-        # A live bar of the same console stays below what is printed.
+        # Rich prints above a live bar of the same console.
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def units_per_s(self) -> float | None:
-        """Throughput so far."""
+        """Return the throughput up to now; None before the second step."""
         units = (self.step - self.first_step - 1) * self._units_per_step()
         return units / self.watch.seconds if units > 0 and self.watch.seconds > 0 else None
 
@@ -191,13 +200,14 @@ class Run:
     # The beginning and the end
 
     def resume(self, skip_damaged: bool, accept_changes: bool = False) -> None:
-        """Go on from the newest checkpoint, where there is one."""
+        """Resume from the newest checkpoint, if the directory has one."""
         steps = self.checkpoints.steps()
         if steps and not self.config.checkpoint.resume:
             raise make_not_empty_error(self.checkpoints.directory, steps)
         restored = None
         if steps:
-            # Before its arrays are read: they may have other shapes.
+            # Before the arrays are read: with a changed entry they may have other shapes, and that
+            # error would not name the entry.
             newest = read_notes_without_orbax(self.checkpoints.path(steps[-1]))
             if newest is not None and not skip_damaged:
                 self._check_notes(steps[-1], newest, accept_changes)
@@ -229,7 +239,7 @@ class Run:
         )
 
     def report(self) -> TrainingReport:
-        """How it ended, or stands."""
+        """Return the report of the run."""
         steps = self.checkpoints.steps()
         last = None if self.was_interrupted else self.state.history.evaluations[-1]
         return TrainingReport(
@@ -265,6 +275,6 @@ class Run:
 
 
 def _shorten_path(path: Path) -> str:
-    """The path from here where it lies below."""
+    """Return the path relative to the current directory if it is below it."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

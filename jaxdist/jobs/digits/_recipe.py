@@ -39,7 +39,7 @@ class DigitsNet(nnx.Module):
         x = image  # [row, 8, 8, 1]
         for convolution in self.convolutions:
             x = nnx.max_pool(nnx.relu(convolution(x)), (2, 2), strides=(2, 2))
-        # Not -1: JAX cannot infer a dim of an array without elements, and a replica may have no rows.
+        # Not -1: a replica may have no rows, and JAX infers no dim of an array without elements.
         x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
         return self.logits(nnx.relu(self.hidden(x)))  # [row, class]
 

@@ -1,4 +1,4 @@
-"""What must hold between entries of a language model's configuration."""
+"""Checks of a language model's configuration: entries that must fit each other."""
 
 import re
 
@@ -13,11 +13,11 @@ _SHAPE = re.compile(r"^[1-9]\d*(x[1-9]\d*){1,3}$")
 
 
 def check_entries(loaded: LoadedConfig[TopicsConfig]) -> None:
-    """Refuse entries that do not go together, before anything is started.
+    """Check that entries fit each other, before anything is started.
 
     Raises:
         ConfigError: Heads do not divide the width, or have an odd number of dims; the slice or
-            the logical devices are not written as they should be, or do not fit the partition.
+            the logical devices have a wrong syntax, or do not fit the partition.
     """
     _check_slice(loaded)
     _check_logical(loaded)
@@ -46,7 +46,7 @@ def _check_logical(loaded: LoadedConfig[TopicsConfig]) -> None:
 
 def _check_heads(loaded: LoadedConfig[TopicsConfig]) -> None:
     width, heads = loaded.values.model.width, loaded.values.model.heads
-    # Rotary positions turn dims in pairs.
+    # Rotary positions rotate pairs of dims, so a head needs an even number of dims.
     fitting = [n for n in range(1, width + 1) if width % n == 0 and width // n % 2 == 0]
     if heads not in fitting:
         near = sorted(fitting, key=lambda n: abs(n - heads))[:2]

@@ -1,4 +1,4 @@
-"""The language model and how it lies on the devices."""
+"""The recipe of the language model: model, optimizer, steps, and placement."""
 
 from typing import Any, final
 
@@ -15,7 +15,7 @@ from jaxdist.jobs.topics_lm._steps import evaluation_step, train_step
 
 @final
 class TopicsRecipe(Recipe):
-    """The transformer, as `strategy.partition` says."""
+    """The transformer, placed by `strategy.partition`."""
 
     train_step = staticmethod(train_step)
     evaluation_step = staticmethod(evaluation_step)
@@ -28,7 +28,7 @@ class TopicsRecipe(Recipe):
 
     def place(self, strategy: Strategy, model: Any, optimizer: Any) -> None:
         asked = self._config.strategy
-        # Where parameters are whole, the optimizer says itself what of its state is in pieces.
+        # With replicated parameters, `sharded_update` places its own state.
         if asked.partition != "replicated":
             rules = rules_of(asked.partition, asked.whole_below)
             partition.place(strategy, (model, optimizer), rules)

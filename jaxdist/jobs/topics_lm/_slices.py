@@ -1,4 +1,4 @@
-"""The slices that the replicas of a configuration are divided into."""
+"""The slices of the replicas of a configuration."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from jaxdist.jobs.topics_lm._schema import TopicsConfig
 
 
 def is_in_slice(config: TopicsConfig) -> bool:
-    """Whether state lies in pieces within a slice, and whole in each."""
+    """Whether state is sharded within each slice, and replicated over slices."""
     return "in_slice" in config.strategy.partition
 
 
 def slice_of_device(device: Any) -> int:
-    """The slice that a TPU says it is in."""
+    """Return the slice index of a TPU; 0 if it has none."""
     index: int | None = getattr(device, "slice_index", None)
     return index or 0
 
 
 def count_device_slices(devices: Sequence[Any]) -> int | None:
-    """How many slices TPUs say they are in; None where devices do not say.
+    """Return the number of slices of TPUs; None if a device has no slice index.
 
     Raises:
-        ConfigError: Slices with different numbers of devices.
+        ConfigError: Slices have different numbers of devices.
     """
     if any(d.platform != "tpu" or getattr(d, "slice_index", None) is None for d in devices):
         return None
@@ -40,19 +40,21 @@ def count_device_slices(devices: Sequence[Any]) -> int | None:
 
 
 def add_slices(strategy: Strategy, config: TopicsConfig, there: int | None) -> Strategy:
-    """The strategy, with an axis for slices where the partition of the state needs one.
+    """Return the strategy, with an axis for slices if the partition of the state needs one.
 
     Args:
-        strategy: Replicas of the first slice first.
-        config: Says how many slices, where devices do not.
-        there: How many slices devices say they are in.
+        strategy: The strategy. Its replicas are in the order of their slices.
+        config: The configuration. It gives the number of slices if the devices do not.
+        there: The number of slices of the devices; None if unknown.
 
     Raises:
-        ConfigError: Devices say another number, or the replicas do not divide by the slices.
+        ConfigError: The devices have another number of slices than the configuration, or the
+            number of replicas is not a multiple of the number of slices.
     """
     asked = config.strategy.slices
     if not is_in_slice(config):
         return strategy
+    # 1 is the default, so it does not contradict the devices.
     if there is not None and asked not in (1, there):
         raise ConfigError(
             f"strategy.slices is {asked}, and the devices are {there} slice(s).\n\n"

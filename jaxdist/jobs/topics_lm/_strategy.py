@@ -25,12 +25,12 @@ from jaxdist.tpu.experimental import initialize_tpu_system
 
 
 def topics_strategy(config: TopicsConfig) -> Strategy:
-    """The configured strategy.
+    """Return the configured strategy.
 
-    On TPUs, and on CPU devices laid out as the virtual slice, it is a `TPUStrategy` whose device
-    assignment has the logical devices of a replica side by side; on listed devices and on GPUs a
-    `MirroredStrategy`. The virtual devices must have been asked for before. Where the partition
-    lays state within slices, replicas have the axes `("slice", "replica")`.
+    On TPUs, and on CPU devices as a virtual slice, it is a `TPUStrategy`; its device assignment
+    puts the logical devices of a replica next to each other. On listed devices and on GPUs it is a
+    `MirroredStrategy`. Virtual CPU devices must be requested before JAX starts. If the partition
+    shards state within slices, replicas have the axes `("slice", "replica")`.
     """
     listed, backend = config.strategy.devices, jax.default_backend()
     if listed != "auto":
@@ -58,18 +58,21 @@ def topics_strategy(config: TopicsConfig) -> Strategy:
 
 
 def num_logical(config: TopicsConfig) -> int:
-    """Devices of one replica."""
+    """Return the number of devices of a replica."""
     asked = config.strategy.logical_devices
     return asked if isinstance(asked, int) else math.prod(_parse_sizes(asked))
 
 
 def num_cpu_devices(config: TopicsConfig) -> int:
-    """Virtual CPU devices that the configuration needs where there is no accelerator."""
+    """Return the number of virtual CPU devices that the configuration needs without TPU or GPU."""
     return tpu.slice_of(config.strategy.virtual_slice).num_cores
 
 
 def _count_named_slices(config: TopicsConfig) -> int | None:
-    """Slices in the name of the virtual slice, where it has several: `v5e:2x2*2`."""
+    """Return the number of slices in a name such as `v5e:2x2*2`; None if it is 1.
+
+    None leaves the number to `strategy.slices`.
+    """
     number = tpu.slice_of(config.strategy.virtual_slice).num_slices
     return number if number > 1 else None
 
@@ -78,7 +81,7 @@ def _make_mirrored(devices: Sequence[Any], config: TopicsConfig) -> Strategy:
     count, there = num_logical(config), None
     if is_in_slice(config):
         there = count_device_slices(devices)
-        # Those of the first slice first, so that a slice is a row of the mesh.
+        # Sorted by slice, so that each slice is one row of the mesh.
         devices = sorted(devices, key=slice_of_device) if there else devices
     if count == 1:
         return add_slices(MirroredStrategy(devices), config, there)

@@ -1,4 +1,4 @@
-"""The language model as a task: its data, and the words for what comes out."""
+"""The language model as a task: its data, and the words for its results."""
 
 import math
 from typing import Any, final
@@ -20,7 +20,7 @@ from jaxdist.training import WEIGHT
 
 @final
 class TopicsTask(Task):
-    """Next bytes of the topics of Python's `help()`."""
+    """The prediction of the next byte in the topics of Python's `help()`."""
 
     title = "topics"
     examples = "windows"
@@ -53,6 +53,7 @@ class TopicsTask(Task):
         return {
             "loss": loss,
             "bits_per_byte": loss / math.log(2),
+            # Limited, since exp(710) raises OverflowError.
             "perplexity": math.exp(min(loss, 700.0)),
             "bytes": means[WEIGHT],
         }
@@ -73,7 +74,7 @@ class TopicsTask(Task):
         }
 
     def finish(self, strategy: Strategy, model: Any) -> tuple[dict[str, Any], str]:
-        """Generate text."""
+        """Generate text with the trained model."""
         asked = self._config.generate
         counted = (
             f"counting bytes takes {self._baselines['unigram']:.3f} bits per byte, "
