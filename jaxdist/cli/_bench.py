@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxdist import _mesh, cost
-from jaxdist._choose_devices import runtime
+from jaxdist._devices import runtime
 from jaxdist.cli._measure import COUNTS, MAX_BYTES, measure
 from jaxdist.errors import ArgumentError, BackendStartedError
 

@@ -145,7 +145,7 @@ def multi_step(
         _check_batches(batches)
         stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *batches)  # [step, row, ...]
 
-        def one(carried: Any, batch: Any) -> tuple[Any, Out]:
+        def run_one(carried: Any, batch: Any) -> tuple[Any, Out]:
             # Flattened before the call: a merged module writes into the state it is merged from.
             given = tree_flatten_with_path(carried)
             after, out = _check_pair(step_fn(_merge_modules(graph, carried), batch))
@@ -154,7 +154,7 @@ def multi_step(
             return kept, out
 
         graph, carried = _split_modules(state)
-        carried, outs = jax.lax.scan(one, carried, stacked)
+        carried, outs = jax.lax.scan(run_one, carried, stacked)
         return _write_back(state, graph, carried), outs
 
     return steps

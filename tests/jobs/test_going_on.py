@@ -15,7 +15,7 @@ import jaxdist
 from jaxdist import jobs
 from jaxdist.errors import CheckpointError, ConfigError
 from jaxdist.jobs import TASKS, DigitsConfig, TrainingReport, load_config
-from jaxdist.jobs._config.changes import changed_entries
+from jaxdist.jobs._config.changes import find_changed_entries
 from jaxdist.jobs._config.load import as_dict
 from jaxdist.jobs._config.schema import Change
 
@@ -178,7 +178,7 @@ def test_every_entry_is_free_or_changes_knowingly_or_never(schema: type[Any]) ->
         for key, value in entries.items():
             saved = {section: {key: _other(value)}} if body is entries else {key: _other(value)}
             name = f"{section}.{key}" if body is entries else key
-            [found] = changed_entries(saved, config)
+            [found] = find_changed_entries(saved, config)
             assert found.name == name
             wanted = Change.FREE if name in FREE else Change.KNOWINGLY
             assert found.change is (Change.NEVER if name in NEVER else wanted), name
@@ -193,10 +193,10 @@ def test_an_entry_without_effect_may_change_and_counts_where_it_has_one() -> Non
     )
     saved = as_dict(compressed)
     saved["optimizer"]["workers"] = 4
-    assert {c.name: c.change for c in changed_entries(saved, compressed)} == {
+    assert {c.name: c.change for c in find_changed_entries(saved, compressed)} == {
         "optimizer.workers": Change.KNOWINGLY
     }
-    assert {c.name: c.change for c in changed_entries(saved, config)} == {
+    assert {c.name: c.change for c in find_changed_entries(saved, config)} == {
         "optimizer.update": Change.KNOWINGLY,
         "optimizer.workers": Change.KNOWINGLY,
     }
@@ -204,7 +204,7 @@ def test_an_entry_without_effect_may_change_and_counts_where_it_has_one() -> Non
 
 def test_values_that_json_writes_alike_are_alike() -> None:
     config = DigitsConfig()
-    assert changed_entries(json.loads(json.dumps(as_dict(config))), config) == ()
-    assert changed_entries({"training": {"seed": np.float64(0.0)}}, config) == ()
-    [found] = changed_entries({"training": {"donate": 0}}, config)
+    assert find_changed_entries(json.loads(json.dumps(as_dict(config))), config) == ()
+    assert find_changed_entries({"training": {"seed": np.float64(0.0)}}, config) == ()
+    [found] = find_changed_entries({"training": {"donate": 0}}, config)
     assert found.name == "training.donate"

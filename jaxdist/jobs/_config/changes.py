@@ -28,7 +28,7 @@ class Changed:
     change: Change
 
 
-def changed_entries(saved: Mapping[str, Any], config: Any) -> tuple[Changed, ...]:
+def find_changed_entries(saved: Mapping[str, Any], config: Any) -> tuple[Changed, ...]:
     """Return all entries that were saved with another value, relevant or not.
 
     Entries that only one of the two has are left out: another version of jaxdist added or removed
@@ -37,7 +37,7 @@ def changed_entries(saved: Mapping[str, Any], config: Any) -> tuple[Changed, ...
     Example:
         >>> from jaxdist.jobs import DigitsConfig
         >>> saved = {"optimizer": {"learning_rate": 0.1}, "training": {"log_every": 5}}
-        >>> for entry in changed_entries(saved, DigitsConfig()):
+        >>> for entry in find_changed_entries(saved, DigitsConfig()):
         ...     print(entry.name, entry.before, entry.after, entry.change.name)
         optimizer.learning_rate 0.1 0.003 KNOWINGLY
         training.log_every 5 20 FREE
@@ -101,7 +101,7 @@ def check_same_run(
         CheckpointError: Relevant entries differ and `accept_changes` is false, or entries differ
             that can never change. The error names key, old and new value of each.
     """
-    found = changed_entries(saved or {}, loaded.values)
+    found = find_changed_entries(saved or {}, loaded.values)
     never = [c for c in found if c.change is Change.NEVER]
     knowingly = [c for c in found if c.change is Change.KNOWINGLY]
     if never or (knowingly and not accept_changes):

@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 from jaxdist._validate import Noted, check_text, shown
 from jaxdist.errors import ArgumentTypeError, ConfigError
 from jaxdist.jobs._config.sources import (
-    Given,
+    GivenValue,
     check_sources,
     find_nearest,
     get_entries,
@@ -121,7 +121,7 @@ def as_dict(config: Any) -> dict[str, Any]:
 
 def _place_entry(
     schema: type[Any],
-    item: Given,
+    item: GivenValue,
     sections: dict[str, dict[str, Any]],
     origins: dict[str, str],
 ) -> str | None:
@@ -153,7 +153,7 @@ def _place_entry(
 
 
 def _place_top_level(
-    schema: type[Any], item: Given, alone: dict[str, Any], origins: dict[str, str]
+    schema: type[Any], item: GivenValue, alone: dict[str, Any], origins: dict[str, str]
 ) -> str | None:
     """Put a value into an entry before the sections. Return the problem in words."""
     if item.key or isinstance(item.value, dict):
@@ -170,7 +170,7 @@ def _place_top_level(
     return None
 
 
-def _describe_unknown_section(schema: type[Any], item: Given) -> str:
+def _describe_unknown_section(schema: type[Any], item: GivenValue) -> str:
     valid = list(get_sections(schema))
     what = f"'{item.section}.{item.key}'" if item.raw is not None else f"[{item.section}]"
     if not isinstance(item.value, dict) and not item.key:
@@ -182,7 +182,7 @@ def _describe_unknown_section(schema: type[Any], item: Given) -> str:
     return f"{item.where}: unknown section {what}; there are {', '.join(valid)}.{hint}"
 
 
-def _describe_unknown_key(schema: type[Any], section: type[Any], item: Given) -> str:
+def _describe_unknown_key(schema: type[Any], section: type[Any], item: GivenValue) -> str:
     valid = [f.name for f in dataclasses.fields(section)]
     near = find_nearest(item.key, valid)
     elsewhere = [n for n in list_names(schema) if n.endswith(f".{item.key}")]
@@ -245,7 +245,7 @@ def _describe_type(hint: Any) -> str:
     return _TYPE_NAMES[hint]
 
 
-def _describe_given(item: Given) -> str:
+def _describe_given(item: GivenValue) -> str:
     kind = {dict: "table", list: "list", str: "string", bool: "boolean", int: "integer"}
     name = kind.get(type(item.value), type(item.value).__name__)
     return f"{_shorten(item.value)} ({name}) was given."

@@ -14,7 +14,7 @@ from jaxdist.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class GivenValue:
     """One value from the user, and its origin.
 
     Attributes:
@@ -70,7 +70,7 @@ def _suggest_files(path: Path) -> str:
     return "Pass the path of a TOML file, such as configs/digits_mirrored.toml."
 
 
-def read_file_entries(path: str | Path, text: str, problems: list[str]) -> Iterator[Given]:
+def read_file_entries(path: str | Path, text: str, problems: list[str]) -> Iterator[GivenValue]:
     """Yield the entries of a TOML text. Add an error of its syntax to `problems`."""
     try:
         document = tomllib.loads(text)
@@ -82,18 +82,18 @@ def read_file_entries(path: str | Path, text: str, problems: list[str]) -> Itera
     for section, body in document.items():
         line = lines.get((section,), _find_first_line(lines, section))
         if not isinstance(body, dict):
-            yield Given(section, "", body, f"{path}, line {line}")
+            yield GivenValue(section, "", body, f"{path}, line {line}")
             continue
         if not body:
-            yield Given(section, "", body, f"{path}, line {line}")
+            yield GivenValue(section, "", body, f"{path}, line {line}")
         for key, value in body.items():
             here = lines.get((section, key), line)
-            yield Given(section, key, value, f"{path}, line {here}")
+            yield GivenValue(section, key, value, f"{path}, line {here}")
 
 
 def read_overrides(
     schema: type[Any], overrides: Sequence[str], problems: list[str]
-) -> Iterator[Given]:
+) -> Iterator[GivenValue]:
     """Yield the entries of overrides. Add those with wrong syntax to `problems`."""
     for text in overrides:
         name, equals, raw = text.partition("=")
@@ -105,7 +105,7 @@ def read_overrides(
                 f"--set {find_nearest(name.strip(), list_names(schema)) or example}=VALUE."
             )
             continue
-        yield Given(section, key, _parse(raw), f"--set {text}", raw.strip())
+        yield GivenValue(section, key, _parse(raw), f"--set {text}", raw.strip())
 
 
 def _parse(raw: str) -> Any:

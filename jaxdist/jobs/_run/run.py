@@ -24,8 +24,8 @@ from jaxdist.jobs._config.checks import (
 )
 from jaxdist.jobs._config.load import LoadedConfig, as_dict
 from jaxdist.jobs._config.schema import JobConfig
-from jaxdist.jobs._run.describe_run import describe_communication, describe_run
 from jaxdist.jobs._run.metrics import versions
+from jaxdist.jobs._run.opening import describe_communication, describe_run
 from jaxdist.jobs._run.output import write_output
 from jaxdist.jobs._run.progress import Stopwatch, TrainingProgress
 from jaxdist.jobs._run.report import TrainingReport
@@ -147,7 +147,11 @@ class Run:
         self.interrupts.check()
         found, text = self.task.finish(self.strategy, self.state.model)
         written = write_output(
-            self.config.output, self._metrics(found), self.task, self.report(), self.state.history
+            self.config.output,
+            self._make_metrics(found),
+            self.task,
+            self.report(),
+            self.state.history,
         )
         self._say(f"wrote {' and '.join(map(_shorten_path, written))}")
         if text:
@@ -158,7 +162,7 @@ class Run:
     def _log(self, step: int, _: None) -> None:
         self._fetch_losses()
         speed = self.units_per_s() or 0.0
-        left = (self.config.training.steps - step) * self._units_per_step()
+        left = (self.config.training.steps - step) * self._count_units_per_step()
         if self.progress is not None:
             self.progress.report(
                 step,
@@ -191,10 +195,10 @@ class Run:
 
     def units_per_s(self) -> float | None:
         """Return the throughput up to now; None before the second step."""
-        units = (self.step - self.first_step - 1) * self._units_per_step()
+        units = (self.step - self.first_step - 1) * self._count_units_per_step()
         return units / self.watch.seconds if units > 0 and self.watch.seconds > 0 else None
 
-    def _units_per_step(self) -> int:
+    def _count_units_per_step(self) -> int:
         return self.config.data.batch_size * self.task.units_per_example
 
     # The beginning and the end
@@ -253,7 +257,7 @@ class Run:
             next_step=steps[-1] if steps else None,
         )
 
-    def _metrics(self, found: dict[str, Any]) -> dict[str, Any]:
+    def _make_metrics(self, found: dict[str, Any]) -> dict[str, Any]:
         history, task = self.state.history, self.task
         devices = self.strategy.mesh.devices.ravel()
         return {

@@ -11,7 +11,7 @@ from jaxdist._checkpoints import Restored
 from jaxdist._strategies import Strategy
 from jaxdist._values import is_sharded
 from jaxdist.data import DistributedIterator
-from jaxdist.jobs._config.changes import Changed, changed_entries
+from jaxdist.jobs._config.changes import Changed, find_changed_entries
 from jaxdist.jobs._config.load import as_dict
 from jaxdist.jobs._run.metrics import History
 
@@ -78,7 +78,7 @@ class RunState:
         if saved is None:
             yield "the checkpoint does not say with which values it was trained"
             return
-        steps = [c for c in changed_entries(saved, config) if c.name == "training.steps"]
+        steps = [c for c in find_changed_entries(saved, config) if c.name == "training.steps"]
         curve = steps if config.optimizer.schedule != "constant" else []
         for change in (*changes, *curve):
             entry = {"after_step": restored.step, "entry": change.name}

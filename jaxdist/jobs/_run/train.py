@@ -85,7 +85,7 @@ def train(
         JobLock(config.checkpoint.directory),
         JobLock(config.output.directory),
         Checkpoints(config.checkpoint.directory, keep=config.checkpoint.keep) as checkpoints,
-        _training_batches(config, strategy, task) as data,
+        _make_batches(config, strategy, task) as data,
     ):
         run = Run(loaded, strategy, task, data, checkpoints, console)
         try:
@@ -97,7 +97,9 @@ def train(
         return run.report()
 
 
-def _training_batches(config: JobConfig, strategy: Strategy, task: Task) -> DistributedIterator:
+def _make_batches(
+    config: JobConfig, strategy: Strategy, task: Task
+) -> DistributedIterator:
     """Return endless global batches. All have one size, so that the step is compiled once."""
     source = batches(
         task.train,

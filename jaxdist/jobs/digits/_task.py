@@ -36,11 +36,12 @@ def load_digits(test_fraction: float, seed: int) -> Digits:
     # At least one example on each side, also for an extreme fraction.
     held_out = min(max(1, round(len(labels) * test_fraction)), len(labels) - 1)
     return Digits(
-        train=_rows(images, labels, order[held_out:]), test=_rows(images, labels, order[:held_out])
+        train=_select_rows(images, labels, order[held_out:]),
+        test=_select_rows(images, labels, order[:held_out]),
     )
 
 
-def _rows(images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
+def _select_rows(images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
     return {"image": images[rows], "label": labels[rows].astype(np.int32)}
 
 

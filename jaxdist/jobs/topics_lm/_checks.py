@@ -6,7 +6,7 @@ from jaxdist import tpu
 from jaxdist.errors import ConfigError, TopologyError
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs.topics_lm._schema import TopicsConfig
-from jaxdist.jobs.topics_lm._strategy import num_logical
+from jaxdist.jobs.topics_lm._strategy import count_logical_devices
 from jaxdist.jobs.topics_lm._text import VOCABULARY
 
 _SHAPE = re.compile(r"^[1-9]\d*(x[1-9]\d*){1,3}$")
@@ -63,7 +63,7 @@ def _check_heads(loaded: LoadedConfig[TopicsConfig]) -> None:
 
 def _check_partition(loaded: LoadedConfig[TopicsConfig]) -> None:
     config, where = loaded.values, loaded.origin("strategy.partition")
-    name, count = config.strategy.partition, num_logical(config)
+    name, count = config.strategy.partition, count_logical_devices(config)
     is_split = "tensor_parallel" in name
     in_slice = "fsdp_in_slice_tensor_parallel" if is_split else "fsdp_in_slice"
     split = "fsdp_in_slice_tensor_parallel" if "in_slice" in name else "fsdp_tensor_parallel"

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxdist.jobs._configured_job import ConfiguredJob
 from jaxdist.jobs.topics_lm._partition import NAMES
 from jaxdist.jobs.topics_lm._recipe import TopicsRecipe
-from jaxdist.jobs.topics_lm._strategy import num_cpu_devices, num_logical
+from jaxdist.jobs.topics_lm._strategy import count_logical_devices, num_cpu_devices
 
 # From the rules of a job that are kinds of update to `optimizer.update` of the configuration.
 _UPDATES: dict[str, Literal["sharded", "compressed"]] = {
@@ -41,7 +41,7 @@ class TopicsJob(ConfiguredJob):
         config = self.loaded.values
         listed = config.strategy.devices
         devices = num_cpu_devices(config) if listed == "auto" else len(listed)
-        return max(1, devices // num_logical(config))
+        return max(1, devices // count_logical_devices(config))
 
     @property
     def logical_devices(self) -> int | str:

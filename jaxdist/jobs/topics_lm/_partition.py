@@ -21,7 +21,7 @@ NAMES: tuple[str, ...] = get_args(Partition)
 _WITHIN = ("replica",)
 
 
-def rules_of(name: str, whole_below: int = 0) -> Rules:
+def get_rules(name: str, whole_below: int = 0) -> Rules:
     """Return the rules of a name.
 
     Args:
@@ -32,7 +32,7 @@ def rules_of(name: str, whole_below: int = 0) -> Rules:
         ArgumentError: The name is not in `NAMES`.
 
     Example:
-        >>> rules_of("tensor_parallel").placement_of("layers/0/mlp/up/kernel")
+        >>> get_rules("tensor_parallel").placement_of("layers/0/mlp/up/kernel")
         Split(dim=1)
     """
     if name == "replicated":
@@ -53,7 +53,7 @@ def rules_of(name: str, whole_below: int = 0) -> Rules:
     )
 
 
-def optimizer_for(name: str, config: OptimizerConfig) -> OptimizerConfig:
+def adapt_optimizer(name: str, config: OptimizerConfig) -> OptimizerConfig:
     """Return the configuration of the optimizer for the rules `name`."""
     # With FSDP a replica has only pieces of the gradients, and clipping needs the norm of all of
     # them. `sharded_update` computes that norm over the replicas.

@@ -15,7 +15,7 @@ def is_in_slice(config: TopicsConfig) -> bool:
     return "in_slice" in config.strategy.partition
 
 
-def slice_of_device(device: Any) -> int:
+def get_slice_index(device: Any) -> int:
     """Return the slice index of a TPU; 0 if it has none."""
     index: int | None = getattr(device, "slice_index", None)
     return index or 0
@@ -29,7 +29,7 @@ def count_device_slices(devices: Sequence[Any]) -> int | None:
     """
     if any(d.platform != "tpu" or getattr(d, "slice_index", None) is None for d in devices):
         return None
-    counts = Counter(map(slice_of_device, devices))
+    counts = Counter(map(get_slice_index, devices))
     if len(set(counts.values())) > 1:
         raise ConfigError(
             f"strategy.devices has different numbers of devices of each slice: "

@@ -18,8 +18,8 @@ from jaxdist.jobs.topics_lm._schema import TopicsConfig
 from jaxdist.jobs.topics_lm._slices import (
     add_slices,
     count_device_slices,
+    get_slice_index,
     is_in_slice,
-    slice_of_device,
 )
 from jaxdist.tpu.experimental import initialize_tpu_system
 
@@ -57,7 +57,7 @@ def topics_strategy(config: TopicsConfig) -> Strategy:
     return add_slices(TPUStrategy(resolver, assignment), config, there)
 
 
-def num_logical(config: TopicsConfig) -> int:
+def count_logical_devices(config: TopicsConfig) -> int:
     """Return the number of devices of a replica."""
     asked = config.strategy.logical_devices
     return asked if isinstance(asked, int) else math.prod(_parse_sizes(asked))
@@ -78,11 +78,11 @@ def _count_named_slices(config: TopicsConfig) -> int | None:
 
 
 def _make_mirrored(devices: Sequence[Any], config: TopicsConfig) -> Strategy:
-    count, there = num_logical(config), None
+    count, there = count_logical_devices(config), None
     if is_in_slice(config):
         there = count_device_slices(devices)
         # Sorted by slice, so that each slice is one row of the mesh.
-        devices = sorted(devices, key=slice_of_device) if there else devices
+        devices = sorted(devices, key=get_slice_index) if there else devices
     if count == 1:
         return add_slices(MirroredStrategy(devices), config, there)
     if len(devices) % count:

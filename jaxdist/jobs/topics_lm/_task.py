@@ -10,10 +10,10 @@ from jaxdist.jobs.topics_lm._recipe import TopicsRecipe
 from jaxdist.jobs.topics_lm._schema import TopicsConfig
 from jaxdist.jobs.topics_lm._text import (
     SEPARATOR,
-    baselines,
-    held_out_windows,
+    compute_baselines,
     load_text,
-    training_windows,
+    make_held_out_windows,
+    make_training_windows,
 )
 from jaxdist.training import WEIGHT
 
@@ -32,11 +32,11 @@ class TopicsTask(Task):
         self._config = config
         text = load_text(config.data.test_fraction, config.data.seed)
         length = config.data.sequence_length
-        self.train = training_windows(text.train, length, config.data.stride)
-        self.held_out = held_out_windows(text.held_out, length)
+        self.train = make_training_windows(text.train, length, config.data.stride)
+        self.held_out = make_held_out_windows(text.held_out, length)
         self.units_per_example = length
         self._checksum = text.checksum
-        self._baselines = baselines(text)
+        self._baselines = compute_baselines(text)
 
     def identity(self) -> dict[str, Any]:
         data = self._config.data

@@ -40,16 +40,16 @@ def load_text(test_fraction: float, seed: int) -> Text:
             held_out.append(name)
             room -= len(texts[name])
     held_out = held_out or [min(names, key=lambda name: len(texts[name]))]
-    seen = {p.strip() for name in held_out for p in _paragraphs(texts[name])}
+    seen = {p.strip() for name in held_out for p in _split_paragraphs(texts[name])}
     train = [
-        b"\n\n".join(p for p in _paragraphs(texts[name]) if p.strip() not in seen)
+        b"\n\n".join(p for p in _split_paragraphs(texts[name]) if p.strip() not in seen)
         for name in names
         if name not in held_out
     ]
     return Text(_join(train), _join([texts[name] for name in held_out]))
 
 
-def _paragraphs(text: bytes) -> list[bytes]:
+def _split_paragraphs(text: bytes) -> list[bytes]:
     return text.split(b"\n\n")
 
 
@@ -58,11 +58,11 @@ def _join(texts: list[bytes]) -> np.ndarray:
     return np.frombuffer(SEPARATOR.join([b"", *parts, b""]), np.uint8)
 
 
-def training_windows(text: np.ndarray, length: int, stride: int) -> dict[str, np.ndarray]:
+def make_training_windows(text: np.ndarray, length: int, stride: int) -> dict[str, np.ndarray]:
     """Return windows `[n, length + 1]` that start `stride` bytes apart; none of a shorter text.
 
     Example:
-        >>> training_windows(np.arange(7, dtype=np.uint8), 2, 2)["tokens"].tolist()
+        >>> make_training_windows(np.arange(7, dtype=np.uint8), 2, 2)["tokens"].tolist()
         [[0, 1, 2], [2, 3, 4], [4, 5, 6]]
     """
     if len(text) <= length:
@@ -71,11 +71,11 @@ def training_windows(text: np.ndarray, length: int, stride: int) -> dict[str, np
     return {"tokens": np.ascontiguousarray(windows)}
 
 
-def held_out_windows(text: np.ndarray, length: int) -> dict[str, np.ndarray]:
+def make_held_out_windows(text: np.ndarray, length: int) -> dict[str, np.ndarray]:
     """Return windows in which each byte but the first is predicted once; the last one is padded.
 
     Example:
-        >>> windows = held_out_windows(np.arange(1, 7, dtype=np.uint8), 2)
+        >>> windows = make_held_out_windows(np.arange(1, 7, dtype=np.uint8), 2)
         >>> windows["tokens"].tolist(), windows["length"].tolist()
         ([[1, 2, 3], [3, 4, 5], [5, 6, 0]], [2, 2, 1])
     """
@@ -85,10 +85,10 @@ def held_out_windows(text: np.ndarray, length: int) -> dict[str, np.ndarray]:
     last = len(text) - 1 - (count - 1) * length
     lengths = np.full(count, length, np.int32)
     lengths[-1] = last
-    return {**training_windows(padded, length, length), "length": lengths}
+    return {**make_training_windows(padded, length, length), "length": lengths}
 
 
-def baselines(text: Text) -> dict[str, float]:
+def compute_baselines(text: Text) -> dict[str, float]:
     """Return the bits per held-out byte of two baselines: byte counts and pair counts.
 
     The counts are those of the training text. The count of a byte starts at 1, and the count of a
@@ -96,7 +96,7 @@ def baselines(text: Text) -> dict[str, float]:
 
     Example:
         >>> once = np.zeros(1001, np.uint8)
-        >>> found = baselines(Text(once, once))
+        >>> found = compute_baselines(Text(once, once))
         >>> {name: round(bits, 2) for name, bits in found.items()}
         {'unigram': 0.33, 'bigram': 0.06}
     """
