@@ -35,6 +35,7 @@ def make_abstract_call(
         ArgumentError: `rows` differs from the program's, and inputs have different lengths; the
             program uses variables from a closure, or has values of different shapes.
     """
+    # See Note [A plan lowers the step again].
     _check_program(program)
     signature = program.signature
     own = count_rows_per_replica(program)

@@ -74,6 +74,7 @@ def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) 
     except jax.errors.JaxRuntimeError as error:
         # JAX parses the program that libtpu wrote, and may be older than libtpu.
         raise _make_plan_error(program, "JAX cannot read what the compiler wrote", error) from error
+    # Not `cost_analysis` of JAX: it counts a loop once, so a scan over layers would be one layer.
     done = hlo.work(text)
     rows = compiled.explain().compiled
     traffic = _group_traffic(rows)

@@ -23,6 +23,13 @@ from jaxdist.explain import SlicePlan, seconds
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# Note [A plan lowers the step again]
+# A plan does not translate the program that was lowered for this machine. It lowers the same
+# function again, for a strategy on the described slice, and the compiler of libtpu compiles it. So
+# the plan is about the program that `run` would execute there. The arguments come as shapes from the
+# signature of the first program (`make_abstract_call`), or from a job (`jobs.JobStep`). Per-replica
+# arguments have the rows of the new replicas, and `Sharded` ones are divided again.
+
 # Lowers a step for a strategy; the number is the rows of a batch that each replica gets.
 Lower = Callable[[Strategy, "int | None"], Program]
 # Receives a line of text about the current work.
@@ -92,6 +99,7 @@ def _lower_for(
     strategy: Strategy,
     rows: int | None,
 ) -> Program:
+    # See Note [A plan lowers the step again].
     args, kwargs = make_abstract_call(program, strategy.layout, rows)
     return strategy.lower(fn, args, kwargs, options)
 
@@ -109,6 +117,8 @@ def _plan_for_target(
     single = None if on_one is None else _start_thread(compile_needs, *on_one)
     needs = read_needs(program, target.device, compiling.result())
     one = None
+    # If the step does not fit, the plan has advice instead of an efficiency. The other compilation
+    # then continues on its daemon thread, and nobody waits for it.
     if single is not None and needs.memory.fits:
         report("compiling for one device, to compare with")
         one = single.result()
@@ -157,6 +167,7 @@ def _compile_needs(source: Source, target: Target, rows: int) -> Needs:
 
 
 def _get_rows(source: Source, target: Target, global_batch: int | None) -> int | None:
+    # By default each replica keeps its rows, so a larger slice has a larger global batch.
     if global_batch is None:
         return source.rows
     count = target.strategy.num_replicas_in_sync

@@ -85,6 +85,7 @@ class Axes:
         return (*kept, count // math.prod(kept))
 
     def _size_logical_axes(self, names: tuple[str, ...], count: int) -> tuple[int, ...]:
+        # One axis can have any size. Of several axes nobody has said how to divide the devices.
         if len(names) == 1:
             return (count,)
         sizes = tuple(self.sizes[name] for name in names)

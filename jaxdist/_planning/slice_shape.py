@@ -77,6 +77,7 @@ def _parse_logical(logical: Any) -> int | tuple[int, ...]:
             if len(parts) > 1
             else _check_positive(int(parts[0]))
         )
+    # A bool is an int in Python, and `logical=True` is a mistake.
     if isinstance(logical, int) and not isinstance(logical, bool):
         return _check_positive(logical)
     if isinstance(logical, Sequence) and all(type(n) is int for n in logical):
@@ -125,6 +126,7 @@ def _suggest_shapes(within: Sequence[int], number: int) -> str:
     shapes = [_format_sizes(box) for box in _list_boxes(within) if math.prod(box) == number]
     if shapes:
         return f"Use one of {', '.join(shapes[:8])}."
+    # No box has this number of cores, so suggest the nearest numbers.
     near = sorted(_list_counts(within), key=lambda n: abs(n - number))[:4]
     return f"Use one of the numbers {', '.join(map(str, sorted(near)))}."
 

@@ -129,12 +129,14 @@ def _parse_slice(topology: Any) -> Slice:
             "Pass its name, such as 'v5p:8x8x8', or 'v5e:4x4*2' for two slices."
         )
     check_text("compile_for", "topology", topology, "v5e:4x4")
+    # "local" is a valid name for a resolver, so this error explains what to call instead.
     if topology == "local":
         raise ArgumentError(
             "compile_for was given topology='local'.\n\n"
             "A plan is for TPUs that this machine does not have.\n\n"
             "Call strategy.lower(step, args).explain(), or name a slice, such as 'v5p:8x8x8'."
         )
+    # Users may pass the name that they gave to a resolver.
     with Renamed("tpu.slice_of was given name=", "compile_for was given topology="):
         return slice_of(topology.removeprefix("described:").removeprefix("virtual:"))
 

@@ -98,6 +98,7 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
             "The file is written to a folder that exists.\n\nMake the folder first."
         )
     devices = _choose_devices(arguments.devices)
+    # Before anything is allocated: too large arrays would make the machine swap.
     limit = MAX_BYTES // len(devices)
     if sizes[-1] > limit or sizes[0] * max(COUNTS) > limit:
         raise ArgumentError(
@@ -106,6 +107,7 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
             f"measured with {max(COUNTS)} arrays as well.\n\n"
             f"Pass sizes up to {limit:,} bytes, the smallest up to {limit // max(COUNTS):,}."
         )
+    # The link of the table gives what is not measured, such as the medium.
     layout = _mesh.build(devices)
     known = cost.links_of(layout).inner
     console = Console(file=sys.stdout)

@@ -90,6 +90,7 @@ def _make_topology_table() -> Table:
         ("devices", f"{jax.device_count()}, {jax.local_device_count()} of this process"),
         ("host", f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"),
     ]
+    # Only TPUs have a slice index and coordinates.
     slices = {getattr(d, "slice_index", None) for d in devices} - {None}
     if slices:
         rows.append(("slices", str(len(slices))))

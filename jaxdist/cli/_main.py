@@ -56,6 +56,7 @@ def _make_parser() -> argparse.ArgumentParser:
     version = f"jaxdist {versions()['jaxdist']} (jax {versions()['jax']})"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
+    # A parent parser: the option is accepted after the name of each command.
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument(
         "--traceback", action="store_true", help="show where an error was raised, all of it"

@@ -108,6 +108,7 @@ def _make_plan(job: Any, topology: str, arguments: argparse.Namespace) -> SliceP
 @contextlib.contextmanager
 def _show_progress() -> Iterator[Callable[[str], None]]:
     """Yield a callback that shows the current work: a live line on a terminal, else plain lines."""
+    # On stderr, so that stdout has the plan only and can be redirected.
     console = Console(file=sys.stderr)
     if not console.is_terminal:
         yield lambda what: console.print(

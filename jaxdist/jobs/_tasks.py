@@ -145,6 +145,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
 
 
 def _read_task_name(path: str | Path) -> str:
+    # The task selects the schema, so it is read before `load_config` checks all other entries.
     text = read_text(path)
     try:
         name = tomllib.loads(text).get("task", _DEFAULT)

@@ -127,6 +127,7 @@ def evaluate(
     caller = "training.evaluate"
     check_strategy(caller, strategy)
     is_callable(caller, sums_fn, "sums_fn", "Pass a function (model, batch, mask) -> sums.")
+    # Padding, so that a last short batch has the shape of the others and needs no second program.
     options = InputOptions(partial_batch=PartialBatch.PAD)
     with Renamed("experimental_distribute_dataset", caller):
         distributed = strategy.experimental_distribute_dataset(dataset, options)

@@ -94,6 +94,8 @@ def check_same_run(
 ) -> tuple[Changed, ...]:
     """Check that a run may resume from a checkpoint with the values of its configuration.
 
+    See Note [What a resumed run checks].
+
     Returns:
         The changes that were accepted.
 

@@ -36,6 +36,7 @@ def check_job(
             training; a file of the output cannot be written.
         MissingExtraError: A picture is configured and matplotlib is not installed.
     """
+    # Now and not at the end of the training, when the picture is drawn.
     if loaded.values.output.picture:
         require_extra("matplotlib", "draw the learning curve (output.picture)")
     _check_batch_size(loaded, num_replicas, num_examples, examples)
@@ -147,6 +148,7 @@ def check_output_is_ours(loaded: LoadedConfig[Any], losses: Sequence[float]) -> 
         return
     # The file may be ahead of the checkpoint or behind it, so the common steps are compared.
     known = min(len(losses), len(there["losses"]))
+    # Without a common step nothing shows that the file belongs to this run.
     if known == 0 or list(losses[:known]) != there["losses"][:known]:
         raise ConfigError(
             f"{loaded.origin('output.directory')}: {str(path)!r} holds the metrics of another run "

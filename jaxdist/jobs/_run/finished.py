@@ -46,8 +46,10 @@ def finished_run(
     if notes is None or find_missing(folder, total):
         return None
     metrics = _read_metrics(config.output)
+    # The losses tell whether the files belong to this checkpoint or to another run.
     if metrics is None or metrics.get("losses") != notes.get("history", {}).get("losses"):
         return None
+    # See Note [What a resumed run checks].
     check_same_run(folder, total, notes.get("config"), loaded, accept_changes=accept_changes)
     return TrainingReport(
         steps=total,

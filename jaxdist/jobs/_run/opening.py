@@ -38,6 +38,7 @@ def describe_communication(program: Program) -> str:
     """
     totals: dict[str, int] = {}
     for asked in program.traced_collectives:
+        # A collective in a loop with an unknown number of iterations counts once.
         kind = _WORDS.get(asked.kind, asked.kind.replace("_", "-"))
         totals[kind] = totals.get(kind, 0) + asked.bytes_per_device * (asked.times or 1)
     layout = program.layout

@@ -33,6 +33,17 @@ from jaxdist.jobs._run.run_state import RunState
 from jaxdist.jobs._task import Task
 from jaxdist.training import Every, evaluate, run_loop
 
+# Note [What a resumed run checks]
+# The notes of a checkpoint contain the configuration and the identity of the data of its run. Before
+# a run resumes, it checks four things:
+# - The data is split in the same way (`check_same_data`). Otherwise the evaluation would use
+#   examples that the model was trained on.
+# - The checkpoint is not of a step after the end (`check_not_beyond`).
+# - No entry changed that affects the training (`check_same_run`), unless the user accepts it.
+#   The history records accepted changes, so that the metrics say where they happened.
+# - The metrics file in the output directory is of this run (`check_output_is_ours`).
+# `finished_run` makes the same check of the configuration before JAX starts.
+
 
 class Run:
     """A run of a job, with its state."""
@@ -140,10 +151,12 @@ class Run:
         self._fetch_losses()
         self.watch.stop()
         evaluated = self.state.history.evaluations
+        # The last step may be one of the regular evaluations and saves.
         if not evaluated or evaluated[-1]["step"] != self.step:
             self._evaluate(self.step, None)
         if self.step not in self.checkpoints.steps():
             self._save(self.step, None)
+        # An interrupt here loses nothing: the checkpoint is complete.
         self.interrupts.check()
         found, text = self.task.finish(self.strategy, self.state.model)
         written = write_output(
@@ -175,6 +188,7 @@ class Run:
         self._fetch_losses()
         held_out = batches(self.task.held_out, self.config.data.batch_size)
         step_fn = self.task.recipe.evaluation_step
+        # Throughput is about training only.
         with self.watch.paused():
             means = evaluate(self.strategy, step_fn, self.state.model, held_out)
         measures = self.task.measures(means)
@@ -195,6 +209,7 @@ class Run:
 
     def units_per_s(self) -> float | None:
         """Return the throughput up to now; None before the second step."""
+        # Without the first step, which compiles.
         units = (self.step - self.first_step - 1) * self._count_units_per_step()
         return units / self.watch.seconds if units > 0 and self.watch.seconds > 0 else None
 
@@ -219,8 +234,11 @@ class Run:
                 like=self.state.make_restore_target(self.strategy), skip_damaged=skip_damaged
             )
         if restored is None:
+            # A run from the beginning must not overwrite the metrics of another run.
             check_output_is_ours(self.loaded, [])
             return
+        # Again, since another checkpoint may have been restored than the newest.
+        # See Note [What a resumed run checks].
         changes = self._check_notes(restored.step, restored.notes, accept_changes)
         check_output_is_ours(self.loaded, restored.notes["history"]["losses"])
         for path in restored.set_aside:

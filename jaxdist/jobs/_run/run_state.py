@@ -79,6 +79,7 @@ class RunState:
             yield "the checkpoint does not say with which values it was trained"
             return
         steps = [c for c in find_changed_entries(saved, config) if c.name == "training.steps"]
+        # A cosine schedule depends on the total number of steps; a constant one does not.
         curve = steps if config.optimizer.schedule != "constant" else []
         for change in (*changes, *curve):
             entry = {"after_step": restored.step, "entry": change.name}

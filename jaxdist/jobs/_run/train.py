@@ -74,6 +74,7 @@ def train(
         line = finished_line(finished, loaded)
         console.print(line, markup=False, highlight=False, soft_wrap=True)
         return finished
+    # The data is loaded first: the checks need its size.
     task = kind_of(config).make_task(config)
     check_job(
         loaded,
@@ -81,6 +82,8 @@ def train(
         num_examples=len(jax.tree.leaves(task.train)[0]),
         examples=task.examples,
     )
+    # `Checkpoints` would take its lock at the first save; until then two jobs would train. Both
+    # folders may be one: a process can take a lock several times.
     with (
         JobLock(config.checkpoint.directory),
         JobLock(config.output.directory),
@@ -97,9 +100,7 @@ def train(
         return run.report()
 
 
-def _make_batches(
-    config: JobConfig, strategy: Strategy, task: Task
-) -> DistributedIterator:
+def _make_batches(config: JobConfig, strategy: Strategy, task: Task) -> DistributedIterator:
     """Return endless global batches. All have one size, so that the step is compiled once."""
     source = batches(
         task.train,

@@ -63,6 +63,7 @@ class Attention(nnx.Module):
         query, key, value = self._project(x[:, None], position[None])
         slots = cache["key"].shape[1]
         slot = position % slots
+        # First the update, then the attention: a position attends to itself.
         cache = {
             name: jax.lax.dynamic_update_slice_in_dim(cache[name], new, slot, axis=1)
             for name, new in {"key": key, "value": value}.items()

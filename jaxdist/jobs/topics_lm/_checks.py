@@ -98,6 +98,7 @@ def _check_partition(loaded: LoadedConfig[TopicsConfig]) -> None:
             "Set optimizer.update to 'replicated'; with 'fsdp' in strategy.partition the state "
             "is in pieces too."
         )
+    # Tensor parallelism splits heads, hidden dims and the vocabulary over the logical devices.
     if is_split:
         _check_divides(loaded, count)
 

@@ -48,6 +48,8 @@ def next_bytes(
         # is the plain argmax, without a second program.
         noise = jax.random.gumbel(jax.random.fold_in(key, position), logits[0].shape)
         drawn = jnp.argmax(logits[0] + temperature * noise).astype(jnp.int32)
+        # Inside of the prompt the next byte is given. One scan covers prompt and generation, so one
+        # program is enough.
         following = jnp.where(position + 1 < given, forced[position + 1], drawn)
         return (following, caches), following
 

@@ -36,6 +36,7 @@ def topics_strategy(config: TopicsConfig) -> Strategy:
     if listed != "auto":
         devices = MirroredStrategy(list(listed)).mesh.devices.ravel().tolist()
         return _make_mirrored(devices, config)
+    # A GPU has no topology, so there is no device assignment to choose.
     if backend not in ("cpu", "tpu"):
         return _make_mirrored(jax.local_devices(), config)
     name = "" if backend == "tpu" else f"virtual:{config.strategy.virtual_slice}"

@@ -39,6 +39,7 @@ def load_text(test_fraction: float, seed: int) -> Text:
         if len(texts[name]) <= room:
             held_out.append(name)
             room -= len(texts[name])
+    # At least one topic, also if none is short enough.
     held_out = held_out or [min(names, key=lambda name: len(texts[name]))]
     seen = {p.strip() for name in held_out for p in _split_paragraphs(texts[name])}
     train = [
@@ -79,6 +80,7 @@ def make_held_out_windows(text: np.ndarray, length: int) -> dict[str, np.ndarray
         >>> windows["tokens"].tolist(), windows["length"].tolist()
         ([[1, 2, 3], [3, 4, 5], [5, 6, 0]], [2, 2, 1])
     """
+    # Windows overlap by one byte: the last target of a window is the first input of the next.
     count = -(-(len(text) - 1) // length)
     padded = np.zeros(count * length + 1, np.uint8)
     padded[: len(text)] = text
