@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 # Note [A plan lowers the step again]
 # A plan does not translate the program that was lowered for this machine. It lowers the same
-# function again, for a strategy on the described slice, and the compiler of libtpu compiles it. So
-# the plan is about the program that `run` would execute there. The arguments come as shapes from the
+# function again, for a strategy on the described slice, and the compiler of libtpu compiles it.
+# So the plan is about the program that `run` would execute there. Arguments come as shapes from the
 # signature of the first program (`make_abstract_call`), or from a job (`jobs.JobStep`). Per-replica
 # arguments have the rows of the new replicas, and `Sharded` ones are divided again.
 

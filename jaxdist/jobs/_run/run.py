@@ -34,8 +34,8 @@ from jaxdist.jobs._task import Task
 from jaxdist.training import Every, evaluate, run_loop
 
 # Note [What a resumed run checks]
-# The notes of a checkpoint contain the configuration and the identity of the data of its run. Before
-# a run resumes, it checks four things:
+# The notes of a checkpoint contain the configuration and the identity of the data of the run. When
+# a run resumes, jaxdist checks four things:
 # - The data is split in the same way (`check_same_data`). Otherwise the evaluation would use
 #   examples that the model was trained on.
 # - The checkpoint is not of a step after the end (`check_not_beyond`).
