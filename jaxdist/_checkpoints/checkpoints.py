@@ -437,7 +437,7 @@ class Checkpoints:
 def _make_skip_error(caller: str, step: int) -> ArgumentError:
     return ArgumentError(
         f"{caller} was given skip_damaged=True, and the step {step}.\n\n"
-        "skip_damaged goes back from the newest checkpoint; one of a given step is read or not."
+        "skip_damaged looks for the newest good checkpoint, and a given step is one checkpoint."
         "\n\nLeave the step out, or skip_damaged."
     )
 

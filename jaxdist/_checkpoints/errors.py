@@ -36,7 +36,7 @@ def make_missing_error(directory: Path, step: int, steps: Sequence[int]) -> Chec
     there = f"There are {list(steps)}." if steps else "There is none yet."
     return CheckpointError(
         f"Checkpoint {step!r} is not in {directory}.\n\n{there}\n\n"
-        "Pass the step of one that is there; restore(state) without it takes the newest."
+        "Pass the step of an existing one; restore(state) without it takes the newest."
     )
 
 

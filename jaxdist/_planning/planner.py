@@ -200,7 +200,7 @@ def _collect_notes(target: Target, needs: Needs) -> tuple[str, ...]:
             "on most TPU VMs JAX runs it as one."
         )
     if needs.unknown_loops:
-        notes.append("Loops that decide while running were counted as one turn.")
+        notes.append("Loops with an unknown number of iterations were counted as one iteration.")
     if needs.unknown:
         notes.append(
             "Operations of these are not counted, because their number is not known: "

@@ -82,7 +82,7 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
     if len(sizes) < 2:
         raise ArgumentError(
             f"--sizes {' '.join(arguments.sizes)} was given, {len(sizes)} different size(s).\n\n"
-            "Latency and bandwidth can be told apart from two sizes or more.\n\n"
+            "Latency and bandwidth are fitted to two sizes or more.\n\n"
             "Pass for instance --sizes 1KiB 1MiB."
         )
     if arguments.rounds < 1:

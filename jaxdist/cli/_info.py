@@ -68,7 +68,7 @@ def describe_device_memory(device: jax.Device) -> str:
     if device.platform == "cpu":
         total = get_host_memory_bytes()
         return f"shares the host's {_format_gibibytes(total)}" if total else "shares the host's"
-    return "not told by the backend"
+    return "not reported by the backend"
 
 
 def _format_gibibytes(size_bytes: int) -> str:

@@ -65,6 +65,8 @@ def test_memory_is_that_of_the_host_on_cpu_and_unknown_elsewhere() -> None:
     tpu: Any = _Device("tpu", {})
     far: Any = _Device("tpu", {"bytes_limit": 1}, process_index=3)
     assert "shares the host's" in describe_device_memory(cpu)
-    assert describe_device_memory(tpu) == describe_device_memory(far) == "not told by the backend"
+    assert (
+        describe_device_memory(tpu) == describe_device_memory(far) == "not reported by the backend"
+    )
     total = get_host_memory_bytes()
     assert total is None or total > 2**20

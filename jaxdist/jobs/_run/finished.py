@@ -69,7 +69,8 @@ def finished_line(report: TrainingReport, loaded: LoadedConfig[Any]) -> str:
     output = loaded.values.output
     return (
         f"finished before, at step {report.steps}: nothing was trained or written. The metrics are "
-        f"in {Path(output.directory) / output.metrics}; --set training.steps=... goes on from there"
+        f"in {Path(output.directory) / output.metrics}; "
+        "--set training.steps=... continues from there"
     )
 
 
