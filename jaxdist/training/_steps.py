@@ -72,30 +72,30 @@ def accumulate_gradients(
     count = _check_count(num_microbatches)
 
     def accumulated(params: Any, batch: Any) -> Out:
-        pieces = _split_batch(batch, count)
+        microbatches = _split_batch(batch, count)
         graph, carried = _split_modules(params)
 
-        def call(carried: Any, piece: Any) -> tuple[Any, Any]:
+        def call(carried: Any, microbatch: Any) -> tuple[Any, Any]:
             # Flattened before the call: `grad_fn` may update the module in place.
             given = tree_flatten_with_path(carried)
             joined = _merge_modules(graph, carried)
-            out = _check_output("accumulate_gradients", "grad_fn", grad_fn(joined, piece))
+            out = _check_output("accumulate_gradients", "grad_fn", grad_fn(joined, microbatch))
             kept = _split_modules(joined)[1]
             _check_state_form("accumulate_gradients", "grad_fn", given, kept)
             return kept, out
 
-        first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), pieces)
+        first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), microbatches)
         # The carry of the scan needs the dtypes of the outputs before the scan is traced.
         _, outputs = jax.eval_shape(call, carried, first)
         _check_floats(outputs)
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, _get_sum_dtype(x.dtype)), outputs)
 
-        def add(carry: tuple[Any, Any], piece: Any) -> tuple[tuple[Any, Any], None]:
-            carried, out = call(carry[0], piece)
+        def add(carry: tuple[Any, Any], microbatch: Any) -> tuple[tuple[Any, Any], None]:
+            carried, out = call(carry[0], microbatch)
             total = jax.tree.map(lambda t, o: t + o.astype(t.dtype), carry[1], out)
             return (carried, total), None
 
-        (carried, total), _ = jax.lax.scan(add, (carried, zeros), pieces)
+        (carried, total), _ = jax.lax.scan(add, (carried, zeros), microbatches)
         _write_back(params, graph, carried)
         mean: Out = jax.tree.map(lambda t, o: (t / count).astype(o.dtype), total, outputs)
         return mean
@@ -228,7 +228,7 @@ def _split_batch(batch: PyTree, count: int) -> PyTree:
             f"must be a multiple of {count}.\n\n{_suggest_counts(leaves)}"
         )
     cut = [jnp.reshape(x, (count, x.shape[0] // count, *x.shape[1:])) for _, x in leaves]
-    return jax.tree.unflatten(treedef, cut)  # [piece, row, ...]
+    return jax.tree.unflatten(treedef, cut)  # [microbatch, row, ...]
 
 
 def _is_divisible(leaf: Any, count: int) -> bool:

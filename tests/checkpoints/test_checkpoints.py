@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent, bit for bit what was saved, and honest about damage."""
+"""Checkpoints are complete or absent, equal bit for bit what was saved, and report damage."""
 
 import json
 import os
@@ -257,7 +257,7 @@ def test_without_a_manifest_damage_is_an_error_or_harms_no_value(
 
 
 def restore_each_with_a_damaged_file(saved: str, copy: str) -> None:
-    """Damage every file of checkpoint 3 in turn, in every way, without a manifest to tell."""
+    """Damage each file of checkpoint 3 in every way, without a manifest."""
     damaged = harmless = 0
     for way in ("removed", "cut", "flipped"):
         for original in _files(Path(saved) / "3"):
@@ -337,7 +337,7 @@ def test_a_checkpoint_that_cannot_be_written_names_the_last_complete_one(
 
 
 # Copies the directory at every file operation of Python's while checkpoint 4 is written and
-# checkpoint 1 deleted: each copy is what a SIGKILL at that point would have left.
+# checkpoint 1 deleted: each copy is the state that a SIGKILL at that point would leave.
 _SNAPSHOTS = """
 import shutil, sys, threading
 import jax

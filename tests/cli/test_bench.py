@@ -1,4 +1,4 @@
-"""`jaxdist bench collectives`: what it prints and saves, and what it refuses."""
+"""`jaxdist bench collectives`: its output, its files, and its errors."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""`jaxdist plan`: what it prints and draws, what it refuses."""
+"""`jaxdist plan`: its output, its pictures, and its errors."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A run that goes on with other values: which entries matter, what is told, what is kept."""
+"""Runs that resume with other values: relevant entries, errors, and the recorded changes."""
 
 import dataclasses
 import io

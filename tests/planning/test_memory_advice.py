@@ -12,7 +12,7 @@ from jaxdist._planning.needs import Needs
 from jaxdist.explain import Memory, SlicePlan
 
 LIMIT = 16 << 30
-# What stands in the compiled program beside what grows with the rows.
+# Bytes of the compiled program that do not grow with the rows.
 STATE, MOST_STATE = 1 << 20, LIMIT - (1 << 20)
 
 

@@ -1,4 +1,4 @@
-"""Replicas over several slices: each slice has an order of its own, and no ring goes between."""
+"""Replicas over several slices: each slice has its own order, and no ring crosses slices."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The text of the language model: what is held out is unseen, and each byte counts once."""
+"""The text of the language model: held-out text is unseen, and each byte counts once."""
 
 import itertools
 import math

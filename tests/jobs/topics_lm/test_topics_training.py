@@ -146,7 +146,7 @@ _LISTED = "strategy.devices=['cpu:3', 'cpu:1', 'cpu:5', 'cpu:0']"
 @pytest.mark.parametrize(
     ("entries", "rows"),
     [
-        # Replicas lie along a ring of chips: 0 1, 2 3, 4 5, 6 7 in rows.
+        # Replicas follow a ring of chips, whose rows are 0 1, 2 3, 4 5, 6 7.
         (["strategy.slices=2"], [[0, 1, 3, 5], [7, 6, 4, 2]]),
         (["strategy.slices=4"], [[0, 1], [3, 5], [7, 6], [4, 2]]),
         (["strategy.virtual_slice=v5e:2x2*2"], [[0, 1, 3, 2], [4, 5, 7, 6]]),
@@ -197,7 +197,7 @@ def test_slices_that_do_not_divide_end_the_command_with_2(
 
 
 def _train(folder: Path, *overrides: str) -> tuple[dict[str, Any], str]:
-    """Run the job in `folder`; its metrics, and what it printed."""
+    """Run the job in `folder`. Return its metrics and its output."""
     here = [f"output.directory='{folder}'", f"checkpoint.directory='{folder / 'checkpoints'}'"]
     loaded = _loaded(*here, "output.picture=", "optimizer.schedule=constant", *overrides)
     out = io.StringIO()
