@@ -1,4 +1,4 @@
-"""Orbax checkpoints that are complete or absent, and say so when they are damaged."""
+"""`Checkpoints`: numbered checkpoints on Orbax, each complete or absent, with checksums."""
 
 import dataclasses
 import json
@@ -12,19 +12,40 @@ import jax
 from jax.sharding import Sharding
 
 from jaxdist._checkpoints import errors as failures
-from jaxdist._checkpoints.compression_errors import as_saved, moved_pairs, put_in_place
+from jaxdist._checkpoints.compression_errors import (
+    divide_errors,
+    find_moved_pairs,
+    make_saved_shape,
+)
 from jaxdist._checkpoints.folder_lock import JobLock
-from jaxdist._checkpoints.interrupts import interrupts_wait
-from jaxdist._checkpoints.leaves import check_leaves, differences, named_leaves, rebuilt, record_of
+from jaxdist._checkpoints.interrupts import delay_interrupts
+from jaxdist._checkpoints.leaves import (
+    check_leaves,
+    list_differences,
+    make_record,
+    name_leaves,
+    rebuild_tree,
+)
 from jaxdist._checkpoints.manifest import (
     MANIFESTS,
     find_damage,
     remove_other_manifests,
     write_manifest,
 )
-from jaxdist._checkpoints.objects import copied, plain, put_into
-from jaxdist._checkpoints.orbax import UnreadableError, open_manager, read_arrays, read_notes, write
-from jaxdist._checkpoints.pieces import cut_like, layouts_of_pieces, whole_arrays, whole_shapes
+from jaxdist._checkpoints.objects import put_into, rebuild_objects, to_plain
+from jaxdist._checkpoints.orbax import (
+    UnreadableError,
+    open_manager,
+    read_arrays,
+    read_notes,
+    write_checkpoint,
+)
+from jaxdist._checkpoints.pieces import (
+    cut_like,
+    gather_whole_arrays,
+    get_layouts_of_pieces,
+    get_whole_shapes,
+)
 from jaxdist._typing import PyTree
 from jaxdist._validate import ErrorNote, as_flag, as_integer, as_path, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, DamagedCheckpointError
@@ -35,13 +56,13 @@ _LAST_STEP = (1 << 63) - 1
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What a checkpoint gave back.
+    """A restored checkpoint.
 
     Attributes:
-        step: The step that it was saved after.
-        state: Like the state that was asked for.
-        notes: What was saved beside it.
-        set_aside: Damaged checkpoints that were newer, where they are now.
+        step: The step after which it was saved.
+        state: The restored state, with the structure of the requested one.
+        notes: The notes that were saved with it.
+        set_aside: The new paths of newer checkpoints that are damaged.
     """
 
     step: int
@@ -50,39 +71,40 @@ class Restored:
     set_aside: tuple[Path, ...] = ()
 
 
-# [Note: complete or absent]
-# Orbax writes a checkpoint into a directory with another name and renames it when all of it is
-# there, so a directory named by its step is complete, whenever the process was killed. Old
-# checkpoints are deleted after that, oldest first. A checkpoint holds the arrays, the notes, and
-# a checksum of each leaf, so these are complete or absent together. The manifest (size and
-# checksum of each file) is written after the rename and may be missing after a kill; the
-# checksums of the leaves then still tell damage, without the name of the file.
+# Note [Complete or absent]
+# Orbax writes a checkpoint into a directory with a temporary name, and renames the directory when
+# all files are written. So a directory that is named by its step is complete, even if the process
+# was killed. Orbax deletes old checkpoints after the rename, the oldest first.
+# A checkpoint contains the arrays, the notes, and a checksum of each leaf, so these are complete or
+# absent together. The manifest (size and checksum of each file) is written after the rename, and a
+# killed process may not have written it. Then the checksums of the leaves still detect damage, but
+# cannot name the damaged file.
 
 
 class Checkpoints:
     """Numbered checkpoints in one directory: `save(step, (model, optimizer))` and `restore`.
 
-    The state is any pytree of arrays, Flax NNX objects and variables; notes beside it are JSON.
-    `restore((model, optimizer))` writes the newest checkpoint into these same objects.
+    The state is any pytree of arrays, Flax NNX objects and variables. Notes are saved with it, as
+    JSON. `restore((model, optimizer))` writes the newest checkpoint into these same objects.
 
     Guarantees:
-        A checkpoint is complete or absent, whatever happens while it is written: SIGKILL, a full
-        disk, Ctrl-C (which waits until the checkpoint is written).
-        What `restore` gives is bit for bit what `save` was given; anything else is an error, and
+        A checkpoint is complete or absent, also after SIGKILL, a full disk, or Ctrl-C.
+        Ctrl-C takes effect after the checkpoint is written.
+        `restore` returns bit for bit what `save` received. Otherwise it raises an error and
         leaves the objects as they were.
-        One job writes at a time: from its first `save` on, another job's is refused.
-        Neither pickle nor any other code from the files is run.
+        One job writes at a time: after its first `save`, a `save` of another job raises an error.
+        No code from the files is run, and no pickle is read.
 
     Cost:
-        `save` waits until the files are written (40 ms for a small state) and has no thread
-        afterwards. `restore` reads the files twice, once to compare them with their manifest.
+        `save` returns when the files are written (40 ms for a small state) and leaves no thread
+        behind. `restore` reads the files twice, once to compare them with their manifest.
 
     Args:
-        directory: Made where it does not exist.
-        keep: How many of the newest to keep; older ones are deleted.
+        directory: The directory. It is created if it does not exist.
+        keep: How many of the newest checkpoints to keep; older ones are deleted.
 
     Raises:
-        CheckpointError: The directory cannot be made or read.
+        CheckpointError: The directory cannot be created or read.
 
     Example:
         >>> import tempfile
@@ -104,7 +126,7 @@ class Checkpoints:
         ...     checkpoints.save(first_step + 100, (model, optimizer))
 
     Source:
-        Takes the place of `tf.train.CheckpointManager`; Orbax does the work.
+        Replaces `tf.train.CheckpointManager`. Orbax writes and reads the files.
     """
 
     def __init__(self, directory: str | Path, *, keep: int = 3) -> None:
@@ -114,34 +136,36 @@ class Checkpoints:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._manager = open_manager(self.directory, keep=keep)
+            # The lock is taken by the first `save`, so that a reader keeps no job out.
             self._keep, self._lock = keep, JobLock(self.directory)
             self._is_writing = False
         except Exception as error:
-            raise failures.cannot_be_used(self.directory, error) from error
+            raise failures.make_directory_error(self.directory, error) from error
 
     def steps(self) -> tuple[int, ...]:
-        """The steps of the complete checkpoints, oldest first."""
+        """Return the steps of the complete checkpoints, the oldest first."""
         return tuple(sorted(self._manager.all_steps()))
 
     def path(self, step: int) -> Path:
-        """The directory of a checkpoint."""
+        """Return the directory of a checkpoint."""
         step = as_integer("Checkpoints.path", "step", step, least=0)
         return self.directory / str(step)
 
     def save(self, step: int, state: PyTree, notes: Mapping[str, Any] | None = None) -> None:
-        """Write a checkpoint, whole.
+        """Write a checkpoint.
 
         Args:
-            step: Steps done; its name.
+            step: The number of completed steps. It names the checkpoint.
             state: Pytree of arrays, numbers, Flax NNX objects (modules, optimizers, metrics, keys)
                 and variables.
-            notes: What JSON can hold.
+            notes: A dict that JSON can represent.
 
         Raises:
-            CheckpointError: There is one of this step, it cannot be written, or another job writes
-                checkpoints here.
-            ArgumentTypeError: A leaf is no array and no number; its path is named.
-            ArgumentError: A variable has a value on each replica and says not how to combine them.
+            CheckpointError: A checkpoint of this step exists, it cannot be written, or another job
+                writes checkpoints here.
+            ArgumentTypeError: A leaf is neither an array nor a number. The error names its path.
+            ArgumentError: A variable has a value on each replica, and no aggregation that combines
+                them.
 
         Example:
             >>> import tempfile
@@ -165,23 +189,25 @@ class Checkpoints:
                 f"Resume from it, pass a step from {self.steps()[-1] + 1} up, or choose another "
                 "directory."
             )
-        written = _plain_json(notes or {})
-        state = whole_arrays(plain(state))
+        # All checks of the arguments come first: a call that is refused must not take the lock.
+        written = _to_plain_json(notes or {})
+        state = gather_whole_arrays(to_plain(state))
         check_leaves(state)
-        self._begin_to_write()
-        with interrupts_wait():
+        self._open_for_writing()
+        with delay_interrupts():
             try:
-                write(self._manager, step, state, written)
+                write_checkpoint(self._manager, step, state, written)
                 self._write_manifest(step)
             except Exception as error:
                 others = [s for s in self.steps() if s != step]
-                raise failures.cannot_be_written(self.directory, step, others, error) from error
+                raise failures.make_write_error(self.directory, step, others, error) from error
 
-    def _begin_to_write(self) -> None:
-        """Keep other jobs out, and remove what a killed one left half written."""
+    def _open_for_writing(self) -> None:
+        """Take the lock of the directory, and remove partly written checkpoints of killed jobs."""
         if self._is_writing:
             return
         self._lock.__enter__()
+        # Only now no other job writes here. Before, a partly written checkpoint could be its work.
         self._manager.close()
         self._manager = open_manager(self.directory, keep=self._keep, clean=True)
         self._is_writing = True
@@ -213,27 +239,29 @@ class Checkpoints:
         """Read a checkpoint back into the objects that were saved.
 
         Shapes:
-            Every leaf global, as in `state`. The number of devices may be another than it was
-            saved with.
+            Every leaf is global, as in `state`. The number of devices may differ from the one at
+            the time of `save`.
 
         Args:
-            state: What was given to `save`: NNX objects and variables in it are updated in place,
-                arrays come back as new ones. If `like` is given, the step to read, and nothing
-                is updated.
+            state: A state like the one that `save` received. NNX objects and variables in it are
+                updated in place; arrays are returned as new ones. With `like`, it is instead the
+                step to read, and nothing is updated.
             step: One of `steps()`; None takes the newest.
             like: As in `restore_latest`.
-            sharding: Layout of every leaf, such as `strategy.replicated_sharding`; None takes
-                that of each leaf.
+            sharding: The sharding of every leaf, such as `strategy.replicated_sharding`; None takes
+                the sharding of each leaf of the state.
             skip_damaged: As in `restore_latest`.
 
         Returns:
-            The step, the state, with the same objects, and the notes; None where there is no
+            The step, the state with the same objects, and the notes; None if the directory has no
             checkpoint.
 
         Raises:
-            DamagedCheckpointError: Its files are not what was written; the files are named.
-            CheckpointError: There is none of that step, or it is of another model: leaves differ,
-                listed with both shapes. Whatever is raised, the objects are as they were.
+            DamagedCheckpointError: Its files differ from what was written. The error names the
+                files.
+            CheckpointError: No checkpoint of this step exists, or it is of another model. The error
+                lists the leaves that differ, with both shapes. After any error, the objects are as
+                they were.
 
         Example:
             >>> import tempfile
@@ -262,17 +290,18 @@ class Checkpoints:
                     "restore(7, like=state) for new ones."
                 )
             if skip_damaged:
-                raise _skips_nothing(caller, state)
+                raise _make_skip_error(caller, state)
             with ErrorNote(f"It was raised by {caller}(like=...)."):
                 return self._restore_like(state, like, sharding)
         if step is not None:
             step = as_integer(caller, "step", step, least=0)
             if skip_damaged:
-                raise _skips_nothing(caller, step)
-        shapes = plain(state)
+                raise _make_skip_error(caller, step)
+        # The objects are updated at the very end: until then the restore can still fail.
+        shapes = to_plain(state)
         with ErrorNote(f"It was raised by {caller}(state, step={step})."):
             if step is None:
-                found = self._newest(shapes, sharding, skip_damaged)
+                found = self._restore_newest(shapes, sharding, skip_damaged)
                 if found is None:
                     return None
             else:
@@ -281,52 +310,56 @@ class Checkpoints:
 
     def _restore_like(self, step: int, like: PyTree, sharding: Sharding | None) -> Restored:
         if step not in self.steps():
-            raise failures.not_there(self.directory, step, self.steps())
-        wanted = self._restore_plain(step, plain(like), sharding)
-        return dataclasses.replace(wanted, state=copied(like, wanted.state))
+            raise failures.make_missing_error(self.directory, step, self.steps())
+        wanted = self._restore_plain(step, to_plain(like), sharding)
+        return dataclasses.replace(wanted, state=rebuild_objects(like, wanted.state))
 
     def _restore_plain(self, step: int, like: PyTree, sharding: Sharding | None) -> Restored:
-        damage = find_damage(self._manifest(step), self.path(step))
+        # First of all, since it alone can name the damaged file. See Note [Complete or absent].
+        damage = find_damage(self._get_manifest_path(step), self.path(step))
         if damage:
-            raise self._damaged(step, damage)
-        wanted = named_leaves(whole_shapes(like))
+            raise self._make_damage_error(step, damage)
+        wanted = name_leaves(get_whole_shapes(like))
         try:
             records, notes = read_notes(self._manager, step)
-            pairs = moved_pairs(records, wanted)
+            pairs = find_moved_pairs(records, wanted)
+            # Read these with the shapes that were saved; `divide_errors` then gives them the shapes
+            # of this run.
             now = {name: wanted[name] for pair in pairs for name in pair}
-            wanted.update((name, as_saved(records, name)) for name in now)
-            problems = differences(records, wanted)
+            wanted.update((name, make_saved_shape(records, name)) for name in now)
+            problems = list_differences(records, wanted)
             if problems:
-                raise failures.of_another_model(self.directory, step, problems)
+                raise failures.make_mismatch_error(self.directory, step, problems)
             arrays = read_arrays(
-                self._manager, step, wanted, sharding, _but(layouts_of_pieces(like), now)
+                self._manager, step, wanted, sharding, _leave_out(get_layouts_of_pieces(like), now)
             )
         except UnreadableError as error:
-            raise self._damaged(step, [str(error)]) from None
-        changed = _changed(records, arrays)
+            # None: the error of Orbax names its internals, and its reason is in the text.
+            raise self._make_damage_error(step, [str(error)]) from None
+        changed = _find_changed_values(records, arrays)
         if changed:
-            raise self._damaged(step, changed)
-        put_in_place(arrays, pairs, now)
-        return Restored(step, cut_like(rebuilt(arrays, whole_shapes(like)), like), notes)
+            raise self._make_damage_error(step, changed)
+        divide_errors(arrays, pairs, now)
+        return Restored(step, cut_like(rebuild_tree(arrays, get_whole_shapes(like)), like), notes)
 
     def restore_latest(
         self, *, like: PyTree, sharding: Sharding | None = None, skip_damaged: bool = False
     ) -> Restored | None:
-        """Read the newest checkpoint back as a new pytree, or the newest that is not damaged.
+        """Read the newest checkpoint, or the newest that is not damaged, as a new pytree.
 
         Args:
-            like: Pytree of arrays, `jax.ShapeDtypeStruct`s and NNX objects: structure, shapes and
-                dtypes. Nothing in it is updated; the result has NNX objects of its own.
+            like: A pytree of arrays, `jax.ShapeDtypeStruct`s and NNX objects. It gives structure,
+                shapes and dtypes. It is not updated: the result has new NNX objects.
             sharding: As in `restore`.
-            skip_damaged: Go back to the one before where the newest is damaged, and move the
-                damaged one into `damaged/`. Nothing is moved unless a good one is found.
+            skip_damaged: If the newest checkpoint is damaged, restore the one before, and move the
+                damaged one into `damaged/`. Nothing is moved if all are damaged.
 
         Returns:
-            What was restored; None where there is no checkpoint.
+            The restored checkpoint; None if the directory has no checkpoint.
 
         Raises:
-            DamagedCheckpointError: The newest is damaged (all of them, with `skip_damaged`).
-            CheckpointError: It is of another model.
+            DamagedCheckpointError: The newest is damaged; with `skip_damaged`, all are.
+            CheckpointError: The checkpoint is of another model.
 
         Example:
             >>> import tempfile
@@ -338,9 +371,9 @@ class Checkpoints:
         _check_sharding(caller, sharding)
         as_flag(caller, "skip_damaged", skip_damaged)
         with ErrorNote(f"It was raised by {caller}(like=...)."):
-            return self._newest(like, sharding, skip_damaged)
+            return self._restore_newest(like, sharding, skip_damaged)
 
-    def _newest(
+    def _restore_newest(
         self, like: PyTree, sharding: Sharding | None, skip_damaged: bool
     ) -> Restored | None:
         damaged: list[int] = []
@@ -348,15 +381,16 @@ class Checkpoints:
             try:
                 restored = self._restore_like(step, like, sharding)
             except DamagedCheckpointError:
+                # The oldest is the last that could be restored: report it, and move nothing.
                 if not skip_damaged or step == self.steps()[0]:
                     raise
                 damaged.append(step)
                 continue
-            return dataclasses.replace(restored, set_aside=tuple(map(self._set_aside, damaged)))
+            return dataclasses.replace(restored, set_aside=tuple(map(self._move_damaged, damaged)))
         return None
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the directory, and release its lock."""
         self._manager.close()
         self._lock.close()
         self._is_writing = False
@@ -374,34 +408,36 @@ class Checkpoints:
 
     # Damage
 
-    def _manifest(self, step: int) -> Path:
+    def _get_manifest_path(self, step: int) -> Path:
         return self.directory / MANIFESTS / f"{step}.json"
 
     def _write_manifest(self, step: int) -> None:
+        # All processes see the same files, and one writer is enough.
         if jax.process_index() == 0:
-            write_manifest(self._manifest(step), self.path(step))
+            write_manifest(self._get_manifest_path(step), self.path(step))
             remove_other_manifests(self.directory / MANIFESTS, self.steps())
 
-    def _damaged(self, step: int, problems: list[str]) -> DamagedCheckpointError:
+    def _make_damage_error(self, step: int, problems: list[str]) -> DamagedCheckpointError:
         before = [s for s in self.steps() if s < step]
-        return failures.damaged(self.directory, step, before, problems)
+        return failures.make_damage_error(self.directory, step, before, problems)
 
-    def _set_aside(self, step: int) -> Path:
+    def _move_damaged(self, step: int) -> Path:
         folder = self.directory / failures.DAMAGED
         folder.mkdir(exist_ok=True)
         target = folder / str(step)
         if target.exists():
             shutil.rmtree(target)
         self.path(step).rename(target)
-        self._manifest(step).unlink(missing_ok=True)
+        self._get_manifest_path(step).unlink(missing_ok=True)
+        # Orbax caches the list of steps.
         self._manager.reload()
         return target
 
 
-def _skips_nothing(caller: str, step: int) -> ArgumentError:
+def _make_skip_error(caller: str, step: int) -> ArgumentError:
     return ArgumentError(
         f"{caller} was given skip_damaged=True, and the step {step}.\n\n"
-        "skip_damaged goes back from the newest checkpoint; one of a given step is read or not."
+        "skip_damaged looks for the newest good checkpoint, and a given step is one checkpoint."
         "\n\nLeave the step out, or skip_damaged."
     )
 
@@ -415,8 +451,8 @@ def _check_sharding(caller: str, sharding: Any) -> None:
         )
 
 
-def _plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """The notes as they will come back: tuples as lists, keys as strings."""
+def _to_plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the notes as `restore` will return them: tuples as lists, keys as strings."""
     try:
         plain: dict[str, Any] = json.loads(json.dumps(dict(notes)))
     except (TypeError, ValueError) as error:
@@ -428,13 +464,13 @@ def _plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _changed(records: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:
+def _find_changed_values(records: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:
     return [
         f"The values of {name} are not those that were saved."
         for name, array in arrays.items()
-        if record_of(array)["crc32"] != records[name]["crc32"]
+        if make_record(array)["crc32"] != records[name]["crc32"]
     ]
 
 
-def _but(layouts: dict[str, Sharding], names: Mapping[str, Any]) -> dict[str, Sharding]:
+def _leave_out(layouts: dict[str, Sharding], names: Mapping[str, Any]) -> dict[str, Sharding]:
     return {n: s for n, s in layouts.items() if n not in names}

@@ -1,4 +1,8 @@
-"""What `compressed_update` has not sent yet, saved on another number of replicas."""
+"""Compression errors of `compressed_update`, restored on another number of replicas.
+
+`compressed_update` keeps what it has not sent yet in two arrays, `given` and `summed`. Their shapes
+depend on the number of replicas.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -13,11 +17,14 @@ _LOG = logging.getLogger("jaxdist")
 _GIVEN, _SUMMED = "given", "summed"
 
 
-def moved_pairs(records: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The names of the two arrays of errors, where those that were saved are of other replicas."""
+def find_moved_pairs(
+    records: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """Return the names of each pair of error arrays that was saved with other replicas."""
     found = []
     for given in wanted:
         parts = given.split(".")
+        # Every part of the path may be the field of the state: a module may be called "given", too.
         for place in (i for i, part in enumerate(parts) if part == _GIVEN):
             summed = ".".join([*parts[:place], _SUMMED, *parts[place + 1 :]])
             pair = (given, summed)
@@ -30,15 +37,15 @@ def moved_pairs(records: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[t
     return found
 
 
-def as_saved(records: Mapping[str, Any], name: str) -> jax.ShapeDtypeStruct:
-    """What to read for a leaf that was saved in another shape."""
+def make_saved_shape(records: Mapping[str, Any], name: str) -> jax.ShapeDtypeStruct:
+    """Return shape and dtype of a leaf as it was saved."""
     return jax.ShapeDtypeStruct(tuple(records[name]["shape"]), records[name]["dtype"])
 
 
-def put_in_place(
+def divide_errors(
     arrays: dict[str, Any], pairs: list[tuple[str, str]], wanted: Mapping[str, Any]
 ) -> None:
-    """Cut the errors that were read for the replicas that there are now."""
+    """Divide the errors in `arrays`, in place, among the replicas of this run."""
     for pair in pairs:
         given, summed = (np.asarray(arrays[n]) for n in pair)
         shapes = (tuple(wanted[pair[0]].shape), tuple(wanted[pair[1]].shape))

@@ -1,16 +1,16 @@
-"""What is told of a checkpoint that cannot be written, or cannot be what is wanted."""
+"""Errors for checkpoints that cannot be written or restored."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from jaxdist.errors import CheckpointError, DamagedCheckpointError
 
-DAMAGED = "damaged"  # the folder of those that were set aside
+DAMAGED = "damaged"  # the folder of damaged checkpoints
 _MOST_LISTED = 10
 
 
-def cannot_be_used(directory: Path, error: Exception) -> CheckpointError:
-    """The error for a directory that Orbax does not take."""
+def make_directory_error(directory: Path, error: Exception) -> CheckpointError:
+    """Return the error for a directory that Orbax cannot use."""
     return CheckpointError(
         f"The checkpoint directory {str(directory)!r} cannot be used: "
         f"{type(error).__name__}: {error}.\n\n"
@@ -19,10 +19,10 @@ def cannot_be_used(directory: Path, error: Exception) -> CheckpointError:
     )
 
 
-def cannot_be_written(
+def make_write_error(
     directory: Path, step: int, others: Sequence[int], error: Exception
 ) -> CheckpointError:
-    """The error for a checkpoint that was not completed; `others` are complete."""
+    """Return the error for a checkpoint that was not completed; `others` are complete steps."""
     left = f"The last complete one is of step {others[-1]}." if others else "There is none yet."
     return CheckpointError(
         f"Checkpoint {step} cannot be written to {directory}: {type(error).__name__}: {error}.\n\n"
@@ -31,19 +31,19 @@ def cannot_be_written(
     )
 
 
-def not_there(directory: Path, step: int, steps: Sequence[int]) -> CheckpointError:
-    """The error for a step of which there is none."""
+def make_missing_error(directory: Path, step: int, steps: Sequence[int]) -> CheckpointError:
+    """Return the error for a step without a checkpoint."""
     there = f"There are {list(steps)}." if steps else "There is none yet."
     return CheckpointError(
         f"Checkpoint {step!r} is not in {directory}.\n\n{there}\n\n"
-        "Pass the step of one that is there; restore(state) without it takes the newest."
+        "Pass the step of an existing one; restore(state) without it takes the newest."
     )
 
 
-def damaged(
+def make_damage_error(
     directory: Path, step: int, before: Sequence[int], problems: list[str]
 ) -> DamagedCheckpointError:
-    """The error for files that are not what was written; `before` are the steps before it."""
+    """Return the error for files that differ from what was written; `before` are earlier steps."""
     if before:
         remedy = (
             f"Resume from the one before, step {before[-1]}: `jaxdist train` does so with "
@@ -56,21 +56,21 @@ def damaged(
             f"{directory / str(step)} away to start from the beginning."
         )
     return DamagedCheckpointError(
-        f"Checkpoint {step} in {directory} is damaged:\n{_listed(problems)}\n\n"
+        f"Checkpoint {step} in {directory} is damaged:\n{_format_lines(problems)}\n\n"
         f"A checkpoint is restored only where its files are as they were written.\n\n{remedy}"
     )
 
 
-def of_another_model(directory: Path, step: int, problems: list[str]) -> CheckpointError:
-    """The error for leaves that differ from those wanted."""
+def make_mismatch_error(directory: Path, step: int, problems: list[str]) -> CheckpointError:
+    """Return the error for saved leaves that differ from the requested ones."""
     return CheckpointError(
         f"Checkpoint {step} in {directory} is of another model or optimizer: "
-        f"{len(problems)} of its leaves differ.\n{_listed(problems)}\n\n"
+        f"{len(problems)} of its leaves differ.\n{_format_lines(problems)}\n\n"
         "The saved leaves have the names, shapes and dtypes of the state that is restored.\n\n"
         "Use the configuration that it was made with, or another checkpoint directory."
     )
 
 
-def _listed(lines: list[str]) -> str:
+def _format_lines(lines: list[str]) -> str:
     more = len(lines) - _MOST_LISTED
     return "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])

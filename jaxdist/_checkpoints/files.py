@@ -1,11 +1,16 @@
-"""Writing one file whole."""
+"""Atomic replacement of one file."""
 
 import os
 from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write `content` to `path` by renaming a finished file over it."""
+    """Write `content` to `path` atomically.
+
+    A reader sees the old file or all of the new one, never a part.
+    """
+    # In the same folder, since a rename between file systems is not atomic. The process id keeps
+    # two processes from writing into one temporary file.
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         partial.write_bytes(content)

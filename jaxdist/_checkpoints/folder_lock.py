@@ -1,4 +1,4 @@
-"""One job in one folder: a lock that belongs to a job, and ends with the last of its processes."""
+"""A lock that allows one job in a folder. It ends with the last process of the job."""
 
 import contextlib
 import datetime
@@ -18,38 +18,42 @@ _LOG = logging.getLogger("jaxdist")
 _NAME = ".jaxdist-job.lock"
 _GUARD = ".jaxdist-job.guard"
 JOB_ID = "JAXDIST_JOB_ID"
-_OF_THIS_PROCESS = uuid.uuid4().hex
+_PROCESS_JOB_ID = uuid.uuid4().hex
 
 
-def job_id() -> str:
-    """The job that this process belongs to: `JAXDIST_JOB_ID`, or one of its own.
+def get_job_id() -> str:
+    """Return the id of the job of this process: `JAXDIST_JOB_ID`, or an id of the process.
 
     Example:
-        >>> job_id() == job_id()
+        >>> get_job_id() == get_job_id()
         True
     """
-    return os.environ.get(JOB_ID) or _OF_THIS_PROCESS
+    return os.environ.get(JOB_ID) or _PROCESS_JOB_ID
 
 
-# [Note: the lock of a job]
-# Each process of a job holds a shared `flock` on one file, in which the id of the job is written;
-# the kernel lets go of it when the process ends, however it ends. Whoever gets it exclusively knows
-# that no job is there, writes its id, and shares it. Turning one lock into the other lets go for a
-# moment, so all of that is done under a second, exclusive lock. It is held for that long only.
+# Note [The lock of a job]
+# Each process of a job holds a shared `flock` on one file. The file contains the id of the job. The
+# kernel releases the lock when the process ends, also after SIGKILL.
+# A process that gets the lock exclusively knows that no job uses the folder. It writes its id and
+# converts the lock to a shared one. `flock` releases a lock for a moment when it converts it, and
+# another job could take the lock then. So all of this happens under a second, exclusive lock, the
+# guard, which is released right afterwards.
 
 
 class JobLock:
-    """Keeps other jobs out of a folder; a context manager.
+    """A context manager that keeps other jobs out of a folder.
 
-    Processes of one job share it: those with the same `JAXDIST_JOB_ID` in their environment, and
-    one process with itself. A process that is killed leaves no lock behind. Where files cannot be
-    locked (some network file systems, Windows), a warning is logged, and nobody is kept out.
+    Processes of one job share the lock: those with the same `JAXDIST_JOB_ID` in their environment.
+    One process can take it several times. A killed process leaves no lock behind. If files cannot
+    be locked (some network file systems, Windows), jaxdist logs a warning and keeps no job out.
+    See Note [The lock of a job].
 
     Args:
-        folder: Made where it does not exist.
+        folder: The folder. It is created if it does not exist.
 
     Raises:
-        CheckpointError: Another job is in the folder; its process, machine and start are named.
+        CheckpointError: Another job uses the folder. The error names its process, machine and
+            start.
 
     Example:
         >>> import tempfile
@@ -61,53 +65,54 @@ class JobLock:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._held: IO[str] | None = None
+        self._file: IO[str] | None = None
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        fcntl = _fcntl()
+        fcntl = _import_fcntl()
         if fcntl is None:
             _LOG.warning("%s is not locked: this system has no flock.", self.folder)
             return self
-        held = _opened(self.folder / _NAME)
+        lock_file = _open_file(self.folder / _NAME)
         try:
-            with _opened(self.folder / _GUARD) as guard:
+            with _open_file(self.folder / _GUARD) as guard:
                 fcntl.flock(guard, fcntl.LOCK_EX)
-                self._take(fcntl, held)
+                self._take(fcntl, lock_file)
         except CheckpointError:
-            held.close()
+            lock_file.close()
             raise
         except OSError as error:
-            held.close()
+            # A file system without locks. Refusing to train there would help nobody.
+            lock_file.close()
             _LOG.warning("%s is not locked: %s.", self.folder, error)
             return self
-        self._held = held
-        _HELD.add(self)
+        self._file = lock_file
+        _HELD_LOCKS.add(self)
         return self
 
-    def _take(self, fcntl: ModuleType, held: IO[str]) -> None:
-        there: dict[str, Any] = {}
-        # Twice, since the other job may end between a try and a look at its name.
+    def _take(self, fcntl: ModuleType, lock_file: IO[str]) -> None:
+        owner: dict[str, Any] = {}
+        # Two attempts: the other job may end after it refused the lock and before its id is read.
         for _ in range(2):
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                there = _read(held)
-                if there.get("job") == job_id():
+                owner = _read(lock_file)
+                if owner.get("job") == get_job_id():
                     break
             else:
-                _write(held)
+                _write(lock_file)
                 break
         else:
-            raise _in_use(self.folder, there)
-        fcntl.flock(held, fcntl.LOCK_SH)
+            raise _make_in_use_error(self.folder, owner)
+        fcntl.flock(lock_file, fcntl.LOCK_SH)
 
     def close(self) -> None:
-        """Let go; nothing happens where nothing is held."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
-            _HELD.discard(self)
+        """Release the lock, if it is held."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            _HELD_LOCKS.discard(self)
 
     def __exit__(
         self,
@@ -118,7 +123,7 @@ class JobLock:
         self.close()
 
 
-def _fcntl() -> ModuleType | None:
+def _import_fcntl() -> ModuleType | None:
     try:
         import fcntl
     except ImportError:
@@ -126,36 +131,37 @@ def _fcntl() -> ModuleType | None:
     return fcntl
 
 
-def _opened(path: Path) -> IO[str]:
+def _open_file(path: Path) -> IO[str]:
+    # Not `open(path, "w")`, which would truncate the id that another process wrote.
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
 
 
-def _write(held: IO[str]) -> None:
+def _write(lock_file: IO[str]) -> None:
     about = {
-        "job": job_id(),
+        "job": get_job_id(),
         "process": os.getpid(),
         "machine": socket.gethostname(),
         "since": datetime.datetime.now().isoformat(" ", "seconds"),
     }
-    held.seek(0)
-    held.truncate()
-    held.write(json.dumps(about) + "\n")
-    held.flush()
+    lock_file.seek(0)
+    lock_file.truncate()
+    lock_file.write(json.dumps(about) + "\n")
+    lock_file.flush()
 
 
-def _read(held: IO[str]) -> dict[str, Any]:
-    held.seek(0)
+def _read(lock_file: IO[str]) -> dict[str, Any]:
+    lock_file.seek(0)
     try:
-        found = json.loads(held.read())
+        found = json.loads(lock_file.read())
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _in_use(folder: Path, there: dict[str, Any]) -> CheckpointError:
+def _make_in_use_error(folder: Path, owner: dict[str, Any]) -> CheckpointError:
     who = (
-        f"process {there['process']} on {there['machine']}, since {there['since']}"
-        if {"process", "machine", "since"} <= there.keys()
+        f"process {owner['process']} on {owner['machine']}, since {owner['since']}"
+        if {"process", "machine", "since"} <= owner.keys()
         else "a process that did not say which"
     )
     return CheckpointError(
@@ -167,15 +173,17 @@ def _in_use(folder: Path, there: dict[str, Any]) -> CheckpointError:
     )
 
 
-_HELD: "weakref.WeakSet[JobLock]" = weakref.WeakSet()
+_HELD_LOCKS: "weakref.WeakSet[JobLock]" = weakref.WeakSet()
 
 
-def _leave_to_the_parent() -> None:
-    """A forked child holds no lock of its parent, which would outlive it."""
-    for lock in list(_HELD):
+def _release_in_child() -> None:
+    """Close the locks in a forked child."""
+    # The child shares the open file of its parent. A child that outlives its parent would keep the
+    # lock.
+    for lock in list(_HELD_LOCKS):
         with contextlib.suppress(OSError):
             lock.close()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_the_parent)
+    os.register_at_fork(after_in_child=_release_in_child)

@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for what must not be cut in two, and is not lost."""
+"""Ctrl-C that takes effect only where it does no harm, and is never lost."""
 
 import contextlib
 import os
@@ -10,13 +10,15 @@ from typing import Any, Self
 
 
 @contextlib.contextmanager
-def interrupts_wait() -> Iterator[None]:
-    """Let Ctrl-C take effect after the body; outside the main thread there is none to wait for.
+def delay_interrupts() -> Iterator[None]:
+    """Delay Ctrl-C until the end of the body.
+
+    Outside of the main thread it does nothing, since Python raises Ctrl-C in the main thread only.
 
     Example:
         >>> done = []
         >>> try:
-        ...     with interrupts_wait():
+        ...     with delay_interrupts():
         ...         signal.raise_signal(signal.SIGINT)
         ...         done.append("the body")
         ... except KeyboardInterrupt:
@@ -27,27 +29,31 @@ def interrupts_wait() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    # A handler for SIGINT, because KeyboardInterrupt can be raised between any two instructions:
+    # no `try` around the body could complete it.
     seen: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
     try:
         yield
     finally:
+        # None means that a handler was installed outside of Python; it cannot be passed back.
         signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
         if seen:
             signal.raise_signal(signal.SIGINT)
 
 
-# [Note: Ctrl-C between steps]
-# A KeyboardInterrupt that Python raises wherever it happens to be is lost in callbacks of the
-# garbage collector, of which JAX has one; and a process that ends while the devices work on a step
-# may end with a crash. So the first Ctrl-C is noted, and `check` raises it between steps.
-_TOLD = b"\nCtrl-C: stopping after this step; once more stops at once\n"
+# Note [Ctrl-C between steps]
+# Python raises KeyboardInterrupt at any instruction. If that instruction is in a callback of the
+# garbage collector, the exception is lost, and JAX has such a callback. Also, a process that exits
+# while the devices run a step may crash. So the handler only records the first Ctrl-C, and `check`
+# raises KeyboardInterrupt between steps.
+_MESSAGE = b"\nCtrl-C: stopping after this step; once more stops at once\n"
 
 
 class Interrupts:
-    """Notes the first Ctrl-C for `check`; the second interrupts at once. A context manager.
+    """A context manager that records the first Ctrl-C for `check`; the second interrupts at once.
 
-    Outside the main thread there is no Ctrl-C to note.
+    Outside of the main thread it does nothing. See Note [Ctrl-C between steps].
 
     Example:
         >>> with Interrupts() as interrupts:
@@ -65,7 +71,7 @@ class Interrupts:
         self._is_main = threading.current_thread() is threading.main_thread()
 
     def check(self) -> None:
-        """Raise the Ctrl-C that was noted."""
+        """Raise KeyboardInterrupt if Ctrl-C was recorded."""
         if self._is_seen:
             raise KeyboardInterrupt
 
@@ -74,7 +80,8 @@ class Interrupts:
             raise KeyboardInterrupt
         self._is_seen = True
         with contextlib.suppress(OSError):
-            os.write(2, _TOLD)  # print may be what was interrupted
+            # Not `print`: the signal may have interrupted a `print`, and it is not reentrant.
+            os.write(2, _MESSAGE)
 
     def __enter__(self) -> Self:
         if self._is_main:

@@ -1,4 +1,4 @@
-"""The leaves of a state by name, as checkpoints hold them, with a checksum for each."""
+"""The leaves of a state by name, as checkpoints store them, with a checksum for each."""
 
 import json
 import zlib
@@ -15,18 +15,19 @@ from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
-def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """The leaves by name; typed random keys as the integers behind them."""
+def name_leaves(tree: PyTree) -> dict[str, Any]:
+    """Return the leaves by name. Typed random keys become their integers (`key_data`)."""
     flat, _ = tree_flatten_with_path(tree)
-    return {keystr(path, simple=True, separator=".") or "value": _raw(x) for path, x in flat}
+    # A state that is one array has an empty path.
+    return {keystr(path, simple=True, separator=".") or "value": _to_array(x) for path, x in flat}
 
 
 def check_leaves(tree: PyTree) -> None:
-    """Refuse leaves that are neither arrays nor numbers, and a state without elements.
+    """Check that all leaves are arrays or numbers, and that the state has elements.
 
     Raises:
-        ArgumentTypeError: There is one; its path is named.
-        ArgumentError: No array has an element, which Orbax does not write.
+        ArgumentTypeError: A leaf is neither an array nor a number. The error names its path.
+        ArgumentError: No array has an element; Orbax does not write such a state.
     """
     flat = tree_flatten_with_path(tree)[0]
     if not any(np.size(leaf) for _, leaf in flat):
@@ -36,10 +37,11 @@ def check_leaves(tree: PyTree) -> None:
             "Pass what is trained, such as (model, optimizer)."
         )
     for path, leaf in flat:
-        kind = getattr(getattr(_raw(leaf), "dtype", None), "kind", "O")
+        kind = getattr(getattr(_to_array(leaf), "dtype", None), "kind", "O")
+        # Objects, bytes, text, and times: NumPy has arrays of them, JAX and Orbax do not.
         if kind in "OSUMm":
             raise ArgumentTypeError(
-                f"Checkpoints.save was given {_shown(leaf)} at state{keystr(path)}, which is "
+                f"Checkpoints.save was given {_shorten(leaf)} at state{keystr(path)}, which is "
                 "neither "
                 "an array nor a number.\n\nA checkpoint has arrays and numbers as leaves.\n\nPut "
                 "text and other plain values into the notes: "
@@ -47,20 +49,20 @@ def check_leaves(tree: PyTree) -> None:
             )
 
 
-def _shown(leaf: Any) -> str:
+def _shorten(leaf: Any) -> str:
     text = repr(leaf)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def rebuilt(leaves: Mapping[str, Any], like: PyTree) -> PyTree:
-    """The tree `like` with its leaves replaced; the reverse of `named_leaves`."""
+def rebuild_tree(leaves: Mapping[str, Any], like: PyTree) -> PyTree:
+    """Return the tree `like` with other leaves; the inverse of `name_leaves`."""
     wanted, treedef = jax.tree.flatten(like)
     pairs = zip(leaves.values(), wanted, strict=True)
-    return jax.tree.unflatten(treedef, [_as_wanted(x, w) for x, w in pairs])
+    return jax.tree.unflatten(treedef, [_convert_like(x, w) for x, w in pairs])
 
 
-def record_of(leaf: Any) -> dict[str, Any]:
-    """Shape, dtype and checksum of an array."""
+def make_record(leaf: Any) -> dict[str, Any]:
+    """Return shape, dtype and checksum of an array."""
     host = np.asarray(leaf)
     return {
         "shape": list(host.shape),
@@ -69,17 +71,19 @@ def record_of(leaf: Any) -> dict[str, Any]:
     }
 
 
-def json_checksum(value: Any) -> int:
-    """Checksum of what JSON can hold, whatever the order of keys."""
+def compute_json_checksum(value: Any) -> int:
+    """Return the checksum of a JSON value. It does not depend on the order of keys."""
     return zlib.crc32(json.dumps(value, sort_keys=True).encode())
 
 
-def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Leaves whose saved record differs in shape or dtype from what is wanted, in words."""
+def list_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Describe the leaves whose saved shape or dtype differs from the requested one."""
+    names = sorted(saved.keys() | wanted.keys())
+    pairs = [(_format_record(saved.get(n)), _format_shape(wanted.get(n))) for n in names]
     return [
-        f"{name}: saved {_described(saved.get(name))}, wanted {_described(_shape(wanted, name))}"
-        for name in sorted(saved.keys() | wanted.keys())
-        if _described(saved.get(name)) != _described(_shape(wanted, name))
+        f"{name}: saved {before}, wanted {now}"
+        for name, (before, now) in zip(names, pairs, strict=True)
+        if before != now
     ]
 
 
@@ -87,7 +91,7 @@ def _is_key(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
-def _raw(leaf: Any) -> Any:
+def _to_array(leaf: Any) -> Any:
     if not _is_key(leaf):
         return leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
     if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -95,21 +99,21 @@ def _raw(leaf: Any) -> Any:
     return jax.random.key_data(leaf)
 
 
-def _as_wanted(data: Any, wanted: Any) -> Any:
-    """The leaf as a random key or as a Python number, where one is wanted."""
+def _convert_like(data: Any, wanted: Any) -> Any:
+    """Return a leaf as a random key or as a Python number if `wanted` is one."""
     if _is_key(wanted):
-        return _as_key(data, wanted)
+        return _wrap_key(data, wanted)
     return np.asarray(data).item() if isinstance(wanted, (bool, int, float, complex)) else data
 
 
-def _as_key(data: Any, wanted: Any) -> Any:
+def _wrap_key(data: Any, wanted: Any) -> Any:
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(wanted))
 
 
-def _shape(wanted: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    leaf = wanted.get(name)
-    return None if leaf is None else {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}
+def _format_shape(leaf: Any) -> str:
+    record = None if leaf is None else {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}
+    return _format_record(record)
 
 
-def _described(record: Mapping[str, Any] | None) -> str:
+def _format_record(record: Mapping[str, Any] | None) -> str:
     return "nothing" if record is None else f"{record['dtype']}{list(record['shape'])}"

@@ -1,4 +1,4 @@
-"""NNX objects and variables in what is saved: as plain pytrees, and back into the same objects."""
+"""Flax NNX objects and variables in a state: conversion to plain pytrees, and back."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,14 +10,14 @@ from jaxdist._typing import PyTree
 from jaxdist._values import Variable
 
 
-def plain(state: PyTree) -> PyTree:
-    """The state with a dict of arrays in the place of each NNX object, and values of variables.
+def to_plain(state: PyTree) -> PyTree:
+    """Return the state with a dict of arrays for each NNX object, and values for variables.
 
-    An array that several objects share stands in the first of them only.
+    If several objects share an array, only the dict of the first object has it.
     """
-    units, treedef = _units(state)
+    units, treedef = _flatten_to_units(state)
     objects = [x for x in units if _is_object(x)]
-    dicts = iter(_dicts(objects))
+    dicts = iter(_get_dicts(objects))
     found = [
         next(dicts) if _is_object(x) else x.read_value() if isinstance(x, Variable) else x
         for x in units
@@ -25,15 +25,16 @@ def plain(state: PyTree) -> PyTree:
     return jax.tree.unflatten(treedef, found)
 
 
-def copied(like: PyTree, restored: PyTree) -> PyTree:
-    """What was restored, with new NNX objects in the places where `like` has some."""
-    units, treedef = _units(like)
+def rebuild_objects(like: PyTree, restored: PyTree) -> PyTree:
+    """Return `restored` with new NNX objects where `like` has NNX objects."""
+    units, treedef = _flatten_to_units(like)
     objects = [x for x in units if _is_object(x)]
     if not objects:
         return restored
     parts = treedef.flatten_up_to(restored)
     graph, held = nnx.split(tuple(objects))
-    # A state shares its variables with the objects; mapped, it has its own.
+    # `nnx.split` returns the variables of the objects themselves. `tree.map` copies them, so that
+    # `_fill` does not write into the objects of `like`.
     copies = nnx.merge(graph, jax.tree.map(lambda x: x, held))
     _fill(copies, [part for x, part in zip(units, parts, strict=True) if _is_object(x)])
     new = iter(copies)
@@ -42,17 +43,21 @@ def copied(like: PyTree, restored: PyTree) -> PyTree:
 
 
 def put_into(target: PyTree, restored: PyTree) -> PyTree:
-    """Write what was restored into the NNX objects and variables of `target`.
+    """Write `restored` into the NNX objects and variables of `target`.
+
+    If a write fails, all objects and variables get their old values back.
 
     Returns:
-        The target with these same objects, and new arrays in other places.
+        The target with the same objects, and with new arrays elsewhere.
     """
-    units, treedef = _units(target)
+    units, treedef = _flatten_to_units(target)
     parts = treedef.flatten_up_to(restored)
     pairs = list(zip(units, parts, strict=True))
     objects = tuple(x for x in units if _is_object(x))
     values = [(x, part, x.read_value()) for x, part in pairs if isinstance(x, Variable)]
-    before = _dicts(objects)
+    before = _get_dicts(objects)
+    # The assignment of a variable can fail (another shape, or Ctrl-C). `restore` promises that the
+    # state is then as it was.
     try:
         _fill(objects, [part for x, part in pairs if _is_object(x)])
         for variable, new, _ in values:
@@ -66,12 +71,13 @@ def put_into(target: PyTree, restored: PyTree) -> PyTree:
     return jax.tree.unflatten(treedef, kept)
 
 
-def _units(state: PyTree) -> tuple[list[Any], Any]:
+def _flatten_to_units(state: PyTree) -> tuple[list[Any], Any]:
     return jax.tree.flatten(state, is_leaf=_is_unit)
 
 
 def _is_unit(x: Any) -> bool:
-    # The variables of an `nnx.State` are leaves of a pytree, which is given back as a new one.
+    # An `nnx.State` is a unit that is no object: `restore` returns a new state for it, like for any
+    # pytree, and does not write into its variables.
     return _is_object(x) or isinstance(x, (Variable, nnx.State))
 
 
@@ -79,7 +85,8 @@ def _is_object(x: Any) -> bool:
     return isinstance(x, (nnx.Pytree, nnx.Variable)) and not isinstance(x, nnx.State)
 
 
-def _dicts(objects: Sequence[Any]) -> list[Any]:
+def _get_dicts(objects: Sequence[Any]) -> list[Any]:
+    # One call for all objects, so that NNX stores an array that several objects share only once.
     found: dict[Any, Any] = nnx.to_pure_dict(nnx.state(tuple(objects))) if objects else {}
     return [found.get(i, {}) for i in range(len(objects))]
 
@@ -88,5 +95,6 @@ def _fill(objects: Sequence[Any], dicts: Sequence[Any]) -> None:
     if not objects:
         return
     state = nnx.state(tuple(objects))
+    # An object has no entry in the state if all its arrays belong to an object before it.
     nnx.replace_by_pure_dict(state, {i: d for i, d in enumerate(dicts) if i in state})
     nnx.update(tuple(objects), state)

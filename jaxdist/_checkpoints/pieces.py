@@ -1,6 +1,6 @@
-"""Arrays in pieces in checkpoints: each is saved as the one array that it stands for.
+"""`Sharded` values in checkpoints: each is saved as one whole array, without its padding.
 
-So a state that was saved with one number of replicas is restored with another.
+So a state can be restored on another number of replicas than it was saved with.
 """
 
 from typing import Any
@@ -8,20 +8,22 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, Sharding
 
-from jaxdist._checkpoints.leaves import named_leaves
+from jaxdist._checkpoints.leaves import name_leaves
 from jaxdist._typing import PyTree
 from jaxdist._values import Sharded, from_state, is_sharded, pad_dim
 
 
-def whole_arrays(state: PyTree) -> PyTree:
-    """The state with whole arrays, for saving."""
+def gather_whole_arrays(state: PyTree) -> PyTree:
+    """Return the state with a whole array for each `Sharded` value, for saving."""
     return jax.tree.map(
-        lambda x: from_state(x).whole() if _is_unit(x) else x, state, is_leaf=_is_unit
+        lambda x: from_state(x).whole() if _is_sharded_value(x) else x,
+        state,
+        is_leaf=_is_sharded_value,
     )
 
 
-def whole_shapes(like: PyTree) -> PyTree:
-    """The same for what is to be restored: shapes and dtypes only."""
+def get_whole_shapes(like: PyTree) -> PyTree:
+    """Return `like` with shape and dtype of the whole array for each `Sharded` value."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_sharded(x) else x,
         like,
@@ -29,40 +31,45 @@ def whole_shapes(like: PyTree) -> PyTree:
     )
 
 
-def layouts_of_pieces(like: PyTree) -> dict[str, Sharding]:
-    """By name, how the arrays in pieces are read: as they lie, where there is no padding."""
+def get_layouts_of_pieces(like: PyTree) -> dict[str, Sharding]:
+    """Return by name the sharding with which Orbax reads each `Sharded` value of `like`.
+
+    It is the sharding of the value if the value has no padding, else a replicated one.
+    """
     found: dict[str, Sharding] = {}
     marked = jax.tree.map(lambda x: _Leaf(x), like, is_leaf=is_sharded)
-    for name, leaf in named_leaves(marked).items():
+    for name, leaf in name_leaves(marked).items():
         value = leaf.value
-        if isinstance(value, Sharded) and isinstance(layout := _layout(value), NamedSharding):
+        if isinstance(value, Sharded) and isinstance(layout := _get_layout(value), NamedSharding):
+            # Orbax reads the array without padding, and the sharding of the padded array does not
+            # divide it. `cut_like` pads and shards such an array later.
             is_even = value.array.shape[value.dim] == value.size
             found[name] = layout if is_even else NamedSharding(layout.mesh, jax.P())
     return found
 
 
 def cut_like(state: PyTree, like: PyTree) -> PyTree:
-    """Whole arrays in pieces again, where `like` has pieces."""
+    """Return the state with whole arrays sharded again, where `like` has `Sharded` values."""
 
     def cut(wanted: Any, array: Any) -> Any:
         if not isinstance(wanted, Sharded):
             return array
         more = wanted.array.shape[wanted.dim] - wanted.size
         padded = pad_dim(array, wanted.dim, more)
-        layout = _layout(wanted)
-        held = padded if layout is None else jax.device_put(padded, layout)
-        return Sharded(held, *wanted.cut)
+        layout = _get_layout(wanted)
+        placed = padded if layout is None else jax.device_put(padded, layout)
+        return Sharded(placed, *wanted.cut)
 
     return jax.tree.map(cut, like, state, is_leaf=is_sharded)
 
 
-def _layout(value: Sharded) -> Sharding | None:
+def _get_layout(value: Sharded) -> Sharding | None:
     found: Sharding | None = getattr(value.array, "sharding", None)
     return found
 
 
 class _Leaf:
-    """Keeps a node whole, under the name that it has in its pytree."""
+    """A leaf that holds a node, so that `name_leaves` gives the node one name."""
 
     dtype: Any = None
 
@@ -70,5 +77,5 @@ class _Leaf:
         self.value = value
 
 
-def _is_unit(x: Any) -> bool:
+def _is_sharded_value(x: Any) -> bool:
     return is_sharded(x) or is_sharded(from_state(x))

@@ -1,4 +1,4 @@
-"""The arguments of a program as shapes, for the replicas of another layout."""
+"""The arguments of a program as shapes, for another layout with other replicas."""
 
 import collections
 import math
@@ -13,10 +13,10 @@ from jaxdist._values import Kind, PerReplica, Sharded
 from jaxdist.errors import ArgumentError
 
 
-def rows_per_replica(program: Program) -> int | None:
-    """Rows of a batch that a replica gets; None where no input is per-replica.
+def count_rows_per_replica(program: Program) -> int | None:
+    """Return the rows of a batch for each replica; None if no input is per-replica.
 
-    Of inputs of different lengths, the length that most have.
+    If inputs have different lengths, it is the most frequent length.
     """
     counts = collections.Counter(
         slot.shape[0] // program.layout.num_replicas
@@ -26,25 +26,27 @@ def rows_per_replica(program: Program) -> int | None:
     return counts.most_common(1)[0][0] if counts else None
 
 
-def abstract_call(
+def make_abstract_call(
     program: Program, layout: ReplicaMesh, rows: int | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of the same structure for `layout`, with so many rows for each replica.
+    """Return arguments of the same structure for `layout`, with `rows` rows for each replica.
 
     Raises:
-        ArgumentError: Other rows than now where inputs have different lengths; variables from a
-            closure, and values of different shapes.
+        ArgumentError: `rows` differs from the program's, and inputs have different lengths; the
+            program uses variables from a closure, or has values of different shapes.
     """
-    _check(program)
+    # See Note [A plan lowers the step again].
+    _check_program(program)
     signature = program.signature
-    own = rows_per_replica(program)
+    own = count_rows_per_replica(program)
     if rows is not None and rows != own:
         _check_one_length(program, rows)
+    # The first inputs are the variables of NNX objects. They become abstract modules again.
     graph_size = len(signature.graph.paths) if signature.graph else 0
-    made = [_abstract(slot, program.layout, layout, rows) for slot in signature.inputs]
+    made = [_make_abstract(slot, program.layout, layout, rows) for slot in signature.inputs]
     nodes = signature.graph.merge(made[:graph_size]) if signature.graph else ()
     given = [
-        _wrapped(x, slot)
+        _wrap(x, slot)
         for x, slot in zip(made[graph_size:], signature.inputs[graph_size:], strict=True)
     ]
     call: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(
@@ -53,11 +55,12 @@ def abstract_call(
     return call
 
 
-def _abstract(
+def _make_abstract(
     slot: InSlot, before: ReplicaMesh, layout: ReplicaMesh, rows: int | None
 ) -> jax.ShapeDtypeStruct:
     shape = slot.shape
     if slot.cut is not None:
+        # The padding depends on the number of pieces, so the padded length is computed again.
         pieces = slot.cut.pieces(layout)
         dim, length = slot.cut.dim, slot.cut.rows(pieces) * pieces
         shape = (*shape[:dim], length, *shape[dim + 1 :])
@@ -66,33 +69,38 @@ def _abstract(
         length = local if rows is None or slot.is_scalar else rows
         shape = (length * layout.num_replicas, *shape[1:])
     return jax.ShapeDtypeStruct(
-        shape, slot.dtype, weak_type=slot.weak_type, sharding=_sharding(slot, layout)
+        shape, slot.dtype, weak_type=slot.weak_type, sharding=_get_sharding(slot, layout)
     )
 
 
-def _sharding(slot: InSlot, layout: ReplicaMesh) -> NamedSharding | None:
-    """The layout over logical devices, which the other mesh has under the same names."""
+def _get_sharding(slot: InSlot, layout: ReplicaMesh) -> NamedSharding | None:
+    """Return the sharding of an input over logical devices, on the mesh of `layout`.
+
+    None if the input is per-replica or not sharded over logical devices.
+    """
     if slot.kind is Kind.PER_REPLICA or not any(slot.sharding.spec):
         return None
     mesh = slot.sharding.mesh
     if mesh.axis_names == layout.mesh.axis_names:
         return NamedSharding(layout.mesh, PartitionSpec(*slot.sharding.spec))
-    # Split over several dims, it lies on a mesh with the logical axis in factors.
+    # An array that is split over several dims has a mesh in which the logical axis is factored,
+    # with other axis names. Only the number of parts of each dim can be carried over.
     entries = [e if isinstance(e, tuple) else (e,) for e in tuple(slot.sharding.spec)]
     parts = [math.prod(mesh.shape[a] for a in axes if a is not None) for axes in entries]
     return layout.tiles(parts) if math.prod(parts) == layout.num_logical else None
 
 
-def _wrapped(array: jax.ShapeDtypeStruct, slot: InSlot) -> Any:
+def _wrap(array: jax.ShapeDtypeStruct, slot: InSlot) -> Any:
     if slot.cut is not None:
         return Sharded(array, *slot.cut)
     if slot.kind is Kind.PER_REPLICA:
-        held: Any = array
-        return PerReplica.of_global(held, scalars=slot.is_scalar)
+        # Typed Any: `of_global` is declared for arrays, and also accepts shapes.
+        shape: Any = array
+        return PerReplica.of_global(shape, scalars=slot.is_scalar)
     return array
 
 
-def _check(program: Program) -> None:
+def _check_program(program: Program) -> None:
     name = program.name
     if program.variables:
         names = [n for group in program.variables.names for n in group]

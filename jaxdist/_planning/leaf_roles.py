@@ -1,4 +1,4 @@
-"""What the inputs of a step are: parameters, optimizer state, other state, a batch."""
+"""The role of each input of a step: parameters, optimizer state, other state, or batch."""
 
 import enum
 from typing import Any
@@ -12,7 +12,7 @@ from jaxdist._values import Kind
 
 
 class Role(enum.Enum):
-    """What an input is to training."""
+    """The role of an input in training. The values are fields of `explain.Memory`."""
 
     PARAMETERS = "parameters"
     OPTIMIZER = "optimizer"
@@ -20,17 +20,18 @@ class Role(enum.Enum):
     BATCH = "batch"
 
 
-def roles(signature: Signature) -> tuple[Role, ...]:
-    """The role of each traced input, in order.
+def get_roles(signature: Signature) -> tuple[Role, ...]:
+    """Return the role of each traced input, in order.
 
-    Variables of NNX objects say what they are. Of other arguments, what is per-replica is a batch,
-    what lies in a state of optax is the optimizer's, and floats are parameters.
+    The type of an NNX variable gives its role. Among other arguments, per-replica values are the
+    batch, arrays in a state of optax belong to the optimizer, and other floats are parameters.
     """
     graph = signature.graph
     found: list[Role] = []
     if graph is not None:
-        found = [_of_variable(t, p) for t, p in zip(graph.types, graph.paths, strict=True)]
-    of_optax = _numbers_in_optax_states(signature)
+        found = [_get_variable_role(t, p) for t, p in zip(graph.types, graph.paths, strict=True)]
+    # The inputs start with the variables of the NNX objects; the arguments follow.
+    of_optax = _find_optax_numbers(signature)
     traced = [s for s in signature.slots if isinstance(s, int)]
     for number, slot in enumerate(signature.inputs[len(found) :]):
         if slot.kind is Kind.PER_REPLICA:
@@ -43,14 +44,14 @@ def roles(signature: Signature) -> tuple[Role, ...]:
     return tuple(found)
 
 
-def _of_variable(kind: type, path: tuple[Any, ...]) -> Role:
+def _get_variable_role(kind: type, path: tuple[Any, ...]) -> Role:
     if issubclass(kind, nnx.OptState) or "opt_state" in path:
         return Role.OPTIMIZER
     return Role.PARAMETERS if issubclass(kind, nnx.Param) else Role.OTHER
 
 
-def _numbers_in_optax_states(signature: Signature) -> set[int]:
-    """Numbers of the traced arguments that lie in a named tuple of optax."""
+def _find_optax_numbers(signature: Signature) -> set[int]:
+    """Return the numbers of the traced arguments that are inside a named tuple of optax."""
     slots = [-1 if isinstance(s, Static) or not isinstance(s, int) else s for s in signature.slots]
     whole = jax.tree.unflatten(signature.treedef, slots)
     states = [x for x in jax.tree.leaves(whole, is_leaf=_is_optax_state) if _is_optax_state(x)]
@@ -58,5 +59,6 @@ def _numbers_in_optax_states(signature: Signature) -> set[int]:
 
 
 def _is_optax_state(x: Any) -> bool:
+    # The states of optax have no common base class; each is a named tuple of a module of optax.
     is_tuple = isinstance(x, tuple) and hasattr(x, "_fields")
     return is_tuple and type(x).__module__.split(".")[0] == "optax"

@@ -1,4 +1,4 @@
-"""What a program needs of one device, and how long it takes at least: the numbers of a plan."""
+"""The numbers of a plan: what a program needs of one device, and its predicted times."""
 
 import collections
 import dataclasses
@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxdist import hlo
-from jaxdist._planning.leaf_roles import Role, roles
+from jaxdist._planning.leaf_roles import Role, get_roles
 from jaxdist._program import CompiledProgram, CompiledRow, InSlot, Program, find_carried_arguments
 from jaxdist.cost import Chip
 from jaxdist.errors import DeviceError
@@ -22,7 +22,18 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """Memory, work and traffic of one device, and the times that follow."""
+    """Memory, work and traffic of one device, and the times that follow from them.
+
+    Attributes:
+        memory: Bytes, by use.
+        flops: Floating-point operations.
+        hbm_traffic: Bytes that are read from and written to HBM.
+        traffic: Collectives.
+        times: Predicted times.
+        unknown_loops: Loops whose number of iterations is unknown; one iteration is counted.
+        kept_state: Bytes of old state that exist beside the new state, since it is not donated.
+        unknown: Operations that run and are not counted.
+    """
 
     memory: Memory
     flops: int | None = None
@@ -30,41 +41,43 @@ class Needs:
     traffic: tuple[Traffic, ...] = ()
     times: Times | None = None
     unknown_loops: int = 0
-    kept_state: int = 0  # bytes of old state that stay beside the new one
-    unknown: tuple[str, ...] = ()  # what runs and is not counted
+    kept_state: int = 0
+    unknown: tuple[str, ...] = ()
 
 
-def needs_of(program: Program, device: Chip) -> Needs:
-    """Compile a program and read its needs; `device` is what one device has.
+def compile_needs(program: Program, device: Chip) -> Needs:
+    """Compile a program and return its needs. `device` describes one device.
 
-    Where the compiler finds that it does not fit, that is part of the answer.
+    If the program does not fit into memory, the result says so; it is no error.
     """
-    return read_needs(program, device, compiled_or_refused(program))
+    return read_needs(program, device, compile_or_get_refusal(program))
 
 
-def compiled_or_refused(program: Program) -> CompiledProgram | str:
-    """The compiled program, or what the compiler said where it does not fit."""
+def compile_or_get_refusal(program: Program) -> CompiledProgram | str:
+    """Return the compiled program, or the message of the compiler if it does not fit."""
     try:
         return program.compile()
     except jax.errors.JaxRuntimeError as error:
+        # The status code is only in the text: JAX has one exception class for all errors of XLA.
         if "RESOURCE_EXHAUSTED" not in str(error):
-            raise _failed(program, "the compiler failed", error) from error
+            raise _make_plan_error(program, "the compiler failed", error) from error
         return str(error)
 
 
 def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) -> Needs:
-    """What a program needs of one device, from what the compiler made of it."""
-    held = _held(program)
+    """Return the needs of a program from the result of `compile_or_get_refusal`."""
+    held = _count_argument_bytes(program)
     if isinstance(compiled, str):
-        return Needs(_refusal(compiled, held, device), kept_state=_kept_state(program))
+        return Needs(_read_refusal(compiled, held, device), kept_state=_count_kept_state(program))
     try:
         text = compiled.as_text()
     except jax.errors.JaxRuntimeError as error:
-        # JAX has its own reader of what libtpu wrote, and may be older.
-        raise _failed(program, "JAX cannot read what the compiler wrote", error) from error
+        # JAX parses the program that libtpu wrote, and may be older than libtpu.
+        raise _make_plan_error(program, "JAX cannot read what the compiler wrote", error) from error
+    # Not `cost_analysis` of JAX: it counts a loop once, so a scan over layers would be one layer.
     done = hlo.work(text)
     rows = compiled.explain().compiled
-    traffic = _traffic(rows)
+    traffic = _group_traffic(rows)
     sent = {link: sum(t.bytes_sent for t in traffic if t.link == link) for link in ("ICI", "DCN")}
     times = Times(
         done.flops / device.flops,
@@ -74,7 +87,7 @@ def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) 
         sum(t.seconds for t in traffic),
     )
     unknown = done.unknown_loops + sum(row.times is None for row in rows)
-    memory = _memory(compiled, held, device)
+    memory = _read_memory(compiled, held, device)
     return Needs(
         memory,
         done.flops,
@@ -82,12 +95,12 @@ def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) 
         traffic,
         times,
         unknown,
-        _kept_state(program),
+        _count_kept_state(program),
         done.unknown,
     )
 
 
-def _failed(program: Program, what: str, error: Exception) -> DeviceError:
+def _make_plan_error(program: Program, what: str, error: Exception) -> DeviceError:
     device = getattr(program.layout.devices[0], "device_kind", program.layout.platform)
     return DeviceError(
         f"{program.name} cannot be planned for {device}: {what}. It said: "
@@ -98,47 +111,52 @@ def _failed(program: Program, what: str, error: Exception) -> DeviceError:
     )
 
 
-def _held(program: Program) -> dict[str, int]:
-    """Bytes of the arguments on one device, by role."""
+def _count_argument_bytes(program: Program) -> dict[str, int]:
+    """Return the bytes of the arguments on one device, by role."""
     held = dict.fromkeys((r.value for r in Role), 0)
-    for role, slot in zip(roles(program.signature), program.signature.inputs, strict=True):
-        held[role.value] += _bytes_on_a_device(slot)
+    for role, slot in zip(get_roles(program.signature), program.signature.inputs, strict=True):
+        held[role.value] += _count_device_bytes(slot)
     return held
 
 
-def _kept_state(program: Program) -> int:
-    """Bytes of state that comes in, goes out as new, and is not donated."""
+def _count_kept_state(program: Program) -> int:
+    """Return the bytes of state that the step replaces and that is not donated."""
     inputs = program.signature.inputs
+    # Results that are the next arguments, such as `params` in `params = step(params)`. Variables of
+    # NNX objects are always such.
     source = find_carried_arguments(program.signature, program.traced, program.layout.num_replicas)
     state = {*range(program.traced.num_graph), *source.values()}
-    return sum(_bytes_on_a_device(inputs[i]) for i in state if i not in program.donated)
+    return sum(_count_device_bytes(inputs[i]) for i in state if i not in program.donated)
 
 
-def _bytes_on_a_device(slot: InSlot) -> int:
+def _count_device_bytes(slot: InSlot) -> int:
     shape = slot.sharding.shard_shape(slot.shape) if slot.shape else ()
     return math.prod(shape) * int(slot.dtype.itemsize)
 
 
-def _memory(compiled: CompiledProgram, held: dict[str, int], device: Chip) -> Memory:
-    told: Any = compiled.executable.memory_analysis()
-    results = told.output_size_in_bytes - told.alias_size_in_bytes
-    padding = max(0, told.argument_size_in_bytes - sum(held.values()))
-    program = told.generated_code_size_in_bytes
-    temporaries = told.temp_size_in_bytes
+def _read_memory(compiled: CompiledProgram, held: dict[str, int], device: Chip) -> Memory:
+    analysis: Any = compiled.executable.memory_analysis()
+    # A result that aliases a donated argument needs no memory of its own.
+    results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    # TPU arrays are padded to tiles, so arguments take more bytes than their elements have.
+    padding = max(0, analysis.argument_size_in_bytes - sum(held.values()))
+    program = analysis.generated_code_size_in_bytes
+    temporaries = analysis.temp_size_in_bytes
     return Memory(
         **held,
         padding=padding,
         results=results,
         temporaries=temporaries,
         program=program,
-        peak=told.argument_size_in_bytes + results + temporaries + program,
+        peak=analysis.argument_size_in_bytes + results + temporaries + program,
         capacity=device.hbm_bytes,
-        fits=True,  # the compiler refuses a program that does not
+        fits=True,  # the compiler refuses a program that does not fit
     )
 
 
-def _refusal(message: str, held: dict[str, int], device: Chip) -> Memory:
-    """The memory of a program that does not fit, from what the compiler said."""
+def _read_refusal(message: str, held: dict[str, int], device: Chip) -> Memory:
+    """Return the memory of a program that does not fit, from the message of the compiler."""
+    # Without a match the numbers are None: libtpu may change its message.
     found = _REFUSED.search(message)
     peak = int(float(found["needs"]) * _UNITS[found["of"]]) if found else None
     available = int(float(found["there"]) * _UNITS[found["unit"]]) if found else None
@@ -155,8 +173,11 @@ def _refusal(message: str, held: dict[str, int], device: Chip) -> Memory:
     )
 
 
-def _traffic(rows: tuple[CompiledRow, ...]) -> tuple[Traffic, ...]:
-    """Collectives by link and kind; those in a loop that decides while running as one turn."""
+def _group_traffic(rows: tuple[CompiledRow, ...]) -> tuple[Traffic, ...]:
+    """Return the collectives, grouped by link, kind and group size.
+
+    In a loop with an unknown number of iterations, a collective counts once.
+    """
     by_kind: dict[tuple[str, str, int, int], list[CompiledRow]] = collections.defaultdict(list)
     for row in rows:
         link = "ICI" if row.level == "inside" else "DCN"
@@ -165,16 +186,16 @@ def _traffic(rows: tuple[CompiledRow, ...]) -> tuple[Traffic, ...]:
         Traffic(
             link=link,
             kind=kind,
-            runs=sum(_runs(r) for r in of),
-            num_bytes=sum(_runs(r) * r.num_bytes for r in of),
-            bytes_sent=sum(_runs(r) * r.bytes_sent for r in of),
+            runs=sum(_count_runs(r) for r in of),
+            num_bytes=sum(_count_runs(r) * r.num_bytes for r in of),
+            bytes_sent=sum(_count_runs(r) * r.bytes_sent for r in of),
             devices=size,
             groups=groups,
-            seconds=sum(_runs(r) * r.seconds for r in of),
+            seconds=sum(_count_runs(r) * r.seconds for r in of),
         )
         for (link, kind, size, groups), of in by_kind.items()
     )
 
 
-def _runs(row: CompiledRow) -> int:
+def _count_runs(row: CompiledRow) -> int:
     return row.count * (1 if row.times is None else row.times)

@@ -1,26 +1,38 @@
-"""Planning a step for a slice of TPUs."""
+"""Plans of a step for a slice of TPUs that this machine does not have."""
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, ParamSpec, TypeVar
 
 from jaxdist import _replica
 from jaxdist._planning import memory_advice
-from jaxdist._planning.background import started
-from jaxdist._planning.needs import Needs, compiled_or_refused, needs_of, read_needs
+from jaxdist._planning.abstract_call import count_rows_per_replica, make_abstract_call
+from jaxdist._planning.needs import Needs, compile_needs, compile_or_get_refusal, read_needs
 from jaxdist._planning.slice_axes import Axes
-from jaxdist._planning.slices import Place, alone, place
-from jaxdist._program import Program
+from jaxdist._planning.slices import Target, make_single_device_target, make_target
+from jaxdist._program import Program, RunOptions
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer
 from jaxdist.cost import Chip
 from jaxdist.errors import ArgumentError
 from jaxdist.explain import SlicePlan, seconds
 
-# Lowers a step for a strategy, with so many rows of a batch for each replica.
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Note [A plan lowers the step again]
+# A plan does not translate the program that was lowered for this machine. It lowers the same
+# function again, for a strategy on the described slice, and the compiler of libtpu compiles it.
+# So the plan is about the program that `run` would execute there. Arguments come as shapes from the
+# signature of the first program (`make_abstract_call`), or from a job (`jobs.JobStep`). Per-replica
+# arguments have the rows of the new replicas, and `Sharded` ones are divided again.
+
+# Lowers a step for a strategy; the number is the rows of a batch that each replica gets.
 Lower = Callable[[Strategy, "int | None"], Program]
-# Told what is being done.
+# Receives a line of text about the current work.
 Report = Callable[[str], None]
 
 
@@ -29,11 +41,11 @@ class Source:
     """A step that can be lowered for any strategy.
 
     Args:
-        lower: Lowers it.
-        rows: Rows of a batch that a replica gets; None where nothing is per-replica.
-        rules: How its state is laid out, as a word.
-        like: The strategy whose axes it has, and whose options of communication.
-        axes: Its axes, where they are not those of `like`.
+        lower: Lowers the step.
+        rows: The rows of a batch for each replica; None if no input is per-replica.
+        rules: The name of the rules that place its state.
+        like: The strategy whose axes and communication options the plan uses.
+        axes: The axes, if they differ from those of `like`.
     """
 
     lower: Lower
@@ -52,39 +64,71 @@ def plan(
     quick: bool = False,
     report: Report = lambda what: None,
 ) -> SlicePlan:
-    """Compile a step for a slice, and for one device to compare with; see `Program.compile_for`."""
+    """Compile a step for a slice, and for one device as a comparison; see `Program.compile_for`."""
     as_flag("compile_for", "quick", quick)
-    # The strategy of a scope around the call is not the one that is planned for.
+    # The call may be inside the scope of another strategy; the step must not see that strategy.
     with _replica.enter_frame(None):
         report(f"describing {topology}")
-        where = place(topology, logical, source.like, source.axes)
-        rows = _rows(source, where, global_batch)
-        return _planned(source, where, rows, quick, report)
+        target = make_target(topology, logical, source.like, source.axes)
+        rows = _get_rows(source, target, global_batch)
+        return _plan_for_target(source, target, rows, quick, report)
 
 
-def _planned(
-    source: Source, where: Place, rows: int | None, quick: bool, report: Report
+def compile_for(
+    strategy: Strategy,
+    fn: Callable[..., Any],
+    options: RunOptions | None,
+    program: Program,
+    topology: Any,
+    *,
+    logical: Any,
+    global_batch: int | None,
+    quick: bool,
 ) -> SlicePlan:
-    report(f"tracing for {where.name}")
-    program = source.lower(where.strategy, rows)
-    alone = None if quick else _traced_alone(source, where, rows)
+    """Plan a program that `strategy.lower(fn, ...)` returned; see `Program.compile_for`."""
+    lower = functools.partial(_lower_for, fn, options, program)
+    source = Source(lower, count_rows_per_replica(program), like=strategy)
+    wanted = strategy.layout.num_logical if logical is None else logical
+    return plan(source, topology, wanted, global_batch=global_batch, quick=quick)
+
+
+def _lower_for(
+    fn: Callable[..., Any],
+    options: RunOptions | None,
+    program: Program,
+    strategy: Strategy,
+    rows: int | None,
+) -> Program:
+    # See Note [A plan lowers the step again].
+    args, kwargs = make_abstract_call(program, strategy.layout, rows)
+    return strategy.lower(fn, args, kwargs, options)
+
+
+def _plan_for_target(
+    source: Source, target: Target, rows: int | None, quick: bool, report: Report
+) -> SlicePlan:
+    report(f"tracing for {target.name}")
+    program = source.lower(target.strategy, rows)
+    on_one = None if quick else _trace_for_one_device(source, target, rows)
     more = "" if quick else ", and for one device to compare with"
-    report(f"compiling for {where.name}{more}; minutes where arrays are large")
-    # The compiler of XLA leaves Python free, and works on one core: both steps at the same time.
-    compiling = started(compiled_or_refused, program)
-    single = None if alone is None else started(needs_of, *alone)
-    needs = read_needs(program, where.device, compiling.result())
+    report(f"compiling for {target.name}{more}; minutes where arrays are large")
+    # XLA releases the GIL and compiles on one core, so both programs are compiled at the same time.
+    compiling = _start_thread(compile_or_get_refusal, program)
+    single = None if on_one is None else _start_thread(compile_needs, *on_one)
+    needs = read_needs(program, target.device, compiling.result())
     one = None
+    # If the step does not fit, the plan has advice instead of an efficiency. The other compilation
+    # then continues on its daemon thread, and nobody waits for it.
     if single is not None and needs.memory.fits:
         report("compiling for one device, to compare with")
         one = single.result()
     made = SlicePlan(
         name=program.name,
-        topology=where.name,
-        chip=where.chip,
-        devices_per_chip=where.devices_per_chip,
-        num_slices=where.num_slices,
-        assignment=where.assignment,
+        topology=target.name,
+        chip=target.chip,
+        devices_per_chip=target.devices_per_chip,
+        num_slices=target.num_slices,
+        assignment=target.assignment,
         rules=source.rules,
         rows_per_replica=rows,
         memory=needs.memory,
@@ -92,40 +136,41 @@ def _planned(
         hbm_traffic=needs.hbm_traffic,
         traffic=needs.traffic,
         times=needs.times,
-        notes=_notes(where, needs),
+        notes=_collect_notes(target, needs),
     )
     if not made.memory.fits:
-        tried = None if quick else functools.partial(_needs, source, where)
-        found = memory_advice.advice(made, needs, tried, report)
+        tried = None if quick else functools.partial(_compile_needs, source, target)
+        found = memory_advice.make_advice(made, needs, tried, report)
         return dataclasses.replace(made, advice=found)
-    return made if one is None else _with_efficiency(made, one)
+    return made if one is None else _add_efficiency(made, one)
 
 
-def _traced_alone(source: Source, where: Place, rows: int | None) -> tuple[Program, Chip]:
-    """The step for one device of the same generation, and what that device has."""
-    single = alone(where, source.like, source.axes)
+def _trace_for_one_device(source: Source, target: Target, rows: int | None) -> tuple[Program, Chip]:
+    """Lower the step for one device of the same generation, and return also that device."""
+    single = make_single_device_target(target, source.like, source.axes)
     return source.lower(single.strategy, rows), single.device
 
 
-def _with_efficiency(made: SlicePlan, one: Needs) -> SlicePlan:
-    """The plan with what its devices do beside what one device alone would."""
+def _add_efficiency(made: SlicePlan, one: Needs) -> SlicePlan:
+    """Return the plan with its efficiency: the throughput of a device against one device alone."""
     if one.times is None or made.times is None:
         note = "the step does not fit on one device"
         return dataclasses.replace(made, efficiency_note=note)
-    # The same rows: on one device, and on all the logical devices of a replica.
+    # Both have the same rows: on one device, and on all logical devices of a replica.
     efficiency = one.times.predicted / (made.times.predicted * made.num_logical)
     note = f"of one device with the same rows, predicted {seconds(one.times.predicted)}"
     return dataclasses.replace(made, efficiency=efficiency, efficiency_note=note)
 
 
-def _needs(source: Source, where: Place, rows: int) -> Needs:
-    return started(needs_of, source.lower(where.strategy, rows), where.device).result()
+def _compile_needs(source: Source, target: Target, rows: int) -> Needs:
+    return _start_thread(compile_needs, source.lower(target.strategy, rows), target.device).result()
 
 
-def _rows(source: Source, where: Place, global_batch: int | None) -> int | None:
+def _get_rows(source: Source, target: Target, global_batch: int | None) -> int | None:
+    # By default each replica keeps its rows, so a larger slice has a larger global batch.
     if global_batch is None:
         return source.rows
-    count = where.strategy.num_replicas_in_sync
+    count = target.strategy.num_replicas_in_sync
     most = (1 << 31) - 1
     global_batch = as_integer(
         "compile_for", "global_batch", global_batch, least=1, most=most, example=count
@@ -140,25 +185,43 @@ def _rows(source: Source, where: Place, global_batch: int | None) -> int | None:
         below, above = global_batch - global_batch % count, global_batch + -global_batch % count
         near = sorted({max(count, below), max(count, above)})
         raise ArgumentError(
-            f"compile_for was given global_batch={global_batch}, and {where.name} has {count} "
+            f"compile_for was given global_batch={global_batch}, and {target.name} has {count} "
             "replicas.\n\nEach replica takes the same number of rows, one or more.\n\n"
             f"Use {' or '.join(map(str, near))}."
         )
     return global_batch // count
 
 
-def _notes(where: Place, needs: Needs) -> tuple[str, ...]:
+def _collect_notes(target: Target, needs: Needs) -> tuple[str, ...]:
     notes = []
-    if where.chip.devices < where.devices_per_chip:
+    if target.chip.devices < target.devices_per_chip:
         notes.append(
-            f"libtpu describes a chip of {where.chip.name} as {where.devices_per_chip} devices; on "
-            "most TPU VMs JAX runs it as one."
+            f"libtpu describes a chip of {target.chip.name} as {target.devices_per_chip} devices; "
+            "on most TPU VMs JAX runs it as one."
         )
     if needs.unknown_loops:
-        notes.append("Loops that decide while running were counted as one turn.")
+        notes.append("Loops with an unknown number of iterations were counted as one iteration.")
     if needs.unknown:
         notes.append(
             "Operations of these are not counted, because their number is not known: "
             f"{', '.join(needs.unknown)}. Compute takes longer than this plan says."
         )
     return tuple(notes)
+
+
+def _start_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+    """Call a function on a daemon thread, and return a future of its result."""
+    # XLA compiles for minutes, and nothing can interrupt it. Ctrl-C can interrupt the wait for a
+    # future. Python does not join a daemon thread at exit, but it joins those of an executor.
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=work, name="jaxdist compiles", daemon=True).start()
+    return future

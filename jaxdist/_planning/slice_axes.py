@@ -1,4 +1,4 @@
-"""How the replicas of a slice are shared between the axes of a mesh."""
+"""How the replicas of a slice are divided among the axes of a mesh."""
 
 import dataclasses
 import math
@@ -16,15 +16,16 @@ from jaxdist.tpu.experimental import DeviceAssignment, Topology
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """Axes of a mesh, to be laid over a slice.
+    """The axes of a mesh, for the devices of a slice.
 
-    Of several replica axes the first goes across slices, where there are several; on one slice it
-    keeps its size, as the axes between the first and the last do. The last takes what is left.
+    With several slices, the first of several replica axes has one position for each slice. On one
+    slice it keeps its size. The axes between the first and the last keep their sizes. The last axis
+    has all remaining replicas.
 
     Args:
         names: All axes, in the order of the mesh.
-        replica: Those of the replicas, the slowest first.
-        sizes: How many positions each has where it is from.
+        replica: The replica axes, the slowest first.
+        sizes: The size of each axis in the mesh that they come from.
     """
 
     names: tuple[str, ...]
@@ -32,39 +33,40 @@ class Axes:
     sizes: dict[str, int]
 
     @classmethod
-    def of(cls, layout: ReplicaMesh) -> Self:
-        """The axes of a strategy."""
+    def from_layout(cls, layout: ReplicaMesh) -> Self:
+        """Return the axes of a layout."""
         return cls(layout.mesh.axis_names, layout.replica_axes, dict(layout.mesh.shape))
 
     @classmethod
-    def of_slices(cls, outer: str, inner: str) -> Self:
-        """Replicas over slices, and within each of them."""
+    def for_slices(cls, outer: str, inner: str) -> Self:
+        """Return two replica axes: `outer` over the slices, `inner` within each slice."""
         return cls((outer, inner), (outer, inner), {outer: 1, inner: 1})
 
     @property
-    def of_one(self) -> Self:
-        """The same axes for one device."""
+    def single_device(self) -> Self:
+        """The same axes, each of size 1."""
         return dataclasses.replace(self, sizes=dict.fromkeys(self.names, 1))
 
-    def applied(self, layout: ReplicaMesh, num_slices: int) -> ReplicaMesh:
-        """The devices of a layout, replica by replica, under these axes.
+    def apply(self, layout: ReplicaMesh, num_slices: int) -> ReplicaMesh:
+        """Return the layout with the same devices, in the same order of replicas, on these axes.
 
         Raises:
-            ArgumentError: The slices or the logical devices cannot be shared so.
+            ArgumentError: The replicas or the logical devices cannot be divided among these axes.
         """
         logical = tuple(name for name in self.names if name not in self.replica)
         names = self.names
         if not logical:
             logical = layout.logical_axes
             names += logical
-        sizes = self._of_replicas(layout.num_replicas, num_slices)
-        sizes += self._of_logical(logical, layout.num_logical)
+        sizes = self._size_replica_axes(layout.num_replicas, num_slices)
+        sizes += self._size_logical_axes(logical, layout.num_logical)
+        # The device grid has the replicas first; the mesh may have its axes in another order.
         order = self.replica + logical
         grid = layout.device_grid.reshape(sizes).transpose([order.index(name) for name in names])
         mesh = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
         return ReplicaMesh(mesh, self.replica, described=layout.described)
 
-    def _of_replicas(self, count: int, num_slices: int) -> tuple[int, ...]:
+    def _size_replica_axes(self, count: int, num_slices: int) -> tuple[int, ...]:
         if len(self.replica) == 1:
             return (count,)
         first, *between = (self.sizes[name] for name in self.replica[:-1])
@@ -82,7 +84,8 @@ class Axes:
             )
         return (*kept, count // math.prod(kept))
 
-    def _of_logical(self, names: tuple[str, ...], count: int) -> tuple[int, ...]:
+    def _size_logical_axes(self, names: tuple[str, ...], count: int) -> tuple[int, ...]:
+        # One axis can have any size. Of several axes nobody has said how to divide the devices.
         if len(names) == 1:
             return (count,)
         sizes = tuple(self.sizes[name] for name in names)
@@ -97,36 +100,42 @@ class Axes:
         return sizes
 
 
-# The axes of rules that lay state over the replicas of a slice.
-SLICES = Axes.of_slices("slice", "replica")
+# The axes for rules that shard state within a slice, and replicate it over slices.
+SLICES = Axes.for_slices("slice", "replica")
 
 
-def share_slices(strategy: Strategy, num_slices: int) -> Strategy:
-    """Return a strategy like one whose replicas are in the order of slices, with an axis for them.
+def add_slice_axis(strategy: Strategy, num_slices: int) -> Strategy:
+    """Return a strategy like `strategy`, with the replica axes `("slice", "replica")`.
+
+    The replicas must already be in the order of their slices.
 
     Raises:
-        ArgumentError: The replicas do not divide by the slices.
+        ArgumentError: The number of replicas is not a multiple of the number of slices.
     """
-    return strategy._on(SLICES.applied(strategy.layout, num_slices))
+    return strategy._on(SLICES.apply(strategy.layout, num_slices))
 
 
-def assignment_of_slices(
-    topology: Topology, box: Sequence[int], num_slices: int
-) -> DeviceAssignment:
-    """As many replicas as fit, those of the first slice first, in each along a ring of its own.
+def assign_slices(topology: Topology, box: Sequence[int], num_slices: int) -> DeviceAssignment:
+    """Return an assignment of all cores to replicas, those of the first slice first.
+
+    The replicas of each slice follow a ring within the slice.
 
     Args:
-        topology: The cores; further slices lie behind the first one in z.
-        box: What one replica spans, within a slice.
-        num_slices: How many slices.
+        topology: The cores. All slices are in one topology, one after the other in z.
+        box: The shape of one replica, within a slice.
+        num_slices: The number of slices.
     """
     x, y, z, cores = topology.mesh_shape.tolist()
     depth, size = z // num_slices, math.prod(box)
     shape, count = list(box), x * y * z * cores // size
     if num_slices == 1 or len(topology.missing_devices):
+        # With missing devices the slices differ from each other. So the replicas are assigned over
+        # all slices together, and then sorted by slice.
         made = DeviceAssignment.build(topology, shape, num_replicas=count)
         order = np.argsort(made.core_assignment[:, 0, 2] // depth, kind="stable")
         return DeviceAssignment(topology, made.core_assignment[order])
+    # One ring over all slices would cross from slice to slice, over the slow network. So build the
+    # ring of the first slice and copy it to the others.
     of_tasks = topology.device_coordinates
     of_first = of_tasks[(of_tasks[:, :, 2] < depth).all(1)]
     first = Topology(mesh_shape=[x, y, depth, cores], device_coordinates=of_first)

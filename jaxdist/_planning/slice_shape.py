@@ -1,4 +1,4 @@
-"""Which box of cores one replica gets."""
+"""The box of cores that one replica has."""
 
 import itertools
 import math
@@ -13,32 +13,33 @@ from jaxdist.tpu.experimental import Topology
 Box = tuple[int, int, int, int]
 
 
-def logical_shape(topology: Topology, num_slices: int, logical: Any) -> Box:
-    """Sizes in x, y, z and cores of a chip of the box that one replica spans.
+def find_logical_shape(topology: Topology, num_slices: int, logical: Any) -> Box:
+    """Return the sizes in x, y, z and cores of a chip of the box of one replica.
 
-    A box divides the mesh, so that every core is used, and lies within one slice: between slices
-    there is no wire.
+    A box divides the mesh, so every core is used. It is within one slice, since slices are not
+    connected by ICI.
 
     Args:
-        topology: The cores; further slices lie behind the first one in z.
-        num_slices: How many slices.
-        logical: A number of logical devices, of which the most compact box is taken; or a shape:
+        topology: The cores. All slices are in one topology, one after the other in z.
+        num_slices: The number of slices.
+        logical: A number of logical devices, for which the most compact box is taken; or a shape:
             2 to 4 sizes, or text such as `"2x2"`.
 
     Raises:
-        TopologyError: A box that does not fit or does not divide, or a number that no box has.
-        ArgumentTypeError: Neither a number nor a shape.
+        TopologyError: The box does not fit or does not divide the slice, or no box has this number
+            of cores.
+        ArgumentTypeError: `logical` is neither a number nor a shape.
 
     Example:
         >>> v5e = jaxdist.tpu.slice_of("v5e:4x4").topology
-        >>> logical_shape(v5e, 1, 4), logical_shape(v5e, 1, "4x1")
+        >>> find_logical_shape(v5e, 1, 4), find_logical_shape(v5e, 1, "4x1")
         ((2, 2, 1, 1), (4, 1, 1, 1))
     """
-    sizes = _sizes(logical)
+    sizes = _parse_logical(logical)
     x, y, z, cores = topology.mesh_shape.tolist()
     within = (x, y, z // num_slices, cores)
     if isinstance(sizes, int):
-        return _most_compact(within, sizes)
+        return _find_most_compact(within, sizes)
     box: Any = (*sizes, *(1,) * (4 - len(sizes)))
     bad = [
         f"{size} in {axis}, and there are {there}"
@@ -48,21 +49,21 @@ def logical_shape(topology: Topology, num_slices: int, logical: Any) -> Box:
     if bad:
         count = math.prod(box)
         raise TopologyError(
-            f"compile_for was given logical={logical!r}, and the slice has {_text(within)} in "
-            f"{', '.join(AXES)}: {'; '.join(bad)}.\n\n"
-            f"The shape of a replica divides the slice.\n\n{_those_that_fit(within, count)}"
+            f"compile_for was given logical={logical!r}, and the slice has "
+            f"{_format_sizes(within)} in {', '.join(AXES)}: {'; '.join(bad)}.\n\n"
+            f"The shape of a replica divides the slice.\n\n{_suggest_shapes(within, count)}"
         )
     found: Box = box
     return found
 
 
-def boxes(topology: Topology, num_slices: int) -> tuple[int, ...]:
-    """Numbers of logical devices that some box has."""
+def list_counts(topology: Topology, num_slices: int) -> tuple[int, ...]:
+    """Return all numbers of logical devices for which a box exists."""
     x, y, z, cores = topology.mesh_shape.tolist()
-    return _numbers((x, y, z // num_slices, cores))
+    return _list_counts((x, y, z // num_slices, cores))
 
 
-def _sizes(logical: Any) -> int | tuple[int, ...]:
+def _parse_logical(logical: Any) -> int | tuple[int, ...]:
     if isinstance(logical, str):
         parts = logical.split("x")
         if not all(p.isdigit() for p in parts):
@@ -71,11 +72,16 @@ def _sizes(logical: Any) -> int | tuple[int, ...]:
                 "logical is a number of logical devices, or a shape of chips in x, y and z.\n\n"
                 "Pass for instance logical='2x2', or logical=4."
             )
-        return _checked([int(p) for p in parts]) if len(parts) > 1 else _positive(int(parts[0]))
+        return (
+            _check_sizes([int(p) for p in parts])
+            if len(parts) > 1
+            else _check_positive(int(parts[0]))
+        )
+    # A bool is an int in Python, and `logical=True` is a mistake.
     if isinstance(logical, int) and not isinstance(logical, bool):
-        return _positive(logical)
+        return _check_positive(logical)
     if isinstance(logical, Sequence) and all(type(n) is int for n in logical):
-        return _checked(list(logical))
+        return _check_sizes(list(logical))
     raise ArgumentTypeError(
         f"compile_for was given logical={show(logical)}.\n\n"
         "logical is a number or a shape.\n\n"
@@ -83,7 +89,7 @@ def _sizes(logical: Any) -> int | tuple[int, ...]:
     )
 
 
-def _positive(number: int) -> int:
+def _check_positive(number: int) -> int:
     if number < 1:
         raise TopologyError(
             f"compile_for was given logical={number}.\n\nA replica has 1 logical device or more."
@@ -92,45 +98,47 @@ def _positive(number: int) -> int:
     return number
 
 
-def _checked(sizes: list[int]) -> tuple[int, ...]:
+def _check_sizes(sizes: list[int]) -> tuple[int, ...]:
     if not 2 <= len(sizes) <= 4 or min(sizes) < 1:
         raise TopologyError(
-            f"compile_for was given logical={show(_text(sizes))}, which is no shape of logical "
-            f"devices.\n\nIt has 2 to 4 sizes, in {', '.join(AXES)}, each 1 or more.\n\n"
+            f"compile_for was given logical={show(_format_sizes(sizes))}, which is no shape of "
+            f"logical devices.\n\nIt has 2 to 4 sizes, in {', '.join(AXES)}, each 1 or more.\n\n"
             "Pass for instance logical='2x2'."
         )
     return tuple(sizes)
 
 
-def _most_compact(within: Sequence[int], number: int) -> Box:
-    fitting = [box for box in _boxes(within) if math.prod(box) == number]
+def _find_most_compact(within: Sequence[int], number: int) -> Box:
+    fitting = [box for box in _list_boxes(within) if math.prod(box) == number]
     if not fitting:
         raise TopologyError(
             f"compile_for was given logical={number}, and no box of {number} cores divides a slice "
-            f"of {_text(within)} in {', '.join(AXES)}.\n\n"
+            f"of {_format_sizes(within)} in {', '.join(AXES)}.\n\n"
             "The logical devices of a replica are a box of cores, and the slice is made of such "
-            f"boxes.\n\n{_those_that_fit(within, number)}"
+            f"boxes.\n\n{_suggest_shapes(within, number)}"
         )
-    # Cores of a chip first, then as much like a cube as can be, x before y before z.
+    # The cores of a chip come first, since they are closest. Then the box that is most like a cube,
+    # which has the shortest ways over ICI; ties prefer x to y to z.
     return min(fitting, key=lambda box: (-box[3], sum(box[:3]), [-size for size in box[:3]]))
 
 
-def _those_that_fit(within: Sequence[int], number: int) -> str:
-    shapes = [_text(box) for box in _boxes(within) if math.prod(box) == number]
+def _suggest_shapes(within: Sequence[int], number: int) -> str:
+    shapes = [_format_sizes(box) for box in _list_boxes(within) if math.prod(box) == number]
     if shapes:
         return f"Use one of {', '.join(shapes[:8])}."
-    near = sorted(_numbers(within), key=lambda n: abs(n - number))[:4]
+    # No box has this number of cores, so suggest the nearest numbers.
+    near = sorted(_list_counts(within), key=lambda n: abs(n - number))[:4]
     return f"Use one of the numbers {', '.join(map(str, sorted(near)))}."
 
 
-def _numbers(within: Sequence[int]) -> tuple[int, ...]:
-    return tuple(sorted({math.prod(box) for box in _boxes(within)}))
+def _list_counts(within: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted({math.prod(box) for box in _list_boxes(within)}))
 
 
-def _boxes(within: Sequence[int]) -> list[Box]:
+def _list_boxes(within: Sequence[int]) -> list[Box]:
     divisors = [[d for d in range(1, n + 1) if n % d == 0] for n in within]
     return [(a, b, c, d) for a, b, c, d in itertools.product(*divisors)]
 
 
-def _text(sizes: Sequence[int]) -> str:
+def _format_sizes(sizes: Sequence[int]) -> str:
     return "x".join(map(str, sizes))

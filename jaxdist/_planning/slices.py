@@ -1,12 +1,12 @@
-"""Strategies on slices of TPUs that are only described."""
+"""Strategies on slices of TPUs that libtpu only describes."""
 
 import dataclasses
 from typing import Any
 
 import numpy as np
 
-from jaxdist._planning.slice_axes import Axes, assignment_of_slices
-from jaxdist._planning.slice_shape import boxes, logical_shape
+from jaxdist._planning.slice_axes import Axes, assign_slices
+from jaxdist._planning.slice_shape import find_logical_shape, list_counts
 from jaxdist._strategies import Strategy, TPUStrategy
 from jaxdist._validate import CallerRename, check_text, show
 from jaxdist.cluster_resolver import TPUClusterResolver
@@ -20,8 +20,8 @@ _MOST_SLICES = 511
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """A slice with a strategy on it that compiles, and what one of its devices has."""
+class Target:
+    """The slice that a plan is for, with a strategy that can only compile, and its chips."""
 
     name: str
     strategy: TPUStrategy
@@ -32,74 +32,77 @@ class Place:
 
     @property
     def device(self) -> Chip:
-        """The share of one device."""
+        """The resources of one device, its share of a chip."""
         return self.chip.per_device(self.devices_per_chip)
 
 
-def place(
+def make_target(
     topology: Any, logical: Any, like: Strategy | None = None, axes: Axes | None = None
-) -> Place:
-    """A strategy on all cores of a slice.
+) -> Target:
+    """Return a strategy on all cores of a slice.
 
     Args:
         topology: The slice.
-        logical: Logical devices of a replica.
-        like: A strategy whose axes it has, and whose options of communication.
-        axes: Its axes, where they are not those of `like`.
+        logical: The logical devices of a replica.
+        like: A strategy. The new one gets its axes and its communication options.
+        axes: The axes, if they differ from those of `like`.
 
     Raises:
-        TopologyError: No such slice, or one that is larger than a pod; logical devices that do not
-            divide it.
+        TopologyError: The slice does not exist or is larger than a pod, or the logical devices do
+            not divide it.
         MissingExtraError: libtpu is not installed.
-        ArgumentTypeError: What does not name a slice.
-        ArgumentError: Axes that the slice cannot be shared between.
+        ArgumentTypeError: `topology` does not name a slice.
+        ArgumentError: The replicas cannot be divided among the axes.
     """
-    described = _named(topology)
+    described = _parse_slice(topology)
+    # Before libtpu describes the slices: with too many of them it would end the process.
     _check_pod(described)
-    resolver = TPUClusterResolver(f"described:{_name(described)}")
+    resolver = TPUClusterResolver(f"described:{_format_name(described)}")
     system = resolver.tpu_system
-    box = logical_shape(system.topology, described.num_slices, logical)
-    assignment = assignment_of_slices(system.topology, box, described.num_slices)
-    return _placed(described, resolver, assignment, like, _axes(like, axes))
+    box = find_logical_shape(system.topology, described.num_slices, logical)
+    assignment = assign_slices(system.topology, box, described.num_slices)
+    return _build_target(described, resolver, assignment, like, _choose_axes(like, axes))
 
 
-def alone(of: Place, like: Strategy | None = None, axes: Axes | None = None) -> Place:
-    """One device of the same generation."""
+def make_single_device_target(
+    of: Target, like: Strategy | None = None, axes: Axes | None = None
+) -> Target:
+    """Return a target of one device of the same generation."""
     described = slice_of(f"{slice_of(of.name).generation}:1x1")
-    resolver = TPUClusterResolver(f"described:{_name(described)}")
+    resolver = TPUClusterResolver(f"described:{_format_name(described)}")
     assignment = DeviceAssignment(resolver.tpu_system.topology, [[[0, 0, 0, 0]]])
-    wanted = _axes(like, axes)
-    return _placed(described, resolver, assignment, like, wanted and wanted.of_one)
+    wanted = _choose_axes(like, axes)
+    return _build_target(described, resolver, assignment, like, wanted and wanted.single_device)
 
 
-def boxes_of(topology: Any) -> tuple[int, ...]:
-    """Numbers of logical devices by which a slice can be divided."""
-    described = _named(topology)
-    return boxes(described.topology, described.num_slices)
+def list_logical_counts(topology: Any) -> tuple[int, ...]:
+    """Return the numbers of logical devices by which a slice can be divided."""
+    described = _parse_slice(topology)
+    return list_counts(described.topology, described.num_slices)
 
 
-def num_slices_of(topology: Any) -> int:
-    """How many slices a name stands for."""
-    return _named(topology).num_slices
+def count_slices(topology: Any) -> int:
+    """Return the number of slices in a name such as `v5e:4x4*2`."""
+    return _parse_slice(topology).num_slices
 
 
-def _axes(like: Strategy | None, axes: Axes | None) -> Axes | None:
-    return axes if axes is not None or like is None else Axes.of(like.layout)
+def _choose_axes(like: Strategy | None, axes: Axes | None) -> Axes | None:
+    return axes if axes is not None or like is None else Axes.from_layout(like.layout)
 
 
-def _placed(
+def _build_target(
     described: Slice,
     resolver: TPUClusterResolver,
     assignment: DeviceAssignment,
     like: Strategy | None,
     axes: Axes | None,
-) -> Place:
+) -> Target:
     strategy = TPUStrategy(resolver, assignment)
     if axes is not None:
-        layout = axes.applied(strategy.layout, described.num_slices)
+        layout = axes.apply(strategy.layout, described.num_slices)
         strategy = strategy._on(layout, like.communication if like else None)
-    return Place(
-        _name(described),
+    return Target(
+        _format_name(described),
         strategy,
         assignment,
         chip_of(strategy.layout.devices[0]),
@@ -108,7 +111,7 @@ def _placed(
     )
 
 
-def _named(topology: Any) -> Slice:
+def _parse_slice(topology: Any) -> Slice:
     if isinstance(topology, Slice):
         return topology
     if isinstance(topology, TPUSystem):
@@ -126,17 +129,19 @@ def _named(topology: Any) -> Slice:
             "Pass its name, such as 'v5p:8x8x8', or 'v5e:4x4*2' for two slices."
         )
     check_text("compile_for", "topology", topology, "v5e:4x4")
+    # "local" is a valid name for a resolver, so this error explains what to call instead.
     if topology == "local":
         raise ArgumentError(
             "compile_for was given topology='local'.\n\n"
             "A plan is for TPUs that this machine does not have.\n\n"
             "Call strategy.lower(step, args).explain(), or name a slice, such as 'v5p:8x8x8'."
         )
+    # Users may pass the name that they gave to a resolver.
     with CallerRename("tpu.slice_of was given name=", "compile_for was given topology="):
         return slice_of(topology.removeprefix("described:").removeprefix("virtual:"))
 
 
-def _name(described: Slice) -> str:
+def _format_name(described: Slice) -> str:
     more = f"*{described.num_slices}" if described.num_slices > 1 else ""
     return described.name + more
 

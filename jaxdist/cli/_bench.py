@@ -1,4 +1,4 @@
-"""`jaxdist bench collectives`: latency and bandwidth of this machine's links."""
+"""`jaxdist bench collectives`: the latency and bandwidth of the links of this machine."""
 
 import argparse
 import os
@@ -20,7 +20,7 @@ from jaxdist.errors import ArgumentError, BackendStartedError
 
 DEFAULT_SIZES = ("1KiB", "16KiB", "256KiB", "2MiB", "8MiB")
 DEFAULT_CPU_DEVICES = 8
-LARGEST = 1 << 30  # up to which crossovers are looked for
+LARGEST = 1 << 30  # bytes; crossovers are searched up to this size
 _UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _SIZE = re.compile(r"^(?P<number>\d+) ?(?P<unit>b|kib|mib|gib)?$", re.IGNORECASE)
 
@@ -29,7 +29,7 @@ def add_bench(
     commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
     shared: argparse.ArgumentParser,
 ) -> None:
-    """The arguments of `jaxdist bench`."""
+    """Add the arguments of `jaxdist bench`."""
     bench = commands.add_parser(
         "bench",
         allow_abbrev=False,
@@ -73,16 +73,16 @@ def add_bench(
 
 
 def bench_collectives(arguments: argparse.Namespace) -> int:
-    """Measure, print, save.
+    """Measure all-reduces, print the tables, and save the links.
 
     Cost:
-        Some seconds of all-reduces on all devices.
+        All-reduces on all devices for some seconds.
     """
     sizes = sorted({parse_size(text) for text in arguments.sizes})
     if len(sizes) < 2:
         raise ArgumentError(
             f"--sizes {' '.join(arguments.sizes)} was given, {len(sizes)} different size(s).\n\n"
-            "Latency and bandwidth can be told apart from two sizes or more.\n\n"
+            "Latency and bandwidth are fitted to two sizes or more.\n\n"
             "Pass for instance --sizes 1KiB 1MiB."
         )
     if arguments.rounds < 1:
@@ -90,21 +90,24 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
             f"--rounds {arguments.rounds} was given.\n\n--rounds is a number from 1 up.\n\n"
             "Pass for instance --rounds 5."
         )
+    # Before the measurement, which would be lost.
     if arguments.save and not pathlib.Path(arguments.save).absolute().parent.is_dir():
         raise ArgumentError(
             f"--save {arguments.save}: there is no folder "
             f"{str(pathlib.Path(arguments.save).absolute().parent)!r}.\n\n"
             "The file is written to a folder that exists.\n\nMake the folder first."
         )
-    devices = _devices(arguments.devices)
+    devices = _choose_devices(arguments.devices)
+    # Before anything is allocated: too large arrays would make the machine swap.
     limit = MAX_BYTES // len(devices)
     if sizes[-1] > limit or sizes[0] * max(COUNTS) > limit:
         raise ArgumentError(
             f"--sizes {' '.join(arguments.sizes)} was given for {len(devices)} devices.\n\n"
-            f"All arrays together take at most {_size(MAX_BYTES)}, and the smallest size is "
+            f"All arrays together take at most {_format_size(MAX_BYTES)}, and the smallest size is "
             f"measured with {max(COUNTS)} arrays as well.\n\n"
             f"Pass sizes up to {limit:,} bytes, the smallest up to {limit // max(COUNTS):,}."
         )
+    # The link of the table gives what is not measured, such as the medium.
     layout = _mesh.build(devices)
     known = cost.links_of(layout).inner
     console = Console(file=sys.stdout)
@@ -129,7 +132,7 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
         measured.scatter_gather,
         source,
     )
-    for table in report(fit, measured.samples, len(devices)):
+    for table in make_tables(fit, measured.samples, len(devices)):
         console.print(table)
     if arguments.save:
         notes = {
@@ -144,10 +147,10 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
 
 
 def parse_size(text: str) -> int:
-    """The bytes that `64KiB` and its like are.
+    """Return the bytes in a size such as `64KiB`.
 
     Raises:
-        ArgumentError: It is no size, or 0.
+        ArgumentError: The text is no size, or 0.
     """
     match = _SIZE.match(text.strip())
     size = int(match["number"]) * _UNITS[(match["unit"] or "b").upper()] if match else 0
@@ -160,7 +163,7 @@ def parse_size(text: str) -> int:
     return size
 
 
-def _devices(count: int | None) -> Sequence[jax.Device]:
+def _choose_devices(count: int | None) -> Sequence[jax.Device]:
     if count is not None and count < 2:
         raise ArgumentError(
             f"--devices {count} was given.\n\nAn all-reduce needs 2 devices or more.\n\n"
@@ -169,7 +172,7 @@ def _devices(count: int | None) -> Sequence[jax.Device]:
     try:
         runtime.virtual_devices(count or DEFAULT_CPU_DEVICES)
     except BackendStartedError:
-        # In a process that has used JAX before, those that are there will do if they suffice.
+        # JAX has started already, so the number of CPU devices is fixed. It may be enough.
         if count is not None and len(jax.local_devices()) < count:
             raise
     found = jax.local_devices()
@@ -183,48 +186,56 @@ def _devices(count: int | None) -> Sequence[jax.Device]:
     return found[: count or len(found)]
 
 
-def report(fit: cost.Fit, samples: Sequence[cost.Sample], num_devices: int) -> Iterator[Table]:
-    """What was fitted, what was measured, and where algorithms cross."""
+def make_tables(fit: cost.Fit, samples: Sequence[cost.Sample], num_devices: int) -> Iterator[Table]:
+    """Yield the tables: the fitted link, the measured times, and the crossovers of algorithms."""
     link = cost.for_devices(fit.link, num_devices)
     links = cost.Links(link)
-    fitted = _table(f"Link {link.name}, {num_devices} devices", "what", "fitted", "in the table")
+    fitted = _make_table(
+        f"Link {link.name}, {num_devices} devices", "what", "fitted", "in the table"
+    )
     known = cost.for_devices(cost.TABLE[link.name], num_devices)
     for what, form, mine, theirs in (
-        ("alpha: latency of a message", _time, link.alpha, known.alpha),
-        ("beta: bytes/s", _rate, link.bytes_per_second, known.bytes_per_second),
-        ("memory bytes/s", _rate, link.memory_bytes_per_second, known.memory_bytes_per_second),
-        ("arrays are packed below", _size, cost.pack_below(link), cost.pack_below(known)),
+        ("alpha: latency of a message", _format_time, link.alpha, known.alpha),
+        ("beta: bytes/s", _format_rate, link.bytes_per_second, known.bytes_per_second),
+        (
+            "memory bytes/s",
+            _format_rate,
+            link.memory_bytes_per_second,
+            known.memory_bytes_per_second,
+        ),
+        ("arrays are packed below", _format_size, cost.pack_below(link), cost.pack_below(known)),
         (
             "reduce-scatter + all-gather / all-reduce",
-            _ratio,
+            _format_ratio,
             link.scatter_gather,
             known.scatter_gather,
         ),
     ):
         fitted.add_row(what, form(mine), form(theirs))
-    fitted.add_row("dispatch of a program", _time(fit.dispatch_seconds), "")
+    fitted.add_row("dispatch of a program", _format_time(fit.dispatch_seconds), "")
     fitted.add_row("median error of the fit", f"{fit.error:.0%}", "")
     yield fitted
-    times = _table("All-reduces", "arrays", "bytes of each", "measured")
+    times = _make_table("All-reduces", "arrays", "bytes of each", "measured")
     for sample in samples:
-        times.add_row(str(sample.count), f"{sample.num_bytes:,}", _time(sample.seconds))
+        times.add_row(str(sample.count), f"{sample.num_bytes:,}", _format_time(sample.seconds))
     yield times
-    crossing = _table("Algorithms, as predicted from the fit", "algorithm", "faster than xla")
+    crossing = _make_table("Algorithms, as predicted from the fit", "algorithm", "faster than xla")
     for name in cost.ALGORITHMS:
+        # Algorithms with "/" run over two levels of links, and only one was measured.
         if name != "xla" and "/" not in name:
-            crossing.add_row(name, where_faster(name, "xla", num_devices, links))
+            crossing.add_row(name, describe_faster_sizes(name, "xla", num_devices, links))
     yield crossing
 
 
-def where_faster(one: str, other: str, num_devices: int, links: cost.Links) -> str:
-    """The sizes for which one algorithm is predicted to be faster than another, in words."""
+def describe_faster_sizes(one: str, other: str, num_devices: int, links: cost.Links) -> str:
+    """Describe the sizes for which one algorithm is predicted to be faster than another."""
 
     def is_faster(size: int) -> bool:
         mine, theirs = (cost.seconds(a, num_devices, size, links) for a in (one, other))
         return mine < theirs
 
-    def first_change(low: int, high: int) -> int:
-        """The first size for which it is not as for `low`; for `high` it is not."""
+    def bisect_change(low: int, high: int) -> int:
+        """Bisect for the smallest size whose answer differs from the answer at `low`."""
         before = is_faster(low)
         while high - low > 1:
             middle = (low + high) // 2
@@ -232,43 +243,46 @@ def where_faster(one: str, other: str, num_devices: int, links: cost.Links) -> s
         return high
 
     spans: list[str] = []
+    # Powers of two find each change of the answer; then bisection finds its exact size.
     start = 1 if is_faster(1) else None
     size = 1
     while size < LARGEST:
         if is_faster(2 * size) != (start is not None):
-            edge = first_change(size, 2 * size)
+            edge = bisect_change(size, 2 * size)
             if start is not None:
-                spans.append(f"below {_size(edge)}" if start == 1 else f"to {_size(edge)}")
+                spans.append(
+                    f"below {_format_size(edge)}" if start == 1 else f"to {_format_size(edge)}"
+                )
             else:
-                spans.append(f"from {_size(edge)}")
+                spans.append(f"from {_format_size(edge)}")
             start = None if start is not None else edge
         size *= 2
     if not spans:
-        return "always" if start is not None else f"never, up to {_size(LARGEST)}"
+        return "always" if start is not None else f"never, up to {_format_size(LARGEST)}"
     return " ".join(spans)
 
 
-def _table(title: str, *columns: str) -> Table:
+def _make_table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left")
     return table
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return f"{seconds * 1e3:,.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:,.2f} us"
 
 
-def _rate(value: float) -> str:
+def _format_rate(value: float) -> str:
     return f"{value / 1e9:,.2f} GB/s"
 
 
-def _size(value: float) -> str:
+def _format_size(value: float) -> str:
     for unit in ("GiB", "MiB", "KiB"):
         if value >= _UNITS[unit.upper()]:
             return f"{value / _UNITS[unit.upper()]:,.3g} {unit}"
     return f"{value:.0f} B"
 
 
-def _ratio(value: float) -> str:
+def _format_ratio(value: float) -> str:
     return f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""`jaxdist info`: what is here, and what could be."""
+"""`jaxdist info`: versions, devices, topology, and installed extras."""
 
 import os
 import platform
@@ -19,85 +19,95 @@ def show_info(console: Console | None = None) -> int:
     """Print versions, devices, topology, memory, and extras.
 
     Cost:
-        Starts JAX's backend. No collective.
+        Starts the backend of JAX. No collective.
     """
     console = console or Console(file=sys.stdout)
-    for table in (_versions(), _devices(), _topology(), _extras()):
+    for table in (
+        _make_versions_table(),
+        _make_devices_table(),
+        _make_topology_table(),
+        _make_extras_table(),
+    ):
         console.print(table)
     return 0
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def _make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in columns:
-        # A command is copied from the screen: in one line.
+        # Users copy the command from the screen, so it must not wrap.
         table.add_column(column, overflow="fold", no_wrap=column == "install")
     for row in rows:
-        # As Text: rich would take brackets for markup and swallow what is in them.
+        # Text, because rich parses brackets in a string as markup and hides their contents.
         table.add_row(*map(Text, row))
     return table
 
 
-def _versions() -> Table:
-    return _table("Versions", ("package", "version"), versions().items())
+def _make_versions_table() -> Table:
+    return _make_table("Versions", ("package", "version"), versions().items())
 
 
-def _devices() -> Table:
-    rows = [(str(d), d.device_kind, str(d.process_index), device_memory(d)) for d in jax.devices()]
+def _make_devices_table() -> Table:
+    rows = [
+        (str(d), d.device_kind, str(d.process_index), describe_device_memory(d))
+        for d in jax.devices()
+    ]
     columns = ("device", "kind", "process", "memory")
-    return _table(f"Devices ({jax.default_backend()})", columns, rows)
+    return _make_table(f"Devices ({jax.default_backend()})", columns, rows)
 
 
-def device_memory(device: jax.Device) -> str:
-    """Memory of a device in words: its own where the backend tells, the host's on CPU."""
+def describe_device_memory(device: jax.Device) -> str:
+    """Describe the memory of a device. A CPU device has the memory of the host."""
     stats: dict[str, Any] | None = None
+    # JAX raises an error for the memory statistics of a device of another process.
     if device.process_index == jax.process_index():
         stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         used = stats.get("bytes_in_use", 0)
-        return f"{_gibibytes(stats['bytes_limit'])}, {_gibibytes(used)} in use"
+        return f"{_format_gibibytes(stats['bytes_limit'])}, {_format_gibibytes(used)} in use"
     if device.platform == "cpu":
-        total = host_memory_bytes()
-        return f"shares the host's {_gibibytes(total)}" if total else "shares the host's"
-    return "not told by the backend"
+        total = get_host_memory_bytes()
+        return f"shares the host's {_format_gibibytes(total)}" if total else "shares the host's"
+    return "not reported by the backend"
 
 
-def _gibibytes(size_bytes: int) -> str:
+def _format_gibibytes(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.1f} GiB"
 
 
-def host_memory_bytes() -> int | None:
-    """Memory of this machine, None where the system does not say."""
+def get_host_memory_bytes() -> int | None:
+    """Return the memory of this machine; None if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return None
 
 
-def _topology() -> Table:
+def _make_topology_table() -> Table:
     devices = jax.devices()
     rows = [
         ("processes", f"{jax.process_count()} (this is {jax.process_index()})"),
         ("devices", f"{jax.device_count()}, {jax.local_device_count()} of this process"),
         ("host", f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"),
     ]
+    # Only TPUs have a slice index and coordinates.
     slices = {getattr(d, "slice_index", None) for d in devices} - {None}
     if slices:
         rows.append(("slices", str(len(slices))))
     placed = [d for d in devices if getattr(d, "coords", None) is not None]
-    rows += [(f"coords of {d}", _place_of(d)) for d in placed]
+    rows += [(f"coords of {d}", _format_coords(d)) for d in placed]
     if not placed:
         rows.append(("coords", "none: these devices have no places in a torus"))
-    return _table("Topology", ("what", "value"), rows)
+    return _make_table("Topology", ("what", "value"), rows)
 
 
-def _place_of(device: Any) -> str:
+def _format_coords(device: Any) -> str:
     return f"{tuple(device.coords)} core {getattr(device, 'core_on_chip', 0)}"
 
 
-def _extras() -> Table:
+def _make_extras_table() -> Table:
     rows = [
         (e.name, e.adds, (e.version or "yes") if e.is_installed else "no", e.install_command)
         for e in EXTRAS
     ]
-    return _table("Extras", ("extra", "adds", "here", "install"), rows)
+    return _make_table("Extras", ("extra", "adds", "here", "install"), rows)

@@ -1,10 +1,10 @@
-"""Arguments of the commands that take a configuration."""
+"""The arguments that all commands with a configuration have."""
 
 import argparse
 
 
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
-    """The file, and what overrides its entries."""
+    """Add the argument for the configuration file, and the option that overrides its entries."""
     parser.add_argument("config", help="a TOML file such as configs/digits_mirrored.toml")
     parser.add_argument(
         "--set",

@@ -1,4 +1,4 @@
-"""Arguments of the command line, and how its errors are shown."""
+"""The command line: its arguments, and how it reports errors."""
 
 import argparse
 import sys
@@ -13,27 +13,29 @@ from jaxdist.errors import JaxdistError
 from jaxdist.jobs import versions
 
 EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, the convention of shells
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        argv: Arguments after the program's name; None takes those of the process.
+        argv: The arguments after the name of the program; None takes those of the process.
 
     Returns:
-        The exit code: 0, 2 for an error that is ours or in the arguments, 130 after Ctrl-C.
+        The exit code: 0; 2 for an error of jaxdist or in the arguments; 130 after Ctrl-C.
 
     Example:
         >>> main(["train", "no_such_file.toml"])
         2
     """
-    arguments = _parser().parse_args(argv)
+    arguments = _make_parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
         return command(arguments)
     except JaxdistError as error:
+        # The message says what to do, and a traceback would hide it. Other exceptions are bugs and
+        # keep their traceback.
         if arguments.traceback:
             raise
         print(f"jaxdist {arguments.name}: {error}", file=sys.stderr)
@@ -45,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxdist",
         description="The programming model of tf.distribute, on JAX.",
@@ -54,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     version = f"jaxdist {versions()['jaxdist']} (jax {versions()['jax']})"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
+    # A parent parser: the option is accepted after the name of each command.
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument(
         "--traceback", action="store_true", help="show where an error was raised, all of it"

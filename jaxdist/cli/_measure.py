@@ -1,4 +1,4 @@
-"""Times of all-reduces on this machine's devices."""
+"""Measurement of all-reduces on the devices of this machine."""
 
 import dataclasses
 import math
@@ -15,15 +15,22 @@ from jax.experimental import multihost_utils
 from jaxdist._mesh import ReplicaMesh
 from jaxdist.cost import Medium, Sample
 
-# What makes more arrays than this slow is compiling, not communicating.
+# Numbers of arrays in one program. With more arrays, compilation would take most of the time.
 COUNTS = (1, 16)
 MAX_BYTES = 512 << 20  # on all devices together
 _BURST_SECONDS = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    """Medians over interleaved rounds."""
+class Measurements:
+    """Results of `measure`: medians over interleaved rounds.
+
+    Attributes:
+        samples: The time of an all-reduce for each number and size of arrays.
+        memory_bytes_per_second: The bandwidth of a copy.
+        scatter_gather: The time of a reduce-scatter with an all-gather, divided by that of an
+            all-reduce of the same size.
+    """
 
     samples: tuple[Sample, ...]
     memory_bytes_per_second: float
@@ -39,7 +46,7 @@ class _Case:
     def burst(self) -> None:
         start = time.perf_counter()
         for _ in range(self.repeats):
-            # One at a time: CPU devices can wait for each other for ever with many in flight.
+            # One call at a time: with many in flight, the collectives of CPU devices can deadlock.
             jax.block_until_ready(self.call())
         self.seconds.append((time.perf_counter() - start) / self.repeats)
 
@@ -54,15 +61,16 @@ def measure(
     rounds: int,
     medium: Medium,
     advance: Callable[[str, int], None] = lambda what, total: None,
-) -> Measured:
-    """Time all-reduces of several sizes and counts, copies, and a reduce-scatter with a gather.
+) -> Measurements:
+    """Measure all-reduces of several sizes and numbers of arrays, a copy, and a reduce-scatter.
 
     Args:
         layout: The devices.
         sizes: Bytes on each device.
-        rounds: Each case runs once in each, so that what else the machine does meets all alike.
-        medium: Whether arrays are reduced by one operation, or one after the other.
-        advance: Called with what is done next and how many calls there will be.
+        rounds: The number of rounds. Each case runs once in each round, so that other load on the
+            machine affects all cases equally.
+        medium: Whether several arrays are reduced by one operation, or one after the other.
+        advance: Called with a text about the next work, and with the total number of calls.
     """
     fits = [(c, b) for b in sizes for c in COUNTS if c * b * layout.num_replicas <= MAX_BYTES]
     largest = max(sizes)
@@ -70,35 +78,38 @@ def measure(
     total = len(fits) + 2 + rounds
     for count, size in fits:
         advance(f"compiling {count} x {size:,} bytes", total)
-        cases[count, size] = _all_reduce(layout, count, size, medium.is_shared)
+        cases[count, size] = _make_all_reduce(layout, count, size, medium.is_shared)
     advance("compiling a copy", total)
-    cases["copy"] = _copy(layout, largest)
+    cases["copy"] = _make_copy(layout, largest)
     advance("compiling a reduce-scatter", total)
-    cases["halves"] = _halves(layout, largest)
+    cases["halves"] = _make_reduce_scatter(layout, largest)
     for case in cases.values():
+        # The first burst warms up, and tells how many repeats fill `_BURST_SECONDS`.
         case.burst()
         repeats = max(1, min(50, math.ceil(_BURST_SECONDS / max(case.seconds[-1], 1e-6))))
-        case.repeats = repeats if layout.is_local else _agreed(repeats)
+        case.repeats = repeats if layout.is_local else _agree_on(repeats)
         case.seconds.clear()
     for number in range(rounds):
         advance(f"round {number + 1} of {rounds}", total)
         for case in cases.values():
             case.burst()
+    # On a shared medium all devices copy at the same time, through the same memory.
     together = layout.num_replicas if medium.is_shared else 1
-    return Measured(
+    return Measurements(
         tuple(Sample(count, size, cases[count, size].median) for count, size in fits),
         together * largest / cases["copy"].median,
         max(0.5, cases["halves"].median / cases[1, largest].median),
     )
 
 
-def _agreed(number: int) -> int:
-    """What the first process says: a collective that one of them leaves out never ends."""
+def _agree_on(number: int) -> int:
+    """Return the number of the first process."""
+    # A collective that one process runs less often than the others would never end.
     return int(multihost_utils.broadcast_one_to_all(np.asarray(number)))
 
 
-def _compiled(layout: ReplicaMesh, fn: Callable[..., Any], sizes: Sequence[int]) -> _Case:
-    """A program of one float32 array for each size in bytes, with rows for all replicas."""
+def _compile_case(layout: ReplicaMesh, fn: Callable[..., Any], sizes: Sequence[int]) -> _Case:
+    """Compile a case: `fn` on one float32 array for each size in bytes on a device."""
     rows = layout.replica_spec
     mapped = jax.shard_map(fn, mesh=layout.mesh, in_specs=rows, out_specs=rows, check_vma=False)
     n = layout.num_replicas
@@ -109,29 +120,30 @@ def _compiled(layout: ReplicaMesh, fn: Callable[..., Any], sizes: Sequence[int])
     return _Case(lambda: program(*arrays))
 
 
-def _all_reduce(layout: ReplicaMesh, count: int, size: int, at_once: bool) -> _Case:
+def _make_all_reduce(layout: ReplicaMesh, count: int, size: int, at_once: bool) -> _Case:
     axes = layout.replica_axes
 
     def fn(*arrays: Any) -> Any:
         if at_once:
             return jax.lax.psum(list(arrays), axes)
         (array,) = arrays
+        # Each all-reduce needs the result of the one before, else XLA would combine them.
         for _ in range(count):
             array = jax.lax.psum(array, axes) / layout.num_replicas
         return array
 
-    return _compiled(layout, fn, [size] * (count if at_once else 1))
+    return _compile_case(layout, fn, [size] * (count if at_once else 1))
 
 
-def _copy(layout: ReplicaMesh, size: int) -> _Case:
-    return _compiled(layout, lambda x: x + 1, [size])
+def _make_copy(layout: ReplicaMesh, size: int) -> _Case:
+    return _compile_case(layout, lambda x: x + 1, [size])
 
 
-def _halves(layout: ReplicaMesh, size: int) -> _Case:
+def _make_reduce_scatter(layout: ReplicaMesh, size: int) -> _Case:
     axes = layout.replica_axes
 
     def fn(x: Any) -> Any:
         part = jax.lax.psum_scatter(x, axes, tiled=True)
         return jax.lax.all_gather(part, axes, tiled=True)
 
-    return _compiled(layout, fn, [size])
+    return _compile_case(layout, fn, [size])

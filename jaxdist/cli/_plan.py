@@ -1,4 +1,4 @@
-"""`jaxdist plan`: what a job would need and take on a slice of TPUs that is not here."""
+"""`jaxdist plan`: the memory and time of a job on a TPU slice that this machine does not have."""
 
 import argparse
 import contextlib
@@ -21,7 +21,7 @@ def add_plan(
     commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
     shared: argparse.ArgumentParser,
 ) -> None:
-    """The arguments of `jaxdist plan`."""
+    """Add the arguments of `jaxdist plan`."""
     parser = commands.add_parser(
         "plan",
         parents=[shared],
@@ -63,12 +63,13 @@ def add_plan(
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Plan, print, draw.
+    """Plan a job, print the plan, and draw its device assignment.
 
     Cost:
-        Seconds to minutes of compilation; no device is touched.
+        Compilation for seconds to minutes. It uses no device.
     """
-    topology = _topology(arguments.topology, arguments.slices)
+    topology = _add_slice_count(arguments.topology, arguments.slices)
+    # Before the plan, which takes minutes.
     if arguments.png is not None:
         training.require_extra("matplotlib", "draw an assignment (--png)")
         picture_path(arguments.png)
@@ -78,11 +79,11 @@ def plan(arguments: argparse.Namespace) -> int:
             "Leave one of the two out."
         )
     if getattr(jax.config, "jax_platforms", None) is None:
-        # Everything is shapes. A TPU of this machine stays free for others.
+        # A plan needs shapes only. On a TPU VM, JAX would otherwise lock the TPU for this process.
         jax.config.update("jax_platforms", "cpu")
     job = jobs.load_job(arguments.config, arguments.overrides)
     console = Console(file=sys.stdout)
-    found = _found(job, topology, arguments)
+    found = _make_plan(job, topology, arguments)
     console.print(found.text(), markup=False, highlight=False, soft_wrap=True)
     best = found.best if isinstance(found, Sweep) else found
     if arguments.png is not None and best is not None:
@@ -91,8 +92,8 @@ def plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _found(job: Any, topology: str, arguments: argparse.Namespace) -> SlicePlan | Sweep:
-    with _told() as report:
+def _make_plan(job: Any, topology: str, arguments: argparse.Namespace) -> SlicePlan | Sweep:
+    with _show_progress() as report:
         given: dict[str, Any] = {
             "logical": arguments.logical,
             "global_batch": arguments.global_batch,
@@ -105,8 +106,9 @@ def _found(job: Any, topology: str, arguments: argparse.Namespace) -> SlicePlan 
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[Callable[[str], None]]:
-    """What is being done and since when: one line that changes, or lines in a file."""
+def _show_progress() -> Iterator[Callable[[str], None]]:
+    """Yield a callback that shows the current work: a live line on a terminal, else plain lines."""
+    # On stderr, so that stdout has the plan only and can be redirected.
     console = Console(file=sys.stderr)
     if not console.is_terminal:
         yield lambda what: console.print(
@@ -123,7 +125,7 @@ def _told() -> Iterator[Callable[[str], None]]:
         yield lambda what: progress.update(task, description=what)
 
 
-def _topology(name: str, slices: int | None) -> str:
+def _add_slice_count(name: str, slices: int | None) -> str:
     if slices is None:
         return name
     if slices < 1:

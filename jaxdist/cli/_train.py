@@ -1,4 +1,4 @@
-"""`jaxdist train`."""
+"""`jaxdist train`: training of the job of a configuration."""
 
 import argparse
 import sys
@@ -14,14 +14,15 @@ from jaxdist.jobs import TrainingReport
 
 
 def train(arguments: argparse.Namespace) -> int:
-    """Run the main job and print how it ended; 130 where Ctrl-C ended it."""
+    """Train a job and print the result. Return 0, or 130 after Ctrl-C."""
     loaded = jobs.load_job_config(arguments.config, arguments.overrides)
     config = loaded.values
     console = Console(file=sys.stdout)
+    # Before JAX starts: a finished run needs no device.
     finished = jobs.finished_run(loaded, accept_changes=arguments.accept_changes)
     if finished is not None:
         _print(console, jobs.finished_line(finished, loaded))
-        _print(console, final_line(finished))
+        _print(console, format_final_line(finished))
         return 0
     _ask_for_cpu_devices(jobs.kind_of(config).num_cpu_devices(config))
     report = jobs.train(
@@ -33,9 +34,9 @@ def train(arguments: argparse.Namespace) -> int:
     )
     if report.was_interrupted:
         folder = Path(config.checkpoint.directory)
-        print(f"jaxdist train: {interrupted_line(report, folder)}", file=sys.stderr)
+        print(f"jaxdist train: {format_interrupted_line(report, folder)}", file=sys.stderr)
         return 130
-    _print(console, final_line(report))
+    _print(console, format_final_line(report))
     return 0
 
 
@@ -43,8 +44,8 @@ def _print(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def final_line(report: TrainingReport) -> str:
-    """What was reached, steps, replicas and throughput, in one line."""
+def format_final_line(report: TrainingReport) -> str:
+    """Return the result, steps, replicas and throughput in one line."""
     speed = "n/a" if report.units_per_s is None else f"{report.units_per_s:,.0f}"
     return (
         f"{report.headline}  steps {report.steps}  "
@@ -52,8 +53,8 @@ def final_line(report: TrainingReport) -> str:
     )
 
 
-def interrupted_line(report: TrainingReport, folder: Path) -> str:
-    """Where training stopped, and where the next run starts."""
+def format_interrupted_line(report: TrainingReport, folder: Path) -> str:
+    """Return where training stopped, and where the next run starts."""
     stopped = f"stopped by Ctrl-C after step {report.steps}; nothing was saved half-way. "
     if report.next_step is None:
         return stopped + "There is no checkpoint yet: the next run starts from the beginning."
@@ -63,10 +64,10 @@ def interrupted_line(report: TrainingReport, folder: Path) -> str:
 
 
 def _ask_for_cpu_devices(count: int) -> None:
-    """Have `count` CPU devices; they matter only where there is no accelerator."""
+    """Request `count` CPU devices. They are used only if the machine has no accelerator."""
     try:
         runtime.virtual_devices(count)
     except BackendStartedError:
-        # In a process that has used JAX before, those that are there will do if they suffice.
+        # JAX has started already, so the number of CPU devices is fixed. It may be enough.
         if jax.default_backend() == "cpu" and len(jax.local_devices()) < count:
             raise

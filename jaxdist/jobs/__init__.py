@@ -1,4 +1,4 @@
-"""What `jaxdist train` and `jaxdist plan` run: configurations, tasks, runs and their files."""
+"""The jobs of `jaxdist train` and `jaxdist plan`: configurations, tasks, runs and their files."""
 
 from jaxdist.jobs._config.load import LoadedConfig as LoadedConfig
 from jaxdist.jobs._config.load import load_config as load_config

@@ -1,4 +1,4 @@
-"""The step of a configuration, to be planned: what is trained, with shapes for arrays."""
+"""The base class of jobs: the train step of a configuration, with shapes for arrays."""
 
 import abc
 import dataclasses
@@ -17,7 +17,7 @@ from jaxdist.jobs._recipe import Recipe
 
 @dataclasses.dataclass(frozen=True)
 class ConfiguredJob(abc.ABC):
-    """What the jobs of all tasks have; a task says how its rules change its configuration."""
+    """The base class of the jobs of all tasks. A subclass applies rules to its configuration."""
 
     loaded: LoadedConfig[Any]
 
@@ -34,29 +34,29 @@ class ConfiguredJob(abc.ABC):
     @property
     @abc.abstractmethod
     def num_replicas(self) -> int:
-        """Replicas that it has without accelerators."""
+        """The number of replicas on a machine without accelerators."""
 
     @abc.abstractmethod
     def recipe(self, rules: str) -> Recipe:
-        """What is trained where its state is laid out so."""
+        """Return the recipe whose state is placed by `rules`."""
 
     @abc.abstractmethod
     def batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """A batch of all replicas."""
+        """Return the shapes of a global batch of `rows` rows."""
 
     @property
     def rows_per_replica(self) -> int:
-        """Its batch over the replicas that it has without accelerators."""
+        """The configured batch size, divided by the replicas without accelerators."""
         rows: int = self.loaded.values.data.batch_size
         return max(1, rows // self.num_replicas)
 
     def step(self, strategy: Strategy, rows: int, rules: str) -> JobStep:
-        """The model, its optimizer and a batch as shapes."""
+        """Return the train step, with the model, its optimizer and a batch as shapes."""
         caller = f"{type(self).__name__}.step"
         check_strategy(caller, strategy)
         rows = as_integer(caller, "rows", rows, least=1, most=MOST_ROWS)
         with CallerRename(f"{type(self).__name__}.recipe", caller):
             recipe = self.recipe(rules)
         shapes = self.batch(rows * strategy.num_replicas_in_sync)
-        args = (*recipe.made(strategy, abstract=True), jax.tree.map(PerReplica.of_global, shapes))
+        args = (*recipe.build(strategy, abstract=True), jax.tree.map(PerReplica.of_global, shapes))
         return JobStep(recipe.train_step, args, recipe.options)

@@ -1,4 +1,4 @@
-"""What a configuration tells of its training, so that it can be planned without data."""
+"""The protocol of a job, which can be planned without its data."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from jaxdist._strategies import Strategy
 
 @dataclasses.dataclass(frozen=True)
 class JobStep:
-    """A train step and its arguments, as `strategy.lower(fn, args, options=options)` takes them.
+    """A train step and its arguments, for `strategy.lower(fn, args, options=options)`.
 
     Attributes:
-        fn: The step, as the job runs it.
-        args: Its arguments: NNX objects of `nnx.eval_shape`, `jax.ShapeDtypeStruct`s, and
-            `PerReplica.of_global` of them for what each replica has a part of.
-        options: What the job gives to `run` beside them.
+        fn: The step that the job runs.
+        args: Its arguments: NNX objects from `nnx.eval_shape`, `jax.ShapeDtypeStruct`s, and
+            `PerReplica.of_global` of these for values of which each replica has a part.
+        options: The options that the job passes to `run`.
     """
 
     fn: Callable[..., Any]
@@ -25,44 +25,44 @@ class JobStep:
 
 
 class Job(Protocol):
-    """A training job that can be planned: `jobs.load_job` makes one of a configuration.
+    """A training job that can be planned. `jobs.load_job` makes one from a configuration.
 
-    Nothing of it reads data, makes an array or writes a file. The strategy may be one that only
-    compiles.
+    A job reads no data, makes no array and writes no file. Its strategy may be one that can only
+    compile.
     """
 
     @property
     def name(self) -> str:
-        """What it trains, in a word or two."""
+        """What the job trains, in a word or two."""
         ...
 
     @property
     def rows_per_replica(self) -> int:
-        """Rows of a batch that one replica gets, as configured."""
+        """The configured rows of a batch for each replica."""
         ...
 
     @property
     def logical_devices(self) -> int | str:
-        """Devices of a replica, as configured: their number, or a shape such as `"2x2"`."""
+        """The configured devices of a replica: their number, or a shape such as `"2x2"`."""
         ...
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """Ways to lay out its state that it knows, the configured one first.
+        """The names of the rules by which its state can be placed, the configured one first.
 
-        Names are `"replicated"`, `"sharded_update"`, `"fsdp"`, `"tensor_parallel"` and
+        The names are `"replicated"`, `"sharded_update"`, `"fsdp"`, `"tensor_parallel"` and
         `"fsdp_tensor_parallel"`; the tensor-parallel ones need more than one logical device. For
         `"fsdp_in_slice"` and `"fsdp_in_slice_tensor_parallel"` the strategy has the replica axes
-        `("slice", "replica")`: state is cut over the second, and whole in each slice.
+        `("slice", "replica")`: state is sharded over the second, and replicated over the first.
         """
         ...
 
     def step(self, strategy: Strategy, rows: int, rules: str) -> JobStep:
-        """The train step for a strategy.
+        """Return the train step for a strategy.
 
         Args:
-            strategy: Whose replicas run it.
-            rows: Rows of a batch that each replica gets.
+            strategy: The strategy whose replicas run the step.
+            rows: The rows of a batch for each replica.
             rules: One of `rules`.
         """
         ...

@@ -1,4 +1,4 @@
-"""The configured optimizer, the same for all tasks, and how a step updates with it."""
+"""The configured optimizer of all tasks, and the update of a step."""
 
 from typing import Any
 
@@ -16,10 +16,11 @@ from jaxdist.jobs._config.schema import OptimizerConfig
 def make_optimizer(
     model: nnx.Module, config: OptimizerConfig, *, num_steps: int
 ) -> "nnx.Optimizer[Any]":
-    """AdamW with the configured schedule, made in the scope of the strategy that trains."""
+    """Make AdamW with the configured schedule. Call it in the scope of the training strategy."""
     peak, warmup = config.learning_rate, config.warmup_steps
     rate: optax.Schedule
     if config.schedule == "cosine":
+        # optax refuses a decay that does not outlast its warm-up.
         rate = optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(num_steps, warmup + 1))
     else:
         rate = optax.join_schedules(
@@ -38,32 +39,33 @@ def make_optimizer(
     return nnx.Optimizer(model, transform, wrt=nnx.Param)
 
 
-def reduced_update(
+def reduce_and_update(
     model: nnx.Module,
     optimizer: "nnx.Optimizer[Any]",
     total: jax.Array,
     grads: Any,
     num_examples: int,
 ) -> jax.Array:
-    """Update the model in place by the gradients of the mean loss, and return that mean `[]`.
+    """Update the model in place with the gradients of the mean loss, and return the mean `[]`.
 
-    The mean is over the examples of all replicas, however many each of them has.
+    The mean is over the examples of all replicas. Replicas may have different numbers of them.
 
     Args:
-        model: What is trained.
+        model: The model.
         optimizer: Its optimizer, from `make_optimizer`.
-        total: The sum of the losses of the examples of this replica.
+        total: The sum of the losses over the examples of this replica.
         grads: The gradients of that sum.
-        num_examples: How many examples these are.
+        num_examples: The number of these examples.
     """
     replica = get_replica_context()
     count = jnp.float32(num_examples)
-    # These all-reduce the gradients themselves.
+    # These transforms all-reduce the gradients themselves. A second all-reduce would multiply them.
     reduces = isinstance(optimizer.tx, (ShardedUpdate, CompressedUpdate))
     if reduces:
         total, count = replica.all_reduce(ReduceOp.SUM, (total, count))
     else:
         total, count, grads = replica.all_reduce(ReduceOp.SUM, (total, count, grads))
+    # At least 1: a step may have no rows on any replica.
     divisor = jnp.maximum(count, 1)
     grads = jax.tree.map(lambda g: (g / divisor).astype(g.dtype), grads)
     optimizer.update(model, grads)

@@ -1,28 +1,28 @@
-"""Plans of the job of a configuration, without its data."""
+"""Plans of a job, without its data."""
 
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxdist._planning import SLICES, Source, boxes_of, num_slices_of, place, plan
+from jaxdist._planning import SLICES, Source, count_slices, list_logical_counts, make_target, plan
 from jaxdist._program import Program
 from jaxdist._strategies import Strategy
 from jaxdist._validate import CallerRename, as_integer, check_callable, show
 from jaxdist.errors import ArgumentTypeError, JaxdistError, TopologyError
 from jaxdist.explain import Candidate, SlicePlan, Sweep
-from jaxdist.jobs._config.checks import MOST_ROWS, checked_rules
+from jaxdist.jobs._config.checks import MOST_ROWS, check_rules
 from jaxdist.jobs._job import Job
 
-# A sweep tries tensor parallelism up to so many logical devices.
+# The most logical devices for which a sweep tries tensor parallelism.
 _MOST_LOGICAL = 16
 _SPLIT = ("tensor_parallel", "fsdp_tensor_parallel", "fsdp_in_slice_tensor_parallel")
-# Rules that lay replicas over slices and within them.
+# Rules that need one replica axis over slices and one within each slice.
 _IN_SLICE = ("fsdp_in_slice", "fsdp_in_slice_tensor_parallel")
 
 Report = Callable[[str], None]
 _REPORT = "Pass a function of one text, such as print."
-_OF_JOBS = ("name", "rules", "logical_devices", "rows_per_replica", "step")
+_JOB_ATTRIBUTES = ("name", "rules", "logical_devices", "rows_per_replica", "step")
 
 
 def plan_job(
@@ -35,31 +35,32 @@ def plan_job(
     quick: bool = False,
     report: Report = lambda what: None,
 ) -> SlicePlan:
-    """Compile the train step of a job for a slice of TPUs that need not be there, and plan it.
+    """Compile the train step of a job for a TPU slice, without the TPUs, and return its plan.
 
     Shapes:
-        A replica has as many rows as the configuration gives it on the devices that it names,
-        unless `global_batch` says otherwise.
+        A replica has the rows that the configuration gives it on the configured devices. With
+        `global_batch`, it has its share of that batch.
 
     Cost:
-        Two compilations; where the step does not fit, a few more, to find the batch that does.
+        Two compilations. If the step does not fit, a few more, to find a batch that fits.
 
     Args:
-        job: What `load_job` gives.
+        job: A job from `load_job`.
         topology: As for `Program.compile_for`.
-        logical: Logical devices of a replica: a number, or a box of chips such as `"2x2"`; None is
-            as configured.
-        rules: How its state is laid out, one of `job.rules`; None is as configured.
-        global_batch: Rows of all replicas together.
+        logical: The logical devices of a replica: a number, or a box of chips such as `"2x2"`.
+            None takes the configured ones.
+        rules: How its state is placed, one of `job.rules`; None takes the configured rules.
+        global_batch: The rows of all replicas together.
         quick: As for `Program.compile_for`.
-        report: Told what is being done.
+        report: Receives a line of text about the current work.
 
     Returns:
         The plan.
 
     Raises:
-        ArgumentError: Rules that the job does not know, or a batch that replicas cannot share.
-        TopologyError: No such slice, or logical devices that do not divide it.
+        ArgumentError: The job does not have these rules, or the replicas cannot share the batch
+            equally.
+        TopologyError: The slice does not exist, or the logical devices do not divide it.
         MissingExtraError: libtpu is not installed.
 
     Example:
@@ -72,11 +73,11 @@ def plan_job(
     caller = "jobs.plan_job"
     _check_job(caller, job)
     check_callable(caller, report, "report", _REPORT)
-    chosen = job.rules[0] if rules is None else checked_rules(caller, rules, job.rules)
+    chosen = job.rules[0] if rules is None else check_rules(caller, rules, job.rules)
     wanted = job.logical_devices if logical is None else logical
     with CallerRename("compile_for", caller):
         return plan(
-            _source(job, chosen),
+            _make_source(job, chosen),
             topology,
             wanted,
             global_batch=global_batch,
@@ -93,19 +94,19 @@ def sweep_job(
     global_batch: int | None = None,
     report: Report = lambda what: None,
 ) -> Sweep:
-    """Plan a job with all its rules and with several numbers of logical devices, and rank them.
+    """Plan a job with all its rules and several numbers of logical devices, and rank the plans.
 
     Cost:
-        One compilation for each.
+        One compilation for each combination.
 
     Args:
         job: As for `plan_job`.
         topology: As for `plan_job`.
-        logical: Only this one; None is 1, and for rules of tensor parallelism 2, 4, 8 and 16 where
-            the slice can be divided so.
-        global_batch: Rows of a batch, the same for all; None is what the configuration gives on
-            the whole slice.
-        report: Told what is being done.
+        logical: The only logical devices to try. None tries 1; for rules of tensor parallelism it
+            tries those of 2, 4, 8 and 16 that divide the slice.
+        global_batch: The rows of a batch, the same for all plans. None takes the rows that the
+            configuration gives on the whole slice.
+        report: Receives a line of text about the current work.
 
     Returns:
         A `Sweep`: print it, or take `.best`.
@@ -124,7 +125,7 @@ def sweep_job(
     _check_job(caller, job)
     check_callable(caller, report, "report", _REPORT)
     with CallerRename("compile_for", caller):
-        configured = place(topology, job.logical_devices if logical is None else logical)
+        configured = make_target(topology, job.logical_devices if logical is None else logical)
     if global_batch is not None:
         global_batch = as_integer(
             caller, "global_batch", global_batch, least=1, most=MOST_ROWS, example=64
@@ -132,58 +133,62 @@ def sweep_job(
     rows = job.rows_per_replica * configured.strategy.num_replicas_in_sync
     rows = rows if global_batch is None else global_batch
     found = []
-    layouts = list(_layouts(job, topology, logical))
+    layouts = list(_list_layouts(job, topology, logical))
     for number, (rules, count) in enumerate(layouts, 1):
-        said = _counted(report, f"{number} of {len(layouts)}, ")
-        found.append(_candidate(job, topology, rules, count, rows, said))
+        report_candidate = _add_prefix(report, f"{number} of {len(layouts)}, ")
+        found.append(_plan_candidate(job, topology, rules, count, rows, report_candidate))
     return Sweep(job.name, configured.name, rows, tuple(found))
 
 
 def _check_job(caller: str, job: Any) -> None:
-    """Refuse what has not what is planned of a job."""
-    if isinstance(job, type) or not all(hasattr(job, name) for name in _OF_JOBS):
+    """Check that an argument has the attributes of a job."""
+    # No `isinstance`: a job is a protocol, and users may write their own.
+    if isinstance(job, type) or not all(hasattr(job, name) for name in _JOB_ATTRIBUTES):
         raise ArgumentTypeError(
             f"{caller} was given job={show(job)}.\n\n"
             "job is a jobs.Job.\n\nPass jobs.load_job(path)."
         )
 
 
-def _counted(report: Report, before: str) -> Report:
+def _add_prefix(report: Report, before: str) -> Report:
     return lambda what: report(before + what)
 
 
-def _layouts(job: Job, topology: Any, logical: Any) -> Iterator[tuple[str, Any]]:
-    """Rules with the logical devices that they are tried with."""
-    powers = [n for n in boxes_of(topology) if 1 < n <= _MOST_LOGICAL and n & (n - 1) == 0]
-    one_slice = num_slices_of(topology) == 1
+def _list_layouts(job: Job, topology: Any, logical: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the combinations of rules and logical devices to try."""
+    powers = [
+        n for n in list_logical_counts(topology) if 1 < n <= _MOST_LOGICAL and n & (n - 1) == 0
+    ]
+    one_slice = count_slices(topology) == 1
     for rules in job.rules:
         if one_slice and rules in _IN_SLICE and rules != job.rules[0]:
-            continue  # what the same rules without slices are
+            continue  # on one slice these rules equal those without "in_slice"
         if logical is not None:
             yield rules, logical
         else:
             yield from ((rules, n) for n in (powers if rules in _SPLIT else [1]))
 
 
-def _candidate(
+def _plan_candidate(
     job: Job, topology: Any, rules: str, logical: Any, rows: int, report: Report
 ) -> Candidate:
-    """One layout; what it cannot be is part of the answer."""
-    where = place(topology, logical)
-    sizes = where.assignment.num_replicas, where.assignment.num_cores_per_replica
+    """Plan one combination. If it is impossible, the candidate contains the reason."""
+    target = make_target(topology, logical)
+    sizes = target.assignment.num_replicas, target.assignment.num_cores_per_replica
 
-    def said(what: str) -> None:
+    def report_candidate(what: str) -> None:
         report(f"{rules}, {sizes[0]} x {sizes[1]}: {what}")
 
     try:
         made = plan(
-            _source(job, rules),
+            _make_source(job, rules),
             topology,
             logical,
             global_batch=rows,
             quick=True,
-            report=said,
+            report=report_candidate,
         )
+    # A wrong slice would fail for every combination, so it is no candidate.
     except TopologyError:
         raise
     except JaxdistError as error:
@@ -191,7 +196,7 @@ def _candidate(
     return Candidate(rules, *sizes, dataclasses.replace(made, name=job.name))
 
 
-def _source(job: Job, rules: str) -> Source:
+def _make_source(job: Job, rules: str) -> Source:
     axes = SLICES if rules in _IN_SLICE else None
     return Source(functools.partial(_lower, job, rules), job.rows_per_replica, rules, axes=axes)
 

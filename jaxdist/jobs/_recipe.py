@@ -1,4 +1,4 @@
-"""What a configuration trains, and how, without its data."""
+"""The base class of recipes: the model, optimizer and steps of a configuration."""
 
 import abc
 from collections.abc import Callable
@@ -13,35 +13,36 @@ from jaxdist.jobs._optimizer import make_optimizer
 
 
 class Recipe(abc.ABC):
-    """A model, its optimizer and its steps: what is trained, and what is planned.
+    """A model, its optimizer and its steps, for training and for plans.
 
-    The steps are the same functions each time: a step is compiled once for a function.
+    The steps are class attributes, so that they are the same functions each time: jaxdist compiles
+    a step once for each function.
     """
 
     train_step: ClassVar[Callable[..., Any]]
-    """`(model, optimizer, batch) -> mean loss`, as one replica sees them."""
+    """`(model, optimizer, batch) -> mean loss`, inside a replica."""
 
     evaluation_step: ClassVar[Callable[..., Any]]
-    """`(model, batch, mask) -> weighted_sums(...)`; the weights count units."""
+    """`(model, batch, mask) -> weighted_sums(...)`; the weights are numbers of units."""
 
     def __init__(self, config: Any) -> None:
         self._config = config
 
     @abc.abstractmethod
     def make_model(self, rngs: nnx.Rngs) -> nnx.Module:
-        """The model, on the default device or abstract."""
+        """Make the model, on the default device or abstract."""
 
     def optimizer_config(self) -> OptimizerConfig:
-        """The configured optimizer, as the layout needs it; by default as it is."""
+        """Return the optimizer's configuration, changed if the placement of the state needs it."""
         optimizer: OptimizerConfig = self._config.optimizer
         return optimizer
 
     def place(self, strategy: Strategy, model: Any, optimizer: Any) -> None:
-        """Put the parameters and the optimizer's state on the devices; by default all on each."""
+        """Place the parameters and the optimizer's state; by default they stay replicated."""
         del strategy, model, optimizer
 
-    def made(self, strategy: Strategy, *, abstract: bool = False) -> tuple[Any, Any]:
-        """The model and its optimizer in their places; `abstract` has shapes for arrays."""
+    def build(self, strategy: Strategy, *, abstract: bool = False) -> tuple[Any, Any]:
+        """Make and place the model and its optimizer, with shapes for arrays if `abstract`."""
         config: JobConfig = self._config
 
         def make() -> tuple[Any, Any]:
@@ -56,5 +57,5 @@ class Recipe(abc.ABC):
 
     @property
     def options(self) -> RunOptions:
-        """What the train step is run with."""
+        """The options with which the train step runs."""
         return RunOptions(donate_argnums=(0, 1) if self._config.training.donate else ())

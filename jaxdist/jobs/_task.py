@@ -1,4 +1,4 @@
-"""What a job trains: the part of a training that differs between tasks."""
+"""The base class of tasks: the part of a training that differs between tasks."""
 
 import abc
 import dataclasses
@@ -17,7 +17,13 @@ Measures = Mapping[str, float]
 @final
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A measure of evaluations, as it is drawn over the steps."""
+    """A measure of the evaluations that is drawn over the steps.
+
+    Attributes:
+        measure: Its name.
+        label: The label of its axis.
+        factor: Multiplies the values, for instance by 100 for percent.
+    """
 
     measure: str
     label: str
@@ -25,14 +31,14 @@ class Curve:
 
 
 class Task(abc.ABC):
-    """Data, what is trained on it, and the words for what comes out.
+    """The data of a training, its recipe, and the words for its results.
 
-    `train` does the rest for every task: batches, checkpoints, evaluation, progress, files.
+    `train` does everything else for all tasks: batches, checkpoints, evaluation, progress, files.
     """
 
     title: ClassVar[str]
-    examples: ClassVar[str]  # what a batch has rows of: images, windows
-    unit: ClassVar[str]  # what throughput counts: images, bytes
+    examples: ClassVar[str]  # the name of the rows of a batch: images, windows
+    unit: ClassVar[str]  # the unit of throughput: images, bytes
     curve: ClassVar[Curve]
 
     recipe: Recipe
@@ -45,29 +51,33 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def identity(self) -> dict[str, Any]:
-        """What decides which examples are held out: another split would train on them."""
+        """Return the values that determine which examples are held out.
+
+        A run resumes only with the same values. With another split it would evaluate on examples
+        that it was trained on.
+        """
 
     # Words
 
     @abc.abstractmethod
     def measures(self, means: Measures) -> dict[str, float]:
-        """What is recorded of an evaluation."""
+        """Return the measures of an evaluation, for the history."""
 
     @abc.abstractmethod
     def in_words(self, measures: Measures) -> str:
-        """An evaluation, in words."""
+        """Describe an evaluation in words."""
 
     @abc.abstractmethod
     def headline(self, measures: Measures) -> str:
-        """The last evaluation, in the last line."""
+        """Describe the last evaluation, for the last line of a run."""
 
     @abc.abstractmethod
     def metrics(self, measures: Measures) -> dict[str, Any]:
-        """What stands first in the metrics file."""
+        """Return the first entries of the metrics file."""
 
     # The end
 
     def finish(self, strategy: Strategy, model: nnx.Module) -> tuple[dict[str, Any], str]:
-        """Something to do with the trained model: what is recorded of it, and what is shown."""
+        """Use the trained model. Return entries for the metrics file, and a text to print."""
         del strategy, model
         return {}, ""

@@ -1,4 +1,4 @@
-"""The tasks by name, and the configuration of one from its file."""
+"""The registry of tasks, and the configuration of a task from its file."""
 
 import dataclasses
 import tomllib
@@ -13,7 +13,7 @@ from jaxdist.errors import ArgumentTypeError, ConfigError
 from jaxdist.jobs import topics_lm
 from jaxdist.jobs._config.load import LoadedConfig, load_config
 from jaxdist.jobs._config.schema import JobConfig
-from jaxdist.jobs._config.sources import checked_sources, find_lines, nearest, read_text
+from jaxdist.jobs._config.sources import check_sources, find_lines, find_nearest, read_text
 from jaxdist.jobs._job import Job
 from jaxdist.jobs._task import Task
 from jaxdist.jobs.digits import DigitsConfig, DigitsJob, DigitsTask, mirrored_strategy
@@ -21,15 +21,15 @@ from jaxdist.jobs.digits import DigitsConfig, DigitsJob, DigitsTask, mirrored_st
 
 @dataclasses.dataclass(frozen=True)
 class TaskKind:
-    """A task that configurations can name.
+    """A task that a configuration can name.
 
     Attributes:
-        schema: Its configuration.
-        make_task: Loads its data.
-        make_job: What can be planned without data.
-        make_strategy: The configured strategy.
-        num_cpu_devices: Virtual CPU devices to ask for, before JAX starts.
-        check: Refuses entries that do not go together, whatever the devices.
+        schema: The class of its configuration.
+        make_task: Loads the data and returns the task.
+        make_job: Returns the job, which can be planned without data.
+        make_strategy: Returns the configured strategy.
+        num_cpu_devices: Returns the number of virtual CPU devices to request before JAX starts.
+        check: Raises an error for entries that contradict each other on any devices.
     """
 
     schema: type[Any]
@@ -63,11 +63,11 @@ TASKS: Mapping[str, TaskKind] = MappingProxyType(
 
 
 def kind_of(config: JobConfig) -> TaskKind:
-    """The kind of task that a configuration is of."""
-    return _kind("jobs.kind_of", config)
+    """Return the kind of task of a configuration."""
+    return _find_kind("jobs.kind_of", config)
 
 
-def _kind(caller: str, config: Any) -> TaskKind:
+def _find_kind(caller: str, config: Any) -> TaskKind:
     kind = next((k for k in TASKS.values() if isinstance(config, k.schema)), None)
     if kind is None:
         raise ArgumentTypeError(
@@ -79,28 +79,28 @@ def _kind(caller: str, config: Any) -> TaskKind:
 
 
 def make_strategy(config: JobConfig) -> Strategy:
-    """The strategy that a configuration asks for.
+    """Return the strategy of a configuration.
 
     Example:
         >>> make_strategy(DigitsConfig()).num_replicas_in_sync
         8
     """
-    return _kind("jobs.make_strategy", config).make_strategy(config)
+    return _find_kind("jobs.make_strategy", config).make_strategy(config)
 
 
 def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig[Any]:
-    """Read the configuration of a job; its entry `task` decides which sections it has.
+    """Read the configuration of a job. Its entry `task` determines its sections.
 
     Args:
-        path: The TOML file; `task = "..."` stands before its sections, and is "digits" where
-            it is left out.
-        overrides: What `--set` was given.
+        path: The TOML file. `task = "..."` is before its sections; without it, the task is
+            "digits".
+        overrides: The values of `--set`.
 
     Returns:
-        The configuration of the task, and where each entry was given.
+        The configuration of the task, and the origin of each entry.
 
     Raises:
-        ConfigError: There is no such task, or as `load_config`.
+        ConfigError: The task does not exist, or as for `load_config`.
 
     Example:
         >>> import tempfile, pathlib
@@ -111,9 +111,9 @@ def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedCo
         ('digits', 32)
     """
     caller = "jobs.load_job_config"
-    source, texts = checked_sources(caller, path, overrides)
+    source, texts = check_sources(caller, path, overrides)
     with ErrorNote(f"{caller} was given path={source!r} and overrides={texts!r}."):
-        kind = TASKS[_task_name(source)]
+        kind = TASKS[_read_task_name(source)]
         loaded = load_config(kind.schema, source, texts)
         kind.check(loaded)
     return loaded
@@ -124,7 +124,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
 
     Args:
         path: The TOML file, as for `jaxdist train`.
-        overrides: What `--set` was given.
+        overrides: The values of `--set`.
 
     Returns:
         The job.
@@ -138,20 +138,21 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
         'digits'
     """
     caller = "jobs.load_job"
-    source, texts = checked_sources(caller, path, overrides)
+    source, texts = check_sources(caller, path, overrides)
     with ErrorNote(f"{caller} was given path={source!r} and overrides={texts!r}."):
         loaded = load_job_config(source, texts)
     return kind_of(loaded.values).make_job(loaded)
 
 
-def _task_name(path: str | Path) -> str:
+def _read_task_name(path: str | Path) -> str:
+    # The task selects the schema, so it is read before `load_config` checks all other entries.
     text = read_text(path)
     try:
         name = tomllib.loads(text).get("task", _DEFAULT)
     except tomllib.TOMLDecodeError:
-        return _DEFAULT  # load_config names the line
+        return _DEFAULT  # load_config reports this error, with its line
     if not isinstance(name, str) or name not in TASKS:
-        near = nearest(name, list(TASKS)) if isinstance(name, str) else None
+        near = find_nearest(name, list(TASKS)) if isinstance(name, str) else None
         hint = f" Did you mean {near!r}?" if near else ""
         line = find_lines(text).get(("task",), 1)
         raise ConfigError(

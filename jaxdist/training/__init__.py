@@ -1,4 +1,4 @@
-"""Training loops, checkpoints, evaluation and the main job, for those who want them."""
+"""A training loop, checkpoints, evaluation, and functions that combine steps; all optional."""
 
 from jaxdist._checkpoints import Checkpoints as Checkpoints
 from jaxdist._checkpoints import Restored as Restored

@@ -1,4 +1,4 @@
-"""Evaluation on held-out data that counts every row exactly once."""
+"""Evaluation on held-out data. Every row counts exactly once."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,10 +16,13 @@ WEIGHT = "weight"
 
 
 def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str, jax.Array]:
-    """Sums over the rows of all replicas, padding left out; for use inside a replica.
+    """Return weighted sums over the rows of all replicas, without padding.
+
+    Call it inside a replica.
 
     Shapes:
-        In: every leaf `[b]`, the rows of this replica; `weight` `[b]`, 0 or false for padding.
+        In: every leaf is `[b]`, the rows of this replica; `weight` is `[b]`, 0 or false for
+        padding.
         Out: scalars, equal on all replicas; `weight` is the sum of the weights.
 
     Cost:
@@ -27,7 +30,7 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
 
     Args:
         per_row: Values by name, one for each row.
-        weight: How much each row counts; the mask of a padded batch counts each real row once.
+        weight: The weight of each row. The mask of a padded batch counts each real row once.
 
     Returns:
         `{name: sum of weight * value, ..., "weight": sum of weight}` in float32.
@@ -67,10 +70,10 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
                 f"shape {list(weight.shape)}.\n\nBoth have one value for each row, [b].\n\n"
                 "Reduce the other dims first: jnp.mean(value, axis=range(1, value.ndim))."
             )
-    counts = weight > 0
+    is_counted = weight > 0
     sums = {
-        # A padded row may hold anything, NaN too: it is left out, not multiplied by 0.
-        name: jnp.sum(jnp.where(counts, value.astype(jnp.float32) * weight, 0.0))
+        # `where` instead of a product: a padded row may hold NaN, and NaN * 0 is NaN.
+        name: jnp.sum(jnp.where(is_counted, value.astype(jnp.float32) * weight, 0.0))
         for name, value in rows.items()
     }
     sums[WEIGHT] = jnp.sum(weight)
@@ -84,34 +87,35 @@ def evaluate(
     model: Any,
     dataset: Any,
 ) -> dict[str, float]:
-    """Weighted means over all rows of a dataset.
+    """Return weighted means over all rows of a dataset.
 
     Shapes:
-        In: global batches `[B, ...]` of any number of rows, the largest first.
-        Inside a replica: `[b, ...]`, where `R*b` is the size of the first batch rounded up to a
-        multiple of the number of replicas `R`, and a mask `[b]`; so it is compiled once.
+        In: global batches `[B, ...]` of any number of rows; the first is the largest.
+        Inside a replica: `[b, ...]` and a mask `[b]`. `R*b` is the size of the first batch,
+        rounded up to a multiple of the number of replicas `R`. All batches are padded to that
+        size, so `sums_fn` is compiled once.
 
     Cost:
-        What `sums_fn` does for each batch; results are fetched once, at the end.
+        One call of `sums_fn` for each batch. The results are fetched once, at the end.
 
     Guarantees:
-        Each row counts by its weight, once, whatever the number of replicas and of rows; sums
-        over batches are made in 64 bits.
+        Each row counts once, with its weight, for any number of replicas and rows. Sums over
+        batches are computed in 64 bits.
 
     Args:
-        strategy: Where to run.
-        sums_fn: `(model, batch, mask) -> weighted_sums(..., mask)`. Pass the same function each
-            time: it is compiled once.
-        model: First argument of `sums_fn`, mirrored.
-        dataset: As `Strategy.experimental_distribute_dataset` takes it:
+        strategy: The strategy that runs `sums_fn`.
+        sums_fn: `(model, batch, mask) -> weighted_sums(..., mask)`. Pass the same function in
+            each call: then it is compiled once.
+        model: The first argument of `sums_fn`, mirrored.
+        dataset: What `Strategy.experimental_distribute_dataset` accepts:
             `jaxdist.data.batches(...)`, a list of batches, a loader.
 
     Returns:
         `{name: mean, ..., "weight": sum of the weights}`.
 
     Raises:
-        ShapeError: There is nothing to count: no batches, or all weights are 0. Or a batch is
-            larger than the first.
+        ShapeError: The dataset has no batches, all weights are 0, or a batch is larger than the
+            first.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -123,6 +127,7 @@ def evaluate(
     caller = "training.evaluate"
     check_strategy(caller, strategy)
     check_callable(caller, sums_fn, "sums_fn", "Pass a function (model, batch, mask) -> sums.")
+    # Padding, so that a last short batch has the shape of the others and needs no second program.
     options = InputOptions(partial_batch=PartialBatch.PAD)
     with CallerRename("experimental_distribute_dataset", caller):
         distributed = strategy.experimental_distribute_dataset(dataset, options)
@@ -133,6 +138,7 @@ def evaluate(
         CallerRename("strategy.run cannot take args[0]", f"{caller} cannot take model"),
         CallerRename("args[0] is a PerReplica", f"{caller} was given model, a PerReplica"),
     ):
+        # No result is fetched in the loop: a fetch would wait for the devices after every batch.
         sums = [strategy.run(sums_fn, args=(model, batch, mask)) for batch, mask in data]
     totals: dict[str, float] = {}
     for batch_sums in jax.device_get(sums):
@@ -144,11 +150,12 @@ def evaluate(
             )
         for name, value in sorted(batch_sums.items()):
             totals[name] = totals.get(name, 0.0) + float(value)
-    counted = totals.pop(WEIGHT, 0.0)
-    if counted <= 0:
+    total_weight = totals.pop(WEIGHT, 0.0)
+    # 0 also if there was no batch.
+    if total_weight <= 0:
         raise ShapeError(
             f"training.evaluate was given dataset of {len(sums)} batch(es) with a total weight of "
-            f"{counted:g}.\n\nIt takes the mean over rows with a weight above 0.\n\n"
+            f"{total_weight:g}.\n\nIt takes the mean over rows with a weight above 0.\n\n"
             "Pass a dataset with at least one row whose weight is above 0."
         )
-    return {WEIGHT: counted, **{name: total / counted for name, total in totals.items()}}
+    return {WEIGHT: total_weight, **{name: total / total_weight for name, total in totals.items()}}

@@ -1,4 +1,4 @@
-"""The optional packages: what each adds, whether it is there, how to get it."""
+"""Optional packages: what each adds, whether it is installed, how to install it."""
 
 import dataclasses
 import importlib.metadata
@@ -10,15 +10,23 @@ from jaxdist.errors import ArgumentError, MissingExtraError
 
 @dataclasses.dataclass(frozen=True)
 class Extra:
-    """One extra of the package."""
+    """One optional package.
 
-    name: str  # of the extra in pyproject.toml, and of the package on PyPI
-    module: str  # as imported
+    Attributes:
+        name: Of the extra in pyproject.toml, and of the package on PyPI.
+        module: The module that is imported.
+        adds: What the package adds, in words.
+    """
+
+    name: str
+    module: str
     adds: str
 
     @property
     def is_installed(self) -> bool:
-        """Whether its module can be found; it is not imported."""
+        """Whether its module can be found. It is not imported."""
+        # An import would be slow (matplotlib, libtpu). `find_spec` raises ValueError for a module
+        # in `sys.modules` without a spec.
         try:
             return importlib.util.find_spec(self.module) is not None
         except (ImportError, ValueError):
@@ -26,7 +34,7 @@ class Extra:
 
     @property
     def version(self) -> str | None:
-        """Its installed version, None where it is missing or does not say."""
+        """The installed version; None if the package is missing or has no version."""
         try:
             return importlib.metadata.version(self.name)
         except importlib.metadata.PackageNotFoundError:
@@ -34,7 +42,8 @@ class Extra:
 
     @property
     def install_command(self) -> str:
-        """What to type to get it: the package itself, since jaxdist is not published."""
+        """The command that installs the package."""
+        # Not `pip install jaxdist[...]`: jaxdist is not published.
         return f"pip install {self.name}"
 
 
@@ -49,15 +58,15 @@ EXTRAS = (
 
 
 def require_extra(name: str, purpose: str) -> None:
-    """Refuse to go on without an optional package.
+    """Check that an optional package is installed.
 
     Args:
         name: One of `EXTRAS`.
-        purpose: What it is needed for; completes "is needed to ...".
+        purpose: Why it is needed; completes the sentence "is needed to ...".
 
     Raises:
-        MissingExtraError: It is not installed; the message has the command that installs it.
-        ArgumentError: There is no such extra.
+        MissingExtraError: It is not installed. The message has the command that installs it.
+        ArgumentError: No extra has this name.
 
     Example:
         >>> require_extra("scikit-learn", "load the digits")

@@ -1,4 +1,4 @@
-"""The loop: state, step, data -> state. It owns nothing else."""
+"""The training loop: it calls a step for each batch, and callbacks between steps."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -22,11 +22,11 @@ S = TypeVar("S")
 
 @dataclasses.dataclass(frozen=True)
 class Every(Generic[S]):
-    """Something to do after every `num_steps`-th step.
+    """An action after every `num_steps`-th step.
 
     Attributes:
-        num_steps: After steps 1n, 2n, 3n, ...
-        act: `(step, state) -> None`.
+        num_steps: The action runs after steps 1n, 2n, 3n, ...
+        act: The callback, `(step, state) -> None`.
     """
 
     num_steps: int
@@ -39,12 +39,12 @@ class Every(Generic[S]):
 
 @dataclasses.dataclass(frozen=True)
 class LoopEnd(Generic[S]):
-    """How a loop ended.
+    """The result of a loop.
 
     Attributes:
         state: The state after the last step. After an interrupt, state that a step updates in
-            place may be half-way: do not save or use it.
-        step: Steps that were completed, counted from the start of training.
+            place may be partly updated: do not save or use it.
+        step: The number of completed steps, from the start of training.
         was_interrupted: Whether Ctrl-C ended it.
     """
 
@@ -62,29 +62,29 @@ def run_loop(
     actions: Sequence[Every[S]] = (),
     first_step: int = 0,
 ) -> LoopEnd[S]:
-    """Step through the data, with things to do every so often.
+    """Call a step for each batch, and run actions every n steps.
 
     Cost:
-        Nothing is waited for: steps are dispatched ahead of the devices until an action or
-        `on_output` looks at a result. No collective.
+        The loop does not wait for results: it dispatches steps ahead of the devices until an
+        action or `on_output` reads a result. No collective.
 
     Guarantees:
-        Ctrl-C ends the loop and is reported in the result; no action runs after it.
-        Actions run in the order given, and only between steps.
+        Ctrl-C ends the loop, and the result reports it. No action runs after it.
+        Actions run in the given order, and only between steps.
 
     Args:
         state: The state before the first step.
-        step_fn: `(state, batch) -> (state, out)`, usually a call of `strategy.run`.
-        data: Batches; the loop ends with them.
+        step_fn: `(state, batch) -> (state, out)`. Usually it calls `strategy.run`.
+        data: The batches. The loop ends after the last one.
         on_output: Called with `(step, out)` after every step, before the actions.
-        actions: What to do every n steps.
-        first_step: Steps that were completed before, in an earlier run.
+        actions: The actions.
+        first_step: The number of steps that earlier runs completed.
 
     Returns:
         The state, the number of steps completed, and whether Ctrl-C ended it.
 
     Raises:
-        ArgumentError: An action's `num_steps` is not positive.
+        ArgumentError: The `num_steps` of an action is not positive.
 
     Example:
         >>> seen = []
@@ -110,6 +110,8 @@ def run_loop(
                     "step_fn returns the next state and an output: (state, out).\n\n"
                     "Return (state, None) where there is no output."
                 )
+            # The count grows before the callbacks: if Ctrl-C interrupts one of them, this step is
+            # complete.
             state, out = result
             step += 1
             if on_output is not None:
@@ -118,5 +120,6 @@ def run_loop(
                 if step % action.num_steps == 0:
                     action.act(step, state)
     except KeyboardInterrupt:
+        # A result, no exception: the caller needs `step` and the state to report how far it came.
         return LoopEnd(state, step, was_interrupted=True)
     return LoopEnd(state, step, was_interrupted=False)

@@ -1,4 +1,4 @@
-"""Many micro-batches in one update, and many updates in one dispatch, a line each.
+"""Several micro-batches in one update, and several updates in one dispatch.
 
 Both work on the local values inside a replica and need no strategy.
 """
@@ -25,37 +25,38 @@ _MOST_LEAVES_LISTED = 10
 def accumulate_gradients(
     grad_fn: Callable[[Any, Any], Out], num_microbatches: int
 ) -> Callable[[Any, Any], Out]:
-    """Make a `grad_fn` that works through its batch in pieces and returns the mean over them.
+    """Return a `grad_fn` that splits its batch into micro-batches and returns the mean over them.
 
-    One all-reduce of the result is then enough, and only one piece's activations are alive.
+    One all-reduce of the result is then enough. Memory holds the activations of one micro-batch
+    at a time.
 
     Shapes:
-        In: every leaf of the batch `[b, ...]` as the replica sees it, `b` a multiple of
-        `num_microbatches`; `grad_fn` gets `[b / num_microbatches, ...]`.
-        Out: like `grad_fn(params, batch)`.
+        In: every leaf of the local batch is `[b, ...]`, where `b` is a multiple of
+        `num_microbatches`. `grad_fn` gets `[b / num_microbatches, ...]`.
+        Out: as of `grad_fn(params, batch)`.
 
     Cost:
         No collective of its own. One `lax.scan`; `grad_fn` is traced twice and compiled once.
         16-bit outputs are summed in float32.
 
     Guarantees:
-        Where `grad_fn` is a mean over its rows, the result is the mean over all rows.
+        If `grad_fn` is a mean over its rows, the result is the mean over all rows.
         State of a Flax NNX module that `grad_fn` changes (BatchNorm statistics) is carried from
-        piece to piece and kept.
+        one micro-batch to the next, and the module has it afterwards.
 
     Args:
         grad_fn: `(params, batch) -> ` pytree of floats, such as `jax.value_and_grad(loss_fn)`
             or, with a Flax NNX module for params, `nnx.value_and_grad(loss_fn)`.
-        num_microbatches: Pieces that a batch is cut into.
+        num_microbatches: The number of micro-batches.
 
     Returns:
         A function like `grad_fn`.
 
     Raises:
         ArgumentError: `num_microbatches` is not a positive integer.
-        ShapeError: When called: a leaf of the batch is a scalar, or does not divide; `grad_fn`
-            leaves the state of an NNX module with other shapes or dtypes.
-        ArgumentTypeError: When called: an output of `grad_fn` is no float, so it has no mean.
+        ShapeError: In a call: a leaf of the batch is a scalar or cannot be divided; `grad_fn`
+            changes shapes or dtypes in the state of an NNX module.
+        ArgumentTypeError: In a call: an output of `grad_fn` is no float, so it has no mean.
 
     Example:
         >>> grads = jax.value_and_grad(lambda w, x: jnp.mean(w * x))
@@ -64,36 +65,38 @@ def accumulate_gradients(
         (7.0, 3.5)
 
     Source:
-        Takes the place of gradient accumulation by hand in `tf.distribute` training loops;
-        `optax.MultiSteps` does it over calls instead, with an all-reduce for each.
+        Replaces manual gradient accumulation in `tf.distribute` training loops.
+        `optax.MultiSteps` accumulates over calls instead, with an all-reduce in each.
     """
     check_callable("accumulate_gradients", grad_fn, "grad_fn")
-    count = _checked_count(num_microbatches)
+    count = _check_count(num_microbatches)
 
     def accumulated(params: Any, batch: Any) -> Out:
-        pieces = _cut(batch, count)
-        graph, carried = _taken_apart(params)
+        microbatches = _split_batch(batch, count)
+        graph, carried = _split_modules(params)
 
-        def call(carried: Any, piece: Any) -> tuple[Any, Any]:
+        def call(carried: Any, microbatch: Any) -> tuple[Any, Any]:
+            # Flattened before the call: `grad_fn` may update the module in place.
             given = tree_flatten_with_path(carried)
-            joined = _joined(graph, carried)
-            out = _checked_output("accumulate_gradients", "grad_fn", grad_fn(joined, piece))
-            kept = _taken_apart(joined)[1]
-            _check_kept("accumulate_gradients", "grad_fn", given, kept)
+            joined = _merge_modules(graph, carried)
+            out = _check_output("accumulate_gradients", "grad_fn", grad_fn(joined, microbatch))
+            kept = _split_modules(joined)[1]
+            _check_state_form("accumulate_gradients", "grad_fn", given, kept)
             return kept, out
 
-        first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), pieces)
+        first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), microbatches)
+        # The carry of the scan needs the dtypes of the outputs before the scan is traced.
         _, outputs = jax.eval_shape(call, carried, first)
         _check_floats(outputs)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, _wide(x.dtype)), outputs)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, _get_sum_dtype(x.dtype)), outputs)
 
-        def add(carry: tuple[Any, Any], piece: Any) -> tuple[tuple[Any, Any], None]:
-            carried, out = call(carry[0], piece)
+        def add(carry: tuple[Any, Any], microbatch: Any) -> tuple[tuple[Any, Any], None]:
+            carried, out = call(carry[0], microbatch)
             total = jax.tree.map(lambda t, o: t + o.astype(t.dtype), carry[1], out)
             return (carried, total), None
 
-        (carried, total), _ = jax.lax.scan(add, (carried, zeros), pieces)
-        _written_back(params, graph, carried)
+        (carried, total), _ = jax.lax.scan(add, (carried, zeros), microbatches)
+        _write_back(params, graph, carried)
         mean: Out = jax.tree.map(lambda t, o: (t / count).astype(o.dtype), total, outputs)
         return mean
 
@@ -103,28 +106,28 @@ def accumulate_gradients(
 def multi_step(
     step_fn: Callable[[S, Any], tuple[S, Out]],
 ) -> Callable[[S, Sequence[Any]], tuple[S, Out]]:
-    """Make a step that takes K batches and runs `step_fn` on each, in one dispatch.
+    """Return a step that takes K batches and runs `step_fn` on each, in one dispatch.
 
     Shapes:
         In: K batches of one structure, with equally shaped leaves `[b, ...]`.
         Out: every leaf of the second result of `step_fn`, stacked: `[K, ...]`.
 
     Cost:
-        One dispatch instead of K, and one copy of the batches to stack them. `step_fn` is
-        traced and compiled once, whatever K is; another K compiles again.
+        One dispatch instead of K, and one copy of the batches to stack them. For any K,
+        `step_fn` is traced and compiled once. Another K compiles again.
 
     Args:
-        step_fn: `(state, batch) -> (state, out)`. The state may be or hold Flax NNX modules and
-            optimizers that the step updates in place.
+        step_fn: `(state, batch) -> (state, out)`. The state may be or contain Flax NNX modules
+            and optimizers that the step updates in place.
 
     Returns:
         `(state, batches) -> (state, stacked outs)`. NNX state is updated in place as well.
 
     Raises:
-        ArgumentTypeError: When called: `batches` is no list or tuple.
-        ArgumentError: When called: there are no batches.
-        ShapeError: When called: batches differ in structure, or in the shape or dtype of a leaf;
-            `step_fn` leaves the state with other shapes or dtypes.
+        ArgumentTypeError: In a call: `batches` is no list or tuple.
+        ArgumentError: In a call: `batches` is empty.
+        ShapeError: In a call: batches differ in structure, or in the shape or dtype of a leaf;
+            `step_fn` changes shapes or dtypes of the state.
 
     Example:
         >>> add = multi_step(lambda total, x: (total + x.sum(), total))
@@ -142,22 +145,26 @@ def multi_step(
         _check_batches(batches)
         stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *batches)  # [step, row, ...]
 
-        def one(carried: Any, batch: Any) -> tuple[Any, Out]:
-            # A module writes to what it is made of.
+        def run_one(carried: Any, batch: Any) -> tuple[Any, Out]:
+            # Flattened before the call: a merged module writes into the state it is merged from.
             given = tree_flatten_with_path(carried)
-            after, out = _pair(step_fn(_joined(graph, carried), batch))
-            kept = _taken_apart(after)[1]
-            _check_kept("multi_step", "step_fn", given, kept)
+            after, out = _check_pair(step_fn(_merge_modules(graph, carried), batch))
+            kept = _split_modules(after)[1]
+            _check_state_form("multi_step", "step_fn", given, kept)
             return kept, out
 
-        graph, carried = _taken_apart(state)
-        carried, outs = jax.lax.scan(one, carried, stacked)
-        return _written_back(state, graph, carried), outs
+        graph, carried = _split_modules(state)
+        carried, outs = jax.lax.scan(run_one, carried, stacked)
+        return _write_back(state, graph, carried), outs
 
     return steps
 
 
-# Flax NNX state in a scan: taken out of the modules, carried as arrays, written back.
+# Note [Modules in a scan]
+# `lax.scan` carries arrays only. So the state of Flax NNX modules is split off before the scan,
+# carried as arrays, merged into a temporary module in each iteration, and written back into the
+# module of the caller after the scan. `nnx.scan` would need to know which arguments are modules,
+# and these functions accept any pytree.
 
 _MODULES = (nnx.Pytree, nnx.Variable)
 
@@ -166,20 +173,23 @@ def _is_module(value: Any) -> bool:
     return isinstance(value, _MODULES)
 
 
-def _taken_apart(tree: PyTree) -> tuple[Any, Any]:
-    """What a scan can carry of `tree`, after the graph that makes modules of it again."""
+def _split_modules(tree: PyTree) -> tuple[Any, Any]:
+    """Return the graph of the modules in `tree`, and what a scan can carry.
+
+    See Note [Modules in a scan]. The graph is None if `tree` has no modules.
+    """
     if not any(map(_is_module, jax.tree.leaves(tree, is_leaf=_is_module))):
         return None, tree
     graph, carried = nnx.split(tree)
     return graph, carried
 
 
-def _joined(graph: Any, carried: Any) -> Any:
+def _merge_modules(graph: Any, carried: Any) -> Any:
     return carried if graph is None else nnx.merge(graph, carried)
 
 
-def _written_back(tree: PyTree, graph: Any, carried: Any) -> Any:
-    """`tree` after the scan: its own modules, updated in place, and new plain values."""
+def _write_back(tree: PyTree, graph: Any, carried: Any) -> Any:
+    """Return `tree` with its own modules, updated in place, and with new values elsewhere."""
     if graph is None:
         return carried
     nnx.update(tree, carried)
@@ -192,7 +202,7 @@ def _written_back(tree: PyTree, graph: Any, carried: Any) -> Any:
 # Checks
 
 
-def _checked_count(count: int) -> int:
+def _check_count(count: int) -> int:
     return as_integer(
         "accumulate_gradients",
         "num_microbatches",
@@ -203,32 +213,32 @@ def _checked_count(count: int) -> int:
     )
 
 
-def _cut(batch: PyTree, count: int) -> PyTree:
+def _split_batch(batch: PyTree, count: int) -> PyTree:
     leaves, treedef = tree_flatten_with_path(batch)
     bad = [
-        f"batch{keystr(path)} is {_describe(leaf)}: {_why_not(leaf, count)}"
+        f"batch{keystr(path)} is {_describe(leaf)}: {_explain_remainder(leaf, count)}"
         for path, leaf in leaves
-        if not _divides(leaf, count)
+        if not _is_divisible(leaf, count)
     ]
     if bad or not leaves:
-        found = _listed(bad) if leaves else "The batch has no arrays."
+        found = _format_lines(bad) if leaves else "The batch has no arrays."
         raise ShapeError(
             f"accumulate_gradients was given num_microbatches={count}, and cannot cut the batch so."
             f"\n{found}\n\nInside a replica a batch has the rows of that replica, and their number "
-            f"must be a multiple of {count}.\n\n{_fitting(leaves)}"
+            f"must be a multiple of {count}.\n\n{_suggest_counts(leaves)}"
         )
     cut = [jnp.reshape(x, (count, x.shape[0] // count, *x.shape[1:])) for _, x in leaves]
-    return jax.tree.unflatten(treedef, cut)  # [piece, row, ...]
+    return jax.tree.unflatten(treedef, cut)  # [microbatch, row, ...]
 
 
-def _divides(leaf: Any, count: int) -> bool:
+def _is_divisible(leaf: Any, count: int) -> bool:
     shape = jnp.shape(leaf)
-    # A replica may have no rows, and each piece of them has none then.
+    # 0 rows are fine: a replica may have no rows, and then each micro-batch has none.
     return bool(shape) and shape[0] % count == 0
 
 
-def _fitting(leaves: Sequence[tuple[Any, Any]]) -> str:
-    """Numbers of pieces that all leaves can be cut into."""
+def _suggest_counts(leaves: Sequence[tuple[Any, Any]]) -> str:
+    """Return the remedy: numbers of micro-batches by which all leaves can be divided."""
     shapes = [jnp.shape(leaf) for _, leaf in leaves]
     if not shapes or not all(shapes):
         return "Pass a batch in which every leaf has rows."
@@ -239,7 +249,7 @@ def _fitting(leaves: Sequence[tuple[Any, Any]]) -> str:
     return f"Pass num_microbatches={' or '.join(map(str, counts))}, or another global batch."
 
 
-def _why_not(leaf: Any, count: int) -> str:
+def _explain_remainder(leaf: Any, count: int) -> str:
     shape = jnp.shape(leaf)
     if not shape:
         return "a scalar has no rows to cut."
@@ -262,18 +272,18 @@ def _check_floats(outputs: PyTree) -> None:
     if bad:
         raise ArgumentTypeError(
             "accumulate_gradients called grad_fn, and some of its results are no floats:\n"
-            f"{_listed(bad)}\n\n"
+            f"{_format_lines(bad)}\n\n"
             "It takes the mean of the results, and a mean is a float.\n\n"
             "Return it as a float, for instance count.astype(jnp.float32), or leave it out."
         )
 
 
-def _checked_output(caller: str, name: str, out: Any) -> Any:
-    """What a function of the user returned, which is arrays and not nothing."""
+def _check_output(caller: str, name: str, out: Any) -> Any:
+    """Check that the function of the user returned arrays, and return them."""
     leaves, _ = tree_flatten_with_path(out)
     wrong = [f"result{keystr(path)}: {show(x)}" for path, x in leaves if not is_array(x)]
     if wrong or not leaves:
-        found = _listed(wrong) if wrong else f"It returned {out!r}."
+        found = _format_lines(wrong) if wrong else f"It returned {out!r}."
         raise ArgumentTypeError(
             f"{caller} called {name}, and it returned what is no array.\n{found}\n\n"
             f"{name} returns a pytree of arrays; without a return statement it returns None.\n\n"
@@ -282,11 +292,13 @@ def _checked_output(caller: str, name: str, out: Any) -> Any:
     return out
 
 
-def _check_kept(caller: str, name: str, before: tuple[Any, Any], after: PyTree) -> None:
-    """Refuse state that one call leaves in another form than the next one has to take.
+def _check_state_form(caller: str, name: str, before: tuple[Any, Any], after: PyTree) -> None:
+    """Check that a call returned state of the form that the next call needs.
 
-    `before` is the state that it was given, flattened with paths.
+    `before` is the state before the call, flattened with paths.
     """
+    # JAX would raise here as well, but its error names the carry of a scan that the user did not
+    # write.
     given, treedef = before
     if jax.tree.structure(after) != treedef:
         raise ShapeError(
@@ -304,17 +316,18 @@ def _check_kept(caller: str, name: str, before: tuple[Any, Any], after: PyTree) 
     if changed:
         raise ShapeError(
             f"{caller} called {name}, and its state has another shape or dtype than before.\n"
-            f"{_listed(changed)}\n\nEach call takes the state that the call before it returned."
-            "\n\nKeep the shapes, and the dtypes: new.astype(old.dtype)."
+            f"{_format_lines(changed)}\n\n"
+            "Each call takes the state that the call before it returned.\n\n"
+            "Keep the shapes, and the dtypes: new.astype(old.dtype)."
         )
 
 
 def _is_weak(x: Any) -> bool:
-    # A number of Python has the dtype of what is added to it.
+    # A Python number takes the dtype of the array that it is added to, so its dtype may change.
     return bool(getattr(jax.typeof(x), "weak_type", False))
 
 
-def _pair(result: Any) -> tuple[Any, Any]:
+def _check_pair(result: Any) -> tuple[Any, Any]:
     if not isinstance(result, tuple) or len(result) != 2:
         raise ArgumentTypeError(
             f"multi_step called step_fn, and it returned {show(result)}.\n\n"
@@ -349,9 +362,10 @@ def _check_batches(batches: Any) -> None:
         ]
     if bad:
         raise ShapeError(
-            f"multi_step cannot stack its {len(batches)} batches: they differ.\n{_listed(bad)}"
-            "\n\nAll batches of a call have the same structure, shapes and dtypes.\n\nDrop the "
-            "short one, or pad it and give each row a weight."
+            f"multi_step cannot stack its {len(batches)} batches: they differ.\n"
+            f"{_format_lines(bad)}\n\n"
+            "All batches of a call have the same structure, shapes and dtypes.\n\n"
+            "Drop the short one, or pad it and give each row a weight."
         )
 
 
@@ -360,11 +374,12 @@ def _describe(leaf: Any) -> str:
     return f"{dtype}{list(jnp.shape(leaf))}"
 
 
-def _wide(dtype: Any) -> Any:
+def _get_sum_dtype(dtype: Any) -> Any:
+    # A sum of many small bfloat16 gradients would lose the bits of the small ones.
     return jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype
 
 
-def _listed(lines: list[str]) -> str:
-    show = lines[:_MOST_LEAVES_LISTED]
-    more = len(lines) - len(show)
-    return "\n".join([*show, *([f"... and {more} more."] if more else [])])
+def _format_lines(lines: list[str]) -> str:
+    shown = lines[:_MOST_LEAVES_LISTED]
+    more = len(lines) - len(shown)
+    return "\n".join([*shown, *([f"... and {more} more."] if more else [])])

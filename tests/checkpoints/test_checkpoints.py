@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent, bit for bit what was saved, and honest about damage."""
+"""Checkpoints are complete or absent, equal bit for bit what was saved, and report damage."""
 
 import json
 import os
@@ -257,7 +257,7 @@ def test_without_a_manifest_damage_is_an_error_or_harms_no_value(
 
 
 def restore_each_with_a_damaged_file(saved: str, copy: str) -> None:
-    """Damage every file of checkpoint 3 in turn, in every way, without a manifest to tell."""
+    """Damage each file of checkpoint 3 in every way, without a manifest."""
     damaged = harmless = 0
     for way in ("removed", "cut", "flipped"):
         for original in _files(Path(saved) / "3"):
@@ -308,13 +308,13 @@ def test_when_all_are_damaged_nothing_is_moved_and_the_oldest_is_named(saved: Pa
 def test_ctrl_c_while_a_checkpoint_is_written_waits_until_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = checkpoints_module.write
+    write_checkpoint = checkpoints_module.write_checkpoint
 
     def interrupted(*args: Any) -> None:
         signal.raise_signal(signal.SIGINT)
-        write(*args)
+        write_checkpoint(*args)
 
-    monkeypatch.setattr(checkpoints_module, "write", interrupted)
+    monkeypatch.setattr(checkpoints_module, "write_checkpoint", interrupted)
     with Checkpoints(tmp_path) as checkpoints:
         with pytest.raises(KeyboardInterrupt):
             checkpoints.save(1, _state(1), {})
@@ -330,14 +330,14 @@ def test_a_checkpoint_that_cannot_be_written_names_the_last_complete_one(
 
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, _state(1), {})
-        monkeypatch.setattr(checkpoints_module, "write", full)
+        monkeypatch.setattr(checkpoints_module, "write_checkpoint", full)
         with pytest.raises(CheckpointError, match=r"No space left(.|\n)*complete one is of step 1"):
             checkpoints.save(2, _state(2), {})
         assert checkpoints.steps() == (1,)
 
 
 # Copies the directory at every file operation of Python's while checkpoint 4 is written and
-# checkpoint 1 deleted: each copy is what a SIGKILL at that point would have left.
+# checkpoint 1 deleted: each copy is the state that a SIGKILL at that point would leave.
 _SNAPSHOTS = """
 import shutil, sys, threading
 import jax

@@ -140,6 +140,6 @@ def test_a_file_system_that_cannot_lock_is_told_and_nobody_is_kept_out(
     monkeypatch.setattr(fcntl, "flock", refuse)
     with caplog.at_level("WARNING", "jaxdist"), JobLock(tmp_path):
         assert "is not locked: [Errno 95] Operation not supported" in caplog.text
-    monkeypatch.setattr(folder_lock, "_fcntl", lambda: None)
+    monkeypatch.setattr(folder_lock, "_import_fcntl", lambda: None)
     with caplog.at_level("WARNING", "jaxdist"), JobLock(tmp_path):
         assert "this system has no flock" in caplog.text

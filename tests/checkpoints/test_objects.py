@@ -235,7 +235,7 @@ def test_the_plain_form_of_a_state_is_found_again() -> None:
     def more(x: Any) -> Any:
         return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x + 1
 
-    changed = jax.tree.map(more, _saved_objects.plain(target))
-    found = _saved_objects.plain(_saved_objects.put_into(target, changed))
+    changed = jax.tree.map(more, _saved_objects.to_plain(target))
+    found = _saved_objects.to_plain(_saved_objects.put_into(target, changed))
     same = jax.tree.map(lambda x, y: bool((x == y).all()), found, changed)
     assert all(jax.tree.leaves(same))

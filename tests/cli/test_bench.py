@@ -1,4 +1,4 @@
-"""`jaxdist bench collectives`: what it prints and saves, and what it refuses."""
+"""`jaxdist bench collectives`: its output, its files, and its errors."""
 
 import pathlib
 
@@ -8,7 +8,7 @@ import pytest
 import jaxdist
 from jaxdist import cost
 from jaxdist.cli import main
-from jaxdist.cli._bench import parse_size, where_faster
+from jaxdist.cli._bench import describe_faster_sizes, parse_size
 from jaxdist.cli._measure import measure
 from jaxdist.errors import ArgumentError
 
@@ -105,13 +105,13 @@ def test_sizes_are_whole_numbers() -> None:
 
 def test_crossover_is_the_size_at_which_the_faster_one_changes() -> None:
     links = cost.Links(cost.TABLE["ethernet-10"])
-    words = where_faster("psgpu", "xring", 8, links)
+    words = describe_faster_sizes("psgpu", "xring", 8, links)
     assert words.startswith("below ")
     number, unit = words.removeprefix("below ").split()
     size = float(number) * {"KiB": 1 << 10, "MiB": 1 << 20}[unit]
     for factor, faster in ((0.98, "psgpu"), (1.02, "xring")):
         pair = cost.cheapest(8, int(size * factor), links, algorithms=("psgpu", "xring"))
         assert pair[0][0] == faster
-    assert where_faster("xring", "psgpu", 8, links).startswith("from ")
-    assert where_faster("xring", "xla", 8, links) == "never, up to 1 GiB"
-    assert where_faster("xla", "psgpu", 8, links) == "always"
+    assert describe_faster_sizes("xring", "psgpu", 8, links).startswith("from ")
+    assert describe_faster_sizes("xring", "xla", 8, links) == "never, up to 1 GiB"
+    assert describe_faster_sizes("xla", "psgpu", 8, links) == "always"

@@ -9,13 +9,13 @@ import jax
 import pytest
 from rich.console import Console
 
-from jaxdist.cli._info import device_memory, host_memory_bytes, show_info
+from jaxdist.cli._info import describe_device_memory, get_host_memory_bytes, show_info
 from jaxdist.training import EXTRAS
 
 
 @dataclasses.dataclass(frozen=True)
 class _Device:
-    """What `device_memory` looks at."""
+    """What `describe_device_memory` looks at."""
 
     platform: str
     stats: dict[str, Any] | None
@@ -57,14 +57,16 @@ def test_info_says_which_extras_are_missing(monkeypatch: pytest.MonkeyPatch) -> 
 def test_memory_is_that_of_the_device_where_the_backend_tells() -> None:
     stats = {"bytes_limit": 16 * 2**30, "bytes_in_use": 2**29}
     device: Any = _Device("gpu", stats)
-    assert device_memory(device) == "16.0 GiB, 0.5 GiB in use"
+    assert describe_device_memory(device) == "16.0 GiB, 0.5 GiB in use"
 
 
 def test_memory_is_that_of_the_host_on_cpu_and_unknown_elsewhere() -> None:
     cpu: Any = _Device("cpu", None)
     tpu: Any = _Device("tpu", {})
     far: Any = _Device("tpu", {"bytes_limit": 1}, process_index=3)
-    assert "shares the host's" in device_memory(cpu)
-    assert device_memory(tpu) == device_memory(far) == "not told by the backend"
-    total = host_memory_bytes()
+    assert "shares the host's" in describe_device_memory(cpu)
+    assert (
+        describe_device_memory(tpu) == describe_device_memory(far) == "not reported by the backend"
+    )
+    total = get_host_memory_bytes()
     assert total is None or total > 2**20

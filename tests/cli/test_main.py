@@ -7,7 +7,7 @@ import pytest
 
 from jaxdist.cli import _main as main_module
 from jaxdist.cli import main
-from jaxdist.cli._train import final_line, interrupted_line
+from jaxdist.cli._train import format_final_line, format_interrupted_line
 from jaxdist.errors import ConfigError
 from jaxdist.jobs import TrainingReport
 
@@ -93,13 +93,13 @@ def test_unknown_keys_reach_the_user_with_option_and_nearest_key(
 
 
 def test_the_last_line_says_accuracy_steps_replicas_and_images_per_second() -> None:
-    assert final_line(_report()) == "accuracy 99.16%  steps 600  replicas 8  images/s 12,346"
-    assert "images/s n/a" in final_line(_report(units_per_s=None))
+    assert format_final_line(_report()) == "accuracy 99.16%  steps 600  replicas 8  images/s 12,346"
+    assert "images/s n/a" in format_final_line(_report(units_per_s=None))
 
 
 def test_an_interrupted_run_says_where_it_stopped_and_where_the_next_one_starts() -> None:
-    line = interrupted_line(_report(steps=137, next_step=100), Path("runs/checkpoints"))
+    line = format_interrupted_line(_report(steps=137, next_step=100), Path("runs/checkpoints"))
     assert "after step 137" in line
     assert "resumes from step 100: runs/checkpoints/100" in line
-    line = interrupted_line(_report(steps=3, next_step=None), Path("runs"))
+    line = format_interrupted_line(_report(steps=3, next_step=None), Path("runs"))
     assert "starts from the beginning" in line

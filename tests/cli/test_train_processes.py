@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 class _Trainings:
-    """Starts `jaxdist train` in one folder, and ends what it started."""
+    """Starts `jaxdist train` in one folder, and ends the processes that it started."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ class _Trainings:
         return child
 
     def finish(self, steps: int) -> str:
-        """Run to the end; what it printed."""
+        """Run to the end, and return the output."""
         child = self.start(steps)
         out, err = child.communicate(timeout=200)
         assert child.returncode == 0, err[-3000:]
@@ -127,7 +127,7 @@ def test_killed_while_a_checkpoint_is_written_the_next_run_takes_the_one_before(
     folder = trainings.folder / "checkpoints"
     child = trainings.start(steps=100000)
     _wait_for_line(child, ": saved checkpoints", times=1)
-    # Look as fast as it goes for a directory that is being written, and stop the process there.
+    # Poll for a directory that is being written, and stop the process at that moment.
     partial: list[Path] = []
     while not partial and child.poll() is None:
         partial = [p for p in folder.iterdir() if "tmp" in p.name]

@@ -1,4 +1,4 @@
-"""Configuration files and overrides: what is taken, and how each mistake is named."""
+"""Configuration files and overrides: accepted values, and the error for each mistake."""
 
 import dataclasses
 import tomllib

@@ -1,4 +1,4 @@
-"""A run that goes on with other values: which entries matter, what is told, what is kept."""
+"""Runs that resume with other values: relevant entries, errors, and the recorded changes."""
 
 import dataclasses
 import io
@@ -15,7 +15,7 @@ import jaxdist
 from jaxdist import jobs
 from jaxdist.errors import CheckpointError, ConfigError
 from jaxdist.jobs import TASKS, DigitsConfig, TrainingReport, load_config
-from jaxdist.jobs._config.changes import changed_entries
+from jaxdist.jobs._config.changes import find_changed_entries
 from jaxdist.jobs._config.load import as_dict
 from jaxdist.jobs._config.schema import Change
 
@@ -129,14 +129,14 @@ def test_metrics_of_another_run_are_not_written_over(copy: Path) -> None:
 
 def test_a_checkpoint_without_a_configuration_is_gone_on_from_and_says_so(copy: Path) -> None:
     """Of a version that did not save it; its checksums are as that version wrote them."""
-    from jaxdist._checkpoints.leaves import json_checksum
+    from jaxdist._checkpoints.leaves import compute_json_checksum
 
     folder = copy / "checkpoints" / "5"
     notes = json.loads((folder / "notes" / "metadata").read_text())
     del notes["config"]
     (folder / "notes" / "metadata").write_text(json.dumps(notes))
     sums = json.loads((folder / "leaves" / "metadata").read_text())
-    sums["checksum"] = json_checksum([sums["leaves"], notes])
+    sums["checksum"] = compute_json_checksum([sums["leaves"], notes])
     (folder / "leaves" / "metadata").write_text(json.dumps(sums))
     (copy / "checkpoints" / "manifests" / "5.json").unlink()
     _, out = _train(copy, "training.steps=6", "optimizer.learning_rate=0.1")
@@ -178,7 +178,7 @@ def test_every_entry_is_free_or_changes_knowingly_or_never(schema: type[Any]) ->
         for key, value in entries.items():
             saved = {section: {key: _other(value)}} if body is entries else {key: _other(value)}
             name = f"{section}.{key}" if body is entries else key
-            [found] = changed_entries(saved, config)
+            [found] = find_changed_entries(saved, config)
             assert found.name == name
             wanted = Change.FREE if name in FREE else Change.KNOWINGLY
             assert found.change is (Change.NEVER if name in NEVER else wanted), name
@@ -193,10 +193,10 @@ def test_an_entry_without_effect_may_change_and_counts_where_it_has_one() -> Non
     )
     saved = as_dict(compressed)
     saved["optimizer"]["workers"] = 4
-    assert {c.name: c.change for c in changed_entries(saved, compressed)} == {
+    assert {c.name: c.change for c in find_changed_entries(saved, compressed)} == {
         "optimizer.workers": Change.KNOWINGLY
     }
-    assert {c.name: c.change for c in changed_entries(saved, config)} == {
+    assert {c.name: c.change for c in find_changed_entries(saved, config)} == {
         "optimizer.update": Change.KNOWINGLY,
         "optimizer.workers": Change.KNOWINGLY,
     }
@@ -204,7 +204,7 @@ def test_an_entry_without_effect_may_change_and_counts_where_it_has_one() -> Non
 
 def test_values_that_json_writes_alike_are_alike() -> None:
     config = DigitsConfig()
-    assert changed_entries(json.loads(json.dumps(as_dict(config))), config) == ()
-    assert changed_entries({"training": {"seed": np.float64(0.0)}}, config) == ()
-    [found] = changed_entries({"training": {"donate": 0}}, config)
+    assert find_changed_entries(json.loads(json.dumps(as_dict(config))), config) == ()
+    assert find_changed_entries({"training": {"seed": np.float64(0.0)}}, config) == ()
+    [found] = find_changed_entries({"training": {"donate": 0}}, config)
     assert found.name == "training.donate"

@@ -1,4 +1,4 @@
-"""A configuration as a job without data: what is planned is what is trained."""
+"""A configuration as a job without data: the planned step is the trained step."""
 
 import pytest
 from flax import nnx

@@ -29,7 +29,7 @@ SHIPPED = Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
-    """However a run ends, what reads its batches ahead has ended with it."""
+    """Check that the threads that read batches ahead end with each run."""
     before = set(threading.enumerate())
     yield
     left = set(threading.enumerate()) - before
@@ -43,7 +43,7 @@ def _strategy(replicas: int) -> jaxdist.MirroredStrategy:
 def _train(
     folder: Path, *overrides: str, replicas: int = 8, skip_damaged: bool = False
 ) -> tuple[TrainingReport, str]:
-    """Run the job in `folder`; its report, and what it printed."""
+    """Run the job in `folder`. Return its report and its output."""
     here = [f"output.directory='{folder}'", f"checkpoint.directory='{folder / 'checkpoints'}'"]
     loaded = load_config(DigitsConfig, SHIPPED, [*here, "output.picture=", *overrides])
     out = io.StringIO()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import jaxdist
 from jaxdist import _mesh, cost, errors, explain, partition, tpu
 from jaxdist._planning.slice_axes import Axes
-from jaxdist._planning.slice_shape import logical_shape
+from jaxdist._planning.slice_shape import find_logical_shape
 from jaxdist._program.report.compiled_program import CompiledProgram
 
 pytest.importorskip("libtpu")
@@ -247,9 +247,9 @@ def test_a_number_of_logical_devices_is_a_box_that_divides_a_slice_or_an_error(
     }
     if number not in possible:
         with pytest.raises(errors.TopologyError, match="Use one of the numbers"):
-            logical_shape(described.topology, described.num_slices, number)
+            find_logical_shape(described.topology, described.num_slices, number)
         return
-    box = logical_shape(described.topology, described.num_slices, number)
+    box = find_logical_shape(described.topology, described.num_slices, number)
     assert math.prod(box) == number
     assert all(n % b == 0 for n, b in zip(within, box, strict=True))
 
@@ -378,14 +378,14 @@ def test_axes_over_a_slice_keep_its_replicas_in_order(
     before = math.prod(kept for _ in replica[:-1])
     if layout.num_replicas % before:
         with pytest.raises(errors.ArgumentError, match=f"a multiple of {before} replicas"):
-            axes.applied(layout, 1)
+            axes.apply(layout, 1)
         return
-    made = axes.applied(layout, 1)
+    made = axes.apply(layout, 1)
     assert made.mesh.axis_names == tuple(names)
     assert made.replica_axes == tuple(replica)
     assert (made.device_grid == layout.device_grid).all()
     assert all(made.mesh.shape[name] == kept for name in replica[:-1])
-    assert axes.of_one.applied(_mesh.build(jax.devices()[:1]), 1).num_replicas == 1
+    assert axes.single_device.apply(_mesh.build(jax.devices()[:1]), 1).num_replicas == 1
 
 
 @pytest.mark.parametrize(

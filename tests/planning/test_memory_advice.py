@@ -12,7 +12,7 @@ from jaxdist._planning.needs import Needs
 from jaxdist.explain import Memory, SlicePlan
 
 LIMIT = 16 << 30
-# What stands in the compiled program beside what grows with the rows.
+# Bytes of the compiled program that do not grow with the rows.
 STATE, MOST_STATE = 1 << 20, LIMIT - (1 << 20)
 
 
@@ -48,7 +48,7 @@ def test_the_batch_that_is_found_fits_is_nearly_the_largest_and_few_that_fit_are
     made = plan_of(rows, memory_of(rows, state, whole, curve))
     if made.memory.fits:
         return
-    said = list(memory_advice.advice(made, Needs(made.memory), needs_with, lambda what: None))
+    said = list(memory_advice.make_advice(made, Needs(made.memory), needs_with, lambda what: None))
     largest = int(1e6 * ((LIMIT - state) / whole) ** (1 / curve))
     fitting = [fewer for fewer, memory in tried.items() if memory.fits]
     assert all(0 < fewer < rows for fewer in tried)
@@ -75,10 +75,10 @@ def test_pieces_within_a_slice_that_do_not_fit_are_told_of_pieces_over_all_slice
         num_slices=2,
         assignment=eight,
     )
-    [said] = memory_advice.advice(made, Needs(memory), None, lambda what: None)
+    [said] = memory_advice.make_advice(made, Needs(memory), None, lambda what: None)
     assert said.startswith("fsdp_tensor_parallel keeps 1/8 ")
     assert "in place of 1/4" in said
     # Half of the 6 GiB of state.
     assert said.endswith("3 GiB less, 14 GiB, fits.")
     plain = dataclasses.replace(made, rules="fsdp")
-    assert not memory_advice.advice(plain, Needs(memory), None, lambda what: None)
+    assert not memory_advice.make_advice(plain, Needs(memory), None, lambda what: None)

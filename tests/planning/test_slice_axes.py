@@ -1,10 +1,10 @@
-"""Replicas over several slices: each slice has an order of its own, and no ring goes between."""
+"""Replicas over several slices: each slice has its own order, and no ring crosses slices."""
 
 import numpy as np
 import pytest
 
 from jaxdist import tpu
-from jaxdist._planning.slice_axes import assignment_of_slices
+from jaxdist._planning.slice_axes import assign_slices
 from jaxdist.tpu.experimental import DeviceAssignment
 
 
@@ -20,7 +20,7 @@ def test_each_slice_has_the_replicas_of_one_slice_and_no_ring_is_missed(
     count = int(np.prod(one.mesh_shape) // np.prod(box))
     alone = DeviceAssignment.build(one, list(box), num_replicas=count).core_assignment
     topology = tpu.slice_of(f"{name}*{slices}").topology
-    found = assignment_of_slices(topology, box, slices).core_assignment
+    found = assign_slices(topology, box, slices).core_assignment
     for index, mine in enumerate(np.split(found, slices)):
         np.testing.assert_array_equal(mine - [0, 0, index * one.mesh_shape[2], 0], alone)
     assert "ring" not in caplog.text

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from jaxdist._checkpoints.interrupts import Interrupts, interrupts_wait
+from jaxdist._checkpoints.interrupts import Interrupts, delay_interrupts
 from jaxdist.errors import ArgumentError
 from jaxdist.training import Every, run_loop
 
@@ -81,7 +81,7 @@ def test_ctrl_c_waits_for_what_must_not_be_cut_in_two() -> None:
     before = signal.getsignal(signal.SIGINT)
 
     def body() -> None:
-        with interrupts_wait():
+        with delay_interrupts():
             signal.raise_signal(signal.SIGINT)
             done.append("all of it")
         done.append("never")

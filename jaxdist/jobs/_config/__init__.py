@@ -1,1 +1,1 @@
-"""TOML files into frozen dataclasses: schema, sources, checks."""
+"""Configurations: TOML files are read into frozen dataclasses and checked."""

@@ -1,4 +1,4 @@
-"""What may differ between the configuration of a run and that with which it goes on."""
+"""Changes between the configuration of a checkpoint and that of the run that resumes from it."""
 
 import dataclasses
 import json
@@ -13,13 +13,13 @@ from jaxdist.jobs._config.schema import Change
 
 @dataclasses.dataclass(frozen=True)
 class Changed:
-    """An entry that has another value than the run was trained with.
+    """An entry whose value differs from the value in the checkpoint.
 
     Attributes:
         name: `"section.key"`.
         before: Its value in the checkpoint.
         after: Its value now.
-        change: Whether it may change.
+        change: Whether a run may resume with another value.
     """
 
     name: str
@@ -28,23 +28,25 @@ class Changed:
     change: Change
 
 
-def changed_entries(saved: Mapping[str, Any], config: Any) -> tuple[Changed, ...]:
-    """Entries that were saved with another value, whether they matter or not.
+def find_changed_entries(saved: Mapping[str, Any], config: Any) -> tuple[Changed, ...]:
+    """Return all entries that were saved with another value, relevant or not.
 
-    Entries that only one of the two has are left out: they are of another version.
+    Entries that only one of the two has are left out: another version of jaxdist added or removed
+    them.
 
     Example:
         >>> from jaxdist.jobs import DigitsConfig
         >>> saved = {"optimizer": {"learning_rate": 0.1}, "training": {"log_every": 5}}
-        >>> for entry in changed_entries(saved, DigitsConfig()):
+        >>> for entry in find_changed_entries(saved, DigitsConfig()):
         ...     print(entry.name, entry.before, entry.after, entry.change.name)
         optimizer.learning_rate 0.1 0.003 KNOWINGLY
         training.log_every 5 20 FREE
     """
-    return tuple(_changed(saved, config))
+    return tuple(_iterate_changes(saved, config))
 
 
-def _changed(saved: Mapping[str, Any], config: Any) -> Iterator[Changed]:
+def _iterate_changes(saved: Mapping[str, Any], config: Any) -> Iterator[Changed]:
+    # Through JSON, like the saved one: tuples become lists.
     saved, now = (json.loads(json.dumps(c)) for c in (saved, as_dict(config)))
     for field in dataclasses.fields(config):
         name, value = field.name, getattr(config, field.name)
@@ -56,9 +58,10 @@ def _changed(saved: Mapping[str, Any], config: Any) -> Iterator[Changed]:
         for entry in dataclasses.fields(value):
             old = before.get(entry.name, _MISSING) if isinstance(before, Mapping) else _MISSING
             new = now[name][entry.name]
-            if old is _MISSING or _same(old, new):
+            if old is _MISSING or _is_same(old, new):
                 continue
             change = entry.metadata.get("change", Change.KNOWINGLY)
+            # An entry without effect, now and then, may change freely.
             if not any(_is_used(entry, c) for c in (saved, now)):
                 change = Change.FREE
             yield Changed(f"{name}.{entry.name}", old, new, change)
@@ -67,13 +70,13 @@ def _changed(saved: Mapping[str, Any], config: Any) -> Iterator[Changed]:
 _MISSING = object()
 
 
-def _same(old: Any, new: Any) -> bool:
-    """`true` and 1 are two values, 1 and 1.0 are one."""
+def _is_same(old: Any, new: Any) -> bool:
+    """Whether two values are the same: 1 and 1.0 are, true and 1 are not."""
     return isinstance(old, bool) == isinstance(new, bool) and bool(old == new)
 
 
 def _is_used(entry: "dataclasses.Field[Any]", config: Mapping[str, Any]) -> bool:
-    """Whether an entry has an effect: some belong to one value of another."""
+    """Whether an entry has an effect. Some have one only with a certain value of another entry."""
     only_if = entry.metadata.get("only_if")
     if only_if is None:
         return True
@@ -89,28 +92,31 @@ def check_same_run(
     *,
     accept_changes: bool,
 ) -> tuple[Changed, ...]:
-    """Refuse to go on with other values than a checkpoint was trained with.
+    """Check that a run may resume from a checkpoint with the values of its configuration.
+
+    See Note [What a resumed run checks].
 
     Returns:
         The changes that were accepted.
 
     Raises:
-        CheckpointError: Entries that matter differ, and `accept_changes` is false; or it is true,
-            and they cannot change at all. Key, old and new value of each are named.
+        CheckpointError: Relevant entries differ and `accept_changes` is false, or entries differ
+            that can never change. The error names key, old and new value of each.
     """
-    found = changed_entries(saved or {}, loaded.values)
+    found = find_changed_entries(saved or {}, loaded.values)
     never = [c for c in found if c.change is Change.NEVER]
     knowingly = [c for c in found if c.change is Change.KNOWINGLY]
     if never or (knowingly and not accept_changes):
-        raise _refused(directory, step, [*never, *knowingly], loaded)
+        raise _make_refusal(directory, step, [*never, *knowingly], loaded)
     return tuple(knowingly)
 
 
-def _refused(
+def _make_refusal(
     directory: Path, step: int, found: Sequence[Changed], loaded: LoadedConfig[Any]
 ) -> CheckpointError:
     lines = [
-        f"{c.name}: saved {_shown(c.before)}, now {_shown(c.after)} ({loaded.origin(c.name)})"
+        f"{c.name}: saved {_format_entry(c.before)}, now {_format_entry(c.after)} "
+        f"({loaded.origin(c.name)})"
         for c in found
     ]
     fixed = [c.name for c in found if c.change is Change.NEVER]
@@ -134,5 +140,5 @@ def _refused(
     )
 
 
-def _shown(value: Any) -> str:
+def _format_entry(value: Any) -> str:
     return json.dumps(value) if not isinstance(value, str) else repr(value)

@@ -1,4 +1,4 @@
-"""What must hold between entries of the main job, checked before anything is started."""
+"""Checks of a job's entries against each other and against its files, before it starts."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.metrics_file import read_metrics
 from jaxdist.training import require_extra
 
-# Sizes of arrays are int32 in MLIR's indices, and no batch is larger.
+# MLIR's indices of arrays are int32, so a dim cannot be larger.
 MOST_ROWS = (1 << 31) - 1
 
 
-def checked_rules(caller: str, rules: Any, known: Sequence[str]) -> str:
-    """The name of the rules of a job, or an error that lists those that it has."""
+def check_rules(caller: str, rules: Any, known: Sequence[str]) -> str:
+    """Check that a job has these rules, and return their name."""
     if isinstance(rules, str) and rules in known:
         return rules
     kind = ArgumentError if isinstance(rules, str) else ArgumentTypeError
@@ -29,13 +29,14 @@ def checked_rules(caller: str, rules: Any, known: Sequence[str]) -> str:
 def check_job(
     loaded: LoadedConfig[Any], *, num_replicas: int, num_examples: int, examples: str
 ) -> None:
-    """Refuse entries that do not go together, and make the directories of the output.
+    """Check that entries do not contradict each other, and make the directories of the output.
 
     Raises:
-        ConfigError: The batch does not fit the replicas or the data; warm-up outlasts training;
-            a file of the output cannot be written.
-        MissingExtraError: A picture is wanted and matplotlib is missing.
+        ConfigError: The batch does not fit the replicas or the data; warm-up is longer than the
+            training; a file of the output cannot be written.
+        MissingExtraError: A picture is configured and matplotlib is not installed.
     """
+    # Now and not at the end of the training, when the picture is drawn.
     if loaded.values.output.picture:
         require_extra("matplotlib", "draw the learning curve (output.picture)")
     _check_batch_size(loaded, num_replicas, num_examples, examples)
@@ -82,7 +83,7 @@ def _check_warmup(loaded: LoadedConfig[Any]) -> None:
 
 
 def _check_files(loaded: LoadedConfig[Any]) -> None:
-    """Make the directories of the output, and see that files can be written there."""
+    """Make the directories of the output, and check that files can be written there."""
     output = loaded.values.output
     names = {"metrics": output.metrics, "picture": output.picture}
     _make_folder(Path(output.directory), "output.directory", loaded)
@@ -106,6 +107,7 @@ def _check_files(loaded: LoadedConfig[Any]) -> None:
 
 
 def _make_folder(folder: Path, name: str, loaded: LoadedConfig[Any]) -> None:
+    # `os.access` would be wrong for root, for read-only file systems and for full disks.
     probe = folder / f".{os.getpid()}.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -119,8 +121,8 @@ def _make_folder(folder: Path, name: str, loaded: LoadedConfig[Any]) -> None:
         ) from error
 
 
-def not_empty(directory: Path, steps: tuple[int, ...]) -> CheckpointError:
-    """The error for checkpoints that a run from the beginning would mix with its own."""
+def make_not_empty_error(directory: Path, steps: tuple[int, ...]) -> CheckpointError:
+    """Return the error for a run from the beginning in a directory with checkpoints."""
     return CheckpointError(
         f"{directory} holds checkpoints of steps {list(steps)}, and checkpoint.resume is false."
         "\n\nA training from the beginning needs a directory without checkpoints.\n\nResume from "
@@ -130,21 +132,23 @@ def not_empty(directory: Path, steps: tuple[int, ...]) -> CheckpointError:
 
 
 def check_output_is_ours(loaded: LoadedConfig[Any], losses: Sequence[float]) -> None:
-    """Refuse to write over the metrics of another run.
+    """Check that the output directory has no metrics of another run.
 
     Args:
-        loaded: Of the run.
-        losses: Those of its steps so far.
+        loaded: The configuration of the run.
+        losses: The losses of its steps so far.
 
     Raises:
-        ConfigError: The file that is there has other losses.
+        ConfigError: The metrics file in the directory has other losses.
     """
     output = loaded.values.output
     path = Path(output.directory) / output.metrics
     there = read_metrics(path)
     if there is None or not isinstance(there.get("losses"), list):
         return
+    # The file may be ahead of the checkpoint or behind it, so the common steps are compared.
     known = min(len(losses), len(there["losses"]))
+    # Without a common step nothing shows that the file belongs to this run.
     if known == 0 or list(losses[:known]) != there["losses"][:known]:
         raise ConfigError(
             f"{loaded.origin('output.directory')}: {str(path)!r} holds the metrics of another run "
@@ -157,7 +161,7 @@ def check_output_is_ours(loaded: LoadedConfig[Any], losses: Sequence[float]) -> 
 def check_same_data(
     directory: Path, step: int, notes: Mapping[str, Any], identity: Mapping[str, Any]
 ) -> None:
-    """Refuse a checkpoint that was trained on examples that are held out now."""
+    """Check that a checkpoint was trained with the same held-out examples."""
     saved = notes["data"]
     other = [
         f"data.{key}: saved {saved.get(key)}, now {value}"
@@ -174,7 +178,7 @@ def check_same_data(
 
 
 def check_not_beyond(directory: Path, step: int, num_steps: int) -> None:
-    """Refuse a checkpoint from after the end of the training that is asked for."""
+    """Check that a checkpoint is not of a step after the configured end of training."""
     if step > num_steps:
         raise CheckpointError(
             f"Checkpoint {step} in {directory} is beyond the end: training.steps is "

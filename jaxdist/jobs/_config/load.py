@@ -1,4 +1,4 @@
-"""TOML files into frozen dataclasses, with errors that name the file, the line and the remedy."""
+"""Reading of TOML files into frozen dataclasses. Errors name the file, line and remedy."""
 
 import dataclasses
 import typing
@@ -10,15 +10,15 @@ from typing import Any, Generic, Literal, TypeVar
 from jaxdist._validate import ErrorNote, check_text, show
 from jaxdist.errors import ArgumentTypeError, ConfigError
 from jaxdist.jobs._config.sources import (
-    Given,
-    all_names,
-    checked_sources,
-    entries_of,
-    given_by_overrides,
-    given_in_file,
-    nearest,
+    GivenValue,
+    check_sources,
+    find_nearest,
+    get_entries,
+    get_sections,
+    list_names,
+    read_file_entries,
+    read_overrides,
     read_text,
-    sections_of,
 )
 
 C = TypeVar("C")
@@ -29,18 +29,18 @@ _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str:
 
 @dataclasses.dataclass(frozen=True)
 class LoadedConfig(Generic[C]):
-    """A configuration, and where each entry was given.
+    """A configuration, and the origin of each entry.
 
     Attributes:
         values: The dataclass of sections.
-        origins: `"section.key"` to `"file.toml, line 7"` or `"--set section.key=value"`.
+        origins: Maps `"section.key"` to `"file.toml, line 7"` or `"--set section.key=value"`.
     """
 
     values: C
     origins: Mapping[str, str]
 
     def origin(self, name: str) -> str:
-        """Where the entry `section.key` was given, in words."""
+        """Return the origin of the entry `section.key`, in words."""
         check_text("LoadedConfig.origin", "name", name, "training.steps")
         return self.origins.get(name, f"{name} (default)")
 
@@ -48,22 +48,22 @@ class LoadedConfig(Generic[C]):
 def load_config(
     schema: type[C], path: str | Path, overrides: Sequence[str] = ()
 ) -> LoadedConfig[C]:
-    """Read a TOML file, and overrides `section.key=value` over it.
+    """Read a TOML file, and apply overrides `section.key=value`.
 
     Args:
         schema: A frozen dataclass of sections, each a frozen dataclass of entries with defaults,
-            and of entries that stand before the first section. Entries are int, float, bool,
+            and of entries before the first section. Entries are int, float, bool,
             str, tuples of these, and `Literal`s.
-        path: The TOML file. What it leaves out keeps its default.
-        overrides: What `--set` was given; later ones win.
+        path: The TOML file. Missing entries keep their defaults.
+        overrides: The values of `--set`. A later one replaces an earlier one.
 
     Returns:
-        The configuration, and where each entry was given.
+        The configuration, and the origin of each entry.
 
     Raises:
         ConfigError: The file cannot be read or is no TOML; a section or key is unknown; a value
-            has the wrong type or is out of range. All problems are listed, each with its file
-            and line (or option), and the nearest valid name.
+            has the wrong type or is out of range. The error lists all problems, each with its
+            file and line (or option), and the nearest valid name.
 
     Example:
         >>> import tempfile, pathlib
@@ -82,102 +82,110 @@ def load_config(
             "schema is a frozen dataclass of sections.\n\n"
             "Pass for instance schema=training.DigitsConfig."
         )
-    source, texts = checked_sources(caller, path, overrides)
+    source, texts = check_sources(caller, path, overrides)
     with ErrorNote(f"{caller} was given path={source!r} and overrides={texts!r}."):
-        return _loaded(schema, source, texts)
+        return _load(schema, source, texts)
 
 
-def _loaded(schema: type[C], path: str, overrides: Sequence[str]) -> LoadedConfig[C]:
+def _load(schema: type[C], path: str, overrides: Sequence[str]) -> LoadedConfig[C]:
     text = read_text(path)
+    # Problems are collected: a user who must fix several wants to see all of them at once.
     problems: list[str] = []
-    items = [*given_in_file(path, text, problems), *given_by_overrides(schema, overrides, problems)]
-    kinds = sections_of(schema)
+    items = [*read_file_entries(path, text, problems), *read_overrides(schema, overrides, problems)]
+    kinds = get_sections(schema)
     sections: dict[str, dict[str, Any]] = {name: {} for name in kinds}
     alone: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for item in items:
-        if item.section in entries_of(schema):
-            problem = _place_alone(schema, item, alone, origins)
+        if item.section in get_entries(schema):
+            problem = _place_top_level(schema, item, alone, origins)
         else:
-            problem = _place(schema, item, sections, origins)
+            problem = _place_entry(schema, item, sections, origins)
         if problem:
             problems.append(problem)
     if problems:
-        raise ConfigError(_report(path, problems))
-    defaults = schema()  # whose sections may have others than their classes
+        raise ConfigError(_format_report(path, problems))
+    # A task may change the defaults of a section, so its class alone does not know them.
+    defaults = schema()
     made = {n: dataclasses.replace(getattr(defaults, n), **own) for n, own in sections.items()}
     return LoadedConfig(schema(**alone, **made), MappingProxyType(origins))
 
 
 def as_dict(config: Any) -> dict[str, Any]:
-    """The sections and entries of a configuration, as JSON can hold them."""
+    """Return the sections and entries of a configuration as a dict that JSON can represent."""
     return dataclasses.asdict(config)
 
 
-# Placing one value in the schema
+# One value and the schema
 
 
-def _place(
+def _place_entry(
     schema: type[Any],
-    item: Given,
+    item: GivenValue,
     sections: dict[str, dict[str, Any]],
     origins: dict[str, str],
 ) -> str | None:
-    """Put a value in its section; the problem in words where it does not fit."""
+    """Put a value into its section. Return the problem in words if it does not fit."""
     if item.section not in sections:
-        return _unknown_section(schema, item)
+        return _describe_unknown_section(schema, item)
     if not item.key:
         if item.value == {}:
             return None
         return f"{item.where}: [{item.section}] is a section, and {item.value!r} was given for it."
-    section = sections_of(schema)[item.section]
-    hints = _hints(section)
+    section = get_sections(schema)[item.section]
+    hints = _get_hints(section)
     if item.key not in hints:
-        return _unknown_key(schema, section, item)
+        return _describe_unknown_key(schema, section, item)
     name = f"{item.section}.{item.key}"
-    value = _converted(item.value, hints[item.key], item.raw)
+    value = _convert(item.value, hints[item.key], item.raw)
     if value is _MISFIT:
-        return f"{item.where}: {name} must be {_in_words(hints[item.key])}, and " + _found(item)
+        return (
+            f"{item.where}: {name} must be {_describe_type(hints[item.key])}, and "
+            + _describe_given(item)
+        )
     field = next(f for f in dataclasses.fields(section) if f.name == item.key)
-    broken = _broken_rule(value, field)
+    broken = _find_broken_rule(value, field)
     if broken:
-        return f"{item.where}: {name} {broken}, and {_shown(item.value)} was given."
+        return f"{item.where}: {name} {broken}, and {_shorten(item.value)} was given."
     sections[item.section][item.key] = value
     origins[name] = item.where
     return None
 
 
-def _place_alone(
-    schema: type[Any], item: Given, alone: dict[str, Any], origins: dict[str, str]
+def _place_top_level(
+    schema: type[Any], item: GivenValue, alone: dict[str, Any], origins: dict[str, str]
 ) -> str | None:
-    """Put a value that belongs to no section in its place; the problem in words."""
+    """Put a value into an entry before the sections. Return the problem in words."""
     if item.key or isinstance(item.value, dict):
         return f"{item.where}: {item.section} is an entry before the sections, and has no keys."
-    hint = entries_of(schema)[item.section]
-    value = _converted(item.value, hint, item.raw)
+    hint = get_entries(schema)[item.section]
+    value = _convert(item.value, hint, item.raw)
     if value is _MISFIT:
-        return f"{item.where}: {item.section} must be {_in_words(hint)}, and " + _found(item)
+        return (
+            f"{item.where}: {item.section} must be {_describe_type(hint)}, and "
+            + _describe_given(item)
+        )
     alone[item.section] = value
     origins[item.section] = item.where
     return None
 
 
-def _unknown_section(schema: type[Any], item: Given) -> str:
-    valid = list(sections_of(schema))
+def _describe_unknown_section(schema: type[Any], item: GivenValue) -> str:
+    valid = list(get_sections(schema))
     what = f"'{item.section}.{item.key}'" if item.raw is not None else f"[{item.section}]"
     if not isinstance(item.value, dict) and not item.key:
         what = f"'{item.section}' outside a section"
-    near = nearest(item.section, valid)
-    homes = [n for n in all_names(schema) if n.endswith(f".{item.key or item.section}")]
-    meant = homes[0] if homes else (f"{near}.{item.key}" if near and item.key else near)
+    near = find_nearest(item.section, valid)
+    candidates = [n for n in list_names(schema) if n.endswith(f".{item.key or item.section}")]
+    meant = candidates[0] if candidates else (f"{near}.{item.key}" if near and item.key else near)
     hint = f" Did you mean {meant!r}?" if meant else ""
     return f"{item.where}: unknown section {what}; there are {', '.join(valid)}.{hint}"
 
 
-def _unknown_key(schema: type[Any], section: type[Any], item: Given) -> str:
+def _describe_unknown_key(schema: type[Any], section: type[Any], item: GivenValue) -> str:
     valid = [f.name for f in dataclasses.fields(section)]
-    near = nearest(item.key, valid)
-    elsewhere = [n for n in all_names(schema) if n.endswith(f".{item.key}")]
+    near = find_nearest(item.key, valid)
+    elsewhere = [n for n in list_names(schema) if n.endswith(f".{item.key}")]
     if elsewhere:
         hint = f" Did you mean {elsewhere[0]!r}?"
     else:
@@ -189,27 +197,29 @@ def _unknown_key(schema: type[Any], section: type[Any], item: Given) -> str:
 _MISFIT = object()
 
 
-def _converted(value: Any, hint: Any, raw: str | None) -> Any:
-    """`value` as the type `hint`, or `_MISFIT`."""
+def _convert(value: Any, hint: Any, raw: str | None) -> Any:
+    """Convert `value` to the type `hint`, or return `_MISFIT`."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, UnionType):
-        tried = (_converted(value, h, raw) for h in arguments)
+        tried = (_convert(value, h, raw) for h in arguments)
         return next((v for v in tried if v is not _MISFIT), _MISFIT)
     if origin is Literal:
         return value if value in arguments and isinstance(value, str) else _MISFIT
     if origin is tuple:
         if not isinstance(value, list):
             return _MISFIT
-        items = tuple(_converted(v, arguments[0], None) for v in value)
+        items = tuple(_convert(v, arguments[0], None) for v in value)
         return _MISFIT if any(v is _MISFIT for v in items) else items
+    # In an override, `name=7` is the text "7" if the entry is a text: the shell removes quotes.
     if hint is str and raw is not None and not isinstance(value, (str, list, dict)):
         return raw
     if hint is float and type(value) is int:
         return float(value)
+    # No `isinstance`: a bool is an int in Python, and `steps = true` is a mistake.
     return value if type(value) is hint else _MISFIT
 
 
-def _broken_rule(value: Any, field: dataclasses.Field[Any]) -> str | None:
+def _find_broken_rule(value: Any, field: dataclasses.Field[Any]) -> str | None:
     within, length = field.metadata.get("within"), field.metadata.get("length")
     if length is not None and isinstance(value, (tuple, str)):
         broken = length.broken_by(len(value))
@@ -224,10 +234,10 @@ def _broken_rule(value: Any, field: dataclasses.Field[Any]) -> str | None:
 # Words
 
 
-def _in_words(hint: Any) -> str:
+def _describe_type(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, UnionType):
-        return " or ".join(_in_words(h) for h in arguments)
+        return " or ".join(_describe_type(h) for h in arguments)
     if origin is Literal:
         return " or ".join(repr(a) for a in arguments)
     if origin is tuple:
@@ -235,25 +245,25 @@ def _in_words(hint: Any) -> str:
     return _TYPE_NAMES[hint]
 
 
-def _found(item: Given) -> str:
+def _describe_given(item: GivenValue) -> str:
     kind = {dict: "table", list: "list", str: "string", bool: "boolean", int: "integer"}
     name = kind.get(type(item.value), type(item.value).__name__)
-    return f"{_shown(item.value)} ({name}) was given."
+    return f"{_shorten(item.value)} ({name}) was given."
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _hints(schema: type[Any]) -> dict[str, Any]:
+def _get_hints(schema: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(schema)
 
 
-def _report(path: str | Path, problems: list[str]) -> str:
-    show = problems[:_MOST_PROBLEMS_LISTED]
-    more = len(problems) - len(show)
+def _format_report(path: str | Path, problems: list[str]) -> str:
+    shown = problems[:_MOST_PROBLEMS_LISTED]
+    more = len(problems) - len(shown)
     tail = [f"... and {more} more."] if more else []
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     head = f"The configuration {str(path)!r} is not valid ({count})."
-    return "\n\n".join([head, "\n".join([*show, *tail]), "Nothing was started."])
+    return "\n\n".join([head, "\n".join([*shown, *tail]), "Nothing was started."])

@@ -9,13 +9,13 @@ from jaxdist._checkpoints import replace_file
 
 
 def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
-    """Write a JSON file in one piece: a reader sees the old one or all of the new one."""
+    """Write a JSON file. A reader sees the old file or all of the new one, never a part."""
     text = json.dumps(metrics, indent=2, allow_nan=True) + "\n"
     replace_file(path, text.encode())
 
 
 def read_metrics(path: Path) -> dict[str, Any] | None:
-    """What a metrics file says; None where it cannot be read as one."""
+    """Read a metrics file. Return None if it is missing or not valid."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""The sections that configurations of all tasks share: these dataclasses are the schema.
+"""The schema of configurations: dataclasses of the sections that all tasks share.
 
-The name of a section and of an entry, its type, its default and its range are read from here by
-`load_config`; there is no other list of them.
+`load_config` reads names, types, defaults and ranges from these classes. No other list of them
+exists.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from jaxdist.errors import ArgumentError
 
 @dataclasses.dataclass(frozen=True)
 class Within:
-    """A rule for a number, for each item of a list, or for the length of a text.
+    """A range for a number, for each item of a list, or for the length of a text.
 
     Example:
         >>> Within(0, 1, is_open=True).broken_by(1.0)
@@ -29,7 +29,7 @@ class Within:
     is_open: bool = False
 
     def broken_by(self, value: float) -> str | None:
-        """The rule in words where `value` breaks it, None where it keeps it."""
+        """Return the rule in words if `value` breaks it, else None."""
         if not math.isfinite(value):
             return "must be finite"
         is_inside = self.low <= value <= self.high
@@ -42,11 +42,11 @@ class Within:
 
 
 class Change(enum.Enum):
-    """Whether a run may go on from a checkpoint with another value of an entry."""
+    """Whether a run may resume from a checkpoint with another value of an entry."""
 
-    FREE = "free"  # what is learned does not depend on it
-    KNOWINGLY = "knowingly"  # what is learned from there on is something else
-    NEVER = "never"  # shapes depend on it, or what is held out
+    FREE = "free"  # the trained parameters do not depend on it
+    KNOWINGLY = "knowingly"  # from then on, training gives other parameters
+    NEVER = "never"  # shapes or the held-out examples depend on it
 
 
 def entry(
@@ -57,14 +57,14 @@ def entry(
     change: Change = Change.KNOWINGLY,
     only_if: tuple[str, Any] | None = None,
 ) -> Any:
-    """An entry of a section: its default and its rules.
+    """Return the field of an entry, with its default and its rules.
 
     Args:
-        default: Its value where none is given.
-        within: Which values it may have.
-        length: How long it may be.
-        change: Whether a run may go on with another value.
-        only_if: Another entry and the value of it that this one belongs to; with other values it
+        default: The default.
+        within: The range of its values.
+        length: The range of its length.
+        change: Whether a run may resume with another value.
+        only_if: The name and a value of another entry. With other values of that entry, this one
             has no effect.
     """
     metadata = {"within": within, "length": length, "change": change, "only_if": only_if}
@@ -81,7 +81,7 @@ _COMPRESSED = ("optimizer.update", "compressed")
 
 @dataclasses.dataclass(frozen=True)
 class BatchConfig:
-    """The global batch, and what is held out."""
+    """The global batch, and the held-out examples."""
 
     batch_size: int = entry(64, within=COUNT)
     test_fraction: float = entry(0.2, within=FRACTION, change=Change.NEVER)
@@ -90,7 +90,7 @@ class BatchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW and its learning rate over the steps."""
+    """AdamW, and the schedule of its learning rate."""
 
     learning_rate: float = entry(3e-3, within=POSITIVE)
     schedule: Literal["cosine", "constant"] = entry("cosine")
@@ -104,7 +104,7 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
-    """How long, and how often to look."""
+    """The number of steps, and how often to log and evaluate."""
 
     steps: int = entry(400, within=COUNT, change=Change.FREE)
     log_every: int = entry(20, within=COUNT, change=Change.FREE)
@@ -115,7 +115,7 @@ class TrainingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """Where and how often to save, and whether to go on from what is there."""
+    """Where and how often to save, and whether to resume from an existing checkpoint."""
 
     directory: str = entry("runs/digits_mirrored/checkpoints", length=NOT_EMPTY, change=Change.FREE)
     every: int = entry(100, within=COUNT, change=Change.FREE)
@@ -125,7 +125,7 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OutputConfig:
-    """What is written at the end; an empty `picture` draws none."""
+    """The files at the end of a run. With an empty `picture`, none is drawn."""
 
     directory: str = entry("runs/digits_mirrored", length=NOT_EMPTY, change=Change.FREE)
     metrics: str = entry("metrics.json", length=NOT_EMPTY, change=Change.FREE)
@@ -134,7 +134,7 @@ class OutputConfig:
 
 @dataclasses.dataclass(frozen=True)
 class JobConfig:
-    """The sections that every task has; a task adds its own, and its own defaults."""
+    """The sections of every task. A task adds its own sections and defaults."""
 
     task: str = ""
     data: BatchConfig = dataclasses.field(default_factory=BatchConfig)
@@ -145,6 +145,7 @@ class JobConfig:
 
     def __post_init__(self) -> None:
         caller = f"training.{type(self).__name__}"
+        # Without this check, a dict for a section would fail later, with an unclear message.
         hints = get_type_hints(type(self))
         for field in dataclasses.fields(self):
             given = getattr(self, field.name)

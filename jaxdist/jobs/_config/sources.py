@@ -1,4 +1,4 @@
-"""What the user gave: the entries of a TOML file and of `--set`, each with where it was given."""
+"""The sources of a configuration: the entries of a TOML file and of `--set`, with their origins."""
 
 import dataclasses
 import difflib
@@ -14,15 +14,15 @@ from jaxdist.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
-    """One value that the user gave, and where.
+class GivenValue:
+    """One value from the user, and its origin.
 
     Attributes:
         section: Its section.
-        key: Its key; empty where the value stands for the section itself.
-        value: As TOML has it.
+        key: Its key; empty if the value is given for the section itself.
+        value: The value that TOML parsed.
         where: `"file.toml, line 7"` or `"--set section.key=value"`.
-        raw: The text after `=` of an override, None for a file.
+        raw: The text after `=` of an override; None for a file.
     """
 
     section: str
@@ -32,8 +32,8 @@ class Given:
     raw: str | None = None
 
 
-def checked_sources(caller: str, path: Any, overrides: Any) -> tuple[str, list[str]]:
-    """The path of a configuration file and its overrides, or an error that names them."""
+def check_sources(caller: str, path: Any, overrides: Any) -> tuple[str, list[str]]:
+    """Check the path of a configuration file and its overrides, and return them."""
     remedy = "Pass for instance overrides=['training.steps=10']."
     what = "a list of texts 'section.key=value'"
     texts = as_list(caller, "overrides", overrides, what, remedy)
@@ -43,72 +43,78 @@ def checked_sources(caller: str, path: Any, overrides: Any) -> tuple[str, list[s
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a configuration file, or a named error."""
+    """Read the text of a configuration file.
+
+    Raises:
+        ConfigError: The file does not exist or cannot be read.
+    """
     try:
         return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(
             f"The configuration file {str(path)!r} does not exist (looked in {Path.cwd()})."
-            f"\n\nA configuration is a TOML file.\n\n{_near_files(Path(path))}"
+            f"\n\nA configuration is a TOML file.\n\n{_suggest_files(Path(path))}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"The configuration file {str(path)!r} cannot be read: {error}.\n\n"
             "It must be a TOML file in UTF-8 that you may read.\n\n"
-            f"{_near_files(Path(path))}"
+            f"{_suggest_files(Path(path))}"
         ) from error
 
 
-def _near_files(path: Path) -> str:
+def _suggest_files(path: Path) -> str:
     near = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
     if near:
         return f"Pass one of {near[:5]}."
     return "Pass the path of a TOML file, such as configs/digits_mirrored.toml."
 
 
-def given_in_file(path: str | Path, text: str, problems: list[str]) -> Iterator[Given]:
-    """The entries of a TOML text; what is no TOML is added to `problems`."""
+def read_file_entries(path: str | Path, text: str, problems: list[str]) -> Iterator[GivenValue]:
+    """Yield the entries of a TOML text. Add an error of its syntax to `problems`."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         problems.append(f"{path} is no valid TOML: {error}.")
         return
+    # `tomllib` does not report the lines of entries, and errors shall name them.
     lines = find_lines(text)
     for section, body in document.items():
-        line = lines.get((section,), _first_below(lines, section))
+        line = lines.get((section,), _find_first_line(lines, section))
         if not isinstance(body, dict):
-            yield Given(section, "", body, f"{path}, line {line}")
+            yield GivenValue(section, "", body, f"{path}, line {line}")
             continue
         if not body:
-            yield Given(section, "", body, f"{path}, line {line}")
+            yield GivenValue(section, "", body, f"{path}, line {line}")
         for key, value in body.items():
             here = lines.get((section, key), line)
-            yield Given(section, key, value, f"{path}, line {here}")
+            yield GivenValue(section, key, value, f"{path}, line {here}")
 
 
-def given_by_overrides(
+def read_overrides(
     schema: type[Any], overrides: Sequence[str], problems: list[str]
-) -> Iterator[Given]:
-    """The entries of overrides; those that are not understood are added to `problems`."""
+) -> Iterator[GivenValue]:
+    """Yield the entries of overrides. Add those with wrong syntax to `problems`."""
     for text in overrides:
         name, equals, raw = text.partition("=")
         section, dot, key = name.strip().partition(".")
         if not equals or not dot or not key:
-            example = all_names(schema)[0]
+            example = list_names(schema)[0]
             problems.append(
                 f"--set {text}: an override is written section.key=value, for instance "
-                f"--set {nearest(name.strip(), all_names(schema)) or example}=VALUE."
+                f"--set {find_nearest(name.strip(), list_names(schema)) or example}=VALUE."
             )
             continue
-        yield Given(section, key, _parse(raw), f"--set {text}", raw.strip())
+        yield GivenValue(section, key, _parse(raw), f"--set {text}", raw.strip())
 
 
 def _parse(raw: str) -> Any:
-    """The text after `=` as TOML where it is that, else as it stands."""
+    """Parse the text after `=` as TOML; if it is no TOML, return the text itself."""
     try:
         parsed = tomllib.loads(f"value = {raw}")
     except tomllib.TOMLDecodeError:
         return raw.strip()
+    # A line break in the text could add more entries.
     return parsed["value"] if list(parsed) == ["value"] else raw.strip()
 
 
@@ -119,7 +125,7 @@ _ENTRY = re.compile(rf"^\s*({_DOTTED})\s*=")
 
 
 def find_lines(text: str) -> dict[tuple[str, ...], int]:
-    """The line, from 1, on which each table and each entry of a TOML text starts.
+    """Return the line, from 1, on which each table and each entry of a TOML text starts.
 
     Example:
         >>> find_lines("# job\\n[data]\\nseed = 1\\n")
@@ -131,10 +137,11 @@ def find_lines(text: str) -> dict[tuple[str, ...], int]:
     for number, line in enumerate(text.splitlines(), 1):
         if not quote:
             if header := _HEADER.match(line):
-                table = _parts(header[1])
+                table = _split_dotted(header[1])
                 lines.setdefault(table, number)
             elif entry := _ENTRY.match(line):
-                lines.setdefault((*table, *_parts(entry[1])), number)
+                lines.setdefault((*table, *_split_dotted(entry[1])), number)
+        # Inside of a multi-line string, a line may look like an entry.
         for mark in ('"""', "'''"):
             if quote in ("", mark) and line.count(mark) % 2:
                 quote = "" if quote else mark
@@ -142,32 +149,32 @@ def find_lines(text: str) -> dict[tuple[str, ...], int]:
     return lines
 
 
-def _parts(dotted: str) -> tuple[str, ...]:
+def _split_dotted(dotted: str) -> tuple[str, ...]:
     return tuple(part.strip("\"'") for part in re.findall(_KEY, dotted))
 
 
-def _first_below(lines: Mapping[tuple[str, ...], int], section: str) -> int:
+def _find_first_line(lines: Mapping[tuple[str, ...], int], section: str) -> int:
     return min((n for name, n in lines.items() if name[0] == section), default=1)
 
 
-def nearest(name: str, valid: Sequence[str]) -> str | None:
-    """The valid name that is most like `name`, None where none is like it."""
+def find_nearest(name: str, valid: Sequence[str]) -> str | None:
+    """Return the valid name that is most similar to `name`; None if none is similar."""
     return next(iter(difflib.get_close_matches(name, valid, n=1, cutoff=0.5)), None)
 
 
-def sections_of(schema: type[Any]) -> dict[str, Any]:
-    """The sections of a schema: those of its fields that are dataclasses."""
+def get_sections(schema: type[Any]) -> dict[str, Any]:
+    """Return the sections of a schema: its fields that are dataclasses."""
     hints = typing.get_type_hints(schema)
     return {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
 
 
-def entries_of(schema: type[Any]) -> dict[str, Any]:
-    """The entries of a schema that stand before its first section."""
+def get_entries(schema: type[Any]) -> dict[str, Any]:
+    """Return the entries of a schema before its first section: its other fields."""
     hints = typing.get_type_hints(schema)
     return {name: kind for name, kind in hints.items() if not dataclasses.is_dataclass(kind)}
 
 
-def all_names(schema: type[Any]) -> list[str]:
-    """Every entry of a section of a schema as `section.key`."""
-    kinds = sections_of(schema)
+def list_names(schema: type[Any]) -> list[str]:
+    """Return the names of all entries in sections of a schema, as `section.key`."""
+    kinds = get_sections(schema)
     return [f"{s}.{f.name}" for s in kinds for f in dataclasses.fields(kinds[s])]

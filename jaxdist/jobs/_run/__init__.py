@@ -1,1 +1,1 @@
-"""One run of a job, from its checkpoint to its files."""
+"""A run of a job: checkpoints, training, evaluation, progress, and files."""

@@ -1,9 +1,9 @@
-"""A run that has ended already: found from its files, before anything is loaded or compiled."""
+"""Detection of a finished run from its files, before anything is loaded or compiled."""
 
 from pathlib import Path
 from typing import Any
 
-from jaxdist._checkpoints import find_missing, notes_without_orbax
+from jaxdist._checkpoints import find_missing, read_notes_without_orbax
 from jaxdist.jobs._config.changes import check_same_run
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.metrics_file import read_metrics
@@ -14,20 +14,20 @@ from jaxdist.jobs._run.report import TrainingReport
 def finished_run(
     loaded: LoadedConfig[Any], *, accept_changes: bool = False
 ) -> TrainingReport | None:
-    """The report of a run that was trained to its end and has written its files.
+    """Return the report of a run that has finished its training and written its files.
 
     Cost:
-        Reads two small files; nothing is written, and no device is touched.
+        It reads two small files, writes nothing, and uses no device.
 
     Args:
         loaded: As for `train`.
         accept_changes: As for `train`.
 
     Returns:
-        How it ended; None where there is something left to do.
+        The report; None if the run is not finished.
 
     Raises:
-        CheckpointError: It was trained with other values than are asked for now.
+        CheckpointError: The run was trained with other values than those of the configuration.
 
     Example:
         >>> from jaxdist.jobs import load_job_config
@@ -37,15 +37,19 @@ def finished_run(
     """
     config: JobConfig = loaded.values
     folder, total = Path(config.checkpoint.directory).absolute(), config.training.steps
-    steps = saved_steps(folder)
+    steps = list_saved_steps(folder)
     if not config.checkpoint.resume or not steps or steps[-1] != total:
         return None
-    notes = notes_without_orbax(folder / str(total))
+    # A damaged checkpoint or other metrics are no error here: the run then starts, and its checks
+    # report them.
+    notes = read_notes_without_orbax(folder / str(total))
     if notes is None or find_missing(folder, total):
         return None
-    metrics = _metrics(config.output)
+    metrics = _read_metrics(config.output)
+    # The losses tell whether the files belong to this checkpoint or to another run.
     if metrics is None or metrics.get("losses") != notes.get("history", {}).get("losses"):
         return None
+    # See Note [What a resumed run checks].
     check_same_run(folder, total, notes.get("config"), loaded, accept_changes=accept_changes)
     return TrainingReport(
         steps=total,
@@ -61,16 +65,17 @@ def finished_run(
 
 
 def finished_line(report: TrainingReport, loaded: LoadedConfig[Any]) -> str:
-    """That nothing was left to do, and how to do more."""
+    """Return a line that says that the run had finished before, and how to train more."""
     output = loaded.values.output
     return (
         f"finished before, at step {report.steps}: nothing was trained or written. The metrics are "
-        f"in {Path(output.directory) / output.metrics}; --set training.steps=... goes on from there"
+        f"in {Path(output.directory) / output.metrics}; "
+        "--set training.steps=... continues from there"
     )
 
 
-def saved_steps(folder: Path) -> list[int]:
-    """Steps of the complete checkpoints in a folder, as their names tell."""
+def list_saved_steps(folder: Path) -> list[int]:
+    """Return the steps of the complete checkpoints in a folder, from the names of their folders."""
     if not folder.is_dir():
         return []
     return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit() and p.is_dir())
@@ -79,8 +84,8 @@ def saved_steps(folder: Path) -> list[int]:
 _NEEDED = {"losses", "replicas", "unit", "evaluations", "headline"}
 
 
-def _metrics(output: OutputConfig) -> dict[str, Any] | None:
-    """The metrics file, where the picture that belongs to it is there as well."""
+def _read_metrics(output: OutputConfig) -> dict[str, Any] | None:
+    """Read the metrics file. Return None if it or the configured picture is missing."""
     folder = Path(output.directory)
     if output.picture and not (folder / output.picture).is_file():
         return None

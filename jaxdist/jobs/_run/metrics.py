@@ -1,4 +1,4 @@
-"""What a run leaves behind: a metrics file and a picture of its learning curve."""
+"""The history of a run, and the picture of its learning curve."""
 
 import dataclasses
 import importlib.metadata
@@ -15,13 +15,13 @@ VERSIONED = ("jaxdist", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "n
 
 @dataclasses.dataclass
 class History:
-    """Losses of all steps from the first, and evaluations; saved with every checkpoint.
+    """The losses of all steps, and all evaluations. Every checkpoint contains the history.
 
     Attributes:
-        losses: Training loss of step i + 1.
+        losses: The training losses; index i is step i + 1.
         evaluations: `{"step": ..., "loss": ..., ...}` each, with the measures of the task.
-        changes: Entries of the configuration that were changed on the way: after which step,
-            from which value, to which.
+        changes: Changed entries of the configuration: after which step, the old value, and the new
+            value.
     """
 
     losses: list[float] = dataclasses.field(default_factory=list)
@@ -30,7 +30,10 @@ class History:
 
 
 def versions() -> dict[str, str]:
-    """Python and the packages that decide a result, `"not installed"` where one is missing."""
+    """Return the versions of Python and of the packages that affect a result.
+
+    The version of a missing package is `"not installed"`.
+    """
     found = {"python": platform.python_version()}
     for name in VERSIONED:
         try:
@@ -41,7 +44,7 @@ def versions() -> dict[str, str]:
 
 
 def draw_learning_curve(path: Path, history: History, curve: Curve, *, title: str) -> None:
-    """Draw training loss, held-out loss and a measure of the task over the steps into a PNG file.
+    """Draw training loss, held-out loss and a measure over the steps, into a PNG file.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -50,7 +53,7 @@ def draw_learning_curve(path: Path, history: History, curve: Curve, *, title: st
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # A figure of its own canvas: nothing of the user's matplotlib state is touched.
+    # pyplot would change the matplotlib state of the user; a figure with its own canvas does not.
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     loss, measure = figure.subplots(1, 2)
@@ -64,6 +67,7 @@ def draw_learning_curve(path: Path, history: History, curve: Curve, *, title: st
     measure.plot(steps, measured, "o-", color="C1")
     measure.set(xlabel="step", ylabel=curve.label)
     figure.suptitle(title)
+    # A reader sees the old picture or all of the new one.
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         figure.savefig(partial, format="png")

@@ -1,4 +1,4 @@
-"""What a run says of itself before its first step."""
+"""The description of a run that is printed before its first step."""
 
 import math
 from typing import Any
@@ -12,32 +12,33 @@ from jaxdist._values import from_state, is_sharded
 from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._task import Task
 
-# As people call them, where that is another name than the primitive's.
+# The usual names of collectives whose primitives have other names.
 _WORDS = {"psum": "all-reduce", "psum_scatter": "reduce-scatter", "ppermute": "permute"}
 
 
-def opening(config: JobConfig, task: Task, strategy: Strategy, model: nnx.Module) -> str:
-    """What is trained, and on what.
+def describe_run(config: JobConfig, task: Task, strategy: Strategy, model: nnx.Module) -> str:
+    """Describe the model and the devices of a run.
 
     For instance: topics: 271,456 parameters on 4 replica(s) of 2 cpu device(s), 32 windows a step.
     """
     mesh = strategy.mesh.devices
     count = strategy.num_replicas_in_sync
-    # Virtual replicas share devices.
+    # With `deterministic`, several virtual replicas share a device.
     share = f"{mesh.size // count} " if mesh.size >= count else f"1/{count // mesh.size} "
     return (
-        f"{task.title}: {_num_parameters(model):,} parameters on {count} replica(s) of {share}"
+        f"{task.title}: {_count_parameters(model):,} parameters on {count} replica(s) of {share}"
         f"{mesh.flat[0].platform} device(s), {config.data.batch_size} {task.examples} a step"
     )
 
 
-def communicated(program: Program) -> str:
-    """What a step asks for, by kind.
+def describe_communication(program: Program) -> str:
+    """Describe the collectives of a step, by kind.
 
     For instance: all-reduce of 1,085,956 bytes between 8 replicas.
     """
     totals: dict[str, int] = {}
     for asked in program.traced_collectives:
+        # A collective in a loop with an unknown number of iterations counts once.
         kind = _WORDS.get(asked.kind, asked.kind.replace("_", "-"))
         totals[kind] = totals.get(kind, 0) + asked.bytes_per_device * (asked.times or 1)
     layout = program.layout
@@ -51,11 +52,11 @@ def communicated(program: Program) -> str:
     return f"{between}; and what the compiler adds between the {layout.num_logical} devices of one"
 
 
-def _num_parameters(model: nnx.Module) -> int:
+def _count_parameters(model: nnx.Module) -> int:
     state = nnx.state(model, nnx.Param)
-    sizes = jax.tree.map(_size, state, is_leaf=lambda x: is_sharded(from_state(x)))
+    sizes = jax.tree.map(_get_size, state, is_leaf=lambda x: is_sharded(from_state(x)))
     return sum(jax.tree.leaves(sizes))
 
 
-def _size(leaf: Any) -> int:
+def _get_size(leaf: Any) -> int:
     return math.prod(from_state(leaf).shape)

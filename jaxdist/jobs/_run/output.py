@@ -1,4 +1,4 @@
-"""The files at the end of a run."""
+"""The files that a run writes at its end."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,13 +19,13 @@ def write_output(
     report: TrainingReport,
     history: History,
 ) -> list[Path]:
-    """Write the metrics, and draw the picture where one is wanted.
+    """Write the metrics, and draw the picture if one is configured.
 
     Returns:
-        The files.
+        The paths of the files.
 
     Raises:
-        ConfigError: One of them cannot be written.
+        ConfigError: A file cannot be written.
     """
     folder = Path(config.directory)
     try:

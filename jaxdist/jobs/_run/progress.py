@@ -1,4 +1,4 @@
-"""What a run shows while it trains: a bar on a terminal, plain lines elsewhere."""
+"""The progress of a run: a bar on a terminal, plain lines elsewhere."""
 
 import contextlib
 import time
@@ -13,10 +13,10 @@ _SECONDS_BETWEEN_DRAWINGS = 0.1
 
 
 class Stopwatch:
-    """Seconds spent training: runs between `start` and `stop`, over and over.
+    """A stopwatch: it adds up the seconds between each `start` and `stop`.
 
     Args:
-        clock: Seconds from any origin; tests move one by hand.
+        clock: Returns seconds from any origin. Tests pass their own.
 
     Example:
         >>> watch = Stopwatch(clock=iter([10.0, 12.5, 20.0, 21.0]).__next__)
@@ -30,19 +30,19 @@ class Stopwatch:
         self._total = 0.0
 
     def start(self) -> None:
-        """Run on; nothing happens when it runs already."""
+        """Start, or do nothing if it is running."""
         if self._since is None:
             self._since = self._clock()
 
     def stop(self) -> None:
-        """Stand still; nothing happens when it does already."""
+        """Stop, or do nothing if it is stopped."""
         if self._since is not None:
             self._total += self._clock() - self._since
             self._since = None
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stand still during the body; run on after it only where it ran before."""
+        """Stop during the body. Start after it if it was running before."""
         was_running = self._since is not None
         self.stop()
         yield
@@ -51,22 +51,22 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Seconds up to now."""
+        """The seconds up to now."""
         return self._total + (0.0 if self._since is None else self._clock() - self._since)
 
 
 class TrainingProgress:
-    """Shows loss, throughput and time left; a context manager.
+    """A context manager that shows loss, throughput and the remaining time.
 
-    On a terminal it is a rich bar. Elsewhere `report` prints a line each time. There is no
-    refresh thread: the bar moves when it is told to.
+    On a terminal it shows a rich bar. Elsewhere `report` prints a line. No thread refreshes the
+    bar: it moves when `advance` or `report` is called.
 
     Args:
-        num_steps: Steps of the whole training.
-        first_step: Steps done before.
-        console: Where to print.
-        unit: What is trained on, for the throughput.
-        clock: Seconds from any origin; tests move one by hand.
+        num_steps: The steps of the whole training.
+        first_step: The steps that earlier runs completed.
+        console: The console to print to.
+        unit: The unit of the throughput.
+        clock: Returns seconds from any origin. Tests pass their own.
 
     Example:
         >>> import sys
@@ -112,13 +112,13 @@ class TrainingProgress:
             self._bar = None
 
     def advance(self, step: int) -> None:
-        """Move the bar, where there is one, and draw it when that is due."""
+        """Move the bar, at most every 0.1 s. Without a bar, do nothing."""
         if self._bar is not None and self._clock() - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
             self._bar.update(self._bar.task_ids[0], completed=step, refresh=True)
             self._drawn = self._clock()
 
     def report(self, step: int, *, loss: float, speed: float, seconds_left: float) -> None:
-        """Show where training stands."""
+        """Show the step with its loss, the throughput and the remaining time."""
         left = max(0, round(seconds_left))
         clock = f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
         text = f"loss {loss:.4f}  {speed:,.0f} {self._unit}/s  {clock} left"
@@ -129,5 +129,5 @@ class TrainingProgress:
             self.say(f"step {step:>{width}}/{self._num_steps}  {text}")
 
     def say(self, text: str) -> None:
-        """Print a line, above the bar where there is one."""
+        """Print a line, above the bar if there is one."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,24 +1,24 @@
-"""How a run ended."""
+"""The report of a run."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingReport:
-    """How a run ended.
+    """The report of a run.
 
     Attributes:
-        steps: Steps done since the first run.
-        num_replicas: Replicas of this run.
-        unit: What is counted: images, bytes.
-        evaluation: Measures of the last evaluation, None where the run was interrupted.
-        headline: The same in words, None where the run was interrupted.
-        units_per_s: Units trained on in a second, without the first step (it compiles),
-            evaluation and checkpoints; None where fewer than two steps were run.
-        was_interrupted: Whether Ctrl-C ended it.
-        next_step: Step of the checkpoint that the next run resumes from, None where there is
-            none.
-        was_finished: Whether it had ended before, so that nothing was done.
+        steps: The completed steps, of all runs together.
+        num_replicas: The replicas of this run.
+        unit: The unit of throughput: images, bytes.
+        evaluation: The measures of the last evaluation; None if the run was interrupted.
+        headline: The evaluation in words; None if the run was interrupted.
+        units_per_s: Units of training data in a second, without the first step (it compiles),
+            evaluation and checkpoints; None if the run had fewer than two steps.
+        was_interrupted: Whether Ctrl-C ended the run.
+        next_step: The step of the checkpoint from which the next run resumes; None without a
+            checkpoint.
+        was_finished: Whether an earlier run had finished, so that this one did nothing.
     """
 
     steps: int

@@ -1,4 +1,4 @@
-"""One run of the main job, from the checkpoint that it resumes from to the files at its end."""
+"""One run of a job: it resumes from a checkpoint, trains, evaluates, saves, and writes files."""
 
 import dataclasses
 import itertools
@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from jaxdist._checkpoints import Checkpoints, Interrupts, notes_without_orbax
+from jaxdist._checkpoints import Checkpoints, Interrupts, read_notes_without_orbax
 from jaxdist._strategies import Strategy
 from jaxdist.data import DistributedIterator, batches
 from jaxdist.errors import NonFiniteLossError
@@ -20,12 +20,12 @@ from jaxdist.jobs._config.checks import (
     check_not_beyond,
     check_output_is_ours,
     check_same_data,
-    not_empty,
+    make_not_empty_error,
 )
 from jaxdist.jobs._config.load import LoadedConfig, as_dict
 from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._run.metrics import versions
-from jaxdist.jobs._run.opening import communicated, opening
+from jaxdist.jobs._run.opening import describe_communication, describe_run
 from jaxdist.jobs._run.output import write_output
 from jaxdist.jobs._run.progress import Stopwatch, TrainingProgress
 from jaxdist.jobs._run.report import TrainingReport
@@ -33,9 +33,20 @@ from jaxdist.jobs._run.run_state import RunState
 from jaxdist.jobs._task import Task
 from jaxdist.training import Every, evaluate, run_loop
 
+# Note [What a resumed run checks]
+# The notes of a checkpoint contain the configuration and the identity of the data of the run. When
+# a run resumes, jaxdist checks four things:
+# - The data is split in the same way (`check_same_data`). Otherwise the evaluation would use
+#   examples that the model was trained on.
+# - The checkpoint is not of a step after the end (`check_not_beyond`).
+# - No entry changed that affects the training (`check_same_run`), unless the user accepts it.
+#   The history records accepted changes, so that the metrics say where they happened.
+# - The metrics file in the output directory is of this run (`check_output_is_ours`).
+# `finished_run` makes the same check of the configuration before JAX starts.
+
 
 class Run:
-    """What a run holds while it goes on."""
+    """A run of a job, with its state."""
 
     def __init__(
         self,
@@ -49,7 +60,7 @@ class Run:
         self.loaded, self.strategy, self.checkpoints = loaded, strategy, checkpoints
         self.config: JobConfig = loaded.values
         self.console, self.task, self.data = console, task, data
-        self.state = RunState(*task.recipe.made(strategy), data)
+        self.state = RunState(*task.recipe.build(strategy), data)
         self.first_step, self.step = 0, 0
         self.was_interrupted = False
         self.pending: list[jax.Array] = []
@@ -69,7 +80,7 @@ class Run:
             Every(config.evaluate_every, self._evaluate),
             Every(self.config.checkpoint.every, self._save),
         ]
-        self._say(opening(self.config, self.task, self.strategy, self.state.model))
+        self._say(describe_run(self.config, self.task, self.strategy, self.state.model))
         progress = TrainingProgress(
             total, first_step=self.first_step, console=self.console, unit=self.task.unit
         )
@@ -84,6 +95,7 @@ class Run:
             )
             self.step, self.was_interrupted = end.step, end.was_interrupted
             if self.was_interrupted:
+                # See Note [Ctrl-C between steps]: no step may run when the process exits.
                 jax.block_until_ready(self.pending)
             else:
                 self._finish()
@@ -93,30 +105,37 @@ class Run:
         call = (recipe.train_step, (self.state.model, self.state.optimizer, batch))
         if self.step == self.first_step:
             program = self.strategy.lower(*call, options=recipe.options)
-            self._say(f"each step: {communicated(program)}")
+            self._say(f"each step: {describe_communication(program)}")
         return None, self.strategy.run(*call, options=recipe.options)
 
     def _collect(self, step: int, loss: jax.Array) -> None:
         self.step = step
         self.pending.append(loss)
         if step == self.first_step + 1:
-            jax.block_until_ready(loss)  # it compiled; throughput is about the steps after it
+            # The first step compiles, so throughput counts the steps after it.
+            jax.block_until_ready(loss)
             self.watch.start()
         if self.progress is not None:
             self.progress.advance(step)
+        # Between steps; see Note [Ctrl-C between steps].
         self.interrupts.check()
 
-    def _settle(self) -> None:
-        """Wait for the steps, and keep their losses."""
+    def _fetch_losses(self) -> None:
+        """Wait for the pending steps, and append their losses to the history.
+
+        Raises:
+            NonFiniteLossError: A loss is not finite.
+        """
+        # One fetch for many losses: a fetch in each step would wait for the devices.
         found = [float(x) for x in jax.device_get(self.pending)]
         self.pending = []
         losses = self.state.history.losses
         bad = next((i for i, loss in enumerate(found, 1) if not math.isfinite(loss)), None)
         if bad is not None:
-            raise self._diverged(len(losses) + bad, found[bad - 1])
+            raise self._make_loss_error(len(losses) + bad, found[bad - 1])
         losses += found
 
-    def _diverged(self, step: int, loss: float) -> NonFiniteLossError:
+    def _make_loss_error(self, step: int, loss: float) -> NonFiniteLossError:
         saved = self.checkpoints.steps()
         last = f"The last checkpoint is of step {saved[-1]}." if saved else "Nothing was saved."
         optimizer = self.config.optimizer
@@ -129,28 +148,34 @@ class Run:
         )
 
     def _finish(self) -> None:
-        self._settle()
+        self._fetch_losses()
         self.watch.stop()
         evaluated = self.state.history.evaluations
+        # The last step may be one of the regular evaluations and saves.
         if not evaluated or evaluated[-1]["step"] != self.step:
             self._evaluate(self.step, None)
         if self.step not in self.checkpoints.steps():
             self._save(self.step, None)
+        # An interrupt here loses nothing: the checkpoint is complete.
         self.interrupts.check()
         found, text = self.task.finish(self.strategy, self.state.model)
         written = write_output(
-            self.config.output, self._metrics(found), self.task, self.report(), self.state.history
+            self.config.output,
+            self._make_metrics(found),
+            self.task,
+            self.report(),
+            self.state.history,
         )
-        self._say(f"wrote {' and '.join(map(_short, written))}")
+        self._say(f"wrote {' and '.join(map(_shorten_path, written))}")
         if text:
             self._say(text)
 
-    # What happens every so often
+    # Actions every n steps
 
     def _log(self, step: int, _: None) -> None:
-        self._settle()
+        self._fetch_losses()
         speed = self.units_per_s() or 0.0
-        left = (self.config.training.steps - step) * self._units_per_step()
+        left = (self.config.training.steps - step) * self._count_units_per_step()
         if self.progress is not None:
             self.progress.report(
                 step,
@@ -160,9 +185,10 @@ class Run:
             )
 
     def _evaluate(self, step: int, _: None) -> None:
-        self._settle()
+        self._fetch_losses()
         held_out = batches(self.task.held_out, self.config.data.batch_size)
         step_fn = self.task.recipe.evaluation_step
+        # Throughput is about training only.
         with self.watch.paused():
             means = evaluate(self.strategy, step_fn, self.state.model, held_out)
         measures = self.task.measures(means)
@@ -170,55 +196,61 @@ class Run:
         self._say(f"step {step}: {self.task.in_words(measures)}")
 
     def _save(self, step: int, _: None) -> None:
-        self._settle()
+        # It raises for a loss that is not finite, so no checkpoint is saved after one.
+        self._fetch_losses()
         with self.watch.paused():
             notes = self.state.notes(self.task.identity(), self.config)
             self.checkpoints.save(step, self.state.arrays(), notes)
-        self._say(f"step {step}: saved {_short(self.checkpoints.path(step))}")
+        self._say(f"step {step}: saved {_shorten_path(self.checkpoints.path(step))}")
 
     def _say(self, text: str) -> None:
-        # A live bar of the same console stays below what is printed.
+        # Rich prints above a live bar of the same console.
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def units_per_s(self) -> float | None:
-        """Throughput so far."""
-        units = (self.step - self.first_step - 1) * self._units_per_step()
+        """Return the throughput up to now; None before the second step."""
+        # Without the first step, which compiles.
+        units = (self.step - self.first_step - 1) * self._count_units_per_step()
         return units / self.watch.seconds if units > 0 and self.watch.seconds > 0 else None
 
-    def _units_per_step(self) -> int:
+    def _count_units_per_step(self) -> int:
         return self.config.data.batch_size * self.task.units_per_example
 
     # The beginning and the end
 
     def resume(self, skip_damaged: bool, accept_changes: bool = False) -> None:
-        """Go on from the newest checkpoint, where there is one."""
+        """Resume from the newest checkpoint, if the directory has one."""
         steps = self.checkpoints.steps()
         if steps and not self.config.checkpoint.resume:
-            raise not_empty(self.checkpoints.directory, steps)
+            raise make_not_empty_error(self.checkpoints.directory, steps)
         restored = None
         if steps:
-            # Before its arrays are read: they may have other shapes.
-            newest = notes_without_orbax(self.checkpoints.path(steps[-1]))
+            # Before the arrays are read: with a changed entry they may have other shapes, and that
+            # error would not name the entry.
+            newest = read_notes_without_orbax(self.checkpoints.path(steps[-1]))
             if newest is not None and not skip_damaged:
-                self._check(steps[-1], newest, accept_changes)
+                self._check_notes(steps[-1], newest, accept_changes)
             restored = self.checkpoints.restore_latest(
-                like=self.state.wanted(self.strategy), skip_damaged=skip_damaged
+                like=self.state.make_restore_target(self.strategy), skip_damaged=skip_damaged
             )
         if restored is None:
+            # A run from the beginning must not overwrite the metrics of another run.
             check_output_is_ours(self.loaded, [])
             return
-        changes = self._check(restored.step, restored.notes, accept_changes)
+        # Again, since another checkpoint may have been restored than the newest.
+        # See Note [What a resumed run checks].
+        changes = self._check_notes(restored.step, restored.notes, accept_changes)
         check_output_is_ours(self.loaded, restored.notes["history"]["losses"])
         for path in restored.set_aside:
-            self._say(f"damaged checkpoint moved to {_short(path)}")
+            self._say(f"damaged checkpoint moved to {_shorten_path(path)}")
         self.state.load(restored)
         self.first_step = self.step = restored.step
-        where = _short(self.checkpoints.path(restored.step))
+        where = _shorten_path(self.checkpoints.path(restored.step))
         self._say(f"resumed from step {restored.step}: {where}")
         for line in self.state.note_changes(restored, changes, self.config):
             self._say(line)
 
-    def _check(
+    def _check_notes(
         self, step: int, notes: Mapping[str, Any], accept_changes: bool
     ) -> tuple[Changed, ...]:
         folder = self.checkpoints.directory
@@ -229,7 +261,7 @@ class Run:
         )
 
     def report(self) -> TrainingReport:
-        """How it ended, or stands."""
+        """Return the report of the run."""
         steps = self.checkpoints.steps()
         last = None if self.was_interrupted else self.state.history.evaluations[-1]
         return TrainingReport(
@@ -243,7 +275,7 @@ class Run:
             next_step=steps[-1] if steps else None,
         )
 
-    def _metrics(self, found: dict[str, Any]) -> dict[str, Any]:
+    def _make_metrics(self, found: dict[str, Any]) -> dict[str, Any]:
         history, task = self.state.history, self.task
         devices = self.strategy.mesh.devices.ravel()
         return {
@@ -264,7 +296,7 @@ class Run:
         }
 
 
-def _short(path: Path) -> str:
-    """The path from here where it lies below."""
+def _shorten_path(path: Path) -> str:
+    """Return the path relative to the current directory if it is below it."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

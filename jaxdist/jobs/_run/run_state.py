@@ -1,4 +1,4 @@
-"""What a run has learned so far: what its checkpoints hold."""
+"""The state of a run that its checkpoints contain."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,19 +11,19 @@ from jaxdist._checkpoints import Restored
 from jaxdist._strategies import Strategy
 from jaxdist._values import is_sharded
 from jaxdist.data import DistributedIterator
-from jaxdist.jobs._config.changes import Changed, changed_entries
+from jaxdist.jobs._config.changes import Changed, find_changed_entries
 from jaxdist.jobs._config.load import as_dict
 from jaxdist.jobs._run.metrics import History
 
 
 @dataclasses.dataclass
 class RunState:
-    """A model and its optimizer, how far the data was read, and what was measured.
+    """A model, its optimizer, the position in the data, and the history.
 
     Attributes:
         model: A Flax NNX module.
         optimizer: Its optimizer.
-        data: Where the next batch comes from.
+        data: The iterator of batches.
         history: Losses and evaluations.
     """
 
@@ -33,12 +33,12 @@ class RunState:
     history: History = dataclasses.field(default_factory=History)
 
     def arrays(self) -> dict[str, Any]:
-        """What is saved of the modules."""
+        """Return the arrays of the modules, for a checkpoint."""
         modules = {"model": self.model, "optimizer": self.optimizer}
         return {name: nnx.to_pure_dict(nnx.state(module)) for name, module in modules.items()}
 
     def notes(self, identity: Mapping[str, Any], config: Any) -> dict[str, Any]:
-        """What is saved beside them."""
+        """Return the notes of a checkpoint."""
         return {
             "config": as_dict(config),
             "position": self.data.get_state(),
@@ -46,20 +46,21 @@ class RunState:
             "history": dataclasses.asdict(self.history),
         }
 
-    def wanted(self, strategy: Strategy) -> dict[str, Any]:
-        """How arrays are to be restored: as they were placed, and else on every device."""
+    def make_restore_target(self, strategy: Strategy) -> dict[str, Any]:
+        """Return what to restore: arrays on the strategy's mesh as placed, others replicated."""
 
-        def laid_out(leaf: Any) -> Any:
+        def choose_layout(leaf: Any) -> Any:
             if is_sharded(leaf) or getattr(leaf.sharding, "mesh", None) == strategy.mesh:
                 return leaf
+            # For instance a counter that NNX made on the default device.
             whole = strategy.replicated_sharding
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)
 
-        found: dict[str, Any] = jax.tree.map(laid_out, self.arrays(), is_leaf=is_sharded)
+        found: dict[str, Any] = jax.tree.map(choose_layout, self.arrays(), is_leaf=is_sharded)
         return found
 
     def load(self, restored: Restored) -> None:
-        """Take over what a checkpoint held."""
+        """Load a restored checkpoint into the model, the optimizer, the data and the history."""
         _load(self.model, restored.state["model"])
         _load(self.optimizer, restored.state["optimizer"])
         self.data.set_state(restored.notes["position"])
@@ -68,16 +69,17 @@ class RunState:
     def note_changes(
         self, restored: Restored, changes: Sequence[Changed], config: Any
     ) -> Iterator[str]:
-        """Write down which values hold from here on, and say so.
+        """Add changed entries to the history, and yield a line about each.
 
-        Steps may grow at any time; where the learning rate follows a curve over them, that is a
-        change as well.
+        `training.steps` may change freely. But if the learning rate follows a schedule over the
+        steps, that is a change as well.
         """
         saved = restored.notes.get("config")
         if saved is None:
             yield "the checkpoint does not say with which values it was trained"
             return
-        steps = [c for c in changed_entries(saved, config) if c.name == "training.steps"]
+        steps = [c for c in find_changed_entries(saved, config) if c.name == "training.steps"]
+        # A cosine schedule depends on the total number of steps; a constant one does not.
         curve = steps if config.optimizer.schedule != "constant" else []
         for change in (*changes, *curve):
             entry = {"after_step": restored.step, "entry": change.name}

@@ -1,4 +1,4 @@
-"""The main job: a task on all replicas of a strategy, with checkpoints, evaluation and files."""
+"""`train`: a task on all replicas of a strategy, with checkpoints, evaluation and files."""
 
 from typing import Any
 
@@ -30,36 +30,37 @@ def train(
     skip_damaged: bool = False,
     accept_changes: bool = False,
 ) -> TrainingReport:
-    """Train, evaluate, save and draw, as configured.
+    """Train a task as configured, with evaluation, checkpoints, metrics and a picture.
 
     Cost:
-        One all-reduce of the gradients over the replicas for each step.
+        One all-reduce of the gradients over the replicas in each step.
 
     Guarantees:
-        With the same configuration a resumed run sees the batches, and has the losses, of an
+        With the same configuration, a resumed run has the batches and the losses of an
         uninterrupted one. Each held-out example counts once in an evaluation. No checkpoint is
         written after a loss that is not finite. No other job trains in the folders of this one.
-        What a run that has ended wrote stays as it is.
+        The files of a finished run do not change.
 
     Args:
         loaded: From `load_job_config(...)`, or `load_config` with the schema of a task.
-        strategy: Its replicas share each batch.
-        console: Where to show progress.
-        skip_damaged: Resume from the checkpoint before where the newest is damaged.
-        accept_changes: Go on with other values of entries that matter, such as
+        strategy: The strategy. Its replicas share each batch.
+        console: The console that shows the progress.
+        skip_damaged: If the newest checkpoint is damaged, resume from the one before.
+        accept_changes: Resume with other values of relevant entries, such as
             `optimizer.learning_rate`, than the checkpoint was trained with.
 
     Returns:
-        How it ended. The metrics file and the picture are written unless it was interrupted, or
-        had ended before.
+        The report. The metrics file and the picture are written unless the run was interrupted or
+        had finished before.
 
     Raises:
         ConfigError: The batch does not fit the replicas or the data; a file of the output cannot
-            be written, or is that of another run.
+            be written, or belongs to another run.
         CheckpointError: The newest checkpoint is damaged, of another model, of other data, or
-            trained with other values; or another job is in the folder.
-        DivergedError: A loss is not finite.
-        MissingExtraError: What the task needs is missing, or matplotlib where a picture is wanted.
+            trained with other values; or another job uses the folder.
+        NonFiniteLossError: A loss is not finite.
+        MissingExtraError: A package that the task needs is not installed, or matplotlib if a
+            picture is configured.
     """
     caller = "jobs.train"
     check_instance(caller, "loaded", loaded, LoadedConfig, *_LOADED)
@@ -73,6 +74,7 @@ def train(
         line = finished_line(finished, loaded)
         console.print(line, markup=False, highlight=False, soft_wrap=True)
         return finished
+    # The data is loaded first: the checks need its size.
     task = kind_of(config).make_task(config)
     check_job(
         loaded,
@@ -80,23 +82,26 @@ def train(
         num_examples=len(jax.tree.leaves(task.train)[0]),
         examples=task.examples,
     )
+    # `Checkpoints` would take its lock at the first save; until then two jobs would train. Both
+    # folders may be one: a process can take a lock several times.
     with (
         JobLock(config.checkpoint.directory),
         JobLock(config.output.directory),
         Checkpoints(config.checkpoint.directory, keep=config.checkpoint.keep) as checkpoints,
-        _training_batches(config, strategy, task) as data,
+        _make_batches(config, strategy, task) as data,
     ):
         run = Run(loaded, strategy, task, data, checkpoints, console)
         try:
             run.resume(skip_damaged, accept_changes)
             run.train()
         except KeyboardInterrupt:
+            # Ctrl-C before or after the loop, which catches its own.
             run.was_interrupted = True
         return run.report()
 
 
-def _training_batches(config: JobConfig, strategy: Strategy, task: Task) -> DistributedIterator:
-    """Global batches without end; all of one size, so that the step is compiled once."""
+def _make_batches(config: JobConfig, strategy: Strategy, task: Task) -> DistributedIterator:
+    """Return endless global batches. All have one size, so that the step is compiled once."""
     source = batches(
         task.train,
         config.data.batch_size,

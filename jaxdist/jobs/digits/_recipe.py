@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from jaxdist.jobs._optimizer import reduced_update
+from jaxdist.jobs._optimizer import reduce_and_update
 from jaxdist.jobs._recipe import Recipe
 from jaxdist.jobs.digits._schema import ModelConfig
 from jaxdist.training import weighted_sums
@@ -39,33 +39,33 @@ class DigitsNet(nnx.Module):
         x = image  # [row, 8, 8, 1]
         for convolution in self.convolutions:
             x = nnx.max_pool(nnx.relu(convolution(x)), (2, 2), strides=(2, 2))
-        # With -1 a replica without rows could not be traced.
+        # Not -1: a replica may have no rows, and JAX infers no dim of an array without elements.
         x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
         return self.logits(nnx.relu(self.hidden(x)))  # [row, class]
 
 
 def row_losses(net: DigitsNet, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Cross-entropy of each row `[b]`, and the logits `[b, class]`."""
+    """Return the cross-entropy of each row `[b]`, and the logits `[b, class]`."""
     logits = net(batch["image"])
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]), logits
 
 
 def total_loss(net: DigitsNet, batch: Batch) -> jax.Array:
-    """The sum of the cross-entropy over the rows of this replica."""
+    """Return the sum of the cross-entropy over the rows of this replica."""
     return jnp.sum(row_losses(net, batch)[0])
 
 
-# Steps, as one replica sees them
+# Steps, inside a replica
 
 
 def train_step(net: DigitsNet, optimizer: "nnx.Optimizer[Any]", batch: Batch) -> jax.Array:
-    """Update the net in place; the mean loss over the global batch `[]`."""
+    """Update the net in place, and return the mean loss over the global batch `[]`."""
     total, grads = nnx.value_and_grad(total_loss)(net, batch)
-    return reduced_update(net, optimizer, total, grads, batch["label"].size)
+    return reduce_and_update(net, optimizer, total, grads, batch["label"].size)
 
 
 def evaluation_step(net: DigitsNet, batch: Batch, mask: jax.Array) -> Batch:
-    """Sums of loss and of right answers over the rows that are real, of all replicas."""
+    """Return the sums of loss and of right answers over the real rows of all replicas."""
     losses, logits = row_losses(net, batch)
     right = logits.argmax(-1) == batch["label"]
     return weighted_sums({"loss": losses, "accuracy": right}, mask)
@@ -73,7 +73,7 @@ def evaluation_step(net: DigitsNet, batch: Batch, mask: jax.Array) -> Batch:
 
 @final
 class DigitsRecipe(Recipe):
-    """The net, all of it on every device."""
+    """The net and its steps. The net is replicated."""
 
     train_step = staticmethod(train_step)
     evaluation_step = staticmethod(evaluation_step)

@@ -8,7 +8,7 @@ from jaxdist.jobs._config.schema import NOT_EMPTY, Change, JobConfig, Within, en
 
 @dataclasses.dataclass(frozen=True)
 class StrategyConfig:
-    """Which devices the replicas run on."""
+    """The devices of the replicas."""
 
     devices: Literal["auto"] | tuple[str, ...] = entry("auto", length=NOT_EMPTY, change=Change.FREE)
     virtual_cpu_devices: int = entry(8, within=Within(1, 1024), change=Change.FREE)
@@ -17,7 +17,7 @@ class StrategyConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Channels of each convolution, and units of the layer before the last."""
+    """The channels of each convolution, and the units of the layer before the last."""
 
     # Each convolution is followed by 2x2 pooling, and 8x8 images can be halved three times.
     channels: tuple[int, ...] = entry(

@@ -8,9 +8,9 @@ from jaxdist.jobs.digits._schema import DigitsConfig
 
 
 def mirrored_strategy(config: DigitsConfig) -> MirroredStrategy:
-    """The configured strategy: all accelerators, or virtual CPU devices where there are none.
+    """Return the configured strategy, on all accelerators or on virtual CPU devices.
 
-    The virtual devices must have been asked for before.
+    Virtual CPU devices must be requested before JAX starts.
     """
     check_instance(
         "jobs.mirrored_strategy",
@@ -25,5 +25,6 @@ def mirrored_strategy(config: DigitsConfig) -> MirroredStrategy:
         return MirroredStrategy(list(config.strategy.devices), deterministic=deterministic)
     devices = jax.local_devices()
     if jax.default_backend() == "cpu":
+        # The process may have more of them, from XLA_FLAGS or from an earlier request.
         devices = devices[: config.strategy.virtual_cpu_devices]
     return MirroredStrategy(devices, deterministic=deterministic)

@@ -1,4 +1,4 @@
-"""Handwritten digits: 1,797 images, and the words for what comes out."""
+"""The digits task: 1,797 images, and the words for its results."""
 
 import dataclasses
 from typing import Any, final
@@ -15,14 +15,14 @@ _BRIGHTEST = 16.0  # pixels are 0 to 16, sklearn.datasets.load_digits
 
 @dataclasses.dataclass(frozen=True)
 class Digits:
-    """Images `[n, 8, 8, 1]` in 0 to 1 and labels `[n]`, for training and held out."""
+    """Images `[n, 8, 8, 1]` from 0 to 1, and labels `[n]`; for training, and held out."""
 
     train: dict[str, np.ndarray]
     test: dict[str, np.ndarray]
 
 
 def load_digits(test_fraction: float, seed: int) -> Digits:
-    """Load the digits and hold some out; which ones depends on `seed` only.
+    """Load the digits and hold some out. The choice depends on `seed` only.
 
     Raises:
         MissingExtraError: scikit-learn is not installed.
@@ -33,19 +33,21 @@ def load_digits(test_fraction: float, seed: int) -> Digits:
     pixels, labels = map(np.asarray, datasets.load_digits(return_X_y=True))
     images = (pixels / _BRIGHTEST).astype(np.float32).reshape(-1, *IMAGE_SHAPE)
     order = np.random.default_rng(seed).permutation(len(labels))
+    # At least one example on each side, also for an extreme fraction.
     held_out = min(max(1, round(len(labels) * test_fraction)), len(labels) - 1)
     return Digits(
-        train=_rows(images, labels, order[held_out:]), test=_rows(images, labels, order[:held_out])
+        train=_select_rows(images, labels, order[held_out:]),
+        test=_select_rows(images, labels, order[:held_out]),
     )
 
 
-def _rows(images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
+def _select_rows(images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
     return {"image": images[rows], "label": labels[rows].astype(np.int32)}
 
 
 @final
 class DigitsTask(Task):
-    """The digits, as a task.
+    """The task of the handwritten digits.
 
     Raises:
         MissingExtraError: scikit-learn is not installed.

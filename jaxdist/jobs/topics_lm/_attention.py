@@ -8,14 +8,16 @@ from flax import nnx
 
 Cache = dict[str, jax.Array]  # key and value, each [row, slot, head, head dim]
 
-_LONGEST_WAVE = 10_000.0  # of the slowest rotation, in positions over 2 pi
+_LONGEST_WAVE = 10_000.0  # wavelength of the slowest rotation, in positions / (2 pi)
 
 
 def rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Turn each head's dims by its position, so that products depend on distances only.
+    """Rotate the dims of each head by the position (RoPE).
+
+    The product of a query and a key then depends on the distance of their positions only.
 
     Shapes:
-        In: `[b, s, heads, head dim]`, and positions `[s]`. Out: the same.
+        In: `[b, s, heads, head dim]`, and positions `[s]`. Out: `[b, s, heads, head dim]`.
 
     Example:
         >>> x = jax.random.normal(jax.random.key(0), (1, 2, 1, 8))
@@ -29,12 +31,13 @@ def rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
     speeds = _LONGEST_WAVE ** (-jnp.arange(half) / half)
     angles = positions[:, None, None] * speeds[None, None]  # [s, 1, half]
     cos, sin = jnp.cos(angles)[None], jnp.sin(angles)[None]
+    # In float32: bfloat16 has too few bits for the angles of far positions.
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1).astype(x.dtype)
 
 
 class Attention(nnx.Module):
-    """Causal self-attention; every head has `width / heads` dims."""
+    """Causal self-attention. Every head has `width / heads` dims."""
 
     def __init__(
         self, width: int, heads: int, *, out_init: Any, linear: dict[str, Any], rngs: nnx.Rngs
@@ -46,20 +49,21 @@ class Attention(nnx.Module):
         self.out = nnx.Linear(width, width, rngs=rngs, **{**linear, "kernel_init": out_init})
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Each position looks at itself and those before it: `[b, s, d]` in and out."""
+        """Attend from each position to itself and those before it: `[b, s, d]` in and out."""
         positions = jnp.arange(x.shape[1])
-        query, key, value = self._projected(x, positions)
+        query, key, value = self._project(x, positions)
         seen = jax.nn.dot_product_attention(query, key, value, is_causal=True)
         return self.out(seen.reshape(x.shape))
 
     def step(self, x: jax.Array, cache: Cache, position: jax.Array) -> tuple[jax.Array, Cache]:
-        """One position `[b, d]`, which looks at what the cache holds and is put into it.
+        """Attend from one position `[b, d]` to the cache, and return the output and the new cache.
 
-        The cache is a ring: from the position on that it has no slot for, the oldest is dropped.
+        The cache is a ring buffer: when it is full, the new position replaces the oldest one.
         """
-        query, key, value = self._projected(x[:, None], position[None])
+        query, key, value = self._project(x[:, None], position[None])
         slots = cache["key"].shape[1]
         slot = position % slots
+        # First the update, then the attention: a position attends to itself.
         cache = {
             name: jax.lax.dynamic_update_slice_in_dim(cache[name], new, slot, axis=1)
             for name, new in {"key": key, "value": value}.items()
@@ -69,13 +73,13 @@ class Attention(nnx.Module):
         return self.out(seen.reshape(x.shape)), cache
 
     def empty_cache(self, rows: int, slots: int) -> Cache:
-        """A cache of `slots` positions that holds nothing."""
+        """Return an empty cache for `slots` positions."""
         width = self.query.out_features
         shape = (rows, slots, self.heads, width // self.heads)
         dtype = self.query.dtype or jnp.float32
         return {name: jnp.zeros(shape, dtype) for name in ("key", "value")}
 
-    def _projected(
+    def _project(
         self, x: jax.Array, positions: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         by_head = (*x.shape[:2], self.heads, x.shape[2] // self.heads)

@@ -1,4 +1,4 @@
-"""What must hold between entries of a language model's configuration."""
+"""Checks of a language model's configuration: entries that must fit each other."""
 
 import re
 
@@ -6,18 +6,18 @@ from jaxdist import tpu
 from jaxdist.errors import ConfigError, TopologyError
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs.topics_lm._schema import TopicsConfig
-from jaxdist.jobs.topics_lm._strategy import num_logical
+from jaxdist.jobs.topics_lm._strategy import count_logical_devices
 from jaxdist.jobs.topics_lm._text import VOCABULARY
 
 _SHAPE = re.compile(r"^[1-9]\d*(x[1-9]\d*){1,3}$")
 
 
 def check_entries(loaded: LoadedConfig[TopicsConfig]) -> None:
-    """Refuse entries that do not go together, before anything is started.
+    """Check that entries fit each other, before anything is started.
 
     Raises:
         ConfigError: Heads do not divide the width, or have an odd number of dims; the slice or
-            the logical devices are not written as they should be, or do not fit the partition.
+            the logical devices have a wrong syntax, or do not fit the partition.
     """
     _check_slice(loaded)
     _check_logical(loaded)
@@ -46,7 +46,7 @@ def _check_logical(loaded: LoadedConfig[TopicsConfig]) -> None:
 
 def _check_heads(loaded: LoadedConfig[TopicsConfig]) -> None:
     width, heads = loaded.values.model.width, loaded.values.model.heads
-    # Rotary positions turn dims in pairs.
+    # Rotary positions rotate pairs of dims, so a head needs an even number of dims.
     fitting = [n for n in range(1, width + 1) if width % n == 0 and width // n % 2 == 0]
     if heads not in fitting:
         near = sorted(fitting, key=lambda n: abs(n - heads))[:2]
@@ -63,7 +63,7 @@ def _check_heads(loaded: LoadedConfig[TopicsConfig]) -> None:
 
 def _check_partition(loaded: LoadedConfig[TopicsConfig]) -> None:
     config, where = loaded.values, loaded.origin("strategy.partition")
-    name, count = config.strategy.partition, num_logical(config)
+    name, count = config.strategy.partition, count_logical_devices(config)
     is_split = "tensor_parallel" in name
     in_slice = "fsdp_in_slice_tensor_parallel" if is_split else "fsdp_in_slice"
     split = "fsdp_in_slice_tensor_parallel" if "in_slice" in name else "fsdp_tensor_parallel"
@@ -98,6 +98,7 @@ def _check_partition(loaded: LoadedConfig[TopicsConfig]) -> None:
             "Set optimizer.update to 'replicated'; with 'fsdp' in strategy.partition the state "
             "is in pieces too."
         )
+    # Tensor parallelism splits heads, hidden dims and the vocabulary over the logical devices.
     if is_split:
         _check_divides(loaded, count)
 

@@ -1,4 +1,4 @@
-"""Text from the model: one compiled loop, and a cache of fixed length."""
+"""Text generation: one compiled loop, with a cache of fixed length."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jaxdist._strategies import Strategy
 from jaxdist.jobs.topics_lm._attention import Cache
 from jaxdist.jobs.topics_lm._model import Transformer
 
-_Carry = tuple[jax.Array, list[Cache]]  # the byte to go on from, and what was seen before it
+_Carry = tuple[jax.Array, list[Cache]]  # the current byte, and the caches of the bytes before it
 
 
 def next_bytes(
@@ -21,7 +21,7 @@ def next_bytes(
     count: int,
     slots: int,
 ) -> jax.Array:
-    """Continue a prompt; for use inside a replica, or without any.
+    """Continue a prompt, inside of a replica or without a strategy.
 
     Shapes:
         In: the prompt `[p]`, one sequence of bytes. Out: `[count]`.
@@ -29,13 +29,14 @@ def next_bytes(
     Args:
         model: The model.
         prompt: Integers from 0 to 255, at least one.
-        key: A random key; the same text comes from the same one.
-        temperature: 0 takes the likeliest byte each time, 1 draws as the model says.
-        count: How many bytes, static.
-        slots: How many bytes the model looks back on, static; the length that it was trained
-            with.
+        key: A random key. The same key gives the same text.
+        temperature: 0 takes the most likely byte; 1 samples from the model's distribution.
+        count: The number of bytes, static.
+        slots: The number of earlier bytes that the model attends to, static: the length of its
+            training windows.
     """
-    model = partition.gather(model)  # once, and not for each byte
+    # Gather sharded parameters once here, not in each iteration of the scan.
+    model = partition.gather(model)
     given = prompt.shape[0]
     total = given + count - 1
     forced = jnp.zeros(total + 1, jnp.int32).at[:given].set(prompt)
@@ -43,9 +44,12 @@ def next_bytes(
     def step(carry: _Carry, position: jax.Array) -> tuple[_Carry, jax.Array]:
         token, caches = carry
         logits, caches = model.step(token[None], caches, position)
-        # The argmax of logits with Gumbel noise is a draw from their softmax.
+        # The argmax of logits plus Gumbel noise is a sample of their softmax. At temperature 0 it
+        # is the plain argmax, without a second program.
         noise = jax.random.gumbel(jax.random.fold_in(key, position), logits[0].shape)
         drawn = jnp.argmax(logits[0] + temperature * noise).astype(jnp.int32)
+        # Inside of the prompt the next byte is given. One scan covers prompt and generation, so one
+        # program is enough.
         following = jnp.where(position + 1 < given, forced[position + 1], drawn)
         return (following, caches), following
 
@@ -70,18 +74,18 @@ def generate(
     """Continue a prompt, on the devices of a strategy.
 
     Cost:
-        One program for each length of prompt and number of bytes, compiled once; in it one step
-        for each byte, whose attention reads a cache of `context_length` positions. All replicas
-        do the same.
+        One compilation for each pair of prompt length and number of bytes. The program has one
+        step for each byte; its attention reads a cache of `context_length` positions. All replicas
+        compute the same.
 
     Args:
-        strategy: Where the model lives.
+        strategy: The strategy of the model.
         model: The model.
-        prompt: What the text goes on from, at least one byte.
-        num_bytes: How many bytes.
-        context_length: How many bytes the model looks back on.
-        temperature: 0 takes the likeliest byte each time, 1 draws as the model says.
-        seed: What draws are made from.
+        prompt: The start of the text, at least one byte.
+        num_bytes: The number of bytes to generate.
+        context_length: The number of earlier bytes that the model attends to.
+        temperature: 0 takes the most likely byte; 1 samples from the model's distribution.
+        seed: The seed of the samples.
 
     Returns:
         The bytes after the prompt.

@@ -1,4 +1,4 @@
-"""The language model's training without its data, to be planned."""
+"""The job of the language model, without its data."""
 
 import dataclasses
 from typing import Literal
@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jaxdist.jobs._configured_job import ConfiguredJob
 from jaxdist.jobs.topics_lm._partition import NAMES
 from jaxdist.jobs.topics_lm._recipe import TopicsRecipe
-from jaxdist.jobs.topics_lm._strategy import num_cpu_devices, num_logical
+from jaxdist.jobs.topics_lm._strategy import count_logical_devices, num_cpu_devices
 
-# Rules of a job that say how the optimizer updates, and `optimizer.update` of the configuration.
+# From the rules of a job that are kinds of update to `optimizer.update` of the configuration.
 _UPDATES: dict[str, Literal["sharded", "compressed"]] = {
     "sharded_update": "sharded",
     "compressed": "compressed",
@@ -20,7 +20,7 @@ _UPDATES: dict[str, Literal["sharded", "compressed"]] = {
 
 @dataclasses.dataclass(frozen=True)
 class TopicsJob(ConfiguredJob):
-    """The job of `configs/topics_lm_*.toml`, to be planned.
+    """The job of `configs/topics_lm_*.toml`, for plans.
 
     Example:
         >>> from jaxdist.jobs import LoadedConfig
@@ -32,26 +32,26 @@ class TopicsJob(ConfiguredJob):
 
     @property
     def name(self) -> str:
-        """What it trains."""
+        """The name of the task."""
         return "topics_lm"
 
     @property
     def num_replicas(self) -> int:
-        """As many as share the devices."""
+        """The number of devices, divided by the devices of a replica."""
         config = self.loaded.values
         listed = config.strategy.devices
         devices = num_cpu_devices(config) if listed == "auto" else len(listed)
-        return max(1, devices // num_logical(config))
+        return max(1, devices // count_logical_devices(config))
 
     @property
     def logical_devices(self) -> int | str:
-        """As configured."""
+        """The configured logical devices."""
         asked: int | str = self.loaded.values.strategy.logical_devices
         return asked
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The configured partition first, or the update where parameters are whole."""
+        """All rules. The first is the configured partition, or the update if that is replicated."""
         config = self.loaded.values
         own: str = config.strategy.partition
         if own == "replicated":
@@ -61,7 +61,7 @@ class TopicsJob(ConfiguredJob):
         return (own, *(name for name in every if name != own))
 
     def recipe(self, rules: str) -> TopicsRecipe:
-        """As configured but for partition and update."""
+        """Return the configured recipe, with the partition and update of `rules`."""
         config = self.loaded.values
         partition = "replicated" if rules in _UPDATES else rules
         update = _UPDATES.get(rules, "replicated")
@@ -73,6 +73,6 @@ class TopicsJob(ConfiguredJob):
         return TopicsRecipe(changed)
 
     def batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Windows."""
+        """Return the shape of a batch of windows."""
         shape = (rows, self.loaded.values.data.sequence_length + 1)
         return {"tokens": jax.ShapeDtypeStruct(shape, jnp.uint8)}

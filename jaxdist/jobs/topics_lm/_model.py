@@ -16,7 +16,7 @@ _SPREAD = 0.02  # standard deviation of initial parameters
 
 
 class Mlp(nnx.Module):
-    """Up, GELU, down."""
+    """An up-projection, GELU, and a down-projection."""
 
     def __init__(
         self, width: int, hidden: int, *, out_init: Any, linear: dict[str, Any], rngs: nnx.Rngs
@@ -25,17 +25,17 @@ class Mlp(nnx.Module):
         self.down = nnx.Linear(hidden, width, rngs=rngs, **{**linear, "kernel_init": out_init})
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[..., d]` in and out."""
+        """Apply the MLP: `[..., d]` in and out."""
         return self.down(nnx.gelu(self.up(x)))
 
 
 class Layer(nnx.Module):
-    """Attention and an MLP, each behind a norm and added to what came in."""
+    """Attention and an MLP, each after a norm, and each added to its input."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
         dtype = jnp.dtype(config.dtype)
         normal = nnx.initializers.normal(_SPREAD)
-        # What is added to the residual stream, smaller the more layers add to it.
+        # Every layer adds to the residual stream, so its outputs start smaller with more layers.
         out_init = nnx.initializers.normal(_SPREAD / math.sqrt(2 * config.layers))
         linear = {"use_bias": False, "kernel_init": normal, "dtype": dtype}
         self.attention_norm = nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
@@ -47,21 +47,25 @@ class Layer(nnx.Module):
         self.dropout = config.dropout
 
     def __call__(self, x: jax.Array, keys: jax.Array | None) -> jax.Array:
-        """`[b, s, d]` in and out; one random key for each row, or none for no dropout."""
-        x = x + self._dropped(self.attention(self.attention_norm(x)), keys, 0)
-        return x + self._dropped(self.mlp(self.mlp_norm(x)), keys, 1)
+        """Apply the layer: `[b, s, d]` in and out. `keys` has a random key for each row.
+
+        Without keys there is no dropout.
+        """
+        x = x + self._drop_out(self.attention(self.attention_norm(x)), keys, 0)
+        return x + self._drop_out(self.mlp(self.mlp_norm(x)), keys, 1)
 
     def step(self, x: jax.Array, cache: Cache, position: jax.Array) -> tuple[jax.Array, Cache]:
-        """One position `[b, d]`, with what attention remembers of those before."""
+        """Apply the layer to one position `[b, d]`, with the cache of the positions before it."""
         seen, cache = self.attention.step(self.attention_norm(x), cache, position)
         x = x + seen
         return x + self.mlp(self.mlp_norm(x)), cache
 
-    def _dropped(self, x: jax.Array, keys: jax.Array | None, place: int) -> jax.Array:
+    def _drop_out(self, x: jax.Array, keys: jax.Array | None, place: int) -> jax.Array:
         if keys is None or not self.dropout:
             return x
         kept = 1.0 - self.dropout
 
+        # One key for each row, so that the mask of a row does not depend on the number of replicas.
         def mask(key: jax.Array) -> jax.Array:
             return jax.random.bernoulli(jax.random.fold_in(key, place), kept, x.shape[1:])
 
@@ -72,7 +76,7 @@ class Transformer(nnx.Module):
     """Bytes in, logits of the next byte out.
 
     Pre-norm (RMSNorm), rotary positions, GELU, no biases, no tied weights. Parameters are float32
-    and made from `rngs` alone; `config.dtype` is that of the matrix products.
+    and depend on `rngs` only; `config.dtype` is the dtype of the matrix products.
 
     Example:
         >>> config = ModelConfig(layers=1, width=16, heads=2, hidden=32)
@@ -95,23 +99,23 @@ class Transformer(nnx.Module):
         self.config = config
 
     def __call__(self, tokens: jax.Array, keys: jax.Array | None = None) -> jax.Array:
-        """Logits `[b, s, 256]` in float32 of the byte after each of `tokens` `[b, s]`.
+        """Return float32 logits `[b, s, 256]` of the byte after each of `tokens` `[b, s]`.
 
         Args:
             tokens: Integers from 0 to 255.
-            keys: A random key for each row `[b]` in training with dropout; None drops nothing.
+            keys: A random key for each row `[b]`, for dropout; None is without dropout.
         """
         run = _RUNS[self.config.remat]
         x = self.embed(tokens)
         for number, layer in enumerate(self.layers):
-            own = None if keys is None else _folded(keys, number)
+            own = None if keys is None else _fold_keys(keys, number)
             x = run(layer, x, own)
         return self.unembed(self.norm(x)).astype(jnp.float32)
 
     def step(
         self, tokens: jax.Array, caches: list[Cache], position: jax.Array
     ) -> tuple[jax.Array, list[Cache]]:
-        """Logits `[b, 256]` of the byte after `tokens` `[b]`, which stand at `position`."""
+        """Return logits `[b, 256]` of the byte after `tokens` `[b]`, which are at `position`."""
         x = self.embed(tokens)
         after = []
         for layer, cache in zip(self.layers, caches, strict=True):
@@ -120,7 +124,7 @@ class Transformer(nnx.Module):
         return self.unembed(self.norm(x)).astype(jnp.float32), after
 
     def empty_caches(self, rows: int, slots: int) -> list[Cache]:
-        """What attention remembers before the first byte: nothing, of each layer."""
+        """Return an empty cache for each layer."""
         return [layer.attention.empty_cache(rows, slots) for layer in self.layers]
 
 
@@ -128,8 +132,8 @@ def _run_layer(layer: Layer, x: jax.Array, keys: jax.Array | None) -> jax.Array:
     return layer(x, keys)
 
 
-# What is kept of a layer for the backward pass: everything; all but the parameters that were
-# gathered for it; what goes in.
+# What a layer keeps for the backward pass: everything; everything except gathered parameters; only
+# its inputs.
 _RUNS: dict[str, Any] = {
     "none": _run_layer,
     "parameters": nnx.remat(_run_layer, policy=remat_policy),
@@ -137,6 +141,6 @@ _RUNS: dict[str, Any] = {
 }
 
 
-def _folded(keys: jax.Array, number: int) -> jax.Array:
+def _fold_keys(keys: jax.Array, number: int) -> jax.Array:
     folded: jax.Array = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
     return folded

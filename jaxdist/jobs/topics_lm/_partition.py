@@ -1,4 +1,4 @@
-"""How the parameters of the language model lie on the devices."""
+"""How the parameters of the language model are placed on the devices."""
 
 import dataclasses
 from typing import Literal, get_args
@@ -17,22 +17,22 @@ Partition = Literal[
     "fsdp_in_slice_tensor_parallel",
 ]
 NAMES: tuple[str, ...] = get_args(Partition)
-# The replica axis within a slice, where replicas have one for slices too.
+# The replica axis within a slice; the other replica axis is over slices.
 _WITHIN = ("replica",)
 
 
-def rules_of(name: str, whole_below: int = 0) -> Rules:
-    """The rules of a name.
+def get_rules(name: str, whole_below: int = 0) -> Rules:
+    """Return the rules of a name.
 
     Args:
         name: One of `NAMES`.
-        whole_below: Under FSDP, the bytes of a parameter below which it stays whole.
+        whole_below: For FSDP: parameters with fewer bytes stay replicated.
 
     Raises:
-        ArgumentError: Another name.
+        ArgumentError: The name is not in `NAMES`.
 
     Example:
-        >>> rules_of("tensor_parallel").placement_of("layers/0/mlp/up/kernel")
+        >>> get_rules("tensor_parallel").placement_of("layers/0/mlp/up/kernel")
         Split(dim=1)
     """
     if name == "replicated":
@@ -53,12 +53,10 @@ def rules_of(name: str, whole_below: int = 0) -> Rules:
     )
 
 
-def optimizer_for(name: str, config: OptimizerConfig) -> OptimizerConfig:
-    """The optimizer for parameters that lie as `name` says.
-
-    Clipping by the norm of all gradients needs more than the pieces that a replica has, and
-    `sharded_update` sees to that.
-    """
+def adapt_optimizer(name: str, config: OptimizerConfig) -> OptimizerConfig:
+    """Return the configuration of the optimizer for the rules `name`."""
+    # With FSDP a replica has only pieces of the gradients, and clipping needs the norm of all of
+    # them. `sharded_update` computes that norm over the replicas.
     if "fsdp" in name and config.update == "replicated":
         return dataclasses.replace(config, update="sharded")
     return config

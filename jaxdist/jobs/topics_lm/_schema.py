@@ -25,7 +25,7 @@ _RUN = "runs/topics_lm_data_parallel"
 
 @dataclasses.dataclass(frozen=True)
 class StrategyConfig:
-    """Which devices, how many of them are one replica, and how the model lies on them."""
+    """The devices, the devices of a replica, and the placement of the model on them."""
 
     devices: Literal["auto"] | tuple[str, ...] = entry("auto", length=NOT_EMPTY, change=Change.FREE)
     virtual_slice: str = entry("v5e:2x4", length=NOT_EMPTY, change=Change.FREE)
@@ -39,7 +39,7 @@ class StrategyConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(BatchConfig):
-    """Windows of bytes: how many at once, how long, and how far apart they start."""
+    """Windows of bytes: the batch size, their length, and the distance of their starts."""
 
     sequence_length: int = entry(128, within=Within(1, 2**20), change=Change.NEVER)
     stride: int = entry(16, within=COUNT, change=Change.NEVER)
@@ -47,7 +47,7 @@ class DataConfig(BatchConfig):
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only transformer."""
+    """The sizes of a decoder-only transformer."""
 
     layers: int = entry(2, within=Within(1, 1024), change=Change.NEVER)
     width: int = entry(96, within=COUNT, change=Change.NEVER)
@@ -60,7 +60,7 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class GenerateConfig:
-    """The text that is generated at the end; 0 bytes is none."""
+    """The text that is generated at the end. With 0 bytes, none is generated."""
 
     prompt: str = entry("The ", length=NOT_EMPTY, change=Change.FREE)
     bytes: int = entry(400, within=Within(0, 2**20), change=Change.FREE)

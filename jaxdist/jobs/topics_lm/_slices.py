@@ -1,35 +1,35 @@
-"""The slices that the replicas of a configuration are divided into."""
+"""The slices of the replicas of a configuration."""
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdist._planning import share_slices
+from jaxdist._planning import add_slice_axis
 from jaxdist._strategies import Strategy
 from jaxdist.errors import ConfigError
 from jaxdist.jobs.topics_lm._schema import TopicsConfig
 
 
 def is_in_slice(config: TopicsConfig) -> bool:
-    """Whether state lies in pieces within a slice, and whole in each."""
+    """Whether state is sharded within each slice, and replicated over slices."""
     return "in_slice" in config.strategy.partition
 
 
-def slice_of_device(device: Any) -> int:
-    """The slice that a TPU says it is in."""
+def get_slice_index(device: Any) -> int:
+    """Return the slice index of a TPU; 0 if it has none."""
     index: int | None = getattr(device, "slice_index", None)
     return index or 0
 
 
-def told(devices: Sequence[Any]) -> int | None:
-    """How many slices TPUs say they are in; None where devices do not say.
+def count_device_slices(devices: Sequence[Any]) -> int | None:
+    """Return the number of slices of TPUs; None if a device has no slice index.
 
     Raises:
-        ConfigError: Slices with different numbers of devices.
+        ConfigError: Slices have different numbers of devices.
     """
     if any(d.platform != "tpu" or getattr(d, "slice_index", None) is None for d in devices):
         return None
-    counts = Counter(map(slice_of_device, devices))
+    counts = Counter(map(get_slice_index, devices))
     if len(set(counts.values())) > 1:
         raise ConfigError(
             f"strategy.devices has different numbers of devices of each slice: "
@@ -39,20 +39,22 @@ def told(devices: Sequence[Any]) -> int | None:
     return len(counts)
 
 
-def over_slices(strategy: Strategy, config: TopicsConfig, there: int | None) -> Strategy:
-    """The strategy, with an axis for slices where the partition of the state needs one.
+def add_slices(strategy: Strategy, config: TopicsConfig, there: int | None) -> Strategy:
+    """Return the strategy, with an axis for slices if the partition of the state needs one.
 
     Args:
-        strategy: Replicas of the first slice first.
-        config: Says how many slices, where devices do not.
-        there: How many slices devices say they are in.
+        strategy: The strategy. Its replicas are in the order of their slices.
+        config: The configuration. It gives the number of slices if the devices do not.
+        there: The number of slices of the devices; None if unknown.
 
     Raises:
-        ConfigError: Devices say another number, or the replicas do not divide by the slices.
+        ConfigError: The devices have another number of slices than the configuration, or the
+            number of replicas is not a multiple of the number of slices.
     """
     asked = config.strategy.slices
     if not is_in_slice(config):
         return strategy
+    # 1 is the default, so it does not contradict the devices.
     if there is not None and asked not in (1, there):
         raise ConfigError(
             f"strategy.slices is {asked}, and the devices are {there} slice(s).\n\n"
@@ -70,4 +72,4 @@ def over_slices(strategy: Strategy, config: TopicsConfig, there: int | None) -> 
             "All slices have the same number of replicas.\n\nSet strategy.slices to "
             f"{' or '.join(map(str, near))}."
         )
-    return share_slices(strategy, slices)
+    return add_slice_axis(strategy, slices)

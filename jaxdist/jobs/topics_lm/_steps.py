@@ -1,4 +1,4 @@
-"""The steps of the language model, as one replica sees them."""
+"""The steps of the language model, inside a replica."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxdist.jobs._optimizer import reduced_update
+from jaxdist.jobs._optimizer import reduce_and_update
 from jaxdist.jobs.topics_lm._model import Transformer
 from jaxdist.nn import example_keys
 from jaxdist.training import weighted_sums
@@ -15,22 +15,23 @@ Batch = dict[str, jax.Array]
 
 
 def byte_losses(model: Transformer, tokens: jax.Array, keys: jax.Array | None = None) -> jax.Array:
-    """Cross-entropy in nats `[b, s]` of each byte of windows `[b, s + 1]` but the first."""
+    """Return the cross-entropy in nats of all bytes but the first: `[b, s]` of `[b, s + 1]`."""
     tokens = tokens.astype(jnp.int32)
     logits = model(tokens[:, :-1], keys)
     targets = tokens[:, 1:, None]
-    # A sum over one-hot rows and no gather: the logits may be split over the vocabulary.
+    # A sum over one-hot rows instead of a gather: the logits may be sharded over the vocabulary,
+    # and XLA would all-gather them for a gather.
     is_target = jnp.arange(logits.shape[-1])[None, None] == targets
     chosen = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
     return jax.nn.logsumexp(logits, axis=-1) - chosen
 
 
 def train_step(model: Transformer, optimizer: "nnx.Optimizer[Any]", batch: Batch) -> jax.Array:
-    """Update the model in place; the mean loss over the bytes of the global batch `[]`."""
+    """Update the model in place, and return the mean loss over the global batch's bytes `[]`."""
     tokens = batch["tokens"]
     keys = None
     if model.config.dropout:
-        # The number of the step makes the key, so a resumed run drops what a whole one does.
+        # The key depends on the step only, so a resumed run drops the same as an uninterrupted one.
         key = jax.random.fold_in(jax.random.key(0), optimizer.step.get_value())
         keys = example_keys(key, tokens.shape[0])
 
@@ -38,13 +39,14 @@ def train_step(model: Transformer, optimizer: "nnx.Optimizer[Any]", batch: Batch
         return jnp.sum(byte_losses(model, tokens, keys))
 
     total, grads = nnx.value_and_grad(total_loss)(model)
-    return reduced_update(model, optimizer, total, grads, tokens[:, 1:].size)
+    return reduce_and_update(model, optimizer, total, grads, tokens[:, 1:].size)
 
 
 def evaluation_step(model: Transformer, batch: Batch, mask: jax.Array) -> Batch:
-    """Sums over the bytes that are real, of all replicas."""
+    """Return the sums over the real bytes of all replicas."""
     losses = byte_losses(model, batch["tokens"])
     length = batch["length"]
     is_real = jnp.arange(losses.shape[1])[None] < length[:, None]
+    # The mean of each window, weighted by its length: the last window may be padded.
     means = jnp.sum(jnp.where(is_real, losses, 0.0), axis=1) / jnp.maximum(length, 1)
     return weighted_sums({"loss": means}, mask * length)

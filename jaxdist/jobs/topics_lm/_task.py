@@ -1,4 +1,4 @@
-"""The language model as a task: its data, and the words for what comes out."""
+"""The language model as a task: its data, and the words for its results."""
 
 import math
 from typing import Any, final
@@ -10,17 +10,17 @@ from jaxdist.jobs.topics_lm._recipe import TopicsRecipe
 from jaxdist.jobs.topics_lm._schema import TopicsConfig
 from jaxdist.jobs.topics_lm._text import (
     SEPARATOR,
-    baselines,
-    held_out_windows,
+    compute_baselines,
     load_text,
-    training_windows,
+    make_held_out_windows,
+    make_training_windows,
 )
 from jaxdist.training import WEIGHT
 
 
 @final
 class TopicsTask(Task):
-    """Next bytes of the topics of Python's `help()`."""
+    """The prediction of the next byte in the topics of Python's `help()`."""
 
     title = "topics"
     examples = "windows"
@@ -32,11 +32,11 @@ class TopicsTask(Task):
         self._config = config
         text = load_text(config.data.test_fraction, config.data.seed)
         length = config.data.sequence_length
-        self.train = training_windows(text.train, length, config.data.stride)
-        self.held_out = held_out_windows(text.held_out, length)
+        self.train = make_training_windows(text.train, length, config.data.stride)
+        self.held_out = make_held_out_windows(text.held_out, length)
         self.units_per_example = length
         self._checksum = text.checksum
-        self._baselines = baselines(text)
+        self._baselines = compute_baselines(text)
 
     def identity(self) -> dict[str, Any]:
         data = self._config.data
@@ -53,6 +53,7 @@ class TopicsTask(Task):
         return {
             "loss": loss,
             "bits_per_byte": loss / math.log(2),
+            # Limited, since exp(710) raises OverflowError.
             "perplexity": math.exp(min(loss, 700.0)),
             "bytes": means[WEIGHT],
         }
@@ -73,7 +74,7 @@ class TopicsTask(Task):
         }
 
     def finish(self, strategy: Strategy, model: Any) -> tuple[dict[str, Any], str]:
-        """Generate text."""
+        """Generate text with the trained model."""
         asked = self._config.generate
         counted = (
             f"counting bytes takes {self._baselines['unigram']:.3f} bits per byte, "

@@ -1,4 +1,4 @@
-"""Python's own documentation as bytes: topics, some of them held out, cut into windows."""
+"""The data of the language model: the topics of Python's documentation, as windows of bytes."""
 
 import dataclasses
 import zlib
@@ -6,31 +6,32 @@ from pydoc_data.topics import topics
 
 import numpy as np
 
-# Stands before and after each topic; no topic has it.
+# The byte before and after each topic. No topic contains it.
 SEPARATOR = b"\0"
 VOCABULARY = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """Bytes to train on and bytes held out, each topic between separators."""
+    """The training bytes and the held-out bytes, with separators around each topic."""
 
     train: np.ndarray  # [n] uint8
     held_out: np.ndarray  # [m] uint8
 
     @property
     def checksum(self) -> int:
-        """What tells these texts from others: topics change from one Python to the next."""
+        """The checksum of the text. Topics differ between versions of Python."""
         return zlib.crc32(self.held_out.tobytes(), zlib.crc32(self.train.tobytes()))
 
 
 def load_text(test_fraction: float, seed: int) -> Text:
-    """The topics of `help()`, those that hold about `test_fraction` of all bytes held out.
+    """Load the topics of `help()`, and hold out topics with about `test_fraction` of all bytes.
 
-    Which ones depends on `seed` and on the version of Python only. Many topics repeat parts of
-    others: a paragraph that stands in a held-out topic is left out of those to train on.
+    The choice depends on `seed` and on the version of Python only. Many topics repeat parts of
+    others, so a paragraph of a held-out topic is removed from the training topics.
     """
     texts = {name: topics[name].encode() for name in sorted(topics)}
+    # A checksum as the random order: the same on every machine and with every version of NumPy.
     names = sorted(texts, key=lambda name: zlib.crc32(f"{seed}/{name}".encode()))
     room = test_fraction * sum(map(len, texts.values()))
     held_out: list[str] = []
@@ -38,30 +39,31 @@ def load_text(test_fraction: float, seed: int) -> Text:
         if len(texts[name]) <= room:
             held_out.append(name)
             room -= len(texts[name])
+    # At least one topic, also if none is short enough.
     held_out = held_out or [min(names, key=lambda name: len(texts[name]))]
-    seen = {p.strip() for name in held_out for p in _paragraphs(texts[name])}
+    seen = {p.strip() for name in held_out for p in _split_paragraphs(texts[name])}
     train = [
-        b"\n\n".join(p for p in _paragraphs(texts[name]) if p.strip() not in seen)
+        b"\n\n".join(p for p in _split_paragraphs(texts[name]) if p.strip() not in seen)
         for name in names
         if name not in held_out
     ]
-    return Text(_joined(train), _joined([texts[name] for name in held_out]))
+    return Text(_join(train), _join([texts[name] for name in held_out]))
 
 
-def _paragraphs(text: bytes) -> list[bytes]:
+def _split_paragraphs(text: bytes) -> list[bytes]:
     return text.split(b"\n\n")
 
 
-def _joined(texts: list[bytes]) -> np.ndarray:
+def _join(texts: list[bytes]) -> np.ndarray:
     parts = [text for text in texts if text.strip()]
     return np.frombuffer(SEPARATOR.join([b"", *parts, b""]), np.uint8)
 
 
-def training_windows(text: np.ndarray, length: int, stride: int) -> dict[str, np.ndarray]:
-    """Windows `[n, length + 1]` that start `stride` bytes apart; none where the text is shorter.
+def make_training_windows(text: np.ndarray, length: int, stride: int) -> dict[str, np.ndarray]:
+    """Return windows `[n, length + 1]` that start `stride` bytes apart; none of a shorter text.
 
     Example:
-        >>> training_windows(np.arange(7, dtype=np.uint8), 2, 2)["tokens"].tolist()
+        >>> make_training_windows(np.arange(7, dtype=np.uint8), 2, 2)["tokens"].tolist()
         [[0, 1, 2], [2, 3, 4], [4, 5, 6]]
     """
     if len(text) <= length:
@@ -70,31 +72,33 @@ def training_windows(text: np.ndarray, length: int, stride: int) -> dict[str, np
     return {"tokens": np.ascontiguousarray(windows)}
 
 
-def held_out_windows(text: np.ndarray, length: int) -> dict[str, np.ndarray]:
-    """Windows in which each byte but the first is to be predicted once; the last one is padded.
+def make_held_out_windows(text: np.ndarray, length: int) -> dict[str, np.ndarray]:
+    """Return windows in which each byte but the first is predicted once; the last one is padded.
 
     Example:
-        >>> windows = held_out_windows(np.arange(1, 7, dtype=np.uint8), 2)
+        >>> windows = make_held_out_windows(np.arange(1, 7, dtype=np.uint8), 2)
         >>> windows["tokens"].tolist(), windows["length"].tolist()
         ([[1, 2, 3], [3, 4, 5], [5, 6, 0]], [2, 2, 1])
     """
+    # Windows overlap by one byte: the last target of a window is the first input of the next.
     count = -(-(len(text) - 1) // length)
     padded = np.zeros(count * length + 1, np.uint8)
     padded[: len(text)] = text
     last = len(text) - 1 - (count - 1) * length
     lengths = np.full(count, length, np.int32)
     lengths[-1] = last
-    return {**training_windows(padded, length, length), "length": lengths}
+    return {**make_training_windows(padded, length, length), "length": lengths}
 
 
-def baselines(text: Text) -> dict[str, float]:
-    """Bits per held-out byte of counting bytes, and pairs of bytes, of the training text.
+def compute_baselines(text: Text) -> dict[str, float]:
+    """Return the bits per held-out byte of two baselines: byte counts and pair counts.
 
-    Counts start at 1 for each byte, and at a share of what the byte alone has for each pair.
+    The counts are those of the training text. The count of a byte starts at 1, and the count of a
+    pair at a share that is proportional to the count of its second byte.
 
     Example:
         >>> once = np.zeros(1001, np.uint8)
-        >>> found = baselines(Text(once, once))
+        >>> found = compute_baselines(Text(once, once))
         >>> {name: round(bits, 2) for name, bits in found.items()}
         {'unigram': 0.33, 'bigram': 0.06}
     """

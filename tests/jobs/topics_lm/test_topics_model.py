@@ -22,7 +22,7 @@ def _model(config: ModelConfig = _SMALL) -> Transformer:
     rng = np.random.default_rng(0)
 
     def drawn(x: jax.ShapeDtypeStruct) -> jax.Array:
-        # Larger than at the start of training: what is compared should not be all but zero.
+        # Larger than at the start of training, so that the compared values are not nearly zero.
         return jnp.asarray(rng.normal(0 if x.ndim > 1 else 1, 0.2, x.shape), x.dtype)
 
     nnx.update(model, jax.tree.map(drawn, nnx.state(model)))
@@ -87,7 +87,7 @@ def test_byte_by_byte_gives_the_logits_of_all_at_once_and_the_ring_forgets_the_o
         found.append(logits)
     at_once = model(tokens[:, :8])
     np.testing.assert_allclose(jnp.stack(found[:8], 1), at_once, rtol=1e-3, atol=1e-4)
-    # With one layer nothing that was dropped is left in what is remembered.
+    # With one layer, the cache contains nothing of the dropped position.
     for at in range(8, 12):
         window = model(tokens[:, at - 7 : at + 1])[:, -1]
         np.testing.assert_allclose(found[at], window, rtol=1e-3, atol=1e-4)
@@ -139,7 +139,7 @@ def test_dropout_drops_its_share_and_nothing_without_keys() -> None:
     layer = _model(dataclasses.replace(_SMALL, dropout=dropout)).layers[0]
     keys = jax.random.split(jax.random.key(0), 50)
     x = jnp.ones((50, 8, 16))
-    dropped = np.asarray(layer._dropped(x, keys, 0))
+    dropped = np.asarray(layer._drop_out(x, keys, 0))
     assert set(np.unique(dropped)) == {0.0, np.float32(1 / (1 - dropout))}
     assert (dropped == 0).mean() == pytest.approx(dropout, abs=0.02)
-    np.testing.assert_array_equal(layer._dropped(x, None, 0), x)
+    np.testing.assert_array_equal(layer._drop_out(x, None, 0), x)

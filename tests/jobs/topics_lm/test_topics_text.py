@@ -1,4 +1,4 @@
-"""The text of the language model: what is held out is unseen, and each byte counts once."""
+"""The text of the language model: held-out text is unseen, and each byte counts once."""
 
 import itertools
 import math
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from jaxdist.jobs.topics_lm._text import (
     SEPARATOR,
     Text,
-    baselines,
-    held_out_windows,
+    compute_baselines,
     load_text,
-    training_windows,
+    make_held_out_windows,
+    make_training_windows,
 )
 
 _BYTES = st.binary(min_size=2, max_size=300).map(lambda b: np.frombuffer(b, np.uint8))
@@ -23,8 +23,8 @@ _BYTES = st.binary(min_size=2, max_size=300).map(lambda b: np.frombuffer(b, np.u
 
 def test_a_text_that_is_too_short_for_a_window_has_none() -> None:
     text = np.zeros(5, np.uint8)
-    assert training_windows(text, 5, 1)["tokens"].shape == (0, 6)
-    assert training_windows(text, 4, 1)["tokens"].shape == (1, 5)
+    assert make_training_windows(text, 5, 1)["tokens"].shape == (0, 6)
+    assert make_training_windows(text, 4, 1)["tokens"].shape == (1, 5)
 
 
 @pytest.mark.parametrize(("fraction", "seed"), [(0.1, 0), (0.1, 3), (0.5, 1), (1e-9, 0)])
@@ -52,7 +52,7 @@ def test_as_much_is_held_out_as_was_asked_for_and_a_seed_gives_the_same_again() 
 
 @given(_BYTES, st.integers(1, 40))
 def test_each_held_out_byte_but_the_first_is_predicted_once(text: np.ndarray, length: int) -> None:
-    windows = held_out_windows(text, length)
+    windows = make_held_out_windows(text, length)
     targets = [w[1 : n + 1] for w, n in zip(windows["tokens"], windows["length"], strict=True)]
     np.testing.assert_array_equal(np.concatenate(targets), text[1:])
     before = [w[:n] for w, n in zip(windows["tokens"], windows["length"], strict=True)]
@@ -63,7 +63,7 @@ def test_each_held_out_byte_but_the_first_is_predicted_once(text: np.ndarray, le
 def test_training_windows_start_a_stride_apart(text: np.ndarray, data: st.DataObject) -> None:
     length = data.draw(st.integers(1, len(text) - 1))
     stride = data.draw(st.integers(1, len(text)))
-    windows = training_windows(text, length, stride)["tokens"]
+    windows = make_training_windows(text, length, stride)["tokens"]
     starts = range(0, len(text) - length, stride)
     np.testing.assert_array_equal(windows, [text[i : i + length + 1] for i in starts])
 
@@ -77,6 +77,6 @@ def test_baselines_are_those_of_counting_one_by_one(train: np.ndarray, test: np.
     for a, b in itertools.pairwise(test):
         followed = [int(y) for x, y in itertools.pairwise(train) if x == a]
         bigram -= math.log2((followed.count(int(b)) + 256 * alone[b]) / (len(followed) + 256))
-    found = baselines(Text(train, test))
+    found = compute_baselines(Text(train, test))
     assert found["unigram"] == pytest.approx(unigram)
     assert found["bigram"] == pytest.approx(bigram / (len(test) - 1))

@@ -67,7 +67,7 @@ def _trained(*overrides: str, steps: int) -> _Trained:
     """The steps of a job without its loop."""
     config = _loaded(*overrides).values
     strategy, task = jobs.make_strategy(config), topics_lm.TopicsTask(config)
-    model, optimizer = task.recipe.made(strategy)
+    model, optimizer = task.recipe.build(strategy)
     source = batches(task.train, 16, shuffle=True, drop_remainder=True, repeat=None)
     with iter(strategy.experimental_distribute_dataset(source)) as data:
         args = ((model, optimizer, next(data)) for _ in range(steps))
@@ -146,7 +146,7 @@ _LISTED = "strategy.devices=['cpu:3', 'cpu:1', 'cpu:5', 'cpu:0']"
 @pytest.mark.parametrize(
     ("entries", "rows"),
     [
-        # Replicas lie along a ring of chips: 0 1, 2 3, 4 5, 6 7 in rows.
+        # Replicas follow a ring of chips, whose rows are 0 1, 2 3, 4 5, 6 7.
         (["strategy.slices=2"], [[0, 1, 3, 5], [7, 6, 4, 2]]),
         (["strategy.slices=4"], [[0, 1], [3, 5], [7, 6], [4, 2]]),
         (["strategy.virtual_slice=v5e:2x2*2"], [[0, 1, 3, 2], [4, 5, 7, 6]]),
@@ -162,10 +162,10 @@ def test_slices_are_rows_of_the_mesh(entries: list[str], rows: list[list[int]]) 
 
 def test_tpus_that_say_their_slice_are_put_in_its_order_and_counted() -> None:
     tpus = [SimpleNamespace(platform="tpu", slice_index=i) for i in (1, 0, 1, 0)]
-    assert _slices.told(tpus) == 2
-    assert _slices.told(jax.devices()) is None
+    assert _slices.count_device_slices(tpus) == 2
+    assert _slices.count_device_slices(jax.devices()) is None
     with pytest.raises(ConfigError, match=r"\{0: 1, 1: 2\}(.|\n)*Name 1 of each"):
-        _slices.told(tpus[:3])
+        _slices.count_device_slices(tpus[:3])
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_slices_that_do_not_divide_end_the_command_with_2(
 
 
 def _train(folder: Path, *overrides: str) -> tuple[dict[str, Any], str]:
-    """Run the job in `folder`; its metrics, and what it printed."""
+    """Run the job in `folder`. Return its metrics and its output."""
     here = [f"output.directory='{folder}'", f"checkpoint.directory='{folder / 'checkpoints'}'"]
     loaded = _loaded(*here, "output.picture=", "optimizer.schedule=constant", *overrides)
     out = io.StringIO()
