@@ -50,7 +50,7 @@ class JaxdistError(Exception):
 
 
 class InvalidArgumentError(JaxdistError, ValueError):
-    """Base of `ShapeError` and `ArgumentError`; TensorFlow raises this class in both cases.
+    """Raised as a `ShapeError` or an `ArgumentError`; TensorFlow raises this class for both.
 
     Source:
         `tf.errors.InvalidArgumentError`.
