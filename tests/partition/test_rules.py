@@ -44,7 +44,7 @@ def shapes() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "is_match"),
+    ("pattern", "wanted"),
     [
         (PATH, True),
         ("mlp/up/kernel", True),
@@ -64,8 +64,8 @@ def shapes() -> dict[str, Any]:
         ("{down,gate}/kernel", False),
     ],
 )
-def test_pattern_matches_whole_segments_at_the_end_of_a_path(pattern: str, is_match: bool) -> None:
-    assert is_match(pattern, PATH) is is_match
+def test_pattern_matches_whole_segments_at_the_end_of_a_path(pattern: str, wanted: bool) -> None:
+    assert is_match(pattern, PATH) is wanted
 
 
 @settings(deadline=None, max_examples=100)
