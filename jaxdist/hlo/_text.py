@@ -181,7 +181,7 @@ def resolve_start(i: Instruction) -> Instruction:
 
     Example:
         >>> new = Instruction("s", "((f32[8]), f32[2], u32[])", "reduce-scatter-start", ("x",), "")
-        >>> started(new).opcode, started(new).shape
+        >>> resolve_start(new).opcode, resolve_start(new).shape
         ('reduce-scatter', 'f32[2]')
     """
     opcode = i.opcode.removesuffix("-start")

@@ -161,7 +161,7 @@ def test_a_libtpu_that_is_too_old_is_told_with_its_version(
     def old(name: str, num_slices: int) -> list[object]:
         raise chips.NotDescribedError("Invalid TPU external name", "0.0.1")
 
-    monkeypatch.setattr(chips, "described", old)
+    monkeypatch.setattr(chips, "describe_slice", old)
     assert main(["plan", DIGITS, "--topology", "tpu7x:2x2x3"]) == 2
     told = capsys.readouterr().err
     assert "libtpu 0.0.1 does not describe 'tpu7x:2x2x3'" in told

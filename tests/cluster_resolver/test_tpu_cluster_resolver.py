@@ -188,7 +188,7 @@ def test_a_libtpu_that_knows_no_such_slice_says_how_to_get_a_newer_one(
     def old(name: str, num_slices: int) -> Any:
         raise chips.NotDescribedError("Invalid TPU external name", "0.0.1")
 
-    monkeypatch.setattr(chips, "described", old)
+    monkeypatch.setattr(chips, "describe_slice", old)
     with refused(TopologyError, "libtpu 0.0.1", "Invalid TPU", "pip install -U libtpu"):
         initialize_tpu_system(TPUClusterResolver("described:v6e:2x2"))
 

@@ -400,7 +400,7 @@ def test_options_of_xla_are_taken_and_logged_as_without_effect(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It is said once in a process.
-    monkeypatch.setattr(_options, "_TOLD", set())
+    monkeypatch.setattr(_options, "_LOGGED", set())
     options = jaxdist.RunOptions(
         experimental_xla_options=jaxdist.tpu.XLAOptions(use_shardy_partitioner=True)
     )
