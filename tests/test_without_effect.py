@@ -139,7 +139,7 @@ def test_an_argument_without_effect_is_told_once(
     row: tuple[str, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place in (_validate, _hints, _options):
-        monkeypatch.setattr(place, "_TOLD", set())
+        monkeypatch.setattr(place, "_LOGGED", set())
     caller, argument = row
     with caplog.at_level(logging.INFO, "jaxdist"):
         for _ in range(3):

@@ -216,7 +216,7 @@ NAMES = ["v2:2x2", "v2:4x4", "v3:2x4", "v3:4x4", "v4:2x2x1", "v4:2x2x2", "v5e:1x
          "v6e:1x1", "v6e:1x8", "v6e:8x8", "v6e:1x1*2", "tpu7x:2x2x1", "tpu7x:2x2x2"]
 for name in NAMES:
     ours = tpu.slice_of(name)
-    theirs = chips.described(ours.name, ours.num_slices)
+    theirs = chips.describe_slice(ours.name, ours.num_slices)
     def told(d):
         slice_index = getattr(d, "slice_index", None) or 0
         return tuple(d.coords), d.core_on_chip, d.process_index, slice_index

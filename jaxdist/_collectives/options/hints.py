@@ -9,7 +9,7 @@ from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 _LOG = logging.getLogger("jaxdist")
-_TOLD: set[tuple[str, str]] = set()
+_LOGGED: set[tuple[str, str]] = set()
 _DEFAULT = CommunicationOptions()
 
 
@@ -66,6 +66,6 @@ def _report(caller: str, options: CommunicationOptions, field: str, why: str) ->
     # Several calls pass the same option on. The note's key has the option and not the caller, so
     # the first caller, which the user called, is the one in the note.
     note_ignored(f"{field} given to {caller}: {why}", (field, getattr(options, field), why))
-    if (caller, field) not in _TOLD:
-        _TOLD.add((caller, field))
+    if (caller, field) not in _LOGGED:
+        _LOGGED.add((caller, field))
         _LOG.info("%s: %s of the communication options has no effect: %s", caller, field, why)
