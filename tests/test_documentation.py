@@ -200,10 +200,12 @@ def test_readme_has_exactly_two_commands_and_ci_runs_the_one_for_tests() -> None
     assert done.stdout.strip() == commands[1]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+# The changelog names files of earlier versions.
+NAMING = [page for page in PAGES if page.name != "CHANGELOG.md"]
+
+
+@pytest.mark.parametrize("page", NAMING, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_a_page_names_are_there(page: pathlib.Path) -> None:
     named = re.findall(r"`([\w.]+(?:/[\w.]+)+\.py)`", page.read_text())
-    if page.name == "CHANGELOG.md":
-        pytest.skip("it names files of earlier versions")
     gone = [f for f in named if not any((root / f).exists() for root in (ROOT, ROOT / "jaxdist"))]
     assert gone == []
