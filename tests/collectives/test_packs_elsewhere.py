@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdist import _mesh as mesh
 from jaxdist import hlo
-from jaxdist._collectives import CommunicationOptions, default_summing
+from jaxdist._collectives import CommunicationOptions, plan_default_sum
 
 MIB = 1 << 20
 for name, packs in ("v5e:4x4", (0, MIB, 12 * MIB, 100 * MIB)), ("v5p:2x2x2", (12 * MIB,)):
@@ -30,7 +30,7 @@ for name, packs in ("v5e:4x4", (0, MIB, 12 * MIB, 100 * MIB)), ("v5p:2x2x2", (12
     layout = mesh.build(description.devices)
     leaves = [jax.ShapeDtypeStruct((MIB,), jnp.float32, sharding=layout.replicated)] * 12
     for pack in packs:
-        _, how = default_summing(leaves, layout, CommunicationOptions(pack))
+        _, how = plan_default_sum(leaves, layout, CommunicationOptions(pack))
         mapped = jax.shard_map(
             lambda *xs: how([x * 2 for x in xs]),
             mesh=layout.mesh, in_specs=P(), out_specs=P(), check_vma=False,

@@ -149,11 +149,11 @@ class Interpreter(abc.ABC, Generic[V]):
 def rule_for(eqn: Any) -> str | None:
     """Return the name of the rule for an operation that holds programs, else None."""
     name = eqn.primitive.name
-    rule = HIGHER_ORDER.get(name)
-    # A primitive of another library may have the name of a call without holding a program.
-    if rule == "call" and known.CALLS[name] not in eqn.params:
-        return None
-    return rule
+    parameter = known.CALLS.get(name)
+    if parameter is None:
+        return HIGHER_ORDER.get(name)
+    # A primitive of another library may have the name of a call, and no program.
+    return "call" if parameter in eqn.params else None
 
 
 def get_called_program(eqn: Any) -> Any:
