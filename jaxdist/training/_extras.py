@@ -43,7 +43,7 @@ class Extra:
     @property
     def install_command(self) -> str:
         """The command that installs the package."""
-        # Not `pip install jaxdist[...]`: jaxdist is not published.
+        # Not an extra of jaxdist, which is not published.
         return f"pip install {self.name}"
 
 

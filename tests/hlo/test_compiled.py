@@ -272,8 +272,8 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 from jaxdist import _mesh as mesh
 from jaxdist import cost, hlo
-from jaxdist._collectives import Told
-from jaxdist._program.report.explanation import explained
+from jaxdist._collectives import TraceNotes
+from jaxdist._program.report.explanation import explain_program
 
 for slices in (1, 2):
     description = topologies.get_topology_desc(
@@ -297,7 +297,7 @@ for slices in (1, 2):
     print("devices", slices, hlo.num_participants(text))
     for c in hlo.collectives(text):
         print(c.kind, slices, c.bytes_per_device, c.group_size, len(c.groups), c.between_slices)
-    report = explained("step", layout, (), Told(), text)
+    report = explain_program("step", layout, (), TraceNotes(), text)
     print("sent", slices, report.bytes_sent("inside"), report.bytes_sent("between"))
 """
 
