@@ -304,12 +304,6 @@ class TPUStrategy(Strategy):
         caller = "TPUStrategy.on_logical_device"
         return logical_devices.on_logical_device(self, caller, logical_device_id)
 
-    # The base class copies what `_set_up` sets; the other attributes are immutable and shared.
-    def __deepcopy__(self, memo: dict[int, Any]) -> "TPUStrategy":
-        other: Any = super().__deepcopy__(memo)
-        other._resolver, other._assignment = self._resolver, self._assignment
-        return other
-
 
 def check_assignment(name: str, assignment: Any) -> None:
     """Raise an error if `assignment` is neither None nor a `DeviceAssignment`.

@@ -3,7 +3,7 @@
 from typing import Any, TypeAlias
 
 from jaxdist._program.jaxprs.control_flow import Scan
-from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
+from jaxdist._program.jaxprs.interpreter import Interpreter
 from jaxdist._program.jaxprs.subprograms import get_input_variables
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
 
@@ -19,7 +19,7 @@ def marks_of_results(program: Any) -> list[Parts]:
     return MarkAnalysis().run(program, [None] * len(get_input_variables(program)))
 
 
-class MarkAnalysis(ForwardAnalysis[Parts]):
+class MarkAnalysis(Interpreter[Parts]):
     """The analysis of the layouts over logical devices with which values are marked."""
 
     def literal(self, literal: Any) -> Parts:
@@ -27,9 +27,6 @@ class MarkAnalysis(ForwardAnalysis[Parts]):
 
     def constant(self, variable: Any, value: Any) -> Parts:
         return None
-
-    def join(self, eqn: Any, aval: Any, first: Parts, second: Parts) -> Parts:
-        return first if first == second else None
 
     def operation(self, eqn: Any, inputs: list[Parts]) -> list[Parts]:
         if eqn.primitive is LOGICAL_LAYOUT:

@@ -14,6 +14,7 @@ from jax.extend.core import Literal
 
 from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.control_flow import Scan
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
 from jaxdist._program.jaxprs.interpreter import Interpreter
 from jaxdist._program.jaxprs.subprograms import open_jaxpr
@@ -108,17 +109,14 @@ def _evaluate_both(
 
 
 def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], list[Any]]:
-    params = eqn.params
-    program = params["jaxpr"]
-    consts, carry = _compat.get_scan_counts(params)
+    params, loop = eqn.params, Scan.of(eqn)
+    program, carry = loop.program, loop.num_carry
     # The scan below carries a second copy only of those parts of the carry that can differ.
-    depends = _find_dependent_carry(program, [x is not None for x in others], consts, carry)
-    numbers = [i for i in range(carry) if depends[i]]
-    start = operands[consts : consts + carry]
-    given = others[consts : consts + carry]
+    asked = MarkedInputs().scan(eqn, [x is not None for x in others])
+    numbers = [i for i in range(carry) if asked[i]]
+    held, start, rows = loop.split(operands)
+    other_held, given, other_rows = loop.split(others)
     second = [start[i] if given[i] is None else given[i] for i in numbers]
-    rows, other_rows = operands[consts + carry :], others[consts + carry :]
-    asked = [*depends, *find_dependent_rows(program, others, consts, carry, depends)]
     made = [i for i, a in enumerate(asked[carry:]) if a]
 
     def body(state: Any, values: Any) -> Any:
@@ -129,8 +127,8 @@ def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], 
             of_carry[i] = x
         results, found = run_twice(
             program,
-            [*operands[:consts], *own, *row],
-            [*others[:consts], *of_carry, *other_row],
+            [*held, *own, *row],
+            [*other_held, *of_carry, *other_row],
             asked,
         )
         whole = [r if f is None else f for r, f in zip(results, found, strict=True)]
@@ -153,27 +151,6 @@ def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], 
     for i, x in zip(made, other_stacked, strict=True):
         found[carry + i] = x
     return [*state, *stacked], found
-
-
-def _find_dependent_carry(program: Any, given: list[bool], consts: int, carry: int) -> list[bool]:
-    """Return which parts of a loop's carry depend on inputs that differ between the two runs."""
-    held, state, rows = given[:consts], given[consts : consts + carry], given[consts + carry :]
-    while True:
-        out = find_dependent_results(program, [*held, *state, *rows])
-        grown = [a or b for a, b in zip(state, out[:carry], strict=True)]
-        if grown == state:
-            return state
-        state = grown
-
-
-def find_dependent_rows(
-    program: Any, others: list[Any], consts: int, carry: int, state: list[bool]
-) -> list[bool]:
-    """Return which stacked results of a loop depend on inputs that differ between the two runs."""
-    given = [x is not None for x in others]
-    return find_dependent_results(program, [*given[:consts], *state, *given[consts + carry :]])[
-        carry:
-    ]
 
 
 def find_dependent_results(program: Any, given: Sequence[bool]) -> list[bool]:

@@ -81,11 +81,6 @@ def analyse_equation(eqn: Any, inputs: Sequence[Differs], axes: Differs) -> list
     return ReplicationAnalysis(axes).equation(eqn, list(inputs))
 
 
-def analyse_program(program: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
-    """Return for each result of a sub-program the axes over which it may differ."""
-    return ReplicationAnalysis(axes).run(program, inputs)
-
-
 class ReplicationAnalysis(ForwardAnalysis[Differs]):
     """The replication analysis; a fact is the set of axes over which a value may differ."""
 

@@ -2,7 +2,9 @@
 
 The loop stays a loop, and its body is cut at its collectives like the step itself. A part of the
 carry is one value (`Same`) if the analysis proves that it is equal on all replicas in every
-iteration. Otherwise it is one row for each replica (`Own`). See Note [Virtual replicas].
+iteration. Otherwise it is one row for each replica (`Own`). Each function is given what the
+analysis says of the results (`differs`): the form of a carry must be known before JAX traces the
+body. See Note [Virtual replicas].
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxdist._program.jaxprs.batched_while import has_active_row, keep_finished_rows
 from jaxdist._program.jaxprs.control_flow import Scan, While
-from jaxdist._program.proof.replication import Differs, analyse_program
+from jaxdist._program.proof.replication import Differs
 from jaxdist._program.virtual.values import Own, Same, VirtualDevice
 
 Run: TypeAlias = Callable[[Any, Sequence[Same | Own], VirtualDevice], list[Same | Own]]
@@ -41,25 +43,13 @@ def _unwrap_all(held: Held, differs: Sequence[Any], device: VirtualDevice) -> li
     return [_unwrap(x, d, device) for x, d in zip(held, differs, strict=True)]
 
 
-def _join(first: Sequence[Differs], second: Sequence[Differs]) -> list[Differs]:
-    return [a | b for a, b in zip(first, second, strict=True)]
-
-
 def _scan(
     eqn: Any, held: Held, differs: list[Differs], device: VirtualDevice, run: Run
 ) -> list[Same | Own]:
     params, loop = eqn.params, Scan.of(eqn)
     program, consts, carry = loop.program, loop.num_consts, loop.num_carry
     end = consts + carry
-    state = differs[consts:end]
-    # The form of the carry must be fixed before `jax.lax.scan` traces the body.
-    while True:
-        out = analyse_program(program, [*differs[:consts], *state, *differs[end:]], device.axes)
-        grown = _join(state, out[:carry])
-        if grown == state:
-            break
-        state = grown
-    of_rows = out[carry:]
+    state, of_rows = differs[:carry], differs[carry:]
     # [iteration, replica, ...], since a scan iterates over dim 0.
     given = [
         jnp.moveaxis(x.rows, 1, 0) if isinstance(x, Own) else jnp.asarray(x.value)
@@ -87,37 +77,29 @@ def _while(
 ) -> list[Same | Own]:
     params = eqn.params
     loop = While.of(eqn)
-    first, second = loop.num_condition_consts, loop.num_condition_consts + loop.num_body_consts
-    of_cond, of_body, _ = loop.split(held)
-    state = differs[second:]
-    while True:
-        given = [*differs[first:second], *state]
-        grown = _join(state, analyse_program(params["body_jaxpr"], given, device.axes))
-        if grown == state:
-            break
-        state = grown
+    of_cond, of_body, start = loop.split(held)
 
     def condition(carried: list[Any]) -> Any:
-        results = run(params["cond_jaxpr"], [*of_cond, *_wrap_all(carried, state)], device)
+        results = run(params["cond_jaxpr"], [*of_cond, *_wrap_all(carried, differs)], device)
         return device.get_one(results[0])
 
     is_batched = bool(params["cond_jaxpr"].out_avals[0].shape)
 
     def body(carried: list[Any]) -> list[Any]:
-        results = run(params["body_jaxpr"], [*of_body, *_wrap_all(carried, state)], device)
-        after = _unwrap_all(results, state, device)
+        results = run(params["body_jaxpr"], [*of_body, *_wrap_all(carried, differs)], device)
+        after = _unwrap_all(results, differs, device)
         if not is_batched:
             return after
         # Values that differ have the shape [replica, rows of the loop, ...].
-        fronts = [1 if differs else 0 for differs in state]
+        fronts = [1 if d else 0 for d in differs]
         return keep_finished_rows(condition(carried), after, carried, fronts)
 
     last = jax.lax.while_loop(
         lambda carried: has_active_row(condition(carried)),
         body,
-        _unwrap_all(held[second:], state, device),
+        _unwrap_all(start, differs, device),
     )
-    return _wrap_all(last, state)
+    return _wrap_all(last, differs)
 
 
 def _cond(
@@ -125,22 +107,18 @@ def _cond(
 ) -> list[Same | Own]:
     index, *operands = held
     branches = eqn.params["branches"]
-    outs = [analyse_program(b, differs[1:], device.axes) for b in branches]
-    joined = outs[0]
-    for out in outs[1:]:
-        joined = _join(joined, out)
 
     def make_branch(branch: Any) -> Callable[[list[Any]], list[Any]]:
         def run_branch(values: list[Any]) -> list[Any]:
             own = [isinstance(x, Own) for x in operands]
-            return _unwrap_all(run(branch, _wrap_all(values, own), device), joined, device)
+            return _unwrap_all(run(branch, _wrap_all(values, own), device), differs, device)
 
         return run_branch
 
     values = jax.lax.switch(
         device.get_one(index), [make_branch(b) for b in branches], [_get_array(x) for x in operands]
     )
-    return _wrap_all(values, joined)
+    return _wrap_all(values, differs)
 
 
 LOOPS = {"scan": _scan, "cond": _cond, "while": _while}

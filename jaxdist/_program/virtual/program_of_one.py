@@ -99,7 +99,7 @@ class _Run:
                 self._run_sums(number)
             elif op.has_collective and self._must_communicate(op):
                 outputs = self._run_collective(
-                    op, [self._value(a, number) for a in op.inputs], came_in
+                    op, [self._value(a, number) for a in op.inputs], differs
                 )
                 self.values.update(zip(op.outputs, outputs, strict=True))
             elif any(came_in) or any(differs):

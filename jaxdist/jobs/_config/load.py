@@ -80,7 +80,7 @@ def load_config(
         raise ArgumentTypeError(
             f"{caller} was given schema={show(schema)}.\n\n"
             "schema is a frozen dataclass of sections.\n\n"
-            "Pass for instance schema=training.DigitsConfig."
+            "Pass for instance schema=jobs.DigitsConfig."
         )
     source, texts = check_sources(caller, path, overrides)
     with ErrorNote(f"{caller} was given path={source!r} and overrides={texts!r}."):

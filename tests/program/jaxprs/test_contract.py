@@ -29,6 +29,9 @@ from jaxdist._program.proof.replication import NONE, ReplicationAnalysis
 from jaxdist._program.proof.updates import Part, UpdateAnalysis
 from jaxdist._program.uneven.joined_ops import FlatList
 from jaxdist._program.virtual.device import OneReplica
+from jaxdist._update.partitioned import PieceInterpreter
+from jaxdist._update.values import Replicas, Whole
+from jaxdist.errors import UnsupportedError
 
 AXES = frozenset({"replica"})
 MATRIX = np.diag([2.0, 3.0, 4.0, 5.0]).astype(np.float32)
@@ -132,7 +135,7 @@ ANALYSES: dict[type, Callable[[], tuple[Any, Any, Any, Callable[[Any], bool]]]] 
 # An unmarked result is sound there: a lost mark changes a layout, but never a value.
 NOT_SOUND = {MarkAnalysis}
 # Interpreters that compute values. The test compares each with JAX.
-COMPUTING = {LocalPieces, OneReplica, TwoRuns}
+COMPUTING = {LocalPieces, OneReplica, PieceInterpreter, TwoRuns}
 # A trial of random numbers is a proof by itself (`test_state.py`); a list of operations has none.
 OTHERS = {Trial, FlatList}
 
@@ -151,9 +154,7 @@ def _label(value: Any) -> str:
 def test_every_class_of_the_contract_is_tried_here() -> None:
     found = set(_classes()) - {ForwardAnalysis}
     listed = set(ANALYSES) | NOT_SOUND | COMPUTING | OTHERS
-    assert {c.__name__ for c in found - listed if c.__module__.startswith("jaxdist._program")} == (
-        set()
-    )
+    assert {c.__name__ for c in found - listed} == set()
 
 
 def test_every_rule_has_a_step() -> None:
@@ -202,12 +203,27 @@ def _one_replica(program: Any) -> list[Any]:
     return OneReplica(0, turns).run(program, [X, Y])
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("run", [_two_runs, _local_pieces, _one_replica], ids=lambda f: f.__name__)
+def _pieces(program: Any) -> list[Any]:
+    runs = PieceInterpreter(Replicas(_layout()))
+    return [v.whole() for v in runs.run(program, [Whole(x, Replicas(_layout())) for x in (X, Y)])]
+
+
+RUNS = [
+    (run, step)
+    for run in (_two_runs, _local_pieces, _one_replica, _pieces)
+    for step in STEPS
+    if (run, step) != (_one_replica, "shard_map")
+]
+
+
+@pytest.mark.parametrize(("run", "step"), RUNS, ids=lambda v: getattr(v, "__name__", v))
 def test_what_computes_gives_what_jax_gives(run: Callable[[Any], Any], step: str) -> None:
-    if run is _one_replica and step == "shard_map":
-        pytest.skip("a virtual replica has no mesh: refused by name in test_deterministic.py")
     program = _program(step)
     expected = jaxpr_as_fun(program)(X, Y)
     for made, wanted in zip(run(program), expected, strict=True):
         np.testing.assert_allclose(made, wanted, rtol=1e-6)
+
+
+def test_virtual_replica_refuses_a_mesh_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="shard_map"):
+        _one_replica(_program("shard_map"))
