@@ -1,7 +1,7 @@
 """Functions that read and rewrite traced programs (jaxprs), and stage them again."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from jax._src.state.types import WriteEffect as _WriteEffect
 from jax.extend.core import ClosedJaxpr
 
 
-def get_scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+def get_scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     """Return the numbers of constants and of carries among the operands of a `scan`.
 
     JAX 0.12 stores them as a tree of trees, and 0.10 as two numbers. Waits for the end of 0.10.

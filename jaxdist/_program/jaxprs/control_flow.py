@@ -1,7 +1,7 @@
 """The operands of JAX's loops and solvers, split by their roles."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from jaxdist import _compat
@@ -20,10 +20,9 @@ class Scan:
     num_carry: int
 
     @classmethod
-    def of(cls, eqn: Any) -> "Scan":
-        """Return the parts of a `scan` equation."""
-        consts, carry = _compat.get_scan_counts(eqn.params)
-        return cls(eqn.params["jaxpr"], eqn.params["length"], consts, carry)
+    def of(cls, params: Mapping[str, Any]) -> "Scan":
+        """Return the parts of a `scan` with these parameters."""
+        return cls(params["jaxpr"], params["length"], *_compat.get_scan_counts(params))
 
     def split(self, operands: Values[V]) -> tuple[list[V], list[V], list[V]]:
         """Return the constants, the initial carry, and the arrays that the loop iterates over."""
@@ -42,9 +41,9 @@ class While:
     num_body_consts: int
 
     @classmethod
-    def of(cls, eqn: Any) -> "While":
-        """Return the parts of a `while` equation."""
-        p = eqn.params
+    def of(cls, params: Mapping[str, Any]) -> "While":
+        """Return the parts of a `while` with these parameters."""
+        p = params
         return cls(p["cond_jaxpr"], p["body_jaxpr"], p["cond_nconsts"], p["body_nconsts"])
 
     def split(self, operands: Values[V]) -> tuple[list[V], list[V], list[V]]:

@@ -59,7 +59,7 @@ class ForwardAnalysis(Interpreter[L]):
 
     def scan(self, eqn: Any, inputs: list[L]) -> list[L]:
         """Analyse the body until the facts of the carry do not change any more."""
-        loop = Scan.of(eqn)
+        loop = Scan.of(eqn.params)
         consts, state, over = loop.split(inputs)
         avals = [v.aval for v in eqn.outvars]
         inner = [v.aval for v in get_input_variables(loop.program)][
@@ -79,7 +79,7 @@ class ForwardAnalysis(Interpreter[L]):
 
     def while_loop(self, eqn: Any, inputs: list[L]) -> list[L]:
         """Analyse condition and body until the facts of the state do not change any more."""
-        loop = While.of(eqn)
+        loop = While.of(eqn.params)
         of_condition, of_body, state = loop.split(inputs)
         goes_on: list[L] = []
 

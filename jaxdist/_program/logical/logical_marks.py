@@ -38,7 +38,7 @@ class MarkAnalysis(Interpreter[Parts]):
         return self.operation(eqn, inputs) if inside else super().call(eqn, inputs)
 
     def scan(self, eqn: Any, inputs: list[Parts]) -> list[Parts]:
-        loop = Scan.of(eqn)
+        loop = Scan.of(eqn.params)
         inside = marks_of_results(loop.program)
         # A scan without iterations returns its initial carry, not the marked one.
         state = [m if loop.length else None for m in inside[: loop.num_carry]]

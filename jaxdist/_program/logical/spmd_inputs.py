@@ -10,6 +10,7 @@ from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.control_flow import While
 from jaxdist._program.jaxprs.subprograms import open_jaxpr
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
 from jaxdist._program.trace.trace import Argument, Signature, TracedStep
@@ -99,10 +100,10 @@ def _find_calls(eqn: Any, numbers: list[int | None]) -> Iterator[_Call]:
         for branch in params["branches"]:
             yield _Call(branch, numbers[1:])
     elif name == "while":
-        cond, body = params["cond_nconsts"], params["body_nconsts"]
-        state = numbers[cond + body :]
-        yield _Call(params["cond_jaxpr"], numbers[:cond] + state)
-        yield _Call(params["body_jaxpr"], numbers[cond : cond + body] + state)
+        loop = While.of(params)
+        of_condition, of_body, state = loop.split(numbers)
+        yield _Call(loop.condition, of_condition + state)
+        yield _Call(loop.body, of_body + state)
 
 
 def _explain(found: dict[int, str], names: Sequence[str], layout: ReplicaMesh) -> str:

@@ -34,7 +34,7 @@ from jaxdist._program.state.rows import place_of, replicas_with_rows
 from jaxdist._program.state.state import check_functional_state, find_combinations
 from jaxdist._program.trace.sharded import join_pieces, pieces_of
 from jaxdist._program.trace.trace import Signature, replica_axes_of
-from jaxdist._program.uneven.joined import Groups
+from jaxdist._program.uneven.groups import Groups
 from jaxdist._program.uneven.uneven import check_ranks, get_signature_of_replica, join_templates
 from jaxdist._program.variables.lift import check_equal
 from jaxdist._values import (

@@ -16,6 +16,7 @@ from jaxdist._collectives import UNEVEN_ALL_GATHER, GatherLog, shared_trace_key
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.batched_while import keep_finished_rows
+from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.jaxprs.subprograms import iterate_programs, open_jaxpr, subprograms
 from jaxdist._program.op_by_op.invalid_numbers import explain_invalid_number
 from jaxdist._program.op_by_op.rendezvous import Collective, NumRows
@@ -256,20 +257,20 @@ class ReplicaOps:
         )
 
     def _run_while(self, args: list[Any], params: dict[str, Any]) -> list[Any]:
-        split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        of_cond, of_body, state = args[: split[0]], args[split[0] : split[1]], args[split[1] :]
+        loop = While.of(params)
+        of_cond, of_body, state = loop.split(args)
         while True:
-            [goes_on] = self._call(params["cond_jaxpr"], of_cond + state)
+            [goes_on] = self._call(loop.condition, of_cond + state)
             if not np.any(self._get_array(goes_on)):
                 return state
-            after = self._call(params["body_jaxpr"], of_body + state)
+            after = self._call(loop.body, of_body + state)
             # Under `vmap` the condition has many values: keep the state where it is False.
             state = _compat.call_in_trace(self.trace, keep_finished_rows, goes_on, after, state)
 
     def _run_scan(self, args: list[Any], params: dict[str, Any]) -> list[Any]:
-        consts, carry = _compat.get_scan_counts(params)
-        held, state, rows = args[:consts], args[consts : consts + carry], args[consts + carry :]
-        length, program = params["length"], params["jaxpr"]
+        loop = Scan.of(params)
+        held, state, rows = loop.split(args)
+        length, program, carry = loop.length, loop.program, loop.num_carry
         order = range(length - 1, -1, -1) if params["reverse"] else range(length)
         made: list[Any] = [None] * length
         for i in order:

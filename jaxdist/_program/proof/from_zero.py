@@ -109,7 +109,7 @@ def _evaluate_both(
 
 
 def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], list[Any]]:
-    params, loop = eqn.params, Scan.of(eqn)
+    params, loop = eqn.params, Scan.of(eqn.params)
     program, carry = loop.program, loop.num_carry
     # The scan below carries a second copy only of those parts of the carry that can differ.
     asked = MarkedInputs().scan(eqn, [x is not None for x in others])

@@ -147,7 +147,7 @@ class LocalPieces(Interpreter[Local]):
         return self._trace(program, given, wanted, [*arrays, *(arrays[i] for i in tangents)])
 
     def scan(self, eqn: Any, inputs: list[Local]) -> list[Local]:
-        loop = Scan.of(eqn)
+        loop = Scan.of(eqn.params)
         consts, carry = loop.num_consts, loop.num_carry
         found = self._proof.equation(eqn, [x.fact for x in inputs])
         held, start, rows = loop.split(inputs)
@@ -162,7 +162,7 @@ class LocalPieces(Interpreter[Local]):
         return [Local(s, x) for s, x in zip(found, results, strict=True)]
 
     def while_loop(self, eqn: Any, inputs: list[Local]) -> list[Local]:
-        p, loop = eqn.params, While.of(eqn)
+        p, loop = eqn.params, While.of(eqn.params)
         first, second = loop.num_condition_consts, loop.num_condition_consts + loop.num_body_consts
         found = self._proof.equation(eqn, [x.fact for x in inputs])
         state = [self._convert(x, s) for x, s in zip(inputs[second:], found, strict=True)]

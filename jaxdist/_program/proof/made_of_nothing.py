@@ -237,7 +237,7 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         return self.run(branches[chosen], operands)
 
     def scan(self, eqn: Any, inputs: list[Found]) -> list[Found]:
-        loop = Scan.of(eqn)
+        loop = Scan.of(eqn.params)
         # A scan over no rows does not run its body: the carry stays known.
         if loop.length:
             return super().scan(eqn, inputs)

@@ -197,7 +197,7 @@ class Trial(Interpreter[Any]):
         return np.asarray(fn(*values, **params))
 
     def scan(self, eqn: Any, inputs: list[Any]) -> list[Any]:
-        loop = Scan.of(eqn)
+        loop = Scan.of(eqn.params)
         carry = loop.num_carry
         if loop.length > _SMALL or (len(eqn.outvars) > carry and loop.length == 0):
             raise _NoUpdateError

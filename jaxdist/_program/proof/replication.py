@@ -196,14 +196,14 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
         )
 
     def scan(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
-        times = None if self.times is None else self.times * Scan.of(eqn).length
+        times = None if self.times is None else self.times * Scan.of(eqn.params).length
         with self._enter(self.divergent, times):
             return super().scan(eqn, inputs)
 
     def while_loop(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
         # Not the rule of `ForwardAnalysis`: the fact of the condition also changes `divergent` for
         # the condition itself, so both need one common fixpoint.
-        loop = While.of(eqn)
+        loop = While.of(eqn.params)
         of_condition, of_body, state = loop.split(inputs)
         inside = self.divergent
         while True:

@@ -13,9 +13,8 @@
 # A switch needs results of one shape, so a value whose shape differs between groups is padded to
 # the largest shape when it leaves a switch, and sliced when it enters the next (`Slot`). A loop
 # with a collective in it becomes one loop, whose bodies are joined in the same way
-# (joined_loops.py).
+# (joined_loops.py). Errors about groups that diverge are in divergence.py.
 
-import dataclasses
 import difflib
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
@@ -28,37 +27,25 @@ from jax.extend.core import Literal
 from jaxdist import _compat
 from jaxdist._collectives import UNEVEN_ALL_GATHER, gather_padded
 from jaxdist._program.jaxprs.subprograms import open_jaxpr
-from jaxdist._program.uneven.joined_loops import (
-    LOOPS,
-    describe_loop,
-    has_same_branches,
-    has_same_length,
-    list_constants,
+from jaxdist._program.uneven.divergence import (
+    check_same_collective,
+    check_same_gather,
+    check_same_loop,
+    check_same_shapes,
 )
-from jaxdist._program.uneven.joined_ops import Const, Key, Op, Slot, flatten_ops, is_equal, is_same
-from jaxdist._typing import AxisNames
-from jaxdist.errors import DivergentCollectiveError, ShapeError
-
-
-@dataclasses.dataclass(frozen=True)
-class Groups:
-    """The group of each replica."""
-
-    of_replica: tuple[int, ...]
-    axes: AxisNames
-
-    @property
-    def count(self) -> int:
-        """The number of groups."""
-        return max(self.of_replica) + 1
-
-    def members(self, group: int) -> list[int]:
-        """Return the replicas of one group."""
-        return [r for r, g in enumerate(self.of_replica) if g == group]
-
-    def get_own_group(self) -> Any:
-        """Return the group of the current replica, traced."""
-        return jnp.asarray(self.of_replica, jnp.int32)[jax.lax.axis_index(self.axes)]
+from jaxdist._program.uneven.groups import Groups
+from jaxdist._program.uneven.joined_loops import LOOPS, list_constants
+from jaxdist._program.uneven.joined_ops import (
+    Const,
+    Key,
+    Op,
+    Slot,
+    abstract,
+    dtype_of,
+    flatten_ops,
+    is_equal,
+    is_same,
+)
 
 
 def run_joined(
@@ -112,11 +99,10 @@ class _Join:
     def run(self) -> list[Slot]:
         collectives = [[i for i, op in enumerate(ops) if op.has_collective] for ops in self.ops]
         for row in zip_longest(*collectives):
-            self._check_same_collective(row)
+            ops = check_same_collective(self.ops, row, self.groups)
             self._process_region(row)
-            ops = [self.ops[g][i] for g, i in enumerate(row)]
             if ops[0].name in LOOPS:
-                self._check_loops(ops)
+                check_same_loop(ops, self.groups)
             columns, own = self._match_operands(ops)
             slots = self._get_slots(columns)
             for g, i in enumerate(row):
@@ -168,7 +154,7 @@ class _Join:
         for g, part in enumerate(parts):
             for i in part:
                 atom = ops[g].inputs[i]
-                kind = (_dtype(atom), jnp.ndim(_abstract(atom)))
+                kind = (dtype_of(atom), jnp.ndim(abstract(atom)))
                 by_kind.setdefault(kind, [[] for _ in ops])[g].append(i)
         for rows in by_kind.values():
             for row in zip_longest(*rows):
@@ -341,27 +327,6 @@ class _Join:
 
     # The collectives
 
-    def _check_same_collective(self, row: Sequence[int | None]) -> None:
-        names = ["nothing more" if i is None else self.ops[g][i].name for g, i in enumerate(row)]
-        if len(set(names)) == 1:
-            return
-        found = "\n".join(
-            f"replicas {self.groups.members(g)}: {name}{self._describe_line(g, row[g])}"
-            for g, name in enumerate(names)
-        )
-        raise DivergentCollectiveError(
-            "Replicas whose local shapes differ do not reach the same collectives in "
-            f"strategy.run:\n{found}\n\n"
-            "Every replica has to reach every collective, in the same order.\n\n"
-            "Take the collective out of the branch that reads a local shape; a replica without "
-            "rows brings zeros to a sum."
-        )
-
-    def _describe_line(self, group: int, number: int | None) -> str:
-        if number is None:
-            return ""
-        return f" at {_compat.find_source(self.ops[group][number].eqn)}"
-
     def _communicate(
         self, ops: list[Op], slots: list[Slot], operands: Sequence[Sequence[Slot]]
     ) -> list[Slot]:
@@ -374,79 +339,15 @@ class _Join:
         """
         eqn = ops[0].eqn
         if eqn.primitive is UNEVEN_ALL_GATHER:
-            dim = eqn.params["dim"]
-            others = {(*s[:dim], *s[dim + 1 :]) for s in slots[0].shapes}
-            asked = {(op.eqn.params["dim"], op.eqn.params["sizes"]) for op in ops}
-            if len(others) > 1 or len(asked) > 1:
-                raise ShapeError(self._explain_gather(ops, dim))
+            check_same_gather(ops, slots[0].shapes, self.groups)
             return self._make_common_slots([gather_padded(slots[0].value, eqn.params)])
         if ops[0].name in LOOPS:
             return LOOPS[ops[0].name](ops, operands, self._run_joined)
-        if not all(is_same(ops[0], op) for op in ops[1:]):
-            raise ShapeError(self._explain_shapes(ops))
+        check_same_shapes(ops, self.groups)
         return self._make_common_slots(_bind(eqn, [s.value for s in slots]))
 
     def _run_joined(self, programs: Sequence[Any], given: Sequence[Sequence[Slot]]) -> list[Slot]:
         return run_joined(programs, given, self.groups)
-
-    def _check_loops(self, ops: list[Op]) -> None:
-        if not has_same_length(ops):
-            raise ShapeError(self._explain_shapes(ops))
-        if not has_same_branches(ops):
-            raise DivergentCollectiveError(self._explain_branches(ops))
-        if len({describe_loop(op) for op in ops}) > 1:
-            raise DivergentCollectiveError(self._explain_loops(ops))
-
-    def _describe_operands(self, ops: list[Op]) -> str:
-        return "\n".join(
-            f"replicas {self.groups.members(g)}: "
-            + ", ".join(f"{_dtype(a)}{list(jnp.shape(_abstract(a)))}" for a in op.inputs)
-            for g, op in enumerate(ops)
-        )
-
-    def _explain_gather(self, ops: list[Op], dim: int) -> str:
-        return (
-            f"An all_gather at {_compat.find_source(ops[0].eqn)} was given different shapes on "
-            f"different replicas:\n{self._describe_operands(ops)}\n\n"
-            f"Values that are concatenated on dim {dim} may differ in dim {dim} only.\n\n"
-            "Gather on the dim that differs, or pad the others first."
-        )
-
-    def _explain_branches(self, ops: list[Op]) -> str:
-        counts = "\n".join(
-            f"replicas {self.groups.members(g)}: {len(op.eqn.params['branches'])} branches"
-            for g, op in enumerate(ops)
-        )
-        return (
-            f"A switch at {_compat.find_source(ops[0].eqn)} has other numbers of branches on "
-            f"different replicas, and a collective in one of them:\n{counts}\n\n"
-            "Every replica has to reach every collective, so a switch that holds one has the same "
-            "branches on all replicas.\n\n"
-            "Take the collective out of the switch, or give the switch the same branches for every "
-            "local shape."
-        )
-
-    def _explain_loops(self, ops: list[Op]) -> str:
-        found = "\n".join(
-            f"replicas {self.groups.members(g)}: {describe_loop(op)}" for g, op in enumerate(ops)
-        )
-        return (
-            f"A {ops[0].name} at {_compat.find_source(ops[0].eqn)} has a collective in it, and is "
-            f"not the same loop on different replicas:\n{found}\n\n"
-            "Every replica has to reach every collective, so a loop that holds one carries the "
-            "same values in the same direction on all replicas.\n\n"
-            "Take the collective out of the loop, or write the loop in the same way for every "
-            "local shape."
-        )
-
-    def _explain_shapes(self, ops: list[Op]) -> str:
-        return (
-            f"A {ops[0].name} at {_compat.find_source(ops[0].eqn)} was given different shapes on "
-            f"different replicas:\n{self._describe_operands(ops)}\n\n"
-            "Values that are combined element by element have one shape on all replicas.\n\n"
-            "Reduce them over the dim that differs first (a sum and a count), or bring them "
-            "together with get_replica_context().all_gather(value, axis)."
-        )
 
 
 def _align(first: list[Op], second: list[Op]) -> dict[int, int]:
@@ -479,17 +380,9 @@ def _select_keys(atoms: Iterable[Any]) -> list[Key]:
 
 def _list_shapes(column: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
     """Return the shape of a column in each group; groups without a value get that of another."""
-    known = [None if a is None else tuple(jnp.shape(_abstract(a))) for a in column]
+    known = [None if a is None else tuple(jnp.shape(abstract(a))) for a in column]
     some = next(s for s in known if s is not None)
     return tuple(some if s is None else s for s in known)
-
-
-def _abstract(atom: Any) -> Any:
-    return atom.value if isinstance(atom, Const) else atom.aval
-
-
-def _dtype(atom: Any) -> Any:
-    return jnp.asarray(atom.value).dtype if isinstance(atom, Const) else atom.aval.dtype
 
 
 def _slice_to(value: Any, shape: tuple[int, ...]) -> Any:
@@ -501,7 +394,7 @@ def _slice_to(value: Any, shape: tuple[int, ...]) -> Any:
 def _pad_to_largest(value: Any, column: tuple[Any, ...], shapes: tuple[Any, ...]) -> Any:
     """Pad `value` to the largest of `shapes` in each dim; return zeros if the value is None."""
     largest = tuple(map(max, zip(*shapes, strict=True)))
-    dtype = next(_dtype(a) for a in column if a is not None)
+    dtype = next(dtype_of(a) for a in column if a is not None)
     if value is None:
         return jnp.zeros(largest, dtype)
     return pad_to_shape(jnp.asarray(value), largest)

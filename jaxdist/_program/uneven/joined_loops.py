@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import jax
 
-from jaxdist import _compat
 from jaxdist._program.jaxprs.batched_while import has_active_row, keep_finished_rows
+from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.uneven.joined_ops import Op, Slot
 
 # Evaluates one program for each group, joined, on the operands of each group.
@@ -19,53 +19,28 @@ Operands: TypeAlias = Sequence[Sequence[Slot]]  # by group
 
 def list_constants(op: Op) -> range:
     """Return the positions of the constants of a loop or branch; none for other operations."""
-    params = op.eqn.params
     if op.name == "scan":
-        return range(_compat.get_scan_counts(params)[0])
+        return range(Scan.of(op.eqn.params).num_consts)
     if op.name == "while":
-        return range(params["cond_nconsts"] + params["body_nconsts"])
+        loop = While.of(op.eqn.params)
+        return range(loop.num_condition_consts + loop.num_body_consts)
     return range(1, len(op.inputs)) if op.name == "cond" else range(0)
 
 
-def has_same_length(ops: Sequence[Op]) -> bool:
-    """Whether all scans have the same length; true for other operations."""
-    return len({op.eqn.params.get("length") for op in ops}) == 1
-
-
-def has_same_branches(ops: Sequence[Op]) -> bool:
-    """Whether all conditionals have the same number of branches."""
-    return len({len(op.eqn.params.get("branches", ())) for op in ops}) == 1
-
-
-def describe_loop(op: Op) -> str:
-    """Describe what must be equal in the loops and branches of all groups."""
-    others = len(op.inputs) - len(list_constants(op))
-    if op.name == "cond":
-        return f"{len(op.outputs)} results"
-    if op.name == "while":
-        return f"{others} values carried"
-    carry = _compat.get_scan_counts(op.eqn.params)[1]
-    way = "backwards" if op.eqn.params["reverse"] else "forwards"
-    return (
-        f"{carry} values carried, {others - carry} read by turns, "
-        f"{len(op.outputs) - carry} collected, {way}"
-    )
-
-
 def _scan(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
-    params = ops[0].eqn.params
-    carry = _compat.get_scan_counts(params)[1]
-    inner = [op.eqn.params["jaxpr"] for op in ops]
-    consts = [given[: len(list_constants(op))] for op, given in zip(ops, operands, strict=True)]
-    others = operands[0][len(consts[0]) :]
-    start, rows = others[:carry], others[carry:]
+    loops = [Scan.of(op.eqn.params) for op in ops]
+    length, carry = loops[0].length, loops[0].num_carry
+    consts = [loop.split(given)[0] for loop, given in zip(loops, operands, strict=True)]
+    _, start, rows = loops[0].split(operands[0])
     row_shapes = [tuple(s[1:] for s in slot.shapes) for slot in rows]
     # Filled while JAX traces the body: only then the shapes of each group are known.
     out_shapes: list[Any] = []
 
     def body(state: list[Any], values: list[Any]) -> Any:
         each = [Slot(v, shapes) for v, shapes in zip(values, row_shapes, strict=True)]
-        outputs = run(inner, _make_operands(consts, [*state, *values], [*start, *each]))
+        outputs = run(
+            [x.program for x in loops], _make_operands(consts, [*state, *values], [*start, *each])
+        )
         out_shapes[:] = [s.shapes for s in outputs]
         return [s.value for s in outputs[:carry]], [s.value for s in outputs[carry:]]
 
@@ -73,10 +48,10 @@ def _scan(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
         body,
         [s.value for s in start],
         [s.value for s in rows],
-        length=params["length"],
-        reverse=params["reverse"],
+        length=length,
+        reverse=ops[0].eqn.params["reverse"],
     )
-    stacked_shapes = [tuple((params["length"], *s) for s in o) for o in out_shapes[carry:]]
+    stacked_shapes = [tuple((length, *s) for s in o) for o in out_shapes[carry:]]
     pairs = zip(stacked, stacked_shapes, strict=True)
     return [*_make_slots(state, start), *(Slot(v, shapes) for v, shapes in pairs)]
 
@@ -100,22 +75,19 @@ def _cond(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
 
 
 def _while(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
-    start = operands[0][len(list_constants(ops[0])) :]
-    by_group = list(zip(ops, operands, strict=True))
+    loops = [While.of(op.eqn.params) for op in ops]
+    parts = [loop.split(given) for loop, given in zip(loops, operands, strict=True)]
+    start = parts[0][2]
 
     def condition(state: list[Any]) -> Any:
-        inner = [op.eqn.params["cond_jaxpr"] for op in ops]
-        consts = [given[: op.eqn.params["cond_nconsts"]] for op, given in by_group]
-        return run(inner, _make_operands(consts, state, start))[0].value
+        given = _make_operands([of_condition for of_condition, _, _ in parts], state, start)
+        return run([loop.condition for loop in loops], given)[0].value
 
-    is_batched = bool(ops[0].eqn.params["cond_jaxpr"].out_avals[0].shape)
+    is_batched = bool(loops[0].condition.out_avals[0].shape)
 
     def body(state: list[Any]) -> list[Any]:
-        inner = [op.eqn.params["body_jaxpr"] for op in ops]
-        consts = [
-            given[op.eqn.params["cond_nconsts"] : len(list_constants(op))] for op, given in by_group
-        ]
-        after = [s.value for s in run(inner, _make_operands(consts, state, start))]
+        given = _make_operands([of_body for _, of_body, _ in parts], state, start)
+        after = [s.value for s in run([loop.body for loop in loops], given)]
         # Under `vmap`, rows whose condition is False keep their state.
         return keep_finished_rows(condition(state), after, state) if is_batched else after
 

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
@@ -54,6 +55,16 @@ class Op:
         """The name of its primitive."""
         name: str = self.eqn.primitive.name
         return name
+
+
+def abstract(atom: Any) -> Any:
+    """Return the aval of an atom, or the array itself."""
+    return atom.value if isinstance(atom, Const) else atom.aval
+
+
+def dtype_of(atom: Any) -> Any:
+    """Return the dtype of an atom."""
+    return jnp.asarray(atom.value).dtype if isinstance(atom, Const) else atom.aval.dtype
 
 
 def has_collective(eqn: Any) -> bool:

@@ -17,7 +17,8 @@ from jaxdist._program.arguments.arguments import Static
 from jaxdist._program.proof.uneven_mean import find_lines_of_averages, find_lines_of_means
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input, rows_of
 from jaxdist._program.trace.trace import Argument, Signature, TracedStep, trace, trace_local
-from jaxdist._program.uneven.joined import Groups, Slot, pad_to_shape, run_joined
+from jaxdist._program.uneven.groups import Groups
+from jaxdist._program.uneven.joined import Slot, pad_to_shape, run_joined
 from jaxdist._program.uneven.joined_ops import Const, is_equal
 from jaxdist._values import PerReplica, copy_if_writable
 from jaxdist.errors import ShapeError, StateDivergenceError

@@ -9,7 +9,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
 from jaxdist._program.trace.trace import Argument, Signature, TracedStep, trace, trace_on_pieces
-from jaxdist._program.uneven.joined import Groups
+from jaxdist._program.uneven.groups import Groups
 from jaxdist._program.uneven.uneven import joined_trace, traces_of_groups
 from jaxdist._program.variables.step_variables import Lifting
 from jaxdist._values import Kind, Placement, Variable, get_arrays, set_arrays

@@ -7,6 +7,7 @@ from typing import Any
 from jax.extend.core import Literal
 
 from jaxdist import _compat
+from jaxdist._program.jaxprs.control_flow import While
 from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
 from jaxdist.errors import ContextError
 
@@ -51,12 +52,12 @@ def _has_changing_condition(jaxpr: Any) -> bool:
     for e in open_jaxpr(jaxpr).eqns:
         # A `while` has two lists of constants, so one ref may be in both, as different inputs.
         if e.primitive.name == "while":
-            first, second = e.params["cond_nconsts"], e.params["body_nconsts"]
-            asked = {v for v in e.invars[:first] if _is_ref(v)}
-            inner = open_jaxpr(e.params["body_jaxpr"])
+            loop = While.of(e.params)
+            of_condition, of_body, _ = loop.split(e.invars)
+            inner = open_jaxpr(loop.body)
             # Not strict: the inputs of the body also contain the carried values.
-            given = zip(e.invars[first : first + second], inner.invars, strict=False)
-            if any(v in asked and _compat.has_write_to(inner, w) for v, w in given if _is_ref(v)):
+            given = [p for p in zip(of_body, inner.invars, strict=False) if _is_ref(p[0])]
+            if any(v in of_condition and _compat.has_write_to(inner, w) for v, w in given):
                 return True
         if any(_has_changing_condition(s) for s in subprograms(e)):
             return True

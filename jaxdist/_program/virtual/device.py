@@ -88,7 +88,7 @@ class OneReplica(Interpreter[Any]):
         return super().call(eqn, inputs)
 
     def scan(self, eqn: Any, inputs: list[Any]) -> list[Any]:
-        loop, params = Scan.of(eqn), eqn.params
+        loop, params = Scan.of(eqn.params), eqn.params
         held, start, rows = loop.split(inputs)
 
         def body(state: list[Any], values: list[Any]) -> Any:
@@ -106,7 +106,7 @@ class OneReplica(Interpreter[Any]):
         return [*state, *stacked]
 
     def while_loop(self, eqn: Any, inputs: list[Any]) -> list[Any]:
-        loop = While.of(eqn)
+        loop = While.of(eqn.params)
         of_condition, of_body, start = loop.split(inputs)
 
         def condition(state: list[Any]) -> Any:

@@ -46,7 +46,7 @@ def _unwrap_all(held: Held, differs: Sequence[Any], device: VirtualDevice) -> li
 def _scan(
     eqn: Any, held: Held, differs: list[Differs], device: VirtualDevice, run: Run
 ) -> list[Same | Own]:
-    params, loop = eqn.params, Scan.of(eqn)
+    params, loop = eqn.params, Scan.of(eqn.params)
     program, consts, carry = loop.program, loop.num_consts, loop.num_carry
     end = consts + carry
     state, of_rows = differs[:carry], differs[carry:]
@@ -76,7 +76,7 @@ def _while(
     eqn: Any, held: Held, differs: list[Differs], device: VirtualDevice, run: Run
 ) -> list[Same | Own]:
     params = eqn.params
-    loop = While.of(eqn)
+    loop = While.of(eqn.params)
     of_cond, of_body, start = loop.split(held)
 
     def condition(carried: list[Any]) -> Any:

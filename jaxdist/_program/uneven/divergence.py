@@ -1,0 +1,148 @@
+"""Checks that all groups reach the same collective, and the errors if they do not.
+
+See Note [Joined traces].
+"""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
+from jaxdist import _compat
+from jaxdist._program.jaxprs.control_flow import Scan
+from jaxdist._program.uneven.groups import Groups
+from jaxdist._program.uneven.joined_loops import list_constants
+from jaxdist._program.uneven.joined_ops import Op, abstract, dtype_of, is_same
+from jaxdist.errors import DivergentCollectiveError, ShapeError
+
+
+def check_same_collective(
+    ops: Sequence[Sequence[Op]], numbers: Sequence[int | None], groups: Groups
+) -> list[Op]:
+    """Return the next operation of each group that communicates.
+
+    Args:
+        ops: The operations of each group.
+        numbers: The number of the operation in each group; None if the group has no more of them.
+        groups: The group of each replica.
+
+    Raises:
+        DivergentCollectiveError: The operations have different names.
+    """
+    found = [None if i is None else own[i] for own, i in zip(ops, numbers, strict=True)]
+    chosen = [op for op in found if op is not None]
+    if len(chosen) == len(found) and len({op.name for op in chosen}) == 1:
+        return chosen
+    lines = _list_groups(
+        groups,
+        [
+            "nothing more" if op is None else f"{op.name} at {_compat.find_source(op.eqn)}"
+            for op in found
+        ],
+    )
+    raise DivergentCollectiveError(
+        "Replicas whose local shapes differ do not reach the same collectives in "
+        f"strategy.run:\n{lines}\n\n"
+        "Every replica has to reach every collective, in the same order.\n\n"
+        "Take the collective out of the branch that reads a local shape; a replica without "
+        "rows brings zeros to a sum."
+    )
+
+
+def check_same_shapes(ops: Sequence[Op], groups: Groups) -> None:
+    """Raise `ShapeError` if the operations of the groups differ in more than their operands."""
+    if not all(is_same(ops[0], op) for op in ops[1:]):
+        raise _make_shape_error(ops, groups)
+
+
+def check_same_gather(ops: Sequence[Op], shapes: Sequence[tuple[int, ...]], groups: Groups) -> None:
+    """Raise `ShapeError` if the operands of a gather differ in another dim than the gathered one.
+
+    Args:
+        ops: The gather of each group.
+        shapes: The shape of the operand in each group.
+        groups: The group of each replica.
+    """
+    dim = ops[0].eqn.params["dim"]
+    others = {(*s[:dim], *s[dim + 1 :]) for s in shapes}
+    asked = {(op.eqn.params["dim"], op.eqn.params["sizes"]) for op in ops}
+    if len(others) == len(asked) == 1:
+        return
+    raise ShapeError(
+        f"An all_gather at {_compat.find_source(ops[0].eqn)} was given different shapes on "
+        f"different replicas:\n{_describe_operands(ops, groups)}\n\n"
+        f"Values that are concatenated on dim {dim} may differ in dim {dim} only.\n\n"
+        "Gather on the dim that differs, or pad the others first."
+    )
+
+
+def check_same_loop(ops: Sequence[Op], groups: Groups) -> None:
+    """Check that a loop or branch with a collective is the same one in all groups.
+
+    Raises:
+        ShapeError: Scans have different lengths.
+        DivergentCollectiveError: The number of branches differs, or the values that are carried.
+    """
+    where = _compat.find_source(ops[0].eqn)
+    if len({op.eqn.params.get("length") for op in ops}) > 1:
+        raise _make_shape_error(ops, groups)
+    branches = [len(op.eqn.params.get("branches", ())) for op in ops]
+    if len(set(branches)) > 1:
+        counts = _list_groups(groups, [f"{count} branches" for count in branches])
+        raise DivergentCollectiveError(
+            f"A switch at {where} has other numbers of branches on "
+            f"different replicas, and a collective in one of them:\n{counts}\n\n"
+            "Every replica has to reach every collective, so a switch that holds one has the same "
+            "branches on all replicas.\n\n"
+            "Take the collective out of the switch, or give the switch the same branches for every "
+            "local shape."
+        )
+    found = [_describe_loop(op) for op in ops]
+    if len(set(found)) > 1:
+        raise DivergentCollectiveError(
+            f"A {ops[0].name} at {where} has a collective in it, and is "
+            f"not the same loop on different replicas:\n{_list_groups(groups, found)}\n\n"
+            "Every replica has to reach every collective, so a loop that holds one carries the "
+            "same values in the same direction on all replicas.\n\n"
+            "Take the collective out of the loop, or write the loop in the same way for every "
+            "local shape."
+        )
+
+
+def _make_shape_error(ops: Sequence[Op], groups: Groups) -> ShapeError:
+    return ShapeError(
+        f"A {ops[0].name} at {_compat.find_source(ops[0].eqn)} was given different shapes on "
+        f"different replicas:\n{_describe_operands(ops, groups)}\n\n"
+        "Values that are combined element by element have one shape on all replicas.\n\n"
+        "Reduce them over the dim that differs first (a sum and a count), or bring them "
+        "together with get_replica_context().all_gather(value, axis)."
+    )
+
+
+def _describe_loop(op: Op) -> str:
+    """Describe what must be equal in the loops and branches of all groups."""
+    others = len(op.inputs) - len(list_constants(op))
+    if op.name == "cond":
+        return f"{len(op.outputs)} results"
+    if op.name == "while":
+        return f"{others} values carried"
+    carry = Scan.of(op.eqn.params).num_carry
+    way = "backwards" if op.eqn.params["reverse"] else "forwards"
+    return (
+        f"{carry} values carried, {others - carry} read by turns, "
+        f"{len(op.outputs) - carry} collected, {way}"
+    )
+
+
+def _describe_operands(ops: Sequence[Op], groups: Groups) -> str:
+    return _list_groups(
+        groups,
+        [
+            ", ".join(f"{dtype_of(a)}{list(jnp.shape(abstract(a)))}" for a in op.inputs)
+            for op in ops
+        ],
+    )
+
+
+def _list_groups(groups: Groups, texts: Sequence[str]) -> str:
+    """Return one line for each group, with the numbers of its replicas."""
+    return "\n".join(f"replicas {groups.members(g)}: {text}" for g, text in enumerate(texts))

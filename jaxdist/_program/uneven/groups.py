@@ -1,0 +1,30 @@
+"""The groups of replicas with equal local shapes."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist._typing import AxisNames
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """The group of each replica."""
+
+    of_replica: tuple[int, ...]
+    axes: AxisNames
+
+    @property
+    def count(self) -> int:
+        """The number of groups."""
+        return max(self.of_replica) + 1
+
+    def members(self, group: int) -> list[int]:
+        """Return the replicas of one group."""
+        return [r for r, g in enumerate(self.of_replica) if g == group]
+
+    def get_own_group(self) -> Any:
+        """Return the group of the current replica, traced."""
+        return jnp.asarray(self.of_replica, jnp.int32)[jax.lax.axis_index(self.axes)]
