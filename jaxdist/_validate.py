@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist.errors import ArgumentError, ArgumentTypeError, JaxdistError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, CallArgumentsError, JaxdistError
 
 _LOG = logging.getLogger("jaxdist")
 _LOGGED: set[tuple[str, str]] = set()
@@ -30,12 +30,12 @@ def check_call_arguments(caller: str, args: Any, kwargs: Any) -> None:
     """Raise if `args` is no list or tuple, or `kwargs` is no dict."""
     # An array is iterable too: `args=x` would pass its rows as separate arguments.
     if not isinstance(args, (list, tuple)):
-        raise _NotAListError(
+        raise CallArgumentsError(
             f"{caller} was given args={show(args)}.\n\nargs is a list or tuple of arguments.\n\n"
             "Wrap a single argument: args=(value,)."
         )
     if kwargs is not None and not isinstance(kwargs, dict):
-        raise _NotAListError(
+        raise CallArgumentsError(
             f"{caller} was given kwargs={show(kwargs)}.\n\n"
             "kwargs is a dict of keyword arguments.\n\nPass kwargs={'name': value}."
         )
@@ -299,7 +299,3 @@ class CallerRename:
             text = str(error.args[0])
             if text.startswith(self._inner):
                 error.args = (self._outer + text.removeprefix(self._inner), *error.args[1:])
-
-
-class _NotAListError(ArgumentTypeError, ValueError):
-    """A `TypeError` that is a `ValueError` too, which `tf.distribute` documents."""

@@ -12,6 +12,7 @@ working::
         CoordinateError        IndexError too  a coordinate outside the topology
       NotFoundError            ValueError    TPUs or tasks that jaxdist did not find
       ArgumentTypeError        TypeError     an argument of the wrong type
+        CallArgumentsError     ValueError too  args is no list, or kwargs no dict
       UnsupportedError         NotImplementedError  documented, but not possible here
       ReplicaValueError        ValueError    per-replica values that do not belong here
       DonationError            ValueError    one buffer donated twice
@@ -89,6 +90,13 @@ class ArgumentError(InvalidArgumentError):
 
 class ArgumentTypeError(JaxdistError, TypeError):
     """Raised when an argument is of a type that the call cannot take."""
+
+
+class CallArgumentsError(ArgumentTypeError, ValueError):
+    """Raised when `args` of a call is no list or tuple, or `kwargs` is no dict.
+
+    Also a `ValueError`, which `tf.distribute` documents.
+    """
 
 
 class UnsupportedError(JaxdistError, NotImplementedError):

@@ -21,6 +21,7 @@ TREE = {
     "NotFoundError": RuntimeError,
     "ArgumentError": ValueError,
     "ArgumentTypeError": TypeError,
+    "CallArgumentsError": ValueError,
     "UnsupportedError": NotImplementedError,
     "ReplicaValueError": ValueError,
     "DonationError": ValueError,
