@@ -22,18 +22,7 @@ from jaxdist._program import Program as Program
 from jaxdist._program import RunOptions as RunOptions
 from jaxdist._program import function as function
 from jaxdist._replica import ReplicaContext as ReplicaContext
-from jaxdist._strategies import GradientReport as GradientReport
-from jaxdist._strategies import MirroredStrategy as MirroredStrategy
-from jaxdist._strategies import OneDeviceStrategy as OneDeviceStrategy
-from jaxdist._strategies import Strategy as Strategy
-from jaxdist._strategies import StrategyExtended as StrategyExtended
-from jaxdist._strategies import TPUStrategy as TPUStrategy
-from jaxdist._strategies import check_replicas as check_replicas
-from jaxdist._strategies import experimental_set_strategy as experimental_set_strategy
-from jaxdist._strategies import get_replica_context as get_replica_context
-from jaxdist._strategies import get_strategy as get_strategy
-from jaxdist._strategies import has_strategy as has_strategy
-from jaxdist._strategies import in_cross_replica_context as in_cross_replica_context
+from jaxdist._strategies import *  # noqa: F403 (a new strategy is listed there, once)
 from jaxdist._update import compressed_update as compressed_update
 from jaxdist._update import shard_state as shard_state
 from jaxdist._update import sharded_update as sharded_update

@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import importlib
 import inspect
 import pathlib
 from types import ModuleType
@@ -182,6 +183,9 @@ def _exported(path: pathlib.Path) -> set[str]:
         for alias in node.names
     ]
     listed = {alias.name for alias in aliases if alias.asname == alias.name}
+    for node in body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.names[0].name == "*":
+            listed |= set(importlib.import_module(node.module).__all__)
     return {name for name in listed | defined if not name.startswith("_")}
 
 

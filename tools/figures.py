@@ -12,6 +12,7 @@ import tokenize
 from collections.abc import Callable, Iterator
 
 from tests import test_layers as layers
+from tools.additions import ADDITIONS
 
 SMALL = 60
 # Irregular participles that were names of functions once.
@@ -147,6 +148,11 @@ def figures(files: layers.Files) -> Iterator[tuple[str, str, str]]:
         "functions named by a participle",
         f"{100 * len(bad) / len(names):.1f} % ({len(bad)} of {len(names)}: {common}, ...)",
         "the first word of the name ends in -ed, or is an irregular participle",
+    )
+    yield (
+        "files to touch to add " + "; ".join(a.kind for a in ADDITIONS),
+        "; ".join(str(len(a.files)) for a in ADDITIONS),
+        "new and edited files of the package, in the additions of tools/additions.py, which work",
     )
     yield (
         "files; lines; longest file",

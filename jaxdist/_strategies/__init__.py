@@ -15,3 +15,19 @@ from jaxdist._strategies.mirrored import MirroredStrategy as MirroredStrategy
 from jaxdist._strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
 from jaxdist._strategies.tpu import TPUStrategy as TPUStrategy
 from jaxdist._strategies.tpu import check_assignment as check_assignment
+
+# The public names: `jaxdist` exports exactly these.
+__all__ = [
+    "GradientReport",
+    "MirroredStrategy",
+    "OneDeviceStrategy",
+    "Strategy",
+    "StrategyExtended",
+    "TPUStrategy",
+    "check_replicas",
+    "experimental_set_strategy",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+]
