@@ -17,6 +17,7 @@ ROOT = pathlib.Path(jaxdist.__file__).parent
 ROWS = [
     {"_typing", "errors"},
     {"_compat", "_hooks", "_not_there", "_validate"},
+    {"_processes"},
     {"_devices", "_mesh", "hlo"},
     {"tpu", "cluster_resolver", "cost"},
     {"explain"},
