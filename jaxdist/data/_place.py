@@ -25,6 +25,10 @@ from jaxdist.errors import ShapeError
 # element is read. Arrays of `Batches` are new for each batch, so neither is necessary for them
 # (`has_exclusive_arrays`). See also Note [Who owns host memory].
 
+# Note [Rows of a process]
+# Every process reads whole batches, and `Placer` takes the rows of its own replicas. So all
+# processes know all shapes: they pad to the same size and end in the same step without a message.
+
 
 class Placer:
     """Functions that copy leaves to the devices or the host, as the options say.
