@@ -34,11 +34,11 @@ class ReplicaMesh:
     described: str | None = None
     # Whether a step must declare for every input how it is split over the logical devices.
     spmd: bool = False
-    # The process that sees the mesh. Layouts are equal in all processes; local replicas are not.
-    # Without a hash: hashes are read often, and seldom would this field make them different.
+    # The process that sees the mesh: its replicas are the local ones. The hash is read often, and
+    # this field would seldom make it another one.
     process: Process = dataclasses.field(default_factory=get_current_process, hash=False)
     # The process of each device, in the order of `devices`; None: as the devices say.
-    owners: tuple[int, ...] | None = dataclasses.field(default=None, hash=False)
+    owners: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.owners is None:
@@ -254,10 +254,8 @@ def build(
     # With Explicit axes `shard_map` refuses arrays that are not yet sharded over them.
     mesh = Mesh(grid, (REPLICA_AXIS, LOGICAL_AXIS), axis_types=(AxisType.Auto, AxisType.Auto))
     # A description is seen from its first process: to ask for the current one would start JAX.
-    if described is None:
-        process = get_current_process()
-    else:
-        process = Process(0, 1 + max(d.process_index for d in devices))
+    last = max(d.process_index for d in devices)
+    process = get_current_process() if described is None else Process(0, last + 1)
     return ReplicaMesh(mesh, (REPLICA_AXIS,), described=described, spmd=spmd, process=process)
 
 

@@ -17,8 +17,7 @@ ROOT = pathlib.Path(jaxdist.__file__).parent
 ROWS = [
     {"_typing", "errors"},
     {"_compat", "_hooks", "_not_there", "_validate"},
-    {"_processes"},
-    {"_devices", "_mesh", "hlo"},
+    {"_devices", "_mesh", "_processes", "hlo"},
     {"tpu", "cluster_resolver", "cost"},
     {"explain"},
     {"_values", "_collectives"},
@@ -34,7 +33,7 @@ ROWS = [
     {"cli"},
     {"__main__"},
 ]
-SIDEWAYS = {("_collectives", "_values"), ("cluster_resolver", "tpu")}
+SIDEWAYS = {("_mesh", "_processes"), ("_collectives", "_values"), ("cluster_resolver", "tpu")}
 # Likewise inside `_program`, the largest room.
 PROGRAM = [
     {"jaxprs", "arguments"},

@@ -49,7 +49,10 @@ class Process:
 
 
 def get_current_process() -> Process:
-    """Return the process in which this is called; it starts JAX's backend.
+    """Return the process in which this is called.
+
+    Cost:
+        Starts JAX's backend, so the processes connect before. Later calls take some microseconds.
 
     Example:
         >>> from jaxdist._processes import get_current_process
