@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxdist._processes import Process, get_current_process
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, DeviceError
 
@@ -33,6 +34,23 @@ class ReplicaMesh:
     described: str | None = None
     # Whether a step must declare for every input how it is split over the logical devices.
     spmd: bool = False
+    # The process that sees the mesh: its replicas are the local ones. The hash is read often, and
+    # this field would seldom make it another one.
+    process: Process = dataclasses.field(default_factory=get_current_process, hash=False)
+    # The process of each device, in the order of `devices`; None: as the devices say.
+    owners: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.owners is None:
+            return
+        size, count = self.mesh.size, self.process.count
+        if len(self.owners) != size or not {*self.owners} <= {*range(count)}:
+            raise ArgumentError(
+                f"ReplicaMesh was given owners={self.owners} for {size} devices of {count} "
+                "processes.\n\n"
+                "owners has the number of a process for each device.\n\n"
+                f"Pass {size} numbers from 0 to {count - 1}."
+            )
 
     # Everything below is cached: `run` reads it at every call, and a mesh never changes.
 
@@ -170,17 +188,26 @@ class ReplicaMesh:
         return str(self.devices[0].platform)
 
     @functools.cached_property
+    def device_owners(self) -> dict[jax.Device, int]:
+        """The number of the process of each device."""
+        said = self.owners or tuple(d.process_index for d in self.devices)
+        return dict(zip(self.devices, said, strict=True))
+
+    @functools.cached_property
+    def replica_owners(self) -> tuple[int, ...]:
+        """For each replica, the number of the process of its first device."""
+        return tuple(self.device_owners[d] for d in self.device_grid[:, 0])
+
+    @functools.cached_property
     def local_replicas(self) -> tuple[int, ...]:
         """Numbers of the replicas whose first device belongs to this process."""
-        me = jax.process_index()
-        return tuple(
-            r for r in range(self.num_replicas) if self.device_grid[r, 0].process_index == me
-        )
+        owned = enumerate(self.replica_owners)
+        return tuple(replica for replica, owner in owned if owner == self.process.index)
 
     @functools.cached_property
     def is_local(self) -> bool:
         """Whether every device belongs to this process."""
-        return len(self.local_replicas) == self.num_replicas
+        return {*self.device_owners.values()} == {self.process.index}
 
     def check_can_run(self, caller: str) -> None:
         """Raise if the devices are only described by libtpu, so that nothing can run on them."""
@@ -226,7 +253,10 @@ def build(
     # Axis types are always passed: the default differs between `Mesh` and `jax.make_mesh`.
     # With Explicit axes `shard_map` refuses arrays that are not yet sharded over them.
     mesh = Mesh(grid, (REPLICA_AXIS, LOGICAL_AXIS), axis_types=(AxisType.Auto, AxisType.Auto))
-    return ReplicaMesh(mesh, (REPLICA_AXIS,), described=described, spmd=spmd)
+    # A description is seen from its first process: to ask for the current one would start JAX.
+    last = max(d.process_index for d in devices)
+    process = get_current_process() if described is None else Process(0, last + 1)
+    return ReplicaMesh(mesh, (REPLICA_AXIS,), described=described, spmd=spmd, process=process)
 
 
 def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(jaxdist.__file__).parent
 ROWS = [
     {"_typing", "errors"},
     {"_compat", "_hooks", "_not_there", "_validate"},
-    {"_devices", "_mesh", "hlo"},
+    {"_devices", "_mesh", "_processes", "hlo"},
     {"tpu", "cluster_resolver", "cost"},
     {"explain"},
     {"_values", "_collectives"},
@@ -33,7 +33,7 @@ ROWS = [
     {"cli"},
     {"__main__"},
 ]
-SIDEWAYS = {("_collectives", "_values"), ("cluster_resolver", "tpu")}
+SIDEWAYS = {("_mesh", "_processes"), ("_collectives", "_values"), ("cluster_resolver", "tpu")}
 # Likewise inside `_program`, the largest room.
 PROGRAM = [
     {"jaxprs", "arguments"},
@@ -50,6 +50,11 @@ PROGRAM_SIDEWAYS = {("uneven", "state"), ("variables", "uneven")}
 
 # Rooms that could run without JAX: who is in the job, and where chips are.
 WITHOUT_JAX = {"cluster_resolver", "tpu"}
+
+# Names of JAX on the processes of a job, and the only room that uses them. A mesh knows the owners
+# of its devices, so that what each process computes is tested in one.
+PROCESSES = "_processes"
+OF_PROCESSES = {"distributed", "process_count", "process_index", "process_indices"}
 
 # Uses what it tests. `__init__` lists it; no other room uses it.
 OUTSIDE = "testing"
@@ -114,6 +119,20 @@ def _read_imports(source: str) -> Iterator[tuple[str, bool]]:
             yield from ((f"{node.module}.{alias.name}", inner) for alias in node.names)
 
 
+@functools.cache
+def _uses_of_jax(source: str) -> set[str]:
+    """The names `x` of `jax.x` that a module reads or imports."""
+    read = {
+        node.attr
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "jax"
+    }
+    parts = [dotted.split(".") for dotted, _ in _imports(source)]
+    return read | {names[1] for names in parts if names[0] == "jax" and len(names) > 1}
+
+
 def _module(dotted: str, files: Files) -> str:
     """The module of the package that `jaxdist.x.y.name` is, or is in."""
     parts = dotted.split(".")[1:]
@@ -174,6 +193,13 @@ def _import_faults(name: str, files: Files) -> Iterator[str]:
             continue
         yield from _row_faults(room, there, ROWS, SIDEWAYS)
         yield from _private_faults(module, there, files)
+
+
+def _process_faults(name: str, source: str) -> Iterator[str]:
+    """One room asks JAX for the processes; the others ask that room, or a mesh for its owners."""
+    if name.split(".")[0] != PROCESSES:
+        for used in sorted(_uses_of_jax(source) & OF_PROCESSES):
+            yield f"uses jax.{used}; ask {PROCESSES} for the process, or the mesh for its owners"
 
 
 def _private_faults(module: str, there: str, files: Files) -> Iterator[str]:
@@ -250,6 +276,7 @@ def faults(files: Files) -> list[str]:
     if strange:
         return [f"{room} is a room that the table does not know" for room in strange]
     found = [f"{name} {fault}" for name in files for fault in _import_faults(name, files)]
+    found += [f"{n} {fault}" for n in files for fault in _process_faults(n, files[n])]
     return [*found, *_circles(files), *_name_faults(files)]
 
 
@@ -294,6 +321,16 @@ def test_user_input_never_meets_an_assert() -> None:
             "inside of a function",
         ),
         ("_values.pairwise", "from jaxdist._values.mean import divided", "through its neighbours"),
+        ("_values.mean", "import jax\nme = jax.process_index()", "uses jax.process_index"),
+        ("data._place", "import jax\ncount = jax.process_count", "uses jax.process_count"),
+        ("cli._info", "import jax\njax.distributed.initialize()", "uses jax.distributed"),
+        ("cli._info", "import jax.distributed", "uses jax.distributed"),
+        ("_mesh", "from jax import process_index", "uses jax.process_index"),
+        (
+            "_devices.chips",
+            "def f():\n    from jax.distributed import initialize",
+            "jax.distributed",
+        ),
         ("_values._mean", "", "2 underscores"),
         ("data.sources", "", "is in a public room"),
         ("values", "", "does not know"),
@@ -317,6 +354,8 @@ def test_folder_with_too_many_entries_is_found(room: str) -> None:
         ("_collectives.in_replica", "from jaxdist._values import PerReplica"),
         ("_program.run.step", "from jaxdist._replica import ReplicaContext"),
         ("_program.run.step", "from jaxdist._program.trace.trace import Traced"),
+        ("_processes.process", "import jax\ncount = jax.process_count()"),
+        ("cost._links_of", "def f(device):\n    return device.process_index"),
         ("_compat.arrays", "from jax._src import core"),
         ("_compat.arrays", "from jaxdist._compat.tracing import inside_trace"),
         ("_strategies.base", "from jaxdist._devices import runtime"),
@@ -330,3 +369,4 @@ def test_folder_with_too_many_entries_is_found(room: str) -> None:
 def test_import_that_runs_downward_is_left_alone(here: str, source: str) -> None:
     files = _files()
     assert list(_import_faults(here, {**files, here: source})) == []
+    assert list(_process_faults(here, source)) == []

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
 
-import jax
 from jax.sharding import Sharding
 
 from jaxdist._checkpoints import errors as failures
@@ -46,6 +45,7 @@ from jaxdist._checkpoints.pieces import (
     get_layouts_of_pieces,
     get_whole_shapes,
 )
+from jaxdist._processes import get_current_process
 from jaxdist._typing import PyTree
 from jaxdist._validate import ErrorNote, as_flag, as_integer, as_path, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, DamagedCheckpointError
@@ -413,7 +413,7 @@ class Checkpoints:
 
     def _write_manifest(self, step: int) -> None:
         # All processes see the same files, and one writer is enough.
-        if jax.process_index() == 0:
+        if get_current_process().is_first:
             write_manifest(self._get_manifest_path(step), self.path(step))
             remove_other_manifests(self.directory / MANIFESTS, self.steps())
 

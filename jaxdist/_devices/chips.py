@@ -3,7 +3,6 @@
 import contextlib
 import glob
 import importlib.metadata
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 import jax
 
 from jaxdist.errors import MissingExtraError
-
-_LOG = logging.getLogger("jaxdist")
 
 # Without these, libtpu waits for a metadata server, which exists on Google Cloud only.
 _COMPILE_ONLY = {
@@ -93,33 +90,6 @@ def accelerators(process: int | None) -> dict[str, int]:
             kind = "TPU" if device.platform == "tpu" else "GPU"
             counts[kind] = counts.get(kind, 0) + 1
     return counts
-
-
-def is_connected() -> bool:
-    """Whether this process has joined the other processes of its job."""
-    return jax.distributed.is_initialized()
-
-
-def connect(**how: Any) -> None:
-    """Join the other processes of the job; without arguments, those that JAX detects."""
-    # Otherwise JAX's runtime handles SIGTERM itself, and the process does not end.
-    jax.config.update("jax_enable_preemption_service", False)
-    jax.distributed.initialize(**how)
-
-
-def connect_where_detected(environ: Mapping[str, str] = os.environ) -> None:
-    """Join the other hosts of a slice that JAX finds through the metadata server.
-
-    Does nothing on a machine without chips or outside of Google Cloud.
-    """
-    # The environment variable says that there is no metadata server: JAX would wait for one.
-    if not chips_of_this_machine() or "TPU_SKIP_MDS_QUERY" in environ:
-        return
-    try:
-        connect()
-    except (OSError, ValueError, RuntimeError) as error:
-        # No metadata server, no other hosts, or JAX has started already: one host can go on alone.
-        _LOG.info("No other hosts were joined: %s", str(error).split("\n")[0])
 
 
 def chips_of_this_machine() -> list[str]:

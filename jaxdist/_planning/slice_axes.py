@@ -64,7 +64,7 @@ class Axes:
         order = self.replica + logical
         grid = layout.device_grid.reshape(sizes).transpose([order.index(name) for name in names])
         mesh = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
-        return ReplicaMesh(mesh, self.replica, described=layout.described)
+        return ReplicaMesh(mesh, self.replica, described=layout.described, process=layout.process)
 
     def _size_replica_axes(self, count: int, num_slices: int) -> tuple[int, ...]:
         if len(self.replica) == 1:

@@ -544,7 +544,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
     def _hosts_of_replicas(self) -> list[Any]:
         """Return an identifier of the host of each replica, in replica order."""
-        return [device.process_index for device in self.layout.device_grid[:, 0]]
+        return list(self.layout.replica_owners)
 
     # Whether per-replica values are plain values, as in OneDeviceStrategy and the default strategy.
     @property

@@ -2,8 +2,6 @@
 
 import logging
 
-import jax
-
 from jaxdist._mesh import ReplicaMesh
 from jaxdist.errors import SeveralProcessesError
 
@@ -26,11 +24,10 @@ def check_one_process(caller: str, layout: ReplicaMesh, *, were_chosen: bool) ->
         SeveralProcessesError: Devices of other processes, or default devices.
     """
     # A described slice runs nothing, so it may be planned in any process.
-    count = jax.process_count()
+    me, count = layout.process.index, layout.process.count
     if count == 1 or layout.described is not None:
         return
-    me = jax.process_index()
-    others = sorted({d.process_index for d in layout.devices} - {me})
+    others = sorted({*layout.device_owners.values()} - {me})
     if others:
         raise SeveralProcessesError(
             f"{caller} was given devices of process(es) {others}, and this is process {me} of "
@@ -49,20 +46,20 @@ def check_one_process(caller: str, layout: ReplicaMesh, *, were_chosen: bool) ->
             f"others.\n\n{_INSTEAD}or, where each process is meant to work on its own, "
             f"its devices by name: {_format_own_devices(caller)}."
         )
-    warn_if_alone(caller)
+    warn_if_alone(caller, layout)
 
 
-def warn_if_alone(caller: str) -> None:
+def warn_if_alone(caller: str, layout: ReplicaMesh) -> None:
     """Log a warning if the job has other processes: the strategy does not communicate with them."""
-    count = jax.process_count()
-    if count > 1:
+    process = layout.process
+    if process.count > 1:
         _LOG.warning(
             "%s in process %d of a job of %d processes works on the devices of this process "
             "alone: nothing is exchanged with the others, and each process trains a model of its "
             "own.",
             caller,
-            jax.process_index(),
-            count,
+            process.index,
+            process.count,
         )
 
 

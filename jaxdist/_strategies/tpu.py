@@ -88,7 +88,7 @@ class TPUStrategy(Strategy):
         )
         # A strategy over several processes communicates, and a described one does not run.
         if described is None and layout.is_local:
-            warn_if_alone("TPUStrategy")
+            warn_if_alone("TPUStrategy", layout)
         self._set_up(layout, read_communication("TPUStrategy", None, options, experimental_hints))
 
     _requires_static_shapes = True

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from jaxdist._processes import get_current_process
 from jaxdist.jobs import versions
 from jaxdist.training import EXTRAS
 
@@ -60,7 +61,7 @@ def describe_device_memory(device: jax.Device) -> str:
     """Describe the memory of a device. A CPU device has the memory of the host."""
     stats: dict[str, Any] | None = None
     # JAX raises an error for the memory statistics of a device of another process.
-    if device.process_index == jax.process_index():
+    if device.process_index == get_current_process().index:
         stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         used = stats.get("bytes_in_use", 0)
@@ -84,9 +85,9 @@ def get_host_memory_bytes() -> int | None:
 
 
 def _make_topology_table() -> Table:
-    devices = jax.devices()
+    devices, process = jax.devices(), get_current_process()
     rows = [
-        ("processes", f"{jax.process_count()} (this is {jax.process_index()})"),
+        ("processes", f"{process.count} (this is {process.index})"),
         ("devices", f"{jax.device_count()}, {jax.local_device_count()} of this process"),
         ("host", f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"),
     ]

@@ -1,12 +1,16 @@
 """`experimental_connect_to_cluster`: connection of the processes of a job."""
 
+import logging
 import os
 from typing import Any
 
+from jaxdist import _processes
 from jaxdist._devices import chips
 from jaxdist._validate import as_integer, check_text, show
 from jaxdist.cluster_resolver._resolver import ClusterResolver
 from jaxdist.errors import ArgumentError, ArgumentTypeError
+
+_LOG = logging.getLogger("jaxdist")
 
 # Jobs of which the tasks run no step together with the others.
 _APART = ("ps", "evaluator")
@@ -52,8 +56,8 @@ def experimental_connect_to_cluster(
         check_text(caller, "job_name", job_name, "worker")
     if task_index is not None:
         task_index = as_integer(caller, "task_index", task_index, least=0)
-    # `jax.distributed.initialize` raises an error at its second call.
-    if chips.is_connected():
+    # JAX raises an error at a second call.
+    if _processes.is_connected():
         return
     # The environment of a TPU VM lists its hosts, so JAX connects them without an address.
     tasks = _list_training_tasks(resolver)
@@ -61,9 +65,9 @@ def experimental_connect_to_cluster(
         hosts = [job for job, _ in tasks if job == resolver.task_type]
         # The list of hosts contains one slice only, so the number of slices counts as well.
         if len(hosts) > 1 or int(os.environ.get("MEGASCALE_NUM_SLICES") or 1) > 1:
-            chips.connect()
+            _processes.connect()
         elif not hosts:
-            chips.connect_where_detected()
+            _connect_where_detected()
         return
     if len(tasks) < 2:
         return
@@ -78,11 +82,26 @@ def experimental_connect_to_cluster(
             f"Say which: SimpleClusterResolver(..., task_type={next(iter(tasks))[0]!r}, "
             f"task_id={next(iter(tasks))[1]!r})."
         )
-    chips.connect(
+    _processes.connect(
         coordinator_address=next(iter(tasks.values())),
         num_processes=len(tasks),
         process_id=list(tasks).index(me),
     )
+
+
+def _connect_where_detected() -> None:
+    """Join the other hosts of a slice that JAX finds through the metadata server.
+
+    Does nothing on a machine without chips or outside of Google Cloud.
+    """
+    # The environment variable says that there is no metadata server: JAX would wait for one.
+    if not chips.chips_of_this_machine() or "TPU_SKIP_MDS_QUERY" in os.environ:
+        return
+    try:
+        _processes.connect()
+    except (OSError, ValueError, RuntimeError) as error:
+        # No metadata server, no other hosts, or JAX has started already: one host can go on alone.
+        _LOG.info("No other hosts were joined: %s", str(error).split("\n")[0])
 
 
 def _own(task_index: int | None, task_id: int | None) -> int | None:

@@ -11,9 +11,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import PerReplica
 from jaxdist.data._pad import pad_rows
+from jaxdist.data._reading.assemble import GROUP_CALLER, SPLIT_CALLER
 from jaxdist.data._reading.elements import Leaf, as_array, device_dtype, is_numeric
 from jaxdist.data._reading.host import copy_aligned, copy_padded
 from jaxdist.data._reading.partial_batch import split_rows
+from jaxdist.errors import ShapeError
 
 # Note [Who owns a batch]
 # The source may overwrite an array as soon as the next element is read. On CPU devices JAX does
@@ -22,6 +24,10 @@ from jaxdist.data._reading.partial_batch import split_rows
 # take over without a second copy. On accelerators it waits for the transfer before the next
 # element is read. Arrays of `Batches` are new for each batch, so neither is necessary for them
 # (`has_exclusive_arrays`). See also Note [Who owns host memory].
+
+# Note [Rows of a process]
+# Every process reads whole batches, and `Placer` takes the rows of its own replicas. So all
+# processes know all shapes: they pad to the same size and end in the same step without a message.
 
 
 class Placer:
@@ -69,7 +75,7 @@ class Placer:
         if not isinstance(leaf, jax.Array) or not self._fetches:
             leaf, is_exclusive = self._prepare_on_host(np.asarray(leaf), is_exclusive=is_exclusive)
         pieces = [leaf[rows] for rows in split_rows(leaf.shape[0], self._layout.num_replicas)]
-        return self._put_each(pieces, is_exclusive=is_exclusive)
+        return self._put_each(SPLIT_CALLER, pieces, is_exclusive=is_exclusive)
 
     def place_each(self, pieces: Sequence[Leaf]) -> PerReplica:
         """Return arrays of different shapes, one for each replica, that `snapshot` returned."""
@@ -77,9 +83,12 @@ class Placer:
             p if isinstance(p, jax.Array) and self._fetches else _convert_dtype(np.asarray(p))
             for p in pieces
         ]
-        return self._put_each(host_or_device, is_exclusive=True)
+        return self._put_each(GROUP_CALLER, host_or_device, is_exclusive=True)
 
-    def _put_each(self, pieces: Sequence[Leaf], *, is_exclusive: bool) -> PerReplica:
+    def _put_each(self, caller: str, pieces: Sequence[Leaf], *, is_exclusive: bool) -> PerReplica:
+        # A process whose own replicas have equal shapes would run another program than the rest.
+        if not self._layout.is_local:
+            raise _uneven_between_processes_error(caller, pieces, self._layout)
         if not self._fetches:
             return PerReplica(pieces)
         places = [self._device_of_replica(replica) for replica in range(len(pieces))]
@@ -118,7 +127,7 @@ class Placer:
             return self._put_from_host(host[0], is_exclusive=self._has_exclusive_arrays)
         host = [_convert_dtype(p) for p in host]
         if not self._fetches:
-            return PerReplica(host)
+            return PerReplica([host[r] for r in self._layout.local_replicas])
         local = host[0].shape
         # Scalars become the rows of one global array.
         rows: list[np.ndarray] = host if local else [p.reshape(1) for p in host]
@@ -156,7 +165,8 @@ class Placer:
     def _split_on_host(self, array: np.ndarray) -> Any:
         if self._layout.num_replicas == 1:
             return array
-        return PerReplica(np.split(array, self._layout.num_replicas))
+        pieces = np.split(array, self._layout.num_replicas)
+        return PerReplica([pieces[r] for r in self._layout.local_replicas])
 
     def _join_on_devices(self, pieces: Sequence[Leaf]) -> Any:
         layout, local = self._layout, pieces[0].shape
@@ -167,12 +177,12 @@ class Placer:
         # Each piece is copied to the devices of its replica directly, and the copies become the
         # shards of one array without another transfer.
         shared = layout.replicas_per_place
-        for replica in range(0, layout.num_replicas, shared):
+        for replica in layout.local_replicas[::shared]:
             here = NamedSharding(layout.replica_mesh(replica), PartitionSpec())
             own = [p if local else p.reshape(1) for p in pieces[replica : replica + shared]]
             rows = own[0] if shared == 1 else jnp.concatenate(own)
             by_device = {s.device: s.data for s in jax.device_put(rows, here).addressable_shards}
-            shards += [by_device[d] for d in layout.device_grid[replica]]
+            shards += [by_device[d] for d in layout.device_grid[replica] if d in by_device]
         array = jax.make_array_from_single_device_arrays(shape, layout.per_replica, shards)
         return self._wrap(array, len(local))
 
@@ -184,6 +194,18 @@ class Placer:
             return array
         shared = self._layout.replicas_per_place
         return PerReplica.of_global(array, scalars=ndim == 0, replicas_per_shard=shared)
+
+
+def _uneven_between_processes_error(
+    caller: str, pieces: Sequence[Leaf], layout: ReplicaMesh
+) -> ShapeError:
+    processes = sorted({*layout.device_owners.values()})
+    return ShapeError(
+        f"{caller} cannot give the replicas of processes {processes} arrays of different shapes: "
+        f"{[p.shape for p in pieces]}.\n\n"
+        "Replicas of several processes take arrays of one shape in one step.\n\n"
+        "Use partial_batch=PAD, which adds rows of zeros and a mask, or DROP."
+    )
 
 
 def _convert_dtype(array: np.ndarray) -> np.ndarray:

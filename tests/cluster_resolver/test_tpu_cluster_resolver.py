@@ -11,7 +11,7 @@ import jax
 import pytest
 
 import jaxdist
-from jaxdist import tpu
+from jaxdist import _processes, tpu
 from jaxdist._devices import chips
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver, TPUClusterResolver
 from jaxdist.config import experimental_connect_to_cluster
@@ -39,7 +39,7 @@ def _nothing_of_a_tpu_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
 def connected(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What JAX's processes were told to meet by, without meeting."""
     calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(chips, "connect", lambda **how: calls.append(how))
+    monkeypatch.setattr(_processes, "connect", lambda **how: calls.append(how))
     return calls
 
 
@@ -119,7 +119,7 @@ def test_a_host_that_finds_no_others_goes_on_alone(
         raise ValueError("coordinator_address should be defined.")
 
     monkeypatch.setattr(chips, "chips_of_this_machine", lambda: ["/dev/accel0"])
-    monkeypatch.setattr(chips, "connect", nobody)
+    monkeypatch.setattr(_processes, "connect", nobody)
     with caplog.at_level(logging.INFO, "jaxdist"):
         experimental_connect_to_cluster(TPUClusterResolver(""))
     assert "coordinator_address" in caplog.text

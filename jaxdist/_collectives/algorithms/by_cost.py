@@ -1,6 +1,7 @@
 """The algorithm that the cost model finds fastest."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 
@@ -46,7 +47,7 @@ def make_auto(layout: ReplicaMesh) -> Auto:
     return Auto(cost.links_of(layout), local, layout.platform)
 
 
-def find_worker_size(owners: list[int]) -> int:
+def find_worker_size(owners: Sequence[int]) -> int:
     """Return how many neighbours each owner has, if all have the same number; else 0."""
     size = owners.count(owners[0])
     rows = [owners[i : i + size] for i in range(0, len(owners), size)]

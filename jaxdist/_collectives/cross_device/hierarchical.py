@@ -80,7 +80,6 @@ class HierarchicalCopyAllReduce(AlgorithmicOps):
 def find_group_size(layout: ReplicaMesh) -> int:
     """Return how many near replicas a group has; 0 if there are no groups of several."""
     count = layout.num_replicas
-    owners = [layout.device_grid[r, 0].process_index for r in range(count)]
     # In one process JAX does not tell which devices are near, so two halves are a guess.
-    local = find_worker_size(owners) or (count // 2 if count % 2 == 0 else 1)
+    local = find_worker_size(layout.replica_owners) or (count // 2 if count % 2 == 0 else 1)
     return local if 1 < local < count else 0

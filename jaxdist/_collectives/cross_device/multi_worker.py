@@ -4,8 +4,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from jaxdist._collectives.algorithms import InShards, group_all, make_algorithm
 from jaxdist._collectives.cross_device.all_reduce import AllReduceCrossDeviceOps
 from jaxdist._collectives.cross_device.checks import check_count
@@ -16,6 +14,7 @@ from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.sums.sum_by_size import Entry, SumBySize
 from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._processes import get_current_process
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, DeviceError
 
@@ -163,8 +162,9 @@ def _check_workers(given: Any) -> tuple[str, ...]:
             continue
         # Names are compared as devices and tasks, since one worker may have several spellings.
         workers.append((task["job"].lower(), int(task["task"])))
-        several = jax.process_count() > 1
-        count = jax.process_count() if several else len(names)
+        processes = get_current_process().count
+        several = processes > 1
+        count = processes if several else len(names)
         if int(task["task"]) >= count:
             known = [f"/job:{task['job']}/task:{n}" for n in range(count)]
             what = f"the job has {count} processes" if several else f"there are {count} workers"

@@ -241,7 +241,8 @@ class ExtendedV1:
             True
         """
         # A strategy of one process trains a model of its own, which nobody else writes.
-        return bool(self._strategy.layout.is_local or jax.process_index() == 0)
+        layout = self._strategy.layout
+        return layout.is_local or layout.process.is_first
 
     @property
     def should_save_summary(self) -> bool:

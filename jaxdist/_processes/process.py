@@ -1,0 +1,62 @@
+"""`Process`: one process of a job."""
+
+import dataclasses
+
+import jax
+
+from jaxdist._validate import as_integer
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """One process of a job.
+
+    What depends on the process (`ReplicaMesh.local_replicas`, the rows that a dataset reads) takes
+    it from here. So one process can compute what each process of a job would compute.
+
+    Args:
+        index: Number of the process, from 0.
+        count: Number of processes of the job.
+
+    Raises:
+        ArgumentTypeError: `index` or `count` is not an integer.
+        ArgumentError: `count` is below 1, or `index` is not between 0 and `count - 1`.
+
+    Example:
+        >>> from jaxdist._processes import Process
+        >>> Process(2, 4)
+        Process(index=2, count=4)
+        >>> Process(0, 4).is_first
+        True
+
+    Source:
+        `jax.process_index` and `jax.process_count`.
+    """
+
+    index: int
+    count: int
+
+    def __post_init__(self) -> None:
+        as_integer("Process", "count", self.count, least=1)
+        as_integer(
+            f"Process(count={self.count})", "index", self.index, least=0, most=self.count - 1
+        )
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes what one process writes for all of them."""
+        return self.index == 0
+
+
+def get_current_process() -> Process:
+    """Return the process in which this is called.
+
+    Cost:
+        Starts JAX's backend, so the processes connect before. Later calls take some microseconds.
+
+    Example:
+        >>> from jaxdist._processes import get_current_process
+        >>> get_current_process()
+        Process(index=0, count=1)
+    """
+    return Process(jax.process_index(), jax.process_count())
