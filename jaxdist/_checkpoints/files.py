@@ -22,5 +22,5 @@ def replace_file(path: Path, content: bytes) -> None:
 def list_steps(directory: Path) -> tuple[int, ...]:
     """Return the steps of the complete checkpoints, the oldest first."""
     # Orbax gives a directory the number of its step when the checkpoint is complete.
-    found = (p.name for p in directory.iterdir() if p.name.isdigit() and p.is_dir())
-    return tuple(sorted(map(int, found)))
+    entries = directory.iterdir() if directory.is_dir() else ()
+    return tuple(sorted(int(p.name) for p in entries if p.name.isdigit() and p.is_dir()))
