@@ -53,7 +53,10 @@ def open_manager(directory: Path, *, keep: int) -> Manager:
     handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
     handlers.add(_LEAVES, ocp.args.JsonSave, RecordsHandler())
     options = ocp.CheckpointManagerOptions(
-        preservation_policy=ocp.checkpoint_managers.LatestN(keep), cleanup_tmp_directories=True
+        preservation_policy=ocp.checkpoint_managers.LatestN(keep),
+        cleanup_tmp_directories=True,
+        # Otherwise, where no directory can be created, Orbax reports it after five minutes.
+        async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
     )
     return ocp.CheckpointManager(directory, options=options, handler_registry=handlers)
 

@@ -98,15 +98,22 @@ class Writer:
             if self._thread is not None:
                 self._thread.join()
                 self._thread = None
-        _RUNNING.discard(self)
-        if self._failure is not None:
-            (step, error), self._failure = self._failure, None
-            raise self._fail(step, error) from error
+            _RUNNING.discard(self)
+            if self._failure is not None:
+                (step, error), self._failure = self._failure, None
+                raise self._fail(step, error) from error
 
     def _fail(self, step: int, error: Exception) -> CheckpointError:
-        """Close the manager, which would raise the error again, and return our error."""
+        """Return our error for one of Orbax, when nothing is written any more."""
+        # Orbax raises the first error, and its other threads still write. They could write into the
+        # next checkpoint of the same step.
+        for thread in threading.enumerate():
+            if type(thread).__module__.startswith("orbax."):
+                with contextlib.suppress(Exception):
+                    thread.join()
         manager, self._manager = self._manager, None
         if manager is not None:
+            # It raises the same error in each thread.
             with contextlib.suppress(Exception):
                 manager.wait_until_finished()
             manager.close()
