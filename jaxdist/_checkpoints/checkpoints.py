@@ -32,15 +32,20 @@ class Checkpoints:
 
     Guarantees:
         A checkpoint is complete or absent, also after SIGKILL, a full disk, or Ctrl-C.
-        Ctrl-C takes effect after the checkpoint is written.
+        What changes after `save` (donated arrays, updated objects) is written as it was before.
+        A write that fails in the background is raised by the next call, also by `close`.
+        A process that ends without `close` completes its checkpoint first.
+        Ctrl-C in a call that waits takes effect after the checkpoint is written.
         `restore` returns bit for bit what `save` received. Otherwise it raises an error and
         leaves the objects as they were.
         One job writes at a time: after its first `save`, a `save` of another job raises an error.
         No code from the files is run, and no pickle is read.
 
     Cost:
-        `save` returns when the files are written (40 ms for a small state) and leaves no thread
-        behind. `restore` reads the files twice, once to compare them with their manifest.
+        `save` waits for the checkpoint before it, copies the arrays to the host, shard by shard,
+        and returns; threads write the files. All other methods except `path` and
+        `is_saving_in_progress` wait for them, and `close` leaves no thread behind. `restore` reads
+        the files twice, once to compare them with their manifest.
 
     Args:
         directory: The directory. It is created if it does not exist.
@@ -85,7 +90,11 @@ class Checkpoints:
         self._writer = Writer(self.directory, keep)
 
     def steps(self) -> tuple[int, ...]:
-        """Return the steps of the complete checkpoints, the oldest first."""
+        """Return the steps of the complete checkpoints, the oldest first.
+
+        Raises:
+            CheckpointError: A checkpoint could not be written.
+        """
         self._writer.wait()
         return list_steps(self.directory)
 
@@ -95,7 +104,7 @@ class Checkpoints:
         return self.directory / str(step)
 
     def save(self, step: int, state: PyTree, notes: Mapping[str, Any] | None = None) -> None:
-        """Write a checkpoint.
+        """Start to write a checkpoint; `wait_until_finished` and `close` wait for it.
 
         Args:
             step: The number of completed steps. It names the checkpoint.
@@ -104,8 +113,8 @@ class Checkpoints:
             notes: A dict that JSON can represent.
 
         Raises:
-            CheckpointError: A checkpoint of this step exists, it cannot be written, or another job
-                writes checkpoints here.
+            CheckpointError: A checkpoint of this step exists, it or the one before cannot be
+                written, or another job writes checkpoints here.
             ArgumentTypeError: A leaf is neither an array nor a number. The error names its path.
             ArgumentError: A variable has a value on each replica, and no aggregation that combines
                 them.
@@ -157,7 +166,14 @@ class Checkpoints:
         self._writer.wait()
 
     def is_saving_in_progress(self) -> bool:
-        """Return whether a checkpoint is being written in the background."""
+        """Return whether a checkpoint is being written in the background.
+
+        Example:
+            >>> import tempfile
+            >>> with Checkpoints(tempfile.mkdtemp()) as checkpoints:
+            ...     checkpoints.is_saving_in_progress()
+            False
+        """
         return self._writer.is_writing()
 
     @overload

@@ -3,7 +3,6 @@
 import json
 import zlib
 from pathlib import Path
-from typing import Any
 
 from jaxdist._checkpoints.files import list_steps, replace_file
 
@@ -27,48 +26,44 @@ def write_manifest(directory: Path, step: int) -> None:
         file.unlink(missing_ok=True)
 
 
-def find_damage(directory: Path, step: int) -> list[str]:
+def remove_manifest(directory: Path, step: int) -> None:
+    """Delete the manifest of an earlier checkpoint of this step, if there is one."""
+    _get_path(directory, step).unlink(missing_ok=True)
+
+
+def find_damage(directory: Path, step: int, *, read_contents: bool = True) -> list[str]:
     """Return what is wrong with the files of a checkpoint, in words.
 
     Without a manifest the list is empty: see Note [Complete or absent].
+
+    Args:
+        directory: The directory of the checkpoints.
+        step: The step of the checkpoint.
+        read_contents: Whether to read the files. Otherwise only their sizes are compared.
     """
-    files = _read_manifest(directory, step)
-    found = [_describe_problem(file, *record) for file, record in files.items()]
-    return [problem for problem in found if problem]
-
-
-def find_missing(directory: Path, step: int) -> list[str]:
-    """Return the files of a step that are missing or have another size than in the manifest.
-
-    It reads no file of the checkpoint: `find_damage` compares the contents.
-    """
-    files = _read_manifest(directory, step)
-    return [
-        str(file)
-        for file, (size, _) in files.items()
-        if not file.is_file() or file.stat().st_size != size
+    try:
+        files = dict(json.loads(_get_path(directory, step).read_bytes()))
+    except (OSError, ValueError):
+        return []
+    root = directory / str(step)
+    found = [
+        _describe_problem(root / name, size, checksum, read_contents)
+        for name, (size, checksum) in files.items()
     ]
+    return [problem for problem in found if problem]
 
 
 def _get_path(directory: Path, step: int) -> Path:
     return directory / _MANIFESTS / f"{step}.json"
 
 
-def _read_manifest(directory: Path, step: int) -> dict[Path, Any]:
-    try:
-        files = dict(json.loads(_get_path(directory, step).read_bytes()))
-    except (OSError, ValueError):
-        return {}
-    return {directory / str(step) / name: record for name, record in files.items()}
-
-
-def _describe_problem(file: Path, size: int, checksum: int) -> str | None:
+def _describe_problem(file: Path, size: int, checksum: int, read_contents: bool) -> str | None:
     if not file.is_file():
         return f"{file} is missing."
     there = file.stat().st_size
     if there != size:
         return f"{file} has {there} bytes, {size} were written."
-    if _measure_file(file)[1] != checksum:
+    if read_contents and _measure_file(file)[1] != checksum:
         return f"{file} has the right size and other bytes than were written."
     return None
 

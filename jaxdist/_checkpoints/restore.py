@@ -2,7 +2,6 @@
 
 import dataclasses
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ def _restore_plain(directory: Path, step: int, like: PyTree, sharding: Sharding 
     problems = list_differences(records, wanted)
     if problems:
         raise failures.make_mismatch_error(directory, step, problems)
-    layouts = _leave_out(get_layouts_of_pieces(like), now)
+    layouts = {n: s for n, s in get_layouts_of_pieces(like).items() if n not in now}
     arrays = read_arrays(directory / str(step), wanted, sharding, layouts)
     _raise_if_any(find_changed_values(records, arrays))
     divide_errors(arrays, pairs, now)
@@ -116,7 +115,3 @@ def _move_damaged(directory: Path, step: int) -> Path:
 def _raise_if_any(problems: list[str]) -> None:
     if problems:
         raise failures.UnreadableError(*problems)
-
-
-def _leave_out(layouts: dict[str, Sharding], names: Mapping[str, Any]) -> dict[str, Sharding]:
-    return {n: s for n, s in layouts.items() if n not in names}

@@ -14,7 +14,7 @@ from jaxdist._checkpoints.errors import make_write_error
 from jaxdist._checkpoints.files import list_steps
 from jaxdist._checkpoints.folder_lock import JobLock
 from jaxdist._checkpoints.interrupts import delay_interrupts
-from jaxdist._checkpoints.manifest import write_manifest
+from jaxdist._checkpoints.manifest import remove_manifest, write_manifest
 from jaxdist._checkpoints.orbax import Manager, open_manager, start_checkpoint
 from jaxdist.errors import CheckpointError
 
@@ -65,6 +65,7 @@ class Writer:
                     self._manager = open_manager(self._directory, keep=self._keep)
                 # A restore may have moved a damaged checkpoint away.
                 self._manager.reload()
+                remove_manifest(self._directory, step)
                 start_checkpoint(self._manager, step, leaves, notes, process_index, process_count)
             except Exception as error:
                 raise self._fail(step, error) from error

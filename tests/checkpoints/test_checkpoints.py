@@ -293,6 +293,18 @@ def test_when_asked_a_damaged_checkpoint_is_set_aside_and_the_one_before_restore
         assert checkpoints.restore_latest(like=_state()).step == 2  # type: ignore[union-attr]
 
 
+def test_a_manifest_of_an_earlier_checkpoint_of_the_step_is_not_used(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (saved / "3" / "notes" / "metadata").unlink()
+    with Checkpoints(saved) as checkpoints:
+        assert checkpoints.restore_latest(like=_state(), skip_damaged=True) is not None
+        # As if the process was killed between the checkpoint and its manifest.
+        monkeypatch.setattr(save_module, "write_manifest", lambda *_: None)
+        checkpoints.save(3, _state(5), {})
+        assert _bits(checkpoints.restore(3, like=_state()).state) == _bits(_state(5))
+
+
 def test_when_all_are_damaged_nothing_is_moved_and_the_oldest_is_named(saved: Path) -> None:
     for step in 1, 2, 3:
         (saved / str(step) / "notes" / "metadata").unlink()

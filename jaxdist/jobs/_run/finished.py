@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from jaxdist._checkpoints import find_missing, list_steps, read_notes_without_orbax
+from jaxdist._checkpoints import find_damage, list_steps, read_notes_without_orbax
 from jaxdist.jobs._config.changes import check_same_run
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.metrics_file import read_metrics
@@ -43,7 +43,7 @@ def finished_run(
     # A damaged checkpoint or other metrics are no error here: the run then starts, and its checks
     # report them.
     notes = read_notes_without_orbax(folder / str(total))
-    if notes is None or find_missing(folder, total):
+    if notes is None or find_damage(folder, total, read_contents=False):
         return None
     metrics = _read_metrics(config.output)
     # The losses tell whether the files belong to this checkpoint or to another run.
