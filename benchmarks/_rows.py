@@ -26,6 +26,7 @@ from benchmarks import (
     row_first_uneven,
     row_nnx_state_100,
     row_plan_6144,
+    row_save,
     row_variables_100,
     table_collectives,
 )
@@ -54,6 +55,7 @@ MODULES: tuple[ModuleType, ...] = (
     row_first_uneven,
     row_nnx_state_100,
     row_plan_6144,
+    row_save,
     row_variables_100,
 )
 ROWS: dict[str, ModuleType] = {m.ROW: m for m in MODULES}

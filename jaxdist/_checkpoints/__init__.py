@@ -1,9 +1,10 @@
 """Checkpoints on disk: each is complete or absent, and a damaged one is reported by name."""
 
 from jaxdist._checkpoints.checkpoints import Checkpoints as Checkpoints
-from jaxdist._checkpoints.checkpoints import Restored as Restored
+from jaxdist._checkpoints.files import list_steps as list_steps
 from jaxdist._checkpoints.files import replace_file as replace_file
 from jaxdist._checkpoints.folder_lock import JobLock as JobLock
 from jaxdist._checkpoints.interrupts import Interrupts as Interrupts
-from jaxdist._checkpoints.manifest import find_missing as find_missing
+from jaxdist._checkpoints.manifest import find_damage as find_damage
 from jaxdist._checkpoints.orbax import read_notes_without_orbax as read_notes_without_orbax
+from jaxdist._checkpoints.restore import Restored as Restored

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -10,75 +9,19 @@ from typing import Any, Self, overload
 
 from jax.sharding import Sharding
 
-from jaxdist._checkpoints import errors as failures
-from jaxdist._checkpoints.compression_errors import (
-    divide_errors,
-    find_moved_pairs,
-    make_saved_shape,
-)
-from jaxdist._checkpoints.folder_lock import JobLock
-from jaxdist._checkpoints.interrupts import delay_interrupts
-from jaxdist._checkpoints.leaves import (
-    check_leaves,
-    list_differences,
-    make_record,
-    name_leaves,
-    rebuild_tree,
-)
-from jaxdist._checkpoints.manifest import (
-    MANIFESTS,
-    find_damage,
-    remove_other_manifests,
-    write_manifest,
-)
-from jaxdist._checkpoints.objects import put_into, rebuild_objects, to_plain
-from jaxdist._checkpoints.orbax import (
-    UnreadableError,
-    open_manager,
-    read_arrays,
-    read_notes,
-    write_checkpoint,
-)
-from jaxdist._checkpoints.pieces import (
-    cut_like,
-    gather_whole_arrays,
-    get_layouts_of_pieces,
-    get_whole_shapes,
-)
-from jaxdist._processes import get_current_process
+from jaxdist._checkpoints.errors import make_directory_error
+from jaxdist._checkpoints.files import list_steps
+from jaxdist._checkpoints.leaves import check_leaves, name_leaves
+from jaxdist._checkpoints.objects import put_into, to_plain
+from jaxdist._checkpoints.pieces import gather_whole_arrays
+from jaxdist._checkpoints.restore import Restored, restore_newest, restore_step
+from jaxdist._checkpoints.save import Writer
 from jaxdist._typing import PyTree
 from jaxdist._validate import ErrorNote, as_flag, as_integer, as_path, show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, DamagedCheckpointError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError
 
 _NOTHING: Any = object()
 _LAST_STEP = (1 << 63) - 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Restored:
-    """A restored checkpoint.
-
-    Attributes:
-        step: The step after which it was saved.
-        state: The restored state, with the structure of the requested one.
-        notes: The notes that were saved with it.
-        set_aside: The new paths of newer checkpoints that are damaged.
-    """
-
-    step: int
-    state: PyTree
-    notes: dict[str, Any]
-    set_aside: tuple[Path, ...] = ()
-
-
-# Note [Complete or absent]
-# Orbax writes a checkpoint into a directory with a temporary name, and renames the directory when
-# all files are written. So a directory that is named by its step is complete, even if the process
-# was killed. Orbax deletes old checkpoints after the rename, the oldest first.
-# A checkpoint contains the arrays, the notes, and a checksum of each leaf, so these are complete or
-# absent together. The manifest (size and checksum of each file) is written after the rename, and a
-# killed process may not have written it. Then the checksums of the leaves still detect damage, but
-# cannot name the damaged file.
 
 
 class Checkpoints:
@@ -89,15 +32,20 @@ class Checkpoints:
 
     Guarantees:
         A checkpoint is complete or absent, also after SIGKILL, a full disk, or Ctrl-C.
-        Ctrl-C takes effect after the checkpoint is written.
+        What changes after `save` (donated arrays, updated objects) is written as it was before.
+        A write that fails in the background is raised by the next call, also by `close`.
+        A process that ends without `close` completes its checkpoint first.
+        Ctrl-C in a call that waits takes effect after the checkpoint is written.
         `restore` returns bit for bit what `save` received. Otherwise it raises an error and
         leaves the objects as they were.
         One job writes at a time: after its first `save`, a `save` of another job raises an error.
         No code from the files is run, and no pickle is read.
 
     Cost:
-        `save` returns when the files are written (40 ms for a small state) and leaves no thread
-        behind. `restore` reads the files twice, once to compare them with their manifest.
+        `save` waits for the checkpoint before it, copies the arrays to the host, shard by shard,
+        and returns; threads write the files. All other methods except `path` and
+        `is_saving_in_progress` wait for them, and `close` leaves no thread behind. `restore` reads
+        the files twice, once to compare them with their manifest.
 
     Args:
         directory: The directory. It is created if it does not exist.
@@ -135,16 +83,20 @@ class Checkpoints:
         keep = as_integer(caller, "keep", keep, least=1)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._manager = open_manager(self.directory, keep=keep)
-            # The lock is taken by the first `save`, so that a reader keeps no job out.
-            self._keep, self._lock = keep, JobLock(self.directory)
-            self._is_writing = False
-        except Exception as error:
-            raise failures.make_directory_error(self.directory, error) from error
+            list_steps(self.directory)
+        except OSError as error:
+            raise make_directory_error(self.directory, error) from error
+        # The lock is taken by the first `save`, so that a reader keeps no job out.
+        self._writer = Writer(self.directory, keep)
 
     def steps(self) -> tuple[int, ...]:
-        """Return the steps of the complete checkpoints, the oldest first."""
-        return tuple(sorted(self._manager.all_steps()))
+        """Return the steps of the complete checkpoints, the oldest first.
+
+        Raises:
+            CheckpointError: A checkpoint could not be written.
+        """
+        self._writer.wait()
+        return list_steps(self.directory)
 
     def path(self, step: int) -> Path:
         """Return the directory of a checkpoint."""
@@ -152,7 +104,7 @@ class Checkpoints:
         return self.directory / str(step)
 
     def save(self, step: int, state: PyTree, notes: Mapping[str, Any] | None = None) -> None:
-        """Write a checkpoint.
+        """Start to write a checkpoint; `wait_until_finished` and `close` wait for it.
 
         Args:
             step: The number of completed steps. It names the checkpoint.
@@ -161,8 +113,8 @@ class Checkpoints:
             notes: A dict that JSON can represent.
 
         Raises:
-            CheckpointError: A checkpoint of this step exists, it cannot be written, or another job
-                writes checkpoints here.
+            CheckpointError: A checkpoint of this step exists, it or the one before cannot be
+                written, or another job writes checkpoints here.
             ArgumentTypeError: A leaf is neither an array nor a number. The error names its path.
             ArgumentError: A variable has a value on each replica, and no aggregation that combines
                 them.
@@ -182,35 +134,47 @@ class Checkpoints:
                 "notes are a dict that JSON can hold, or None.\n\n"
                 "Pass for instance notes={'epoch': 1}."
             )
-        if step in self.steps():
+        # This raises the error of the previous `save`, if it failed.
+        steps = self.steps()
+        if step in steps:
             raise CheckpointError(
                 f"Checkpoints.save was given step={step}, and {self.path(step)} exists.\n\n"
                 "The checkpoint of a step is written once.\n\n"
-                f"Resume from it, pass a step from {self.steps()[-1] + 1} up, or choose another "
+                f"Resume from it, pass a step from {steps[-1] + 1} up, or choose another "
                 "directory."
             )
         # All checks of the arguments come first: a call that is refused must not take the lock.
         written = _to_plain_json(notes or {})
         state = gather_whole_arrays(to_plain(state))
         check_leaves(state)
-        self._open_for_writing()
-        with delay_interrupts():
-            try:
-                write_checkpoint(self._manager, step, state, written)
-                self._write_manifest(step)
-            except Exception as error:
-                others = [s for s in self.steps() if s != step]
-                raise failures.make_write_error(self.directory, step, others, error) from error
+        self._writer.write(step, name_leaves(state), written)
 
-    def _open_for_writing(self) -> None:
-        """Take the lock of the directory, and remove partly written checkpoints of killed jobs."""
-        if self._is_writing:
-            return
-        self._lock.__enter__()
-        # Only now no other job writes here. Before, a partly written checkpoint could be its work.
-        self._manager.close()
-        self._manager = open_manager(self.directory, keep=self._keep, clean=True)
-        self._is_writing = True
+    def wait_until_finished(self) -> None:
+        """Wait until the checkpoints of all calls of `save` are on disk.
+
+        Raises:
+            CheckpointError: A checkpoint could not be written.
+
+        Example:
+            >>> import tempfile
+            >>> with Checkpoints(tempfile.mkdtemp()) as checkpoints:
+            ...     checkpoints.save(7, {"w": jnp.zeros(3)})
+            ...     checkpoints.wait_until_finished()
+            ...     (checkpoints.path(7) / "state").is_dir()
+            True
+        """
+        self._writer.wait()
+
+    def is_saving_in_progress(self) -> bool:
+        """Return whether a checkpoint is being written in the background.
+
+        Example:
+            >>> import tempfile
+            >>> with Checkpoints(tempfile.mkdtemp()) as checkpoints:
+            ...     checkpoints.is_saving_in_progress()
+            False
+        """
+        return self._writer.is_writing()
 
     @overload
     def restore(
@@ -292,7 +256,8 @@ class Checkpoints:
             if skip_damaged:
                 raise _make_skip_error(caller, state)
             with ErrorNote(f"It was raised by {caller}(like=...)."):
-                return self._restore_like(state, like, sharding)
+                self._writer.wait()
+                return restore_step(self.directory, state, like, sharding)
         if step is not None:
             step = as_integer(caller, "step", step, least=0)
             if skip_damaged:
@@ -300,47 +265,14 @@ class Checkpoints:
         # The objects are updated at the very end: until then the restore can still fail.
         shapes = to_plain(state)
         with ErrorNote(f"It was raised by {caller}(state, step={step})."):
+            self._writer.wait()
             if step is None:
-                found = self._restore_newest(shapes, sharding, skip_damaged)
+                found = restore_newest(self.directory, shapes, sharding, skip_damaged)
                 if found is None:
                     return None
             else:
-                found = self._restore_like(step, shapes, sharding)
+                found = restore_step(self.directory, step, shapes, sharding)
         return dataclasses.replace(found, state=put_into(state, found.state))
-
-    def _restore_like(self, step: int, like: PyTree, sharding: Sharding | None) -> Restored:
-        if step not in self.steps():
-            raise failures.make_missing_error(self.directory, step, self.steps())
-        wanted = self._restore_plain(step, to_plain(like), sharding)
-        return dataclasses.replace(wanted, state=rebuild_objects(like, wanted.state))
-
-    def _restore_plain(self, step: int, like: PyTree, sharding: Sharding | None) -> Restored:
-        # First of all, since it alone can name the damaged file. See Note [Complete or absent].
-        damage = find_damage(self._get_manifest_path(step), self.path(step))
-        if damage:
-            raise self._make_damage_error(step, damage)
-        wanted = name_leaves(get_whole_shapes(like))
-        try:
-            records, notes = read_notes(self._manager, step)
-            pairs = find_moved_pairs(records, wanted)
-            # Read these with the shapes that were saved; `divide_errors` then gives them the shapes
-            # of this run.
-            now = {name: wanted[name] for pair in pairs for name in pair}
-            wanted.update((name, make_saved_shape(records, name)) for name in now)
-            problems = list_differences(records, wanted)
-            if problems:
-                raise failures.make_mismatch_error(self.directory, step, problems)
-            arrays = read_arrays(
-                self._manager, step, wanted, sharding, _leave_out(get_layouts_of_pieces(like), now)
-            )
-        except UnreadableError as error:
-            # None: the error of Orbax names its internals, and its reason is in the text.
-            raise self._make_damage_error(step, [str(error)]) from None
-        changed = _find_changed_values(records, arrays)
-        if changed:
-            raise self._make_damage_error(step, changed)
-        divide_errors(arrays, pairs, now)
-        return Restored(step, cut_like(rebuild_tree(arrays, get_whole_shapes(like)), like), notes)
 
     def restore_latest(
         self, *, like: PyTree, sharding: Sharding | None = None, skip_damaged: bool = False
@@ -371,29 +303,16 @@ class Checkpoints:
         _check_sharding(caller, sharding)
         as_flag(caller, "skip_damaged", skip_damaged)
         with ErrorNote(f"It was raised by {caller}(like=...)."):
-            return self._restore_newest(like, sharding, skip_damaged)
-
-    def _restore_newest(
-        self, like: PyTree, sharding: Sharding | None, skip_damaged: bool
-    ) -> Restored | None:
-        damaged: list[int] = []
-        for step in reversed(self.steps()):
-            try:
-                restored = self._restore_like(step, like, sharding)
-            except DamagedCheckpointError:
-                # The oldest is the last that could be restored: report it, and move nothing.
-                if not skip_damaged or step == self.steps()[0]:
-                    raise
-                damaged.append(step)
-                continue
-            return dataclasses.replace(restored, set_aside=tuple(map(self._move_damaged, damaged)))
-        return None
+            self._writer.wait()
+            return restore_newest(self.directory, like, sharding, skip_damaged)
 
     def close(self) -> None:
-        """Close the directory, and release its lock."""
-        self._manager.close()
-        self._lock.close()
-        self._is_writing = False
+        """Wait until the checkpoints are written, and release the lock of the directory.
+
+        Raises:
+            CheckpointError: A checkpoint could not be written.
+        """
+        self._writer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -404,34 +323,13 @@ class Checkpoints:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
-
-    # Damage
-
-    def _get_manifest_path(self, step: int) -> Path:
-        return self.directory / MANIFESTS / f"{step}.json"
-
-    def _write_manifest(self, step: int) -> None:
-        # All processes see the same files, and one writer is enough.
-        if get_current_process().is_first:
-            write_manifest(self._get_manifest_path(step), self.path(step))
-            remove_other_manifests(self.directory / MANIFESTS, self.steps())
-
-    def _make_damage_error(self, step: int, problems: list[str]) -> DamagedCheckpointError:
-        before = [s for s in self.steps() if s < step]
-        return failures.make_damage_error(self.directory, step, before, problems)
-
-    def _move_damaged(self, step: int) -> Path:
-        folder = self.directory / failures.DAMAGED
-        folder.mkdir(exist_ok=True)
-        target = folder / str(step)
-        if target.exists():
-            shutil.rmtree(target)
-        self.path(step).rename(target)
-        self._get_manifest_path(step).unlink(missing_ok=True)
-        # Orbax caches the list of steps.
-        self._manager.reload()
-        return target
+        try:
+            self.close()
+        except CheckpointError as failure:
+            if error is None:
+                raise
+            # The error of the body is the one that its caller waits for.
+            error.add_note(str(failure))
 
 
 def _make_skip_error(caller: str, step: int) -> ArgumentError:
@@ -462,15 +360,3 @@ def _to_plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:
             "Turn arrays into lists or numbers, or put them in the state."
         ) from error
     return plain
-
-
-def _find_changed_values(records: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:
-    return [
-        f"The values of {name} are not those that were saved."
-        for name, array in arrays.items()
-        if make_record(array)["crc32"] != records[name]["crc32"]
-    ]
-
-
-def _leave_out(layouts: dict[str, Sharding], names: Mapping[str, Any]) -> dict[str, Sharding]:
-    return {n: s for n, s in layouts.items() if n not in names}

@@ -9,6 +9,10 @@ DAMAGED = "damaged"  # the folder of damaged checkpoints
 _MOST_LISTED = 10
 
 
+class UnreadableError(ValueError):
+    """A checkpoint differs from what was written, or Orbax could not read it."""
+
+
 def make_directory_error(directory: Path, error: Exception) -> CheckpointError:
     """Return the error for a directory that Orbax cannot use."""
     return CheckpointError(

@@ -1,4 +1,4 @@
-"""Atomic replacement of one file."""
+"""The folders of complete checkpoints, and atomic replacement of one file."""
 
 import os
 from pathlib import Path
@@ -17,3 +17,10 @@ def replace_file(path: Path, content: bytes) -> None:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def list_steps(directory: Path) -> tuple[int, ...]:
+    """Return the steps of the complete checkpoints, the oldest first."""
+    # Orbax gives a directory the number of its step when the checkpoint is complete.
+    entries = directory.iterdir() if directory.is_dir() else ()
+    return tuple(sorted(int(p.name) for p in entries if p.name.isdigit() and p.is_dir()))

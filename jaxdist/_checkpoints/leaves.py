@@ -1,7 +1,5 @@
-"""The leaves of a state by name, as checkpoints store them, with a checksum for each."""
+"""The leaves of a state by name, as checkpoints store them."""
 
-import json
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,21 +57,6 @@ def rebuild_tree(leaves: Mapping[str, Any], like: PyTree) -> PyTree:
     wanted, treedef = jax.tree.flatten(like)
     pairs = zip(leaves.values(), wanted, strict=True)
     return jax.tree.unflatten(treedef, [_convert_like(x, w) for x, w in pairs])
-
-
-def make_record(leaf: Any) -> dict[str, Any]:
-    """Return shape, dtype and checksum of an array."""
-    host = np.asarray(leaf)
-    return {
-        "shape": list(host.shape),
-        "dtype": str(host.dtype),
-        "crc32": zlib.crc32(host.tobytes()),
-    }
-
-
-def compute_json_checksum(value: Any) -> int:
-    """Return the checksum of a JSON value. It does not depend on the order of keys."""
-    return zlib.crc32(json.dumps(value, sort_keys=True).encode())
 
 
 def list_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

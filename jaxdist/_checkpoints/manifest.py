@@ -2,70 +2,68 @@
 
 import json
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 
-from jaxdist._checkpoints.files import replace_file
+from jaxdist._checkpoints.files import list_steps, replace_file
 
-MANIFESTS = "manifests"  # the folder of the manifests
+_MANIFESTS = "manifests"  # the folder of the manifests
 
 
-def write_manifest(path: Path, root: Path) -> None:
-    """Write size and checksum of the files below `root` to a JSON file, atomically."""
+def write_manifest(directory: Path, step: int) -> None:
+    """Write size and checksum of the files of a checkpoint to a JSON file, atomically.
+
+    The manifests of checkpoints that do not exist any more are deleted.
+    """
+    path, root = _get_path(directory, step), directory / str(step)
     path.parent.mkdir(exist_ok=True)
     files = {
         str(p.relative_to(root)): _measure_file(p) for p in sorted(root.rglob("*")) if p.is_file()
     }
     replace_file(path, json.dumps(files, indent=1).encode())
+    kept = {_get_path(directory, kept) for kept in list_steps(directory)}
+    for file in set(path.parent.glob("*.json")) - kept:
+        # Another process of the job may delete it at the same time.
+        file.unlink(missing_ok=True)
 
 
-def remove_other_manifests(folder: Path, kept: Iterable[int]) -> None:
-    """Delete the manifests of all steps that are not in `kept`."""
-    names = {f"{step}.json" for step in kept}
-    for file in folder.glob("*.json"):
-        if file.name not in names:
-            # Another process of the job may delete it at the same time.
-            file.unlink(missing_ok=True)
+def remove_manifest(directory: Path, step: int) -> None:
+    """Delete the manifest of an earlier checkpoint of this step, if there is one."""
+    _get_path(directory, step).unlink(missing_ok=True)
 
 
-def find_damage(path: Path, root: Path) -> list[str]:
-    """Return what is wrong with the files below `root`, in words.
+def find_damage(directory: Path, step: int, *, read_contents: bool = True) -> list[str]:
+    """Return what is wrong with the files of a checkpoint, in words.
 
     Without a manifest the list is empty: see Note [Complete or absent].
+
+    Args:
+        directory: The directory of the checkpoints.
+        step: The step of the checkpoint.
+        read_contents: Whether to read the files. Otherwise only their sizes are compared.
     """
     try:
-        files = dict(json.loads(path.read_bytes()))
+        files = dict(json.loads(_get_path(directory, step).read_bytes()))
     except (OSError, ValueError):
         return []
-    found = [_describe_problem(root / name, *record) for name, record in files.items()]
+    root = directory / str(step)
+    found = [
+        _describe_problem(root / name, size, checksum, read_contents)
+        for name, (size, checksum) in files.items()
+    ]
     return [problem for problem in found if problem]
 
 
-def find_missing(folder: Path, step: int) -> list[str]:
-    """Return the files of a step that are missing or have another size than in the manifest.
-
-    It reads no file of the checkpoint: `find_damage` compares the contents.
-    """
-    try:
-        files = dict(json.loads((folder / MANIFESTS / f"{step}.json").read_bytes()))
-    except (OSError, ValueError):
-        return []
-    root = folder / str(step)
-    paths = {name: root / name for name in files}
-    return [
-        str(path)
-        for name, path in paths.items()
-        if not path.is_file() or path.stat().st_size != files[name][0]
-    ]
+def _get_path(directory: Path, step: int) -> Path:
+    return directory / _MANIFESTS / f"{step}.json"
 
 
-def _describe_problem(file: Path, size: int, checksum: int) -> str | None:
+def _describe_problem(file: Path, size: int, checksum: int, read_contents: bool) -> str | None:
     if not file.is_file():
         return f"{file} is missing."
     there = file.stat().st_size
     if there != size:
         return f"{file} has {there} bytes, {size} were written."
-    if _measure_file(file)[1] != checksum:
+    if read_contents and _measure_file(file)[1] != checksum:
         return f"{file} has the right size and other bytes than were written."
     return None
 

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from jaxdist._checkpoints.leaves import compute_json_checksum, make_record, name_leaves
-from jaxdist._typing import PyTree
+from jaxdist._checkpoints.errors import UnreadableError
+from jaxdist._checkpoints.records import format_records, prepare_records, read_records
+from jaxdist._processes import Process
 
 Manager: TypeAlias = Any  # orbax.checkpoint.CheckpointManager
 
@@ -27,90 +28,100 @@ _LONGEST_REASON = 300  # characters
 _STATE, _NOTES, _LEAVES = "state", "notes", "leaves"  # the items of one checkpoint
 
 
-def open_manager(directory: Path, *, keep: int, clean: bool = False) -> Manager:
-    """Open Orbax's manager of a directory; it has no threads between calls.
+def open_manager(directory: Path, *, keep: int) -> Manager:
+    """Open Orbax's manager of a directory, and delete the partly written checkpoints in it.
 
     Args:
-        directory: The directory of the checkpoints.
+        directory: The directory of the checkpoints. No other job writes into it.
         keep: How many checkpoints to keep.
-        clean: Remove partly written checkpoints. Pass true only if no other job writes here.
     """
     import orbax.checkpoint as ocp
 
+    # Here, since its base class is Orbax's.
+    class RecordsHandler(ocp.JsonCheckpointHandler):
+        """Writes texts that are computed in the background, in each process its own.
+
+        The handler of Orbax writes values that are known before, and only in process 0.
+        """
+
+        async def async_save(self, directory: Any, item: Any = None, args: Any = None) -> Any:
+            async def write() -> None:
+                for name, compute_text in args.item.items():
+                    (directory / name).write_text(compute_text())
+
+            return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="records")]
+
+    handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    handlers.add(_LEAVES, ocp.args.JsonSave, RecordsHandler())
     options = ocp.CheckpointManagerOptions(
         preservation_policy=ocp.checkpoint_managers.LatestN(keep),
-        # `save` returns when the files are complete, so nothing needs to wait at exit.
-        enable_async_checkpointing=False,
-        cleanup_tmp_directories=clean,
+        cleanup_tmp_directories=True,
+        # Otherwise, where no directory can be created, Orbax reports it after five minutes.
+        async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
     )
-    return ocp.CheckpointManager(directory, options=options)
+    return ocp.CheckpointManager(directory, options=options, handler_registry=handlers)
 
 
-def write_checkpoint(manager: Manager, step: int, state: PyTree, notes: Mapping[str, Any]) -> None:
-    """Write a checkpoint. It is complete when the function returns."""
+def start_checkpoint(
+    manager: Manager,
+    step: int,
+    leaves: Mapping[str, Any],
+    notes: Mapping[str, Any],
+    process: Process,
+) -> None:
+    """Copy the leaves to the host, and let Orbax write a checkpoint in the background."""
     import orbax.checkpoint as ocp
 
-    leaves = name_leaves(state)
-    records = {name: make_record(leaf) for name, leaf in leaves.items()}
-    # The records contain the checksums of the arrays. The second checksum protects the records and
-    # the notes themselves.
-    sums = {"leaves": records, "checksum": compute_json_checksum([records, notes])}
+    # The caller may change an array of NumPy afterwards.
+    leaves = {n: x if isinstance(x, jax.Array) else np.array(x) for n, x in leaves.items()}
+    compute_records = prepare_records(leaves, process)
+
+    def compute_text() -> str:
+        return format_records(compute_records(), notes, process.count)
+
     items = {
         # Orbax refuses arrays without elements. Their shape and dtype are in the records.
         _STATE: ocp.args.StandardSave({n: x for n, x in leaves.items() if x.size}),
         _NOTES: ocp.args.JsonSave(notes),
-        _LEAVES: ocp.args.JsonSave(sums),
+        _LEAVES: ocp.args.JsonSave({f"process_{process.index}.json": compute_text}),
     }
     manager.save(step, args=ocp.args.Composite(**items), force=True)
-    manager.wait_until_finished()
 
 
-class UnreadableError(ValueError):
-    """A checkpoint differs from what was written, or Orbax could not read it."""
-
-
-def read_notes(manager: Manager, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return shape, dtype and checksum of each leaf, and the notes.
+def read_notes(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the records of the leaves, and the notes of a checkpoint.
 
     Raises:
         UnreadableError: They differ from what was written.
     """
-    import orbax.checkpoint as ocp
-
-    items = {_LEAVES: ocp.args.JsonRestore(), _NOTES: ocp.args.JsonRestore()}
-    read = _restore_items(manager, step, items)
-    sums, notes = read[_LEAVES], read[_NOTES]
-    if not isinstance(sums, dict) or sums.keys() != {"leaves", "checksum"}:
-        raise UnreadableError("The checksums are not those that were saved.")
-    if sums["checksum"] != compute_json_checksum([sums["leaves"], notes]):
-        raise UnreadableError("The notes or the checksums are not those that were saved.")
-    return sums["leaves"], notes
-
-
-def read_notes_without_orbax(folder: Path) -> dict[str, Any] | None:
-    """Return the notes of a checkpoint from one file; None if this file cannot be read.
-
-    Importing Orbax and opening its manager would take longer than reading the notes.
-    """
+    notes = read_notes_without_orbax(path)
+    if notes is None:
+        raise UnreadableError("The notes cannot be read.")
     try:
-        found = json.loads((folder / _NOTES / "metadata").read_bytes())
+        return read_records(path / _LEAVES, notes), notes
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UnreadableError(f"The checksums cannot be read: {error}") from error
+
+
+def read_notes_without_orbax(path: Path) -> dict[str, Any] | None:
+    """Return the notes of a checkpoint from one file; None if this file cannot be read."""
+    try:
+        found = json.loads((path / _NOTES / "metadata").read_bytes())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
 
 
 def read_arrays(
-    manager: Manager,
-    step: int,
+    path: Path,
     wanted: Mapping[str, Any],
     sharding: Sharding | None,
     own: Mapping[str, Sharding],
 ) -> dict[str, Any]:
-    """Return the leaves by name, with their shardings.
+    """Return the leaves of a checkpoint by name, with their shardings.
 
     Args:
-        manager: Of the directory.
-        step: The step of the checkpoint.
+        path: The directory of the checkpoint.
         wanted: Shapes and dtypes, by name.
         sharding: The sharding of each leaf; None takes the sharding of the wanted leaf.
         own: Shardings by name that take precedence over `sharding`.
@@ -118,8 +129,6 @@ def read_arrays(
     Raises:
         UnreadableError: The leaves cannot be read.
     """
-    import orbax.checkpoint as ocp
-
     one_device = SingleDeviceSharding(jax.local_devices()[0])
     target = {
         name: jax.ShapeDtypeStruct(
@@ -132,8 +141,7 @@ def read_arrays(
         else np.empty(x.shape, x.dtype)
         for name, x in wanted.items()
     }
-    stored = {name: x for name, x in target.items() if x.size}
-    read = _restore_items(manager, step, {_STATE: ocp.args.StandardRestore(stored)})[_STATE]
+    read = _read_stored(path / _STATE, {name: x for name, x in target.items() if x.size})
     return {name: read[name] if x.size else _make_empty(x) for name, x in target.items()}
 
 
@@ -143,12 +151,12 @@ def _make_empty(wanted: jax.ShapeDtypeStruct | np.ndarray) -> Any:
     return jnp.zeros(wanted.shape, wanted.dtype, device=wanted.sharding)
 
 
-def _restore_items(manager: Manager, step: int, items: Mapping[str, Any]) -> Any:
+def _read_stored(path: Path, target: Mapping[str, Any]) -> Any:
     import orbax.checkpoint as ocp
 
-    with _silence_orbax():
+    with _silence_orbax(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
         try:
-            return manager.restore(step, args=ocp.args.Composite(**items))
+            return checkpointer.restore(path, args=ocp.args.StandardRestore(target))
         except Exception as error:
             why = f"{type(error).__name__}: {str(error).split('. See full')[0]}"
         # Orbax abandons the other reads that it started. When they are collected, each reports an

@@ -79,6 +79,10 @@ CALLS = {
     ),
     "jaxdist.training.Checkpoints.close": Call(lambda: _saved("close")),
     "jaxdist.training.Checkpoints.steps": Call(lambda: _saved("steps")),
+    "jaxdist.training.Checkpoints.wait_until_finished": Call(lambda: _saved("wait_until_finished")),
+    "jaxdist.training.Checkpoints.is_saving_in_progress": Call(
+        lambda: _saved("is_saving_in_progress")
+    ),
     "jaxdist.training.Checkpoints.path": Call(lambda: _saved("path"), lambda: {"step": 7}),
     "jaxdist.training.Checkpoints.save": Call(
         lambda: _saved("save"), lambda: {"step": 8, "state": _state(), "notes": {"epoch": 1}}

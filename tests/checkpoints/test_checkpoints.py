@@ -18,7 +18,7 @@ import optax
 import pytest
 
 import jaxdist
-from jaxdist._checkpoints import checkpoints as checkpoints_module
+from jaxdist._checkpoints import save as save_module
 from jaxdist.errors import ArgumentTypeError, CheckpointError, DamagedCheckpointError
 from jaxdist.training import Checkpoints
 
@@ -293,6 +293,18 @@ def test_when_asked_a_damaged_checkpoint_is_set_aside_and_the_one_before_restore
         assert checkpoints.restore_latest(like=_state()).step == 2  # type: ignore[union-attr]
 
 
+def test_a_manifest_of_an_earlier_checkpoint_of_the_step_is_not_used(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (saved / "3" / "notes" / "metadata").unlink()
+    with Checkpoints(saved) as checkpoints:
+        assert checkpoints.restore_latest(like=_state(), skip_damaged=True) is not None
+        # As if the process was killed between the checkpoint and its manifest.
+        monkeypatch.setattr(save_module, "write_manifest", lambda *_: None)
+        checkpoints.save(3, _state(5), {})
+        assert _bits(checkpoints.restore(3, like=_state()).state) == _bits(_state(5))
+
+
 def test_when_all_are_damaged_nothing_is_moved_and_the_oldest_is_named(saved: Path) -> None:
     for step in 1, 2, 3:
         (saved / str(step) / "notes" / "metadata").unlink()
@@ -308,13 +320,13 @@ def test_when_all_are_damaged_nothing_is_moved_and_the_oldest_is_named(saved: Pa
 def test_ctrl_c_while_a_checkpoint_is_written_waits_until_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_checkpoint = checkpoints_module.write_checkpoint
+    start_checkpoint = save_module.start_checkpoint
 
     def interrupted(*args: Any) -> None:
         signal.raise_signal(signal.SIGINT)
-        write_checkpoint(*args)
+        start_checkpoint(*args)
 
-    monkeypatch.setattr(checkpoints_module, "write_checkpoint", interrupted)
+    monkeypatch.setattr(save_module, "start_checkpoint", interrupted)
     with Checkpoints(tmp_path) as checkpoints:
         with pytest.raises(KeyboardInterrupt):
             checkpoints.save(1, _state(1), {})
@@ -330,7 +342,8 @@ def test_a_checkpoint_that_cannot_be_written_names_the_last_complete_one(
 
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, _state(1), {})
-        monkeypatch.setattr(checkpoints_module, "write_checkpoint", full)
+        checkpoints.wait_until_finished()
+        monkeypatch.setattr(save_module, "start_checkpoint", full)
         with pytest.raises(CheckpointError, match=r"No space left(.|\n)*complete one is of step 1"):
             checkpoints.save(2, _state(2), {})
         assert checkpoints.steps() == (1,)
@@ -370,8 +383,10 @@ sys.addaudithook(watch)
 with Checkpoints(source, keep=3) as checkpoints:
     for step in 1, 2, 3:
         checkpoints.save(step, {"w": jnp.full(100, step)}, {"step": step})
+    checkpoints.wait_until_finished()
     counting = True
     checkpoints.save(4, {"w": jnp.full(100, 4)}, {"step": 4})
+    checkpoints.wait_until_finished()
     counting = False
 print(taken)
 """

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -129,15 +130,15 @@ def test_metrics_of_another_run_are_not_written_over(copy: Path) -> None:
 
 def test_a_checkpoint_without_a_configuration_is_gone_on_from_and_says_so(copy: Path) -> None:
     """Of a version that did not save it; its checksums are as that version wrote them."""
-    from jaxdist._checkpoints.leaves import compute_json_checksum
-
     folder = copy / "checkpoints" / "5"
     notes = json.loads((folder / "notes" / "metadata").read_text())
     del notes["config"]
     (folder / "notes" / "metadata").write_text(json.dumps(notes))
-    sums = json.loads((folder / "leaves" / "metadata").read_text())
-    sums["checksum"] = compute_json_checksum([sums["leaves"], notes])
-    (folder / "leaves" / "metadata").write_text(json.dumps(sums))
+    records = json.loads((folder / "leaves" / "process_0.json").read_text())
+    del records["checksum"]
+    text = json.dumps([records, notes], sort_keys=True)
+    records["checksum"] = zlib.crc32(text.encode())
+    (folder / "leaves" / "process_0.json").write_text(json.dumps(records))
     (copy / "checkpoints" / "manifests" / "5.json").unlink()
     _, out = _train(copy, "training.steps=6", "optimizer.learning_rate=0.1")
     assert "does not say with which values it was trained" in out

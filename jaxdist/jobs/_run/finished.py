@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from jaxdist._checkpoints import find_missing, read_notes_without_orbax
+from jaxdist._checkpoints import find_damage, list_steps, read_notes_without_orbax
 from jaxdist.jobs._config.changes import check_same_run
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.metrics_file import read_metrics
@@ -37,13 +37,13 @@ def finished_run(
     """
     config: JobConfig = loaded.values
     folder, total = Path(config.checkpoint.directory).absolute(), config.training.steps
-    steps = list_saved_steps(folder)
+    steps = list_steps(folder)
     if not config.checkpoint.resume or not steps or steps[-1] != total:
         return None
     # A damaged checkpoint or other metrics are no error here: the run then starts, and its checks
     # report them.
     notes = read_notes_without_orbax(folder / str(total))
-    if notes is None or find_missing(folder, total):
+    if notes is None or find_damage(folder, total, read_contents=False):
         return None
     metrics = _read_metrics(config.output)
     # The losses tell whether the files belong to this checkpoint or to another run.
@@ -72,13 +72,6 @@ def finished_line(report: TrainingReport, loaded: LoadedConfig[Any]) -> str:
         f"in {Path(output.directory) / output.metrics}; "
         "--set training.steps=... continues from there"
     )
-
-
-def list_saved_steps(folder: Path) -> list[int]:
-    """Return the steps of the complete checkpoints in a folder, from the names of their folders."""
-    if not folder.is_dir():
-        return []
-    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit() and p.is_dir())
 
 
 _NEEDED = {"losses", "replicas", "unit", "evaluations", "headline"}

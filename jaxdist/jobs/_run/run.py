@@ -64,6 +64,7 @@ class Run:
         self.first_step, self.step = 0, 0
         self.was_interrupted = False
         self.pending: list[jax.Array] = []
+        self.saving: int | None = None
         self.watch = Stopwatch()
         self.began = time.perf_counter()
         self.progress: TrainingProgress | None = None
@@ -97,6 +98,7 @@ class Run:
             if self.was_interrupted:
                 # See Note [Ctrl-C between steps]: no step may run when the process exits.
                 jax.block_until_ready(self.pending)
+                self._report_saved()
             else:
                 self._finish()
 
@@ -117,6 +119,8 @@ class Run:
             self.watch.start()
         if self.progress is not None:
             self.progress.advance(step)
+        if not self.checkpoints.is_saving_in_progress():
+            self._report_saved()
         # Between steps; see Note [Ctrl-C between steps].
         self.interrupts.check()
 
@@ -156,6 +160,7 @@ class Run:
             self._evaluate(self.step, None)
         if self.step not in self.checkpoints.steps():
             self._save(self.step, None)
+        self._report_saved()
         # An interrupt here loses nothing: the checkpoint is complete.
         self.interrupts.check()
         found, text = self.task.finish(self.strategy, self.state.model)
@@ -198,10 +203,19 @@ class Run:
     def _save(self, step: int, _: None) -> None:
         # It raises for a loss that is not finite, so no checkpoint is saved after one.
         self._fetch_losses()
+        self._report_saved()
         with self.watch.paused():
             notes = self.state.notes(self.task.identity(), self.config)
             self.checkpoints.save(step, self.state.arrays(), notes)
-        self._say(f"step {step}: saved {_shorten_path(self.checkpoints.path(step))}")
+        self.saving = step
+
+    def _report_saved(self) -> None:
+        """Wait for the checkpoint that is being written, and print its path."""
+        if self.saving is not None:
+            with self.watch.paused():
+                self.checkpoints.wait_until_finished()
+            step, self.saving = self.saving, None
+            self._say(f"step {step}: saved {_shorten_path(self.checkpoints.path(step))}")
 
     def _say(self, text: str) -> None:
         # Rich prints above a live bar of the same console.

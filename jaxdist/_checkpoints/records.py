@@ -1,0 +1,145 @@
+"""Records of the leaves of a checkpoint: shape, dtype, and a checksum of each shard."""
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from jaxdist._checkpoints.errors import UnreadableError
+from jaxdist._processes import Process
+
+Range: TypeAlias = list[list[int]]  # first index and end, for each dim
+
+# Note [Records of shards]
+# Each process of a job records the shards that it has, and writes its records into a file of its
+# own. So no process needs the values of another one, and none copies a whole array. Of equal shards
+# one is recorded, the one with replica id 0, as it is the one that Orbax writes.
+# A restored array may have another sharding than the saved one. So a checksum belongs to a range of
+# indices, and the values in this range are collected from the shards that hold them.
+
+
+def list_own_shards(
+    leaf: Any, shards: Sequence[Any], process: Process
+) -> list[tuple[Range, np.ndarray]]:
+    """Return the ranges that this process records, and their values on the host.
+
+    Args:
+        leaf: An array of JAX or NumPy.
+        shards: The `jax.Shard`s of the leaf that this process has; none of a NumPy array.
+        process: This process. The first one records NumPy arrays.
+    """
+    if isinstance(leaf, jax.Array):
+        own = [shard for shard in shards if shard.replica_id == 0]
+        return [(_get_range(shard.index, leaf.shape), np.asarray(shard.data)) for shard in own]
+    return [([[0, n] for n in leaf.shape], leaf)] if process.is_first else []
+
+
+def prepare_records(leaves: Mapping[str, Any], process: Process) -> Callable[[], dict[str, Any]]:
+    """Copy the shards of this process to the host; the result computes their records."""
+    # Not the arrays themselves: a reference would keep the memory of the devices.
+    taken = {}
+    for name, leaf in leaves.items():
+        own = list_own_shards(leaf, getattr(leaf, "addressable_shards", ()), process)
+        taken[name] = (list(leaf.shape), str(leaf.dtype), own)
+    return lambda: {name: make_record(*parts) for name, parts in taken.items()}
+
+
+def make_record(
+    shape: Sequence[int], dtype: str, shards: Sequence[tuple[Range, np.ndarray]]
+) -> dict[str, Any]:
+    """Return the record of a leaf: shape, dtype, and the ranges of its shards with checksums."""
+    found = [[where, _compute_checksum(values)] for where, values in shards]
+    return {"shape": list(shape), "dtype": dtype, "shards": found}
+
+
+def format_records(records: Mapping[str, Any], notes: Mapping[str, Any], process_count: int) -> str:
+    """Return the file with the records of one process, as JSON."""
+    # The records have the checksums of the arrays. Another checksum protects the records and the
+    # notes themselves.
+    content = {"processes": process_count, "leaves": records}
+    return json.dumps({**content, "checksum": _compute_json_checksum([content, notes])})
+
+
+def read_records(folder: Path, notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the records of all processes by the name of the leaf.
+
+    Raises:
+        UnreadableError: They, or the notes, differ from what was written.
+    """
+    merged: dict[str, Any] = {}
+    files = list(folder.glob("*.json"))
+    for file in files:
+        part = json.loads(file.read_bytes())
+        content = {name: part[name] for name in ("processes", "leaves")}
+        if part["checksum"] != _compute_json_checksum([content, notes]):
+            raise UnreadableError("The notes or the checksums are not those that were saved.")
+        if part["processes"] != len(files):
+            raise UnreadableError(
+                f"{part['processes']} processes wrote checksums, and those of {len(files)} exist."
+            )
+        for name, record in part["leaves"].items():
+            merged.setdefault(name, {**record, "shards": []})["shards"] += record["shards"]
+    if not merged:
+        raise UnreadableError(f"{folder} has no checksums.")
+    return merged
+
+
+def find_changed_values(records: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:
+    """Return what differs between arrays and their records, in words."""
+    return [
+        f"The values of {name} are not those that were saved."
+        for name, array in arrays.items()
+        if not all(_is_unchanged(array, *shard) for shard in records[name]["shards"])
+    ]
+
+
+def _is_unchanged(array: Any, where: Range, checksum: int) -> bool:
+    values = read_range(array, where)
+    # Values of other processes cannot be compared here. The manifest still compares the files.
+    return values is None or _compute_checksum(values) == checksum
+
+
+def read_range(array: Any, where: Range) -> np.ndarray | None:
+    """Return the values in a range; None if this process does not have all of them.
+
+    Cost:
+        A copy on the host, of the size of the range.
+    """
+    if not isinstance(array, jax.Array):
+        return np.asarray(array[_make_slices(where)])
+    shape = [stop - start for start, stop in where]
+    values, found = np.empty(shape, array.dtype), 0
+    # Slices cannot be keys. Equal shards are read once.
+    shards = {str(shard.index): shard for shard in array.addressable_shards}
+    for shard in shards.values():
+        held = _get_range(shard.index, array.shape)
+        both = [[max(a, b), min(c, d)] for (a, c), (b, d) in zip(held, where, strict=True)]
+        if all(start < stop for start, stop in both):
+            part = np.asarray(shard.data)[_make_slices(both, held)]
+            values[_make_slices(both, where)] = part
+            found += part.size
+    return values if found == math.prod(shape) else None
+
+
+def _get_range(index: Sequence[slice], shape: Sequence[int]) -> Range:
+    return [list(part.indices(n)[:2]) for part, n in zip(index, shape, strict=True)]
+
+
+def _make_slices(where: Range, origin: Range | None = None) -> tuple[slice, ...]:
+    """Return the slices of a range in an array that begins at the first index of `origin`."""
+    first = [0] * len(where) if origin is None else [start for start, _ in origin]
+    return tuple(slice(a - o, b - o) for (a, b), o in zip(where, first, strict=True))
+
+
+def _compute_checksum(values: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+
+
+def _compute_json_checksum(value: Any) -> int:
+    # Sorted, so that the checksum does not depend on the order of keys.
+    return zlib.crc32(json.dumps(value, sort_keys=True).encode())

@@ -1,0 +1,154 @@
+"""Writing of checkpoints in the background, one after the other."""
+
+import contextlib
+import functools
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxdist._checkpoints.errors import make_write_error
+from jaxdist._checkpoints.files import list_steps
+from jaxdist._checkpoints.folder_lock import JobLock
+from jaxdist._checkpoints.interrupts import delay_interrupts
+from jaxdist._checkpoints.manifest import remove_manifest, write_manifest
+from jaxdist._checkpoints.orbax import Manager, open_manager, start_checkpoint
+from jaxdist._processes import Process, get_current_process
+from jaxdist.errors import CheckpointError
+
+_LOG = logging.getLogger("jaxdist")
+
+# Note [Complete or absent]
+# Orbax writes a checkpoint into a directory with a temporary name, and renames the directory when
+# all files are written. So a directory that is named by its step is complete, even if the process
+# was killed. Orbax deletes old checkpoints after the rename, the oldest first.
+# A checkpoint contains the arrays, the notes, and a checksum of each shard, so these are complete
+# or absent together. The manifest (size and checksum of each file) is written after the rename, and
+# a killed process may not have written it. Then the checksums of the shards still detect damage,
+# but cannot name the damaged file.
+
+
+class Writer:
+    """Writes the checkpoints of a directory in the background.
+
+    From the first `write` to `close` it holds the lock of the directory.
+
+    Args:
+        directory: The directory. It exists.
+        keep: How many of the newest checkpoints to keep.
+    """
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self._directory, self._keep = directory, keep
+        self._lock, self._has_lock = JobLock(directory), False
+        self._manager: Manager = None
+        self._thread: threading.Thread | None = None
+        self._failure: tuple[int, Exception] | None = None
+
+    def write(self, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
+        """Copy the leaves to the host, and start to write them. Call `wait` before.
+
+        Raises:
+            CheckpointError: Another job writes here, or the write cannot begin.
+        """
+        if not self._has_lock:
+            self._lock.__enter__()
+            self._has_lock = True
+        process = get_current_process()
+        with delay_interrupts():
+            try:
+                if self._manager is None:
+                    # Only with the lock: a partly written checkpoint may be the work of another
+                    # job, and this deletes it.
+                    self._manager = open_manager(self._directory, keep=self._keep)
+                # A restore may have moved a damaged checkpoint away.
+                self._manager.reload()
+                remove_manifest(self._directory, step)
+                start_checkpoint(self._manager, step, leaves, notes, process)
+            except Exception as error:
+                raise self._fail(step, error) from error
+            _wait_at_exit()
+            _RUNNING.add(self)
+            self._thread = threading.Thread(target=self._complete, args=(step, process))
+            self._thread.start()
+
+    def _complete(self, step: int, process: Process) -> None:
+        """Wait until Orbax has written a checkpoint, and write its manifest."""
+        try:
+            self._manager.wait_until_finished()
+            # All processes see the same files, and one writer is enough.
+            if process.is_first:
+                write_manifest(self._directory, step)
+            _RUNNING.discard(self)
+        except Exception as error:
+            self._failure = step, error
+
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait until the checkpoint is written. Ctrl-C takes effect afterwards.
+
+        Raises:
+            CheckpointError: It could not be written. The error is raised once.
+        """
+        with delay_interrupts():
+            if self._thread is not None:
+                self._thread.join()
+                self._thread = None
+            _RUNNING.discard(self)
+            if self._failure is not None:
+                (step, error), self._failure = self._failure, None
+                raise self._fail(step, error) from error
+
+    def _fail(self, step: int, error: Exception) -> CheckpointError:
+        """Return our error for one of Orbax, when nothing is written any more."""
+        # Orbax raises the first error, and its other threads still write. They could write into the
+        # next checkpoint of the same step.
+        for thread in threading.enumerate():
+            if type(thread).__module__.startswith("orbax."):
+                with contextlib.suppress(Exception):
+                    thread.join()
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            # It raises the same error in each thread.
+            with contextlib.suppress(Exception):
+                manager.wait_until_finished()
+            manager.close()
+        others = [s for s in list_steps(self._directory) if s != step]
+        return make_write_error(self._directory, step, others, error)
+
+    def close(self) -> None:
+        """Wait as `wait` does, and release the lock."""
+        try:
+            self.wait()
+        finally:
+            if self._manager is not None:
+                self._manager.close()
+                self._manager = None
+            self._lock.close()
+            self._has_lock = False
+
+
+# Note [Checkpoints at exit]
+# When the main thread ends, Python first lets `concurrent.futures` refuse new work, then joins the
+# threads, and then calls what `atexit` has. Orbax needs `concurrent.futures` to complete a
+# checkpoint, so jaxdist must wait before the first of these. `concurrent.futures` registers its
+# function with `threading._register_atexit`; a function that is registered later is called earlier.
+_RUNNING: set[Writer] = set()
+
+
+@functools.cache
+def _wait_at_exit() -> None:
+    register = vars(threading)["_register_atexit"]
+    register(_wait_for_all)
+
+
+def _wait_for_all() -> None:
+    for writer in list(_RUNNING):
+        try:
+            writer.wait()
+        except CheckpointError as error:
+            _LOG.error("%s", error)
