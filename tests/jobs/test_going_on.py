@@ -145,14 +145,14 @@ def test_a_checkpoint_without_a_configuration_is_gone_on_from_and_says_so(copy: 
 
 # Every entry
 
-TOPICS = TASKS["topics_lm"].schema
+TOPICS = TASKS["topics_lm"].config_type
 FREE = {
     "checkpoint.directory", "checkpoint.every", "checkpoint.keep", "checkpoint.resume",
     "output.directory", "output.metrics", "output.picture", "generate.bytes", "generate.prompt",
     "generate.seed", "generate.temperature", "model.remat", "optimizer.compression",
     "optimizer.workers", "strategy.devices", "strategy.logical_devices", "strategy.partition",
-    "strategy.slices", "strategy.virtual_cpu_devices", "strategy.virtual_slice",
-    "strategy.whole_below", "training.donate", "training.evaluate_every", "training.log_every",
+    "strategy.slices", "strategy.virtual_devices", "strategy.whole_below",
+    "training.donate", "training.evaluate_every", "training.log_every",
     "training.steps",
 }  # fmt: skip
 NEVER = {

@@ -1,27 +1,38 @@
 """The digits task: 1,797 images, and the words for its results."""
 
 import dataclasses
-from typing import Any, final
+from typing import Any, Literal, final
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
-from jaxdist.jobs._task import Curve, Measures, Task
-from jaxdist.jobs.digits._recipe import IMAGE_SHAPE, DigitsRecipe
-from jaxdist.jobs.digits._schema import DigitsConfig
+from jaxdist._validate import as_integer
+from jaxdist.jobs._config.checks import MOST_ROWS
+from jaxdist.jobs._config.schema import JobConfig
+from jaxdist.jobs._task import Curve, Data, Measures, Task, split_rows
+from jaxdist.jobs.digits._model import (
+    IMAGE_SHAPE,
+    DigitsNet,
+    ModelConfig,
+    evaluation_step,
+    train_step,
+)
 from jaxdist.training import WEIGHT, require_extra
 
 _BRIGHTEST = 16.0  # pixels are 0 to 16, sklearn.datasets.load_digits
 
 
 @dataclasses.dataclass(frozen=True)
-class Digits:
-    """Images `[n, 8, 8, 1]` from 0 to 1, and labels `[n]`; for training, and held out."""
+class DigitsConfig(JobConfig):
+    """The sections of `configs/digits_mirrored.toml`."""
 
-    train: dict[str, np.ndarray]
-    test: dict[str, np.ndarray]
+    task: Literal["digits"] = "digits"
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
 
 
-def load_digits(test_fraction: float, seed: int) -> Digits:
+def load_digits(test_fraction: float, seed: int) -> Data:
     """Load the digits and hold some out. The choice depends on `seed` only.
 
     Raises:
@@ -32,12 +43,11 @@ def load_digits(test_fraction: float, seed: int) -> Digits:
 
     pixels, labels = map(np.asarray, datasets.load_digits(return_X_y=True))
     images = (pixels / _BRIGHTEST).astype(np.float32).reshape(-1, *IMAGE_SHAPE)
-    order = np.random.default_rng(seed).permutation(len(labels))
-    # At least one example on each side, also for an extreme fraction.
-    held_out = min(max(1, round(len(labels) * test_fraction)), len(labels) - 1)
-    return Digits(
-        train=_select_rows(images, labels, order[held_out:]),
-        test=_select_rows(images, labels, order[:held_out]),
+    train, held_out = split_rows(len(labels), test_fraction, seed)
+    return Data(
+        train=_select_rows(images, labels, train),
+        held_out=_select_rows(images, labels, held_out),
+        identity={"seed": seed, "test_fraction": test_fraction},
     )
 
 
@@ -46,27 +56,36 @@ def _select_rows(images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> di
 
 
 @final
-class DigitsTask(Task):
+class DigitsTask(Task[DigitsConfig]):
     """The task of the handwritten digits.
 
-    Raises:
-        MissingExtraError: scikit-learn is not installed.
+    Example:
+        >>> from jaxdist.jobs import DigitsConfig
+        >>> task = DigitsTask(DigitsConfig())
+        >>> task.rows_per_replica, task.batch(16)["label"].shape
+        (8, (16,))
     """
 
+    config_type = DigitsConfig
     title = "digits"
     examples = "images"
     unit = "images"
     curve = Curve("accuracy", "held-out accuracy (%)", factor=100.0)
+    train_step = staticmethod(train_step)
+    evaluation_step = staticmethod(evaluation_step)
 
-    def __init__(self, config: DigitsConfig) -> None:
-        self.recipe = DigitsRecipe(config)
-        self._data = config.data
-        digits = load_digits(config.data.test_fraction, config.data.seed)
-        self.train, self.held_out = digits.train, digits.test
-        self.units_per_example = 1
+    def make_model(self, rngs: nnx.Rngs) -> DigitsNet:
+        return DigitsNet(self.config.model, rngs=rngs)
 
-    def identity(self) -> dict[str, Any]:
-        return {"seed": self._data.seed, "test_fraction": self._data.test_fraction}
+    def batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        rows = as_integer("DigitsTask.batch", "rows", rows, least=1, most=MOST_ROWS)
+        return {
+            "image": jax.ShapeDtypeStruct((rows, *IMAGE_SHAPE), jnp.float32),
+            "label": jax.ShapeDtypeStruct((rows,), jnp.int32),
+        }
+
+    def load(self) -> Data:
+        return load_digits(self.config.data.test_fraction, self.config.data.seed)
 
     def measures(self, means: Measures) -> dict[str, float]:
         return {
