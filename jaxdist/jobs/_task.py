@@ -88,7 +88,10 @@ class Task(abc.ABC, Generic[C]):
     title: ClassVar[str]
     examples: ClassVar[str]  # the name of the rows of a batch: images, windows
     unit: ClassVar[str]  # the unit of throughput: images, bytes
-    curve: ClassVar[Curve]
+    curve: ClassVar[Curve]  # its measure is in the metrics file, too
+    # Format strings of the measures: an evaluation in words, and the last line of a run.
+    in_words: ClassVar[str]
+    headline: ClassVar[str]
     # Whether the model has layers that tensor parallelism splits.
     can_split: ClassVar[bool] = False
 
@@ -138,23 +141,11 @@ class Task(abc.ABC, Generic[C]):
         """The units of throughput in one row."""
         return 1
 
-    # Words
+    # Results
 
     @abc.abstractmethod
     def measures(self, means: Measures) -> dict[str, float]:
         """Return the measures of an evaluation, for the history."""
-
-    @abc.abstractmethod
-    def in_words(self, measures: Measures) -> str:
-        """Describe an evaluation in words."""
-
-    @abc.abstractmethod
-    def headline(self, measures: Measures) -> str:
-        """Describe the last evaluation, for the last line of a run."""
-
-    @abc.abstractmethod
-    def metrics(self, measures: Measures) -> dict[str, Any]:
-        """Return the first entries of the metrics file."""
 
     def finish(self, strategy: Strategy, model: nnx.Module) -> tuple[dict[str, Any], str]:
         """Use the trained model. Return entries for the metrics file, and a text to print."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from jaxdist._validate import ErrorNote, show
-from jaxdist.errors import ArgumentTypeError, ConfigError
+from jaxdist._validate import ErrorNote
+from jaxdist.errors import ConfigError
 from jaxdist.jobs._config.load import LoadedConfig, load_config
-from jaxdist.jobs._config.schema import JobConfig
+from jaxdist.jobs._config.schema import JobConfig, check_config
 from jaxdist.jobs._config.sources import check_sources, find_lines, find_nearest, read_text
 from jaxdist.jobs._strategy.checks import check_strategy_entries
 from jaxdist.jobs._task import Task
@@ -35,14 +35,8 @@ TASKS = _find_tasks()
 
 def kind_of(config: JobConfig) -> type[Task[Any]]:
     """Return the class of the task of a configuration."""
-    kind = next((k for k in TASKS.values() if isinstance(config, k.config_type)), None)
-    if kind is None:
-        raise ArgumentTypeError(
-            f"jobs.kind_of was given config={show(config)}.\n\n"
-            f"config is one of {', '.join(k.config_type.__name__ for k in TASKS.values())}.\n\n"
-            "Pass load_job_config(path).values."
-        )
-    return kind
+    check_config("jobs.kind_of", config)
+    return TASKS[config.task]
 
 
 def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig[Any]:
@@ -68,14 +62,7 @@ def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedCo
         >>> loaded.values.task, loaded.values.data.batch_size
         ('digits', 32)
     """
-    caller = "jobs.load_job_config"
-    source, texts = check_sources(caller, path, overrides)
-    with ErrorNote(f"{caller} was given path={source!r} and overrides={texts!r}."):
-        kind = TASKS[_read_task_name(source)]
-        loaded = load_config(kind.config_type, source, texts)
-        check_strategy_entries(loaded, can_split=kind.can_split)
-        kind.check(loaded)
-    return loaded
+    return _load("jobs.load_job_config", path, overrides)
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Task[Any]:
@@ -97,11 +84,18 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Task[Any]:
         >>> job.title, job.rows_per_replica, job.rules[0]
         ('digits', 16, 'replicated')
     """
-    caller = "jobs.load_job"
+    config = _load("jobs.load_job", path, overrides).values
+    return kind_of(config)(config)
+
+
+def _load(caller: str, path: Any, overrides: Any) -> LoadedConfig[Any]:
     source, texts = check_sources(caller, path, overrides)
     with ErrorNote(f"{caller} was given path={source!r} and overrides={texts!r}."):
-        loaded = load_job_config(source, texts)
-    return kind_of(loaded.values)(loaded.values)
+        kind = TASKS[_read_task_name(source)]
+        loaded = load_config(kind.config_type, source, texts)
+        check_strategy_entries(loaded, can_split=kind.can_split)
+        kind.check(loaded)
+    return loaded
 
 
 def _read_task_name(path: str | Path) -> str:

@@ -51,7 +51,7 @@ FOR_SUBCLASSES = {
     "jaxdist.cluster_resolver.ClusterResolver.num_accelerators",
     *(
         f"jaxdist.jobs.Task.{name}"
-        for name in "batch check finish headline in_words load make_model measures metrics".split()
+        for name in "batch check finish load make_model measures".split()
     ),
 }
 

@@ -96,17 +96,17 @@ def _load(schema: type[C], path: str, overrides: Sequence[str]) -> LoadedConfig[
     # Problems are collected: a user who must fix several wants to see all of them at once.
     problems: list[str] = []
     items = [*read_file_entries(path, text, problems), *read_overrides(schema, overrides, problems)]
-    values: dict[str, dict[str, Any]] = {name: {} for name in get_sections(schema)}
-    alone: dict[str, Any] = {}
+    # The entries before the first section are in the section without a name.
+    values: dict[str, dict[str, Any]] = {name: {} for name in ("", *get_sections(schema))}
     origins: dict[str, str] = {}
     for item in items:
-        problem = _place(schema, item, alone, values, origins)
+        problem = _place(schema, item, values, origins)
         if problem:
             problems.append(problem)
     if problems:
         raise ConfigError(_format_report(path, problems))
     # A task may change the defaults of a section, so its class alone does not know them.
-    defaults = schema()
+    defaults, alone = schema(), values.pop("")
     made = {n: dataclasses.replace(getattr(defaults, n), **own) for n, own in values.items()}
     return LoadedConfig(schema(**alone, **made), MappingProxyType(origins))
 
@@ -120,26 +120,21 @@ def as_dict(config: Any) -> dict[str, Any]:
 
 
 def _place(
-    schema: type[Any],
-    item: GivenValue,
-    alone: dict[str, Any],
-    sections: dict[str, dict[str, Any]],
-    origins: dict[str, str],
+    schema: type[Any], item: GivenValue, values: dict[str, dict[str, Any]], origins: dict[str, str]
 ) -> str | None:
-    """Put a value into its section, or into `alone`. Return the problem in words, if any."""
-    section, name, target, key = schema, item.section, alone, item.section
+    """Put a value into its section. Return the problem in words if it does not fit."""
     if item.section in get_entries(schema):
         if item.key or isinstance(item.value, dict):
-            return f"{item.where}: {name} is an entry before the sections, and has no keys."
-    elif item.section not in sections:
+            return f"{item.where}: {item.section} is an entry before the sections, and has no keys."
+        item = dataclasses.replace(item, section="", key=item.section)
+    elif item.section not in values:
         return _describe_unknown_section(schema, item)
     elif not item.key:
         if item.value == {}:
             return None
-        return f"{item.where}: [{name}] is a section, and {item.value!r} was given for it."
-    else:
-        section, name = get_sections(schema)[item.section], f"{item.section}.{item.key}"
-        target, key = sections[item.section], item.key
+        return f"{item.where}: [{item.section}] is a section, and {item.value!r} was given for it."
+    section, key = get_sections(schema).get(item.section, schema), item.key
+    name = f"{item.section}.{key}".removeprefix(".")
     kinds = typing.get_type_hints(section, include_extras=True)
     if key not in kinds:
         return _describe_unknown_key(schema, section, item)
@@ -150,7 +145,7 @@ def _place(
     if not is_text and not _fits(given, bare) and _fits(item.raw, bare):
         given = item.raw
     try:
-        target[key] = msgspec.convert(given, kinds[key])
+        values[item.section][key] = msgspec.convert(given, kinds[key])
     except msgspec.ValidationError:
         if not _fits(given, bare):
             rule, found = f"must be {_describe_type(bare)}", _describe_given(item)

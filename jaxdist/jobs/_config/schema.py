@@ -6,6 +6,7 @@ exists. msgspec checks the types and the bounds.
 
 import dataclasses
 import enum
+import functools
 import sys
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -47,6 +48,11 @@ def entry(
             has no effect.
     """
     return dataclasses.field(default=default, metadata={"change": change, "only_if": only_if})
+
+
+def section(kind: type[Any], **defaults: Any) -> Any:
+    """Return the field of a section, with other defaults than those of its class."""
+    return dataclasses.field(default_factory=functools.partial(kind, **defaults))
 
 
 _COMPRESSED = ("optimizer.update", "compressed")
@@ -125,12 +131,12 @@ class JobConfig:
     """The sections of every task. A task adds its own sections and defaults."""
 
     task: str = ""
-    strategy: StrategyConfig = dataclasses.field(default_factory=StrategyConfig)
-    data: BatchConfig = dataclasses.field(default_factory=BatchConfig)
-    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
-    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
-    output: OutputConfig = dataclasses.field(default_factory=OutputConfig)
+    strategy: StrategyConfig = section(StrategyConfig)
+    data: BatchConfig = section(BatchConfig)
+    optimizer: OptimizerConfig = section(OptimizerConfig)
+    training: TrainingConfig = section(TrainingConfig)
+    checkpoint: CheckpointConfig = section(CheckpointConfig)
+    output: OutputConfig = section(OutputConfig)
 
     def __post_init__(self) -> None:
         caller = f"jobs.{type(self).__name__}"
@@ -147,3 +153,9 @@ class JobConfig:
                     f"{caller} was given {field.name}={show(given)}.\n\n"
                     f"{field.name} is {field.default!r}.\n\nLeave {field.name} out."
                 )
+
+
+def check_config(caller: str, config: Any) -> None:
+    """Raise if an argument is no configuration of a task."""
+    what = "the configuration of a task, such as a jobs.DigitsConfig"
+    check_instance(caller, "config", config, JobConfig, what, "Pass load_job_config(path).values.")

@@ -192,7 +192,7 @@ class Run:
             means = evaluate(self.strategy, step_fn, self.state.model, held_out)
         measures = self.task.measures(means)
         self.state.history.evaluations.append({"step": step, **measures})
-        self._say(f"step {step}: {self.task.in_words(measures)}")
+        self._say(f"step {step}: {self.task.in_words.format(**measures)}")
 
     def _save(self, step: int, _: None) -> None:
         # It raises for a loss that is not finite, so no checkpoint is saved after one.
@@ -268,7 +268,7 @@ class Run:
             num_replicas=self.strategy.num_replicas_in_sync,
             unit=self.task.unit,
             evaluation=last,
-            headline=None if last is None else self.task.headline(last),
+            headline=None if last is None else self.task.headline.format(**last),
             units_per_s=self.units_per_s(),
             was_interrupted=self.was_interrupted,
             next_step=steps[-1] if steps else None,
@@ -276,10 +276,10 @@ class Run:
 
     def _make_metrics(self, found: dict[str, Any]) -> dict[str, Any]:
         history, task = self.state.history, self.task
-        devices = self.strategy.mesh.devices.ravel()
+        devices, last = self.strategy.mesh.devices.ravel(), history.evaluations[-1]
         return {
-            **task.metrics(history.evaluations[-1]),
-            "headline": task.headline(history.evaluations[-1]),
+            task.curve.measure: last[task.curve.measure],
+            "headline": task.headline.format(**last),
             "unit": task.unit,
             "steps": self.step,
             "replicas": self.strategy.num_replicas_in_sync,

@@ -11,10 +11,10 @@ from jax.sharding import Mesh
 from jaxdist import tpu
 from jaxdist._planning import assign_slices, find_logical_shape
 from jaxdist._strategies import MirroredStrategy, Strategy, TPUStrategy
-from jaxdist._validate import CallerRename, check_instance
+from jaxdist._validate import CallerRename
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.errors import ConfigError, TopologyError
-from jaxdist.jobs._config.schema import JobConfig, StrategyConfig
+from jaxdist.jobs._config.schema import JobConfig, StrategyConfig, check_config
 from jaxdist.jobs._partitions import PARTITIONS
 from jaxdist.jobs._strategy.slices import add_slices, count_device_slices, get_slice_index
 from jaxdist.tpu.experimental import initialize_tpu_system
@@ -34,14 +34,7 @@ def make_strategy(config: JobConfig) -> Strategy:
         >>> make_strategy(DigitsConfig()).num_replicas_in_sync
         8
     """
-    check_instance(
-        "jobs.make_strategy",
-        "config",
-        config,
-        JobConfig,
-        "a configuration, such as a jobs.DigitsConfig",
-        "Pass load_job_config(path).values.",
-    )
+    check_config("jobs.make_strategy", config)
     asked, backend = config.strategy, jax.default_backend()
     if asked.devices != "auto":
         listed = MirroredStrategy(list(asked.devices)).mesh.devices.ravel().tolist()

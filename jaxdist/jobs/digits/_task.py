@@ -1,16 +1,14 @@
 """The digits task: 1,797 images, and the words for its results."""
 
 import dataclasses
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxdist._validate import as_integer
-from jaxdist.jobs._config.checks import MOST_ROWS
-from jaxdist.jobs._config.schema import JobConfig
+from jaxdist.jobs._config.schema import JobConfig, section
 from jaxdist.jobs._task import Curve, Data, Measures, Task, split_rows
 from jaxdist.jobs.digits._model import (
     IMAGE_SHAPE,
@@ -29,7 +27,7 @@ class DigitsConfig(JobConfig):
     """The sections of `configs/digits_mirrored.toml`."""
 
     task: Literal["digits"] = "digits"
-    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    model: ModelConfig = section(ModelConfig)
 
 
 def load_digits(test_fraction: float, seed: int) -> Data:
@@ -71,6 +69,8 @@ class DigitsTask(Task[DigitsConfig]):
     examples = "images"
     unit = "images"
     curve = Curve("accuracy", "held-out accuracy (%)", factor=100.0)
+    in_words = "held-out accuracy {accuracy:.2%}, loss {loss:.4f} on {images:.0f} images"
+    headline = "accuracy {accuracy:.2%}"
     train_step = staticmethod(train_step)
     evaluation_step = staticmethod(evaluation_step)
 
@@ -78,7 +78,6 @@ class DigitsTask(Task[DigitsConfig]):
         return DigitsNet(self.config.model, rngs=rngs)
 
     def batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-        rows = as_integer("DigitsTask.batch", "rows", rows, least=1, most=MOST_ROWS)
         return {
             "image": jax.ShapeDtypeStruct((rows, *IMAGE_SHAPE), jnp.float32),
             "label": jax.ShapeDtypeStruct((rows,), jnp.int32),
@@ -93,15 +92,3 @@ class DigitsTask(Task[DigitsConfig]):
             "accuracy": means["accuracy"],
             "images": means[WEIGHT],
         }
-
-    def in_words(self, measures: Measures) -> str:
-        return (
-            f"held-out accuracy {measures['accuracy']:.2%}, loss {measures['loss']:.4f} "
-            f"on {measures['images']:.0f} images"
-        )
-
-    def headline(self, measures: Measures) -> str:
-        return f"accuracy {measures['accuracy']:.2%}"
-
-    def metrics(self, measures: Measures) -> dict[str, Any]:
-        return {"accuracy": measures["accuracy"]}

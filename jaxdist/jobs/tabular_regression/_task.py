@@ -20,6 +20,7 @@ from jaxdist.jobs._config.schema import (
     JobConfig,
     OutputConfig,
     entry,
+    section,
 )
 from jaxdist.jobs._task import Curve, Data, Measures, Task, split_rows
 from jaxdist.jobs.tabular_regression._model import (
@@ -47,14 +48,10 @@ class TableConfig(JobConfig):
     """The sections of `configs/tabular_regression.toml`."""
 
     task: Literal["tabular_regression"] = "tabular_regression"
-    data: DataConfig = dataclasses.field(default_factory=DataConfig)
-    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-    checkpoint: CheckpointConfig = dataclasses.field(
-        default_factory=functools.partial(CheckpointConfig, directory=f"{_RUN}/checkpoints")
-    )
-    output: OutputConfig = dataclasses.field(
-        default_factory=functools.partial(OutputConfig, directory=_RUN)
-    )
+    data: DataConfig = section(DataConfig)
+    model: ModelConfig = section(ModelConfig)
+    checkpoint: CheckpointConfig = section(CheckpointConfig, directory=f"{_RUN}/checkpoints")
+    output: OutputConfig = section(OutputConfig, directory=_RUN)
 
 
 def make_table(rows: int, missing: float) -> np.ndarray:
@@ -133,6 +130,8 @@ class TableTask(Task[TableConfig]):
     examples = "rows"
     unit = "rows"
     curve = Curve("r2", "held-out R²")
+    in_words = "held-out R² {r2:.4f}, RMSE {rmse:.3f} on {rows:.0f} rows with a known target"
+    headline = "R² {r2:.4f}"
     train_step = staticmethod(train_step)
     evaluation_step = staticmethod(evaluation_step)
 
@@ -188,18 +187,7 @@ class TableTask(Task[TableConfig]):
             "rows": means[WEIGHT],
         }
 
-    def in_words(self, measures: Measures) -> str:
-        return (
-            f"held-out R² {measures['r2']:.4f}, RMSE {measures['rmse']:.3f} on "
-            f"{measures['rows']:.0f} rows with a known target"
-        )
-
-    def headline(self, measures: Measures) -> str:
-        return f"R² {measures['r2']:.4f}"
-
-    def metrics(self, measures: Measures) -> dict[str, Any]:
-        return {"r2": measures["r2"], "rmse": measures["rmse"], "baseline_rmse": self.baseline}
-
     def finish(self, strategy: Strategy, model: nnx.Module) -> tuple[dict[str, Any], str]:
         del strategy, model
-        return {}, f"predicting the mean of the training rows has RMSE {self.baseline:.3f}"
+        words = f"predicting the mean of the training rows has RMSE {self.baseline:.3f}"
+        return {"baseline_rmse": self.baseline}, words

@@ -1,7 +1,6 @@
 """The configuration of the byte-level language model."""
 
 import dataclasses
-import functools
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -20,6 +19,7 @@ from jaxdist.jobs._config.schema import (
     Text,
     TrainingConfig,
     entry,
+    section,
 )
 
 _RUN = "runs/topics_lm_data_parallel"
@@ -61,29 +61,17 @@ class TopicsConfig(JobConfig):
     """The sections of `configs/topics_lm_*.toml`."""
 
     task: Literal["topics_lm"] = "topics_lm"
-    strategy: StrategyConfig = dataclasses.field(
-        default_factory=functools.partial(StrategyConfig, virtual_devices="v5e:2x4")
+    strategy: StrategyConfig = section(StrategyConfig, virtual_devices="v5e:2x4")
+    data: DataConfig = section(DataConfig, batch_size=32, test_fraction=0.1)
+    model: ModelConfig = section(ModelConfig)
+    optimizer: OptimizerConfig = section(
+        OptimizerConfig, learning_rate=5e-3, warmup_steps=50, weight_decay=0.1, clip_norm=1.0
     )
-    data: DataConfig = dataclasses.field(
-        default_factory=functools.partial(DataConfig, batch_size=32, test_fraction=0.1)
+    training: TrainingConfig = section(
+        TrainingConfig, steps=600, log_every=50, evaluate_every=200, donate=True
     )
-    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-    optimizer: OptimizerConfig = dataclasses.field(
-        default_factory=functools.partial(
-            OptimizerConfig, learning_rate=5e-3, warmup_steps=50, weight_decay=0.1, clip_norm=1.0
-        )
+    generate: GenerateConfig = section(GenerateConfig)
+    checkpoint: CheckpointConfig = section(
+        CheckpointConfig, directory=f"{_RUN}/checkpoints", every=200, keep=2
     )
-    training: TrainingConfig = dataclasses.field(
-        default_factory=functools.partial(
-            TrainingConfig, steps=600, log_every=50, evaluate_every=200, donate=True
-        )
-    )
-    generate: GenerateConfig = dataclasses.field(default_factory=GenerateConfig)
-    checkpoint: CheckpointConfig = dataclasses.field(
-        default_factory=functools.partial(
-            CheckpointConfig, directory=f"{_RUN}/checkpoints", every=200, keep=2
-        )
-    )
-    output: OutputConfig = dataclasses.field(
-        default_factory=functools.partial(OutputConfig, directory=_RUN)
-    )
+    output: OutputConfig = section(OutputConfig, directory=_RUN)

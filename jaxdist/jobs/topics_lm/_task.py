@@ -43,6 +43,11 @@ class TopicsTask(Task[TopicsConfig]):
     examples = "windows"
     unit = "bytes"
     curve = Curve("bits_per_byte", "held-out bits per byte")
+    in_words = (
+        "held out {bits_per_byte:.3f} bits per byte, perplexity {perplexity:.2f}, "
+        "on {bytes:.0f} bytes"
+    )
+    headline = "bits per byte {bits_per_byte:.3f}"
     can_split = True
     train_step = staticmethod(train_step)
     evaluation_step = staticmethod(evaluation_step)
@@ -75,11 +80,6 @@ class TopicsTask(Task[TopicsConfig]):
             },
         )
 
-    @functools.cached_property
-    def baselines(self) -> dict[str, float]:
-        """The bits per held-out byte of two baselines that count."""
-        return compute_baselines(self._text)
-
     @property
     def units_per_example(self) -> int:
         return self.config.data.sequence_length
@@ -94,30 +94,16 @@ class TopicsTask(Task[TopicsConfig]):
             "bytes": means[WEIGHT],
         }
 
-    def in_words(self, measures: Measures) -> str:
-        return (
-            f"held out {measures['bits_per_byte']:.3f} bits per byte, perplexity "
-            f"{measures['perplexity']:.2f}, on {measures['bytes']:.0f} bytes"
-        )
-
-    def headline(self, measures: Measures) -> str:
-        return f"bits per byte {measures['bits_per_byte']:.3f}"
-
-    def metrics(self, measures: Measures) -> dict[str, Any]:
-        return {
-            "bits_per_byte": measures["bits_per_byte"],
-            "baseline_bits_per_byte": self.baselines,
-        }
-
     def finish(self, strategy: Strategy, model: Any) -> tuple[dict[str, Any], str]:
         """Generate text with the trained model."""
-        asked = self.config.generate
-        counted = (
-            f"counting bytes takes {self.baselines['unigram']:.3f} bits per byte, "
-            f"counting pairs {self.baselines['bigram']:.3f}"
+        asked, counted = self.config.generate, compute_baselines(self._text)
+        found: dict[str, Any] = {"baseline_bits_per_byte": counted}
+        words = (
+            f"counting bytes takes {counted['unigram']:.3f} bits per byte, "
+            f"counting pairs {counted['bigram']:.3f}"
         )
         if not asked.bytes:
-            return {}, counted
+            return found, words
         made = generate(
             strategy,
             model,
@@ -129,4 +115,4 @@ class TopicsTask(Task[TopicsConfig]):
         )
         text = asked.prompt + made.decode(errors="replace")
         shown = text.replace(SEPARATOR.decode(), "\n\n")
-        return {"sample": text}, f"{counted}\n\n{shown}\n"
+        return {**found, "sample": text}, f"{words}\n\n{shown}\n"
