@@ -146,6 +146,7 @@ def test_a_checkpoint_without_a_configuration_is_gone_on_from_and_says_so(copy: 
 # Every entry
 
 TOPICS = TASKS["topics_lm"].config_type
+TABLE = TASKS["tabular_regression"].config_type
 FREE = {
     "checkpoint.directory", "checkpoint.every", "checkpoint.keep", "checkpoint.resume",
     "output.directory", "output.metrics", "output.picture", "generate.bytes", "generate.prompt",
@@ -156,7 +157,7 @@ FREE = {
     "training.steps",
 }  # fmt: skip
 NEVER = {
-    "task", "data.seed", "data.sequence_length", "data.stride", "data.test_fraction",
+    "task", "data.missing", "data.rows", "data.seed", "data.sequence_length", "data.stride", "data.test_fraction",
     "model.channels", "model.heads", "model.hidden", "model.layers", "model.width",
 }  # fmt: skip
 
@@ -169,7 +170,7 @@ def _other(value: Any) -> Any:
     return value + 1 if isinstance(value, (int, float)) else f"not {value}"
 
 
-@pytest.mark.parametrize("schema", [DigitsConfig, TOPICS], ids=["digits", "topics_lm"])
+@pytest.mark.parametrize("schema", [DigitsConfig, TOPICS, TABLE], ids=lambda s: s.__name__)
 def test_every_entry_is_free_or_changes_knowingly_or_never(schema: type[Any]) -> None:
     config = schema()
     count = 0
