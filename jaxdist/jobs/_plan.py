@@ -112,8 +112,8 @@ def sweep_job(
         >>> from jaxdist.jobs import load_job, sweep_job
         >>> job = load_job("configs/digits_mirrored.toml", ["model.channels=[4]"])
         >>> found = sweep_job(job, "v5e:1x1")
-        >>> sorted(c.rules for c in found.ranked)
-        ['fsdp', 'replicated', 'sharded_update']
+        >>> {"replicated", "sharded_update", "fsdp"} <= {c.rules for c in found.ranked}
+        True
     """
     caller = "jobs.sweep_job"
     _check_job(caller, job)

@@ -61,17 +61,19 @@ class Data:
     identity: dict[str, Any]
 
 
-def split_rows(rows: int, test_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of rows to train on, and of held-out rows. They depend on `seed` only.
+def split_rows(examples: PyTree, test_fraction: float, seed: int) -> tuple[PyTree, PyTree]:
+    """Return the examples to train on, and the held-out ones. The choice depends on `seed` only.
 
     Example:
-        >>> [len(part) for part in split_rows(10, 0.25, seed=0)]
+        >>> [len(part) for part in split_rows(np.arange(10), 0.25, seed=0)]
         [8, 2]
     """
+    rows = len(jax.tree.leaves(examples)[0])
     order = np.random.default_rng(seed).permutation(rows)
     # At least one row on each side, also for an extreme fraction.
-    held_out = min(max(1, round(rows * test_fraction)), rows - 1)
-    return order[held_out:], order[:held_out]
+    count = min(max(1, round(rows * test_fraction)), rows - 1)
+    train, held_out = order[count:], order[:count]
+    return jax.tree.map(lambda x: x[train], examples), jax.tree.map(lambda x: x[held_out], examples)
 
 
 class Task(abc.ABC, Generic[C]):

@@ -157,8 +157,9 @@ FREE = {
     "training.steps",
 }  # fmt: skip
 NEVER = {
-    "task", "data.missing", "data.rows", "data.seed", "data.sequence_length", "data.stride", "data.test_fraction",
-    "model.channels", "model.heads", "model.hidden", "model.layers", "model.width",
+    "task", "data.missing", "data.rows", "data.seed", "data.sequence_length", "data.stride",
+    "data.test_fraction", "model.channels", "model.heads", "model.hidden", "model.layers",
+    "model.width",
 }  # fmt: skip
 
 

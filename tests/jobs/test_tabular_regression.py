@@ -79,7 +79,7 @@ def test_known_numbers_are_scaled_and_the_mean_replaces_missing_ones(table: np.n
 
 def test_held_out_rows_change_no_training_example(monkeypatch: pytest.MonkeyPatch) -> None:
     before, table = _make().data, _task.make_table(2000, 0.15)
-    _, held_out = _task.split_rows(2000, 0.2, 0)
+    _, held_out = _task.split_rows(np.arange(2000), 0.2, 0)
     table[held_out] = 1e6 * (1 + np.arange(len(held_out)))[:, None]
     monkeypatch.setattr(_task, "make_table", lambda rows, missing: table)
     after = _make().data
@@ -128,7 +128,7 @@ def _linear(task: TableTask) -> _model.Regressor:
 
 def _numpy_measures(task: TableTask) -> dict[str, float]:
     """RMSE in the units of the target, and R², of least squares on the held-out rows."""
-    rows = _task.split_rows(2000, 0.2, 0)
+    rows = _task.split_rows(np.arange(2000), 0.2, 0)
     train, held_out = (_task.make_table(2000, 0.15)[part] for part in rows)
     solved, known = _solve(task), ~np.isnan(held_out[:, -1])
     found = task.data.held_out["features"].astype(np.float64) @ solved[:-1] + solved[-1]
@@ -245,7 +245,7 @@ def test_the_shipped_job_explains_most_of_the_variance_and_names_its_baseline(
     assert f"the mean of the training rows has RMSE {metrics['baseline_rmse']:.3f}" in out
     assert f"R² {metrics['r2']:.4f}  steps 800  replicas 8" in out
     table = _task.make_table(2000, 0.15)
-    train, held_out = (table[rows, -1] for rows in _task.split_rows(2000, 0.2, 0))
+    train, held_out = (table[rows, -1] for rows in _task.split_rows(np.arange(2000), 0.2, 0))
     assert metrics["baseline_rmse"] == pytest.approx(
         np.sqrt(np.nanmean((held_out - np.nanmean(train)) ** 2))
     )

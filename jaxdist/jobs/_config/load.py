@@ -172,22 +172,22 @@ def _describe_unknown_section(schema: type[Any], item: GivenValue) -> str:
     if not isinstance(item.value, dict) and not item.key:
         what = f"'{item.section}' outside a section"
     near = find_nearest(item.section, valid)
-    candidates = [n for n in list_names(schema) if n.endswith(f".{item.key or item.section}")]
-    meant = candidates[0] if candidates else (f"{near}.{item.key}" if near and item.key else near)
-    hint = f" Did you mean {meant!r}?" if meant else ""
+    near = f"{near}.{item.key}" if near and item.key else near
+    hint = _make_hint(schema, item.key or item.section, near)
     return f"{item.where}: unknown section {what}; there are {', '.join(valid)}.{hint}"
 
 
 def _describe_unknown_key(schema: type[Any], section: type[Any], item: GivenValue) -> str:
     valid = [f.name for f in dataclasses.fields(section)]
-    near = find_nearest(item.key, valid)
-    elsewhere = [n for n in list_names(schema) if n.endswith(f".{item.key}")]
-    if elsewhere:
-        hint = f" Did you mean {elsewhere[0]!r}?"
-    else:
-        hint = f" Did you mean {near!r}?" if near else ""
+    hint = _make_hint(schema, item.key, find_nearest(item.key, valid))
     keys = ", ".join(valid)
     return f"{item.where}: unknown key {item.key!r} in [{item.section}]; it has {keys}.{hint}"
+
+
+def _make_hint(schema: type[Any], key: str, near: str | None) -> str:
+    """Propose the section that has this key, or else the nearest name."""
+    meant = next((name for name in list_names(schema) if name.endswith(f".{key}")), near)
+    return f" Did you mean {meant!r}?" if meant else ""
 
 
 # Words

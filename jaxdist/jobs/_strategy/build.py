@@ -101,9 +101,6 @@ def _make_mirrored(devices: Sequence[Any], asked: StrategyConfig) -> Strategy:
         there = count_device_slices(devices)
         # Sorted by slice, so that each slice is one row of the mesh.
         devices = sorted(devices, key=get_slice_index) if there else devices
-    if count == 1:
-        made = MirroredStrategy(devices, deterministic=asked.deterministic)
-        return add_slices(made, asked, there)
     if len(devices) % count:
         fitting = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
         raise ConfigError(

@@ -41,16 +41,9 @@ def load_digits(test_fraction: float, seed: int) -> Data:
 
     pixels, labels = map(np.asarray, datasets.load_digits(return_X_y=True))
     images = (pixels / _BRIGHTEST).astype(np.float32).reshape(-1, *IMAGE_SHAPE)
-    train, held_out = split_rows(len(labels), test_fraction, seed)
-    return Data(
-        train=_select_rows(images, labels, train),
-        held_out=_select_rows(images, labels, held_out),
-        identity={"seed": seed, "test_fraction": test_fraction},
-    )
-
-
-def _select_rows(images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
-    return {"image": images[rows], "label": labels[rows].astype(np.int32)}
+    examples = {"image": images, "label": labels.astype(np.int32)}
+    identity = {"seed": seed, "test_fraction": test_fraction}
+    return Data(*split_rows(examples, test_fraction, seed), identity)
 
 
 @final

@@ -150,7 +150,7 @@ class TableTask(Task[TableConfig]):
         """The rows to train on, and the held-out rows."""
         asked = self.config.data
         table = make_table(asked.rows, asked.missing)
-        parts = [table[rows] for rows in split_rows(asked.rows, asked.test_fraction, asked.seed)]
+        parts = split_rows(table, asked.test_fraction, asked.seed)
         known = [int((~np.isnan(part[:, -1])).sum()) for part in parts]
         # A mean and a variance need two values.
         if min(known) < 2:
@@ -159,7 +159,7 @@ class TableTask(Task[TableConfig]):
                 "Each part has 2 or more.\n\n"
                 "Set data.rows higher, data.missing lower, or data.test_fraction nearer to 0.5."
             )
-        return parts[0], parts[1]
+        return parts
 
     @functools.cached_property
     def _scale(self) -> Scale:
