@@ -85,10 +85,10 @@ PUBLIC_INSIDE = {
     "compat.v1",
     "compat.v1.experimental",
     "compat.v1.tpu",
-    "jobs.digits",
-    "jobs.topics_lm",
     "tpu.experimental",
 }
+# Every folder of this room without an underscore is a task, which users may import.
+TASKS_OF = "jobs"
 MOST_ENTRIES = 16
 
 Files = Mapping[str, str]  # dotted name of a module inside of the package -> its source
@@ -202,10 +202,17 @@ def _process_faults(name: str, source: str) -> Iterator[str]:
             yield f"uses jax.{used}; ask {PROCESSES} for the process, or the mesh for its owners"
 
 
+def _public_inside(files: Files) -> set[str]:
+    """`PUBLIC_INSIDE`, and the tasks."""
+    parts = [name.split(".") for name in files]
+    tasks = [p[1] for p in parts if p[0] == TASKS_OF and len(p) > 2 and not p[1].startswith("_")]
+    return PUBLIC_INSIDE | {f"{TASKS_OF}.{task}" for task in tasks}
+
+
 def _private_faults(module: str, there: str, files: Files) -> Iterator[str]:
     """What another room imports is in the face of this one."""
     inside = module.removesuffix(".__init__")
-    is_face = inside == there or inside in PUBLIC_INSIDE or inside in _face(there, files)
+    is_face = inside == there or inside in _public_inside(files) or inside in _face(there, files)
     if not is_face:
         yield f"imports {inside}, a private module of {there}; import the name from jaxdist.{there}"
 
@@ -248,6 +255,7 @@ def _reached(entry: str, edges: Mapping[str, set[str]]) -> set[str]:
 def _name_faults(files: Files) -> Iterator[str]:
     """Underscores: once, on the room; and how many entries a folder holds."""
     entries: dict[str, set[str]] = collections.defaultdict(set)
+    public = PUBLIC | _public_inside(files)
     for name in files:
         parts = name.split(".")
         for depth in range(len(parts)):
@@ -257,10 +265,10 @@ def _name_faults(files: Files) -> Iterator[str]:
             continue
         if not room.startswith("_") and room not in PUBLIC:
             yield f"{name}: the room {room} is not in PUBLIC, and has no underscore"
-        if parts[-1] == "__init__" and ".".join(parts[:-1]) in PUBLIC | PUBLIC_INSIDE:
+        if parts[-1] == "__init__" and ".".join(parts[:-1]) in public:
             continue
         marks = sum(p.startswith("_") for p in parts if p != "__init__")
-        if marks == 0 and name not in PUBLIC | PUBLIC_INSIDE:
+        if marks == 0 and name not in public:
             yield f"{name} is in a public room: give it an underscore, or list it as public"
         if marks > 1:
             yield f"{name} has {marks} underscores; the one of its folder is enough"

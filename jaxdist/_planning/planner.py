@@ -27,8 +27,8 @@ T = TypeVar("T")
 # A plan does not translate the program that was lowered for this machine. It lowers the same
 # function again, for a strategy on the described slice, and the compiler of libtpu compiles it.
 # So the plan is about the program that `run` would execute there. Arguments come as shapes from the
-# signature of the first program (`make_abstract_call`), or from a job (`jobs.JobStep`). Per-replica
-# arguments have the rows of the new replicas, and `Sharded` ones are divided again.
+# signature of the first program (`make_abstract_call`), or from a task (`jobs.Task.lower`).
+# Per-replica arguments have the rows of the new replicas, and `Sharded` ones are divided again.
 
 # Lowers a step for a strategy; the number is the rows of a batch that each replica gets.
 Lower = Callable[[Strategy, "int | None"], Program]

@@ -10,7 +10,7 @@ from jaxdist.cli._job_arguments import add_job_arguments
 from jaxdist.cli._plan import add_plan
 from jaxdist.cli._train import train
 from jaxdist.errors import JaxdistError
-from jaxdist.jobs import versions
+from jaxdist.jobs import TASKS, versions
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, the convention of shells
@@ -83,11 +83,10 @@ def _add_train(
         "train",
         parents=[shared],
         allow_abbrev=False,
-        help="train a net: handwritten digits, or a language model",
+        help=f"train a task: {', '.join(TASKS)}",
         description=(
-            "Train what the configuration names, a small convolutional net on handwritten "
-            "digits or a language model on Python's documentation, on all accelerators or on "
-            "virtual CPU devices. A second run resumes from the newest checkpoint."
+            "Train the task that the configuration names, on all accelerators or on virtual CPU "
+            "devices. A second run resumes from the newest checkpoint."
         ),
     )
     add_job_arguments(parser)

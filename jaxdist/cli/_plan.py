@@ -43,7 +43,8 @@ def add_plan(
         metavar="SHAPE",
         help="logical devices of a replica: their number, or chips in x, y and z, such as 2x2",
     )
-    parser.add_argument("--rules", metavar="NAME", help="how state is laid out, such as fsdp")
+    names = ", ".join(dict.fromkeys(("replicated", "sharded_update", *jobs.PARTITIONS)))
+    parser.add_argument("--rules", metavar="NAME", help=f"how state is placed: {names}")
     parser.add_argument(
         "--global-batch",
         type=int,

@@ -24,7 +24,7 @@ def train(arguments: argparse.Namespace) -> int:
         _print(console, jobs.finished_line(finished, loaded))
         _print(console, format_final_line(finished))
         return 0
-    _ask_for_cpu_devices(jobs.kind_of(config).num_cpu_devices(config))
+    _ask_for_cpu_devices(jobs.count_cpu_devices(config))
     report = jobs.train(
         loaded,
         jobs.make_strategy(config),

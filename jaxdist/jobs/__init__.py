@@ -2,8 +2,7 @@
 
 from jaxdist.jobs._config.load import LoadedConfig as LoadedConfig
 from jaxdist.jobs._config.load import load_config as load_config
-from jaxdist.jobs._job import Job as Job
-from jaxdist.jobs._job import JobStep as JobStep
+from jaxdist.jobs._partitions import PARTITIONS as PARTITIONS
 from jaxdist.jobs._plan import plan_job as plan_job
 from jaxdist.jobs._plan import sweep_job as sweep_job
 from jaxdist.jobs._run.finished import finished_line as finished_line
@@ -11,11 +10,11 @@ from jaxdist.jobs._run.finished import finished_run as finished_run
 from jaxdist.jobs._run.metrics import versions as versions
 from jaxdist.jobs._run.report import TrainingReport as TrainingReport
 from jaxdist.jobs._run.train import train as train
+from jaxdist.jobs._strategy.build import count_cpu_devices as count_cpu_devices
+from jaxdist.jobs._strategy.build import make_strategy as make_strategy
+from jaxdist.jobs._task import Task as Task
 from jaxdist.jobs._tasks import TASKS as TASKS
 from jaxdist.jobs._tasks import kind_of as kind_of
 from jaxdist.jobs._tasks import load_job as load_job
 from jaxdist.jobs._tasks import load_job_config as load_job_config
-from jaxdist.jobs._tasks import make_strategy as make_strategy
 from jaxdist.jobs.digits import DigitsConfig as DigitsConfig
-from jaxdist.jobs.digits import DigitsJob as DigitsJob
-from jaxdist.jobs.digits import mirrored_strategy as mirrored_strategy

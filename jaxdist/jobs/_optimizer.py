@@ -44,7 +44,7 @@ def reduce_and_update(
     optimizer: "nnx.Optimizer[Any]",
     total: jax.Array,
     grads: Any,
-    num_examples: int,
+    num_examples: int | jax.Array,
 ) -> jax.Array:
     """Update the model in place with the gradients of the mean loss, and return the mean `[]`.
 

@@ -1,17 +1,30 @@
-"""The base class of tasks: the part of a training that differs between tasks."""
+"""The base class of tasks: a model, its steps, its data, and the words for its results."""
 
 import abc
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, final
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Generic, Self, TypeVar, final
 
+import jax
+import numpy as np
 from flax import nnx
 
-from jaxdist._strategies import Strategy
+from jaxdist import partition
+from jaxdist._program import Program, RunOptions
+from jaxdist._strategies import Strategy, check_strategy
 from jaxdist._typing import PyTree
-from jaxdist.jobs._recipe import Recipe
+from jaxdist._validate import as_integer, check_instance
+from jaxdist._values import PerReplica
+from jaxdist.jobs._config.checks import MOST_ROWS, check_rules
+from jaxdist.jobs._config.load import LoadedConfig
+from jaxdist.jobs._config.schema import JobConfig
+from jaxdist.jobs._optimizer import make_optimizer
+from jaxdist.jobs._partitions import PARTITIONS, UPDATES
+from jaxdist.jobs._strategy.build import count_replicas
 
 Measures = Mapping[str, float]
+C = TypeVar("C", bound=JobConfig)
 
 
 @final
@@ -30,54 +43,193 @@ class Curve:
     factor: float = 1.0
 
 
-class Task(abc.ABC):
-    """The data of a training, its recipe, and the words for its results.
+@final
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The examples of a task.
 
-    `train` does everything else for all tasks: batches, checkpoints, evaluation, progress, files.
+    Attributes:
+        train: NumPy arrays `[N, ...]`.
+        held_out: Likewise, for evaluations.
+        identity: The values that determine which examples are held out. A run resumes only with
+            the same values. With another split it would evaluate on examples that it was trained
+            on.
     """
 
+    train: PyTree
+    held_out: PyTree
+    identity: dict[str, Any]
+
+
+def split_rows(examples: PyTree, test_fraction: float, seed: int) -> tuple[PyTree, PyTree]:
+    """Return the examples to train on, and the held-out ones. The choice depends on `seed` only.
+
+    Example:
+        >>> [len(part) for part in split_rows(np.arange(10), 0.25, seed=0)]
+        [8, 2]
+    """
+    rows = len(jax.tree.leaves(examples)[0])
+    order = np.random.default_rng(seed).permutation(rows)
+    # At least one row on each side, also for an extreme fraction.
+    count = min(max(1, round(rows * test_fraction)), rows - 1)
+    train, held_out = order[count:], order[:count]
+    return jax.tree.map(lambda x: x[train], examples), jax.tree.map(lambda x: x[held_out], examples)
+
+
+class Task(abc.ABC, Generic[C]):
+    """What differs between trainings: a model, its steps, its data, and words for its results.
+
+    `train` and `plan_job` do everything else for all tasks. A task reads its data at the first use
+    of `data`, so that a plan reads none. `docs/tasks.md` shows how to add a task.
+
+    Args:
+        config: An object of `config_type`.
+    """
+
+    config_type: ClassVar[type[JobConfig]]
     title: ClassVar[str]
     examples: ClassVar[str]  # the name of the rows of a batch: images, windows
     unit: ClassVar[str]  # the unit of throughput: images, bytes
-    curve: ClassVar[Curve]
+    curve: ClassVar[Curve]  # its measure is in the metrics file, too
+    # Format strings of the measures: an evaluation in words, and the last line of a run.
+    in_words: ClassVar[str]
+    headline: ClassVar[str]
+    # Whether the model has layers that tensor parallelism splits.
+    can_split: ClassVar[bool] = False
 
-    recipe: Recipe
+    # The steps are class attributes, so that they are the same functions each time: jaxdist
+    # compiles a step once for each function.
+    train_step: ClassVar[Callable[..., Any]]
+    """`(model, optimizer, batch) -> mean loss`, inside a replica."""
+
+    evaluation_step: ClassVar[Callable[..., Any]]
+    """`(model, batch, mask) -> weighted_sums(...)`; the weights are numbers of units."""
+
+    def __init__(self, config: C) -> None:
+        kind = self.config_type.__name__
+        remedy = "Pass load_job_config(path).values."
+        caller = type(self).__name__
+        check_instance(caller, "config", config, self.config_type, f"a {kind}", remedy)
+        self.config: C = config
+
+    @classmethod
+    def check(cls, loaded: LoadedConfig[Any]) -> None:
+        """Check that the entries of the task's own sections fit each other."""
+        del loaded
+
+    # Model
+
+    @abc.abstractmethod
+    def make_model(self, rngs: nnx.Rngs) -> nnx.Module:
+        """Make the model, on the default device or abstract."""
 
     # Data
 
-    train: PyTree  # NumPy arrays [N, ...]
-    held_out: PyTree
-    units_per_example: int
+    @abc.abstractmethod
+    def batch(self, rows: int) -> PyTree:
+        """Return the shapes of a global batch of `rows` rows."""
 
     @abc.abstractmethod
-    def identity(self) -> dict[str, Any]:
-        """Return the values that determine which examples are held out.
+    def load(self) -> Data:
+        """Load the examples. Users read `data`."""
 
-        A run resumes only with the same values. With another split it would evaluate on examples
-        that it was trained on.
-        """
+    @functools.cached_property
+    def data(self) -> Data:
+        """The examples, loaded at the first use."""
+        return self.load()
 
-    # Words
+    @property
+    def units_per_example(self) -> int:
+        """The units of throughput in one row."""
+        return 1
+
+    # Results
 
     @abc.abstractmethod
     def measures(self, means: Measures) -> dict[str, float]:
         """Return the measures of an evaluation, for the history."""
 
-    @abc.abstractmethod
-    def in_words(self, measures: Measures) -> str:
-        """Describe an evaluation in words."""
-
-    @abc.abstractmethod
-    def headline(self, measures: Measures) -> str:
-        """Describe the last evaluation, for the last line of a run."""
-
-    @abc.abstractmethod
-    def metrics(self, measures: Measures) -> dict[str, Any]:
-        """Return the first entries of the metrics file."""
-
-    # The end
-
     def finish(self, strategy: Strategy, model: nnx.Module) -> tuple[dict[str, Any], str]:
         """Use the trained model. Return entries for the metrics file, and a text to print."""
         del strategy, model
         return {}, ""
+
+    # What all tasks share
+
+    @property
+    def rows_per_replica(self) -> int:
+        """The configured batch size, divided by the replicas without accelerators."""
+        return max(1, self.config.data.batch_size // count_replicas(self.config))
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The names of the rules by which the state can be placed, the configured one first.
+
+        They are the names of the table of partitions, and of the kinds of update.
+        """
+        own: str = self.config.strategy.partition
+        if own == "replicated":
+            named = (n for n, update in UPDATES.items() if update == self.config.optimizer.update)
+            own = next(named, own)
+        fitting = [n for n, found in PARTITIONS.items() if self.can_split or not found.is_split]
+        every = ("replicated", "sharded_update", *fitting)
+        return tuple(dict.fromkeys((own, *every)))
+
+    def with_rules(self, rules: str) -> Self:
+        """Return the task with its state placed by `rules`: one of `self.rules`, or an update.
+
+        Raises:
+            ArgumentError: The task does not have these rules.
+        """
+        caller = f"{type(self).__name__}.with_rules"
+        check_rules(caller, rules, tuple(dict.fromkeys((*self.rules, *UPDATES))))
+        config, placed = self.config, "replicated" if rules in UPDATES else rules
+        update = UPDATES.get(rules, "replicated")
+        return type(self)(
+            dataclasses.replace(
+                config,
+                strategy=dataclasses.replace(config.strategy, partition=placed),
+                optimizer=dataclasses.replace(config.optimizer, update=update),
+            )
+        )
+
+    @property
+    def options(self) -> RunOptions:
+        """The options with which the train step runs."""
+        return RunOptions(donate_argnums=(0, 1) if self.config.training.donate else ())
+
+    def build(self, strategy: Strategy, *, abstract: bool = False) -> tuple[Any, Any]:
+        """Make and place the model and its optimizer, with shapes for arrays if `abstract`."""
+        asked, optimizing = self.config.strategy, self.config.optimizer
+        placed = PARTITIONS[asked.partition]
+        # With FSDP a replica has only pieces of the gradients, and clipping needs the norm of all
+        # of them. `sharded_update` computes that norm over the replicas.
+        if placed.is_sharded and optimizing.update == "replicated":
+            optimizing = dataclasses.replace(optimizing, update="sharded")
+
+        def make() -> tuple[Any, Any]:
+            model = self.make_model(nnx.Rngs(self.config.training.seed))
+            return model, make_optimizer(model, optimizing, num_steps=self.config.training.steps)
+
+        with strategy.scope():
+            model, optimizer = nnx.eval_shape(make) if abstract else make()
+        # With replicated parameters, `sharded_update` places its own state.
+        if asked.partition != "replicated":
+            partition.place(strategy, (model, optimizer), placed.make_rules(asked.whole_below))
+        return model, optimizer
+
+    def lower(self, strategy: Strategy, rows: int, rules: str) -> Program:
+        """Lower the train step, with the model, its optimizer and a batch as shapes.
+
+        Args:
+            strategy: The strategy whose replicas run the step. It may only be able to compile.
+            rows: The rows of a batch for each replica.
+            rules: As for `with_rules`.
+        """
+        caller = f"{type(self).__name__}.lower"
+        check_strategy(caller, strategy)
+        rows = as_integer(caller, "rows", rows, least=1, most=MOST_ROWS)
+        task = self.with_rules(rules)
+        shapes = task.batch(rows * strategy.num_replicas_in_sync)
+        args = (*task.build(strategy, abstract=True), jax.tree.map(PerReplica.of_global, shapes))
+        return strategy.lower(type(task).train_step, args, options=task.options)

@@ -1,91 +1,42 @@
 """The registry of tasks, and the configuration of a task from its file."""
 
-import dataclasses
+import importlib
+import pkgutil
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from jaxdist._strategies import Strategy
-from jaxdist._validate import ErrorNote, show
-from jaxdist.errors import ArgumentTypeError, ConfigError
-from jaxdist.jobs import topics_lm
+from jaxdist._validate import ErrorNote
+from jaxdist.errors import ConfigError
 from jaxdist.jobs._config.load import LoadedConfig, load_config
-from jaxdist.jobs._config.schema import JobConfig
+from jaxdist.jobs._config.schema import JobConfig, check_config
 from jaxdist.jobs._config.sources import check_sources, find_lines, find_nearest, read_text
-from jaxdist.jobs._job import Job
+from jaxdist.jobs._strategy.checks import check_strategy_entries
 from jaxdist.jobs._task import Task
-from jaxdist.jobs.digits import DigitsConfig, DigitsJob, DigitsTask, mirrored_strategy
+
+# Note [How tasks are found]
+# Every folder of `jaxdist/jobs` without an underscore is a task, and its name is the name of the
+# task in configurations. The `__init__` of the folder has a name `TASK`: a subclass of `Task`. So
+# a new task needs no change outside of its folder.
 
 
-@dataclasses.dataclass(frozen=True)
-class TaskKind:
-    """A task that a configuration can name.
-
-    Attributes:
-        schema: The class of its configuration.
-        make_task: Loads the data and returns the task.
-        make_job: Returns the job, which can be planned without data.
-        make_strategy: Returns the configured strategy.
-        num_cpu_devices: Returns the number of virtual CPU devices to request before JAX starts.
-        check: Raises an error for entries that contradict each other on any devices.
-    """
-
-    schema: type[Any]
-    make_task: Callable[[Any], Task]
-    make_job: Callable[[LoadedConfig[Any]], Job]
-    make_strategy: Callable[[Any], Strategy]
-    num_cpu_devices: Callable[[Any], int]
-    check: Callable[[LoadedConfig[Any]], None] = lambda loaded: None
+def _find_tasks() -> Mapping[str, type[Task[Any]]]:
+    found = pkgutil.iter_modules([str(Path(__file__).parent)])
+    names = sorted(m.name for m in found if m.ispkg and not m.name.startswith("_"))
+    package = __name__.rpartition(".")[0]
+    return MappingProxyType({n: importlib.import_module(f"{package}.{n}").TASK for n in names})
 
 
 _DEFAULT = "digits"
-TASKS: Mapping[str, TaskKind] = MappingProxyType(
-    {
-        "digits": TaskKind(
-            DigitsConfig,
-            DigitsTask,
-            DigitsJob,
-            mirrored_strategy,
-            lambda config: config.strategy.virtual_cpu_devices,
-        ),
-        "topics_lm": TaskKind(
-            topics_lm.TopicsConfig,
-            topics_lm.TopicsTask,
-            topics_lm.TopicsJob,
-            topics_lm.topics_strategy,
-            topics_lm.num_cpu_devices,
-            topics_lm.check_entries,
-        ),
-    }
-)
+TASKS = _find_tasks()
 
 
-def kind_of(config: JobConfig) -> TaskKind:
-    """Return the kind of task of a configuration."""
-    return _find_kind("jobs.kind_of", config)
-
-
-def _find_kind(caller: str, config: Any) -> TaskKind:
-    kind = next((k for k in TASKS.values() if isinstance(config, k.schema)), None)
-    if kind is None:
-        raise ArgumentTypeError(
-            f"{caller} was given config={show(config)}.\n\n"
-            f"config is one of {', '.join(k.schema.__name__ for k in TASKS.values())}.\n\n"
-            "Pass load_job_config(path).values."
-        )
-    return kind
-
-
-def make_strategy(config: JobConfig) -> Strategy:
-    """Return the strategy of a configuration.
-
-    Example:
-        >>> make_strategy(DigitsConfig()).num_replicas_in_sync
-        8
-    """
-    return _find_kind("jobs.make_strategy", config).make_strategy(config)
+def kind_of(config: JobConfig) -> type[Task[Any]]:
+    """Return the class of the task of a configuration."""
+    check_config("jobs.kind_of", config)
+    return TASKS[config.task]
 
 
 def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig[Any]:
@@ -100,7 +51,8 @@ def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedCo
         The configuration of the task, and the origin of each entry.
 
     Raises:
-        ConfigError: The task does not exist, or as for `load_config`.
+        ConfigError: The task does not exist, entries contradict each other, or as for
+            `load_config`.
 
     Example:
         >>> import tempfile, pathlib
@@ -110,38 +62,40 @@ def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedCo
         >>> loaded.values.task, loaded.values.data.batch_size
         ('digits', 32)
     """
-    caller = "jobs.load_job_config"
-    source, texts = check_sources(caller, path, overrides)
-    with ErrorNote(f"{caller} was given path={source!r} and overrides={texts!r}."):
-        kind = TASKS[_read_task_name(source)]
-        loaded = load_config(kind.schema, source, texts)
-        kind.check(loaded)
-    return loaded
+    return _load("jobs.load_job_config", path, overrides)
 
 
-def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
-    """Read a configuration as a job that can be planned.
+def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Task[Any]:
+    """Read a configuration as a task, which can be planned and reads no data for that.
 
     Args:
         path: The TOML file, as for `jaxdist train`.
         overrides: The values of `--set`.
 
     Returns:
-        The job.
+        The task.
 
     Raises:
-        ConfigError: As for `load_config`.
+        ConfigError: As for `load_job_config`.
 
     Example:
         >>> from jaxdist.jobs import load_job
-        >>> load_job("configs/digits_mirrored.toml").name
-        'digits'
+        >>> job = load_job("configs/digits_mirrored.toml")
+        >>> job.title, job.rows_per_replica, job.rules[0]
+        ('digits', 16, 'replicated')
     """
-    caller = "jobs.load_job"
+    config = _load("jobs.load_job", path, overrides).values
+    return kind_of(config)(config)
+
+
+def _load(caller: str, path: Any, overrides: Any) -> LoadedConfig[Any]:
     source, texts = check_sources(caller, path, overrides)
     with ErrorNote(f"{caller} was given path={source!r} and overrides={texts!r}."):
-        loaded = load_job_config(source, texts)
-    return kind_of(loaded.values).make_job(loaded)
+        kind = TASKS[_read_task_name(source)]
+        loaded = load_config(kind.config_type, source, texts)
+        check_strategy_entries(loaded, can_split=kind.can_split)
+        kind.check(loaded)
+    return loaded
 
 
 def _read_task_name(path: str | Path) -> str:

@@ -20,7 +20,7 @@ _SMALL = [
     "model.hidden=2",
     "training.steps=1",
     "optimizer.warmup_steps=0",
-    "strategy.virtual_cpu_devices=2",
+    "strategy.virtual_devices=2",
     'output.picture=""',
 ]
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
@@ -110,9 +110,6 @@ CALLS = {
     "jaxdist.jobs.make_strategy": Call(
         lambda: jobs.make_strategy, lambda: {"config": _loaded().values}
     ),
-    "jaxdist.jobs.mirrored_strategy": Call(
-        lambda: jobs.mirrored_strategy, lambda: {"config": _loaded().values}
-    ),
     "jaxdist.jobs.train": Call(
         lambda: jobs.train,
         lambda: {
@@ -168,13 +165,14 @@ CALLS = {
     ),
     "jaxdist.jobs.DigitsConfig": Call(
         lambda: jobs.DigitsConfig,
-        use=lambda config: jobs.DigitsJob(jobs.LoadedConfig(config, {})).rules,
+        use=lambda config: jobs.TASKS["digits"](config).rules,
     ),
-    "jaxdist.jobs.DigitsJob": Call(lambda: jobs.DigitsJob, lambda: {"loaded": _loaded()}),
-    "jaxdist.jobs.DigitsJob.step": Call(
-        lambda: _job().step,
+    "jaxdist.jobs.Task": Call(lambda: jobs.TASKS["digits"], lambda: {"config": _loaded().values}),
+    "jaxdist.jobs.Task.lower": Call(
+        lambda: _job().lower,
         lambda: {"strategy": strategy(), "rows": 8, "rules": "replicated"},
     ),
-    "jaxdist.jobs.DigitsJob.batch": Call(lambda: _job().batch, lambda: {"rows": 8}),
-    "jaxdist.jobs.DigitsJob.recipe": Call(lambda: _job().recipe, lambda: {"rules": "replicated"}),
+    "jaxdist.jobs.Task.with_rules": Call(
+        lambda: _job().with_rules, lambda: {"rules": "replicated"}
+    ),
 }

@@ -49,9 +49,10 @@ FOR_SUBCLASSES = {
     "jaxdist.cluster_resolver.ClusterResolver.cluster_spec",
     "jaxdist.cluster_resolver.ClusterResolver.master",
     "jaxdist.cluster_resolver.ClusterResolver.num_accelerators",
-    "jaxdist.jobs.Job",
-    "jaxdist.jobs.Job.step",
-    "jaxdist.jobs.JobStep",
+    *(
+        f"jaxdist.jobs.Task.{name}"
+        for name in "batch check finish load make_model measures".split()
+    ),
 }
 
 # Other rooms of jaxdist call these.
@@ -70,6 +71,8 @@ OF_ROOMS = {
     "jaxdist.data.checked_options",
     "jaxdist.data.distribute_dataset",
     "jaxdist.data.distribute_datasets_from_function",
+    "jaxdist.jobs.Task.build",
+    "jaxdist.jobs.count_cpu_devices",
     "jaxdist.jobs.finished_line",
     "jaxdist.jobs.finished_run",
     "jaxdist.tpu.TPUSystem.device_at",

@@ -16,6 +16,7 @@ pytest.importorskip("libtpu")
 
 DIGITS = "configs/digits_mirrored.toml"
 SMALL = ["--set", "model.channels=[4]"]
+TABLE = "configs/tabular_regression.toml"
 TOPICS = "configs/topics_lm_data_parallel.toml"
 
 
@@ -56,6 +57,17 @@ def test_parameters_and_work_of_the_digits_are_those_counted_by_hand() -> None:
     assert 2 * forward < plan.flops < 3 * forward
 
 
+def test_a_table_is_planned_with_its_parameters_counted_by_hand(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", TABLE, "--topology", "v5e:2x2", "--quick"]) == 0
+    assert "4 chips, 4 replicas x 1 logical device, replicated" in capsys.readouterr().out
+    plan = jobs.plan_job(jobs.load_job(TABLE), "v5e:2x2", quick=True)
+    # 8 features and their flags to 64 units, and these to the prediction, both with biases.
+    assert plan.memory.parameters == 4 * ((16 * 64 + 64) + (64 + 1))
+    assert plan.global_rows == 4 * 8
+
+
 def test_work_of_the_language_model_is_that_counted_by_hand() -> None:
     layers, width, hidden, length, rows, letters = 2, 32, 128, 64, 4, 256
     job = jobs.load_job(
@@ -82,11 +94,12 @@ def test_sweep_ranks_the_rules_of_a_job_with_one_batch(
 ) -> None:
     assert main(["plan", DIGITS, "--topology", "v5e:1x2", "--sweep", *SMALL]) == 0
     out, told = capsys.readouterr()
-    assert "1 of 2, replicated, 2 x 1: compiling for v5e:1x2" in told
+    assert "1 of 3, replicated, 2 x 1: compiling for v5e:1x2" in told
     assert "with 32 rows in a batch" in out
     assert "replicated" in out
     assert "sharded_update" in out
-    assert out.index("\n  1  ") < out.index("\n  2  ")
+    assert "fsdp" in out
+    assert out.index("\n  1  ") < out.index("\n  2  ") < out.index("\n  3  ")
 
 
 SMALLEST = [

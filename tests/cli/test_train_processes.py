@@ -21,7 +21,7 @@ _OPTIONS = (
     "checkpoint.directory=checkpoints",
     "output.directory=.",
     "output.picture=",
-    "strategy.virtual_cpu_devices=2",
+    "strategy.virtual_devices=2",
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

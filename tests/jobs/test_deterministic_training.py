@@ -13,9 +13,9 @@ from flax import nnx
 from rich.console import Console
 
 from jaxdist.errors import ArgumentError
-from jaxdist.jobs import DigitsConfig, load_config, mirrored_strategy, train
+from jaxdist.jobs import DigitsConfig, load_config, make_strategy, train
 from jaxdist.jobs._optimizer import make_optimizer
-from jaxdist.jobs.digits._recipe import DigitsNet
+from jaxdist.jobs.digits._model import DigitsNet
 from jaxdist.training import Checkpoints
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
@@ -27,7 +27,7 @@ def _train(folder: Path, devices: int, steps: int) -> tuple[list[float], list[An
         f"output.directory='{folder}'",
         f"checkpoint.directory='{folder / 'checkpoints'}'",
         "output.picture=",
-        f"strategy.virtual_cpu_devices={devices}",
+        f"strategy.virtual_devices={devices}",
         "strategy.deterministic=true",
         "model.channels=[4, 8]",
         "model.hidden=16",
@@ -37,7 +37,7 @@ def _train(folder: Path, devices: int, steps: int) -> tuple[list[float], list[An
         "checkpoint.every=100",
     ]
     loaded = load_config(DigitsConfig, SHIPPED, overrides)
-    strategy = mirrored_strategy(loaded.values)
+    strategy = make_strategy(loaded.values)
     assert len(strategy.extended.worker_devices) == devices
     train(loaded, strategy, console=Console(file=io.StringIO()))
     metrics = json.loads((folder / "metrics.json").read_text())
@@ -78,7 +78,7 @@ def test_the_digits_job_has_the_same_bits_on_1_2_4_and_8_devices_after_200_steps
 
 
 def test_a_number_of_virtual_replicas_that_does_not_fit_is_refused() -> None:
-    overrides = ["strategy.virtual_cpu_devices=8", "strategy.deterministic=4"]
+    overrides = ["strategy.virtual_devices=8", "strategy.deterministic=4"]
     loaded = load_config(DigitsConfig, SHIPPED, overrides)
     with pytest.raises(ArgumentError, match="8 devices cannot share 4 virtual replicas"):
-        mirrored_strategy(loaded.values)
+        make_strategy(loaded.values)

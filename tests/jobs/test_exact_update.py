@@ -14,8 +14,8 @@ import jaxdist
 from jaxdist import PerReplica
 from jaxdist.jobs import DigitsConfig, load_config
 from jaxdist.jobs._optimizer import make_optimizer
-from jaxdist.jobs.digits._recipe import DigitsNet
-from jaxdist.jobs.digits._recipe import train_step as digits_step
+from jaxdist.jobs.digits._model import DigitsNet
+from jaxdist.jobs.digits._model import train_step as digits_step
 from jaxdist.jobs.topics_lm import TopicsConfig, Transformer
 from jaxdist.jobs.topics_lm._steps import train_step as topics_step
 

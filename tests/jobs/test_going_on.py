@@ -146,19 +146,21 @@ def test_a_checkpoint_without_a_configuration_is_gone_on_from_and_says_so(copy: 
 
 # Every entry
 
-TOPICS = TASKS["topics_lm"].schema
+TOPICS = TASKS["topics_lm"].config_type
+TABLE = TASKS["tabular_regression"].config_type
 FREE = {
     "checkpoint.directory", "checkpoint.every", "checkpoint.keep", "checkpoint.resume",
     "output.directory", "output.metrics", "output.picture", "generate.bytes", "generate.prompt",
     "generate.seed", "generate.temperature", "model.remat", "optimizer.compression",
     "optimizer.workers", "strategy.devices", "strategy.logical_devices", "strategy.partition",
-    "strategy.slices", "strategy.virtual_cpu_devices", "strategy.virtual_slice",
-    "strategy.whole_below", "training.donate", "training.evaluate_every", "training.log_every",
+    "strategy.slices", "strategy.virtual_devices", "strategy.whole_below",
+    "training.donate", "training.evaluate_every", "training.log_every",
     "training.steps",
 }  # fmt: skip
 NEVER = {
-    "task", "data.seed", "data.sequence_length", "data.stride", "data.test_fraction",
-    "model.channels", "model.heads", "model.hidden", "model.layers", "model.width",
+    "task", "data.missing", "data.rows", "data.seed", "data.sequence_length", "data.stride",
+    "data.test_fraction", "model.channels", "model.heads", "model.hidden", "model.layers",
+    "model.width",
 }  # fmt: skip
 
 
@@ -170,7 +172,7 @@ def _other(value: Any) -> Any:
     return value + 1 if isinstance(value, (int, float)) else f"not {value}"
 
 
-@pytest.mark.parametrize("schema", [DigitsConfig, TOPICS], ids=["digits", "topics_lm"])
+@pytest.mark.parametrize("schema", [DigitsConfig, TOPICS, TABLE], ids=lambda s: s.__name__)
 def test_every_entry_is_free_or_changes_knowingly_or_never(schema: type[Any]) -> None:
     config = schema()
     count = 0

@@ -6,7 +6,7 @@ from flax import nnx
 import jaxdist
 from jaxdist import jobs
 from jaxdist.jobs._optimizer import make_optimizer
-from jaxdist.jobs.digits._recipe import DigitsNet, train_step
+from jaxdist.jobs.digits._model import DigitsNet, train_step
 from jaxdist.jobs.digits._task import load_digits
 
 CONFIG = "configs/digits_mirrored.toml"
@@ -18,7 +18,6 @@ def test_the_step_of_a_job_is_the_step_that_training_runs(rules: str) -> None:
     update = {"replicated": "replicated", "sharded_update": "sharded"}[rules]
     job = jobs.load_job(CONFIG, [f"optimizer.update={update}"])
     assert job.rules[0] == rules
-    planned = job.step(strategy, rows=2, rules=rules)
     config = jobs.load_config(jobs.DigitsConfig, CONFIG, [f"optimizer.update={update}"]).values
     with strategy.scope():
         net = DigitsNet(config.model, rngs=nnx.Rngs(0))
@@ -26,12 +25,12 @@ def test_the_step_of_a_job_is_the_step_that_training_runs(rules: str) -> None:
     rows = {k: x[:16] for k, x in load_digits(0.2, 0).train.items()}
     batch = next(iter(strategy.experimental_distribute_dataset([rows])))
     real = strategy.lower(train_step, (net, optimizer, batch))
-    abstract = strategy.lower(planned.fn, planned.args, options=planned.options)
+    abstract = job.lower(strategy, rows=2, rules=rules)
     assert abstract.inputs == real.inputs
     assert abstract.results == real.results
     assert [c.kind for c in abstract.collectives] == [c.kind for c in real.collectives]
 
 
 def test_rows_of_a_replica_are_those_of_the_configured_replicas() -> None:
-    overrides = ["data.batch_size=96", "strategy.virtual_cpu_devices=4"]
+    overrides = ["data.batch_size=96", "strategy.virtual_devices=4"]
     assert jobs.load_job(CONFIG, overrides).rows_per_replica == 24

@@ -19,9 +19,9 @@ import jaxdist
 from jaxdist.data import batches
 from jaxdist.data._prefetch import THREAD_NAME
 from jaxdist.errors import CheckpointError, ConfigError, MissingExtraError, NonFiniteLossError
-from jaxdist.jobs import DigitsConfig, TrainingReport, load_config, mirrored_strategy, train
+from jaxdist.jobs import DigitsConfig, TrainingReport, load_config, make_strategy, train
 from jaxdist.jobs._config.checks import check_job
-from jaxdist.jobs._run import output, run
+from jaxdist.jobs._run import metrics, run
 from jaxdist.jobs.digits._task import load_digits
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
@@ -391,7 +391,7 @@ def test_a_disk_that_fills_up_while_files_are_written_is_told_with_what_is_kept(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(output, "write_metrics", full)
+    monkeypatch.setattr(metrics, "write_metrics", full)
     with pytest.raises(ConfigError, match=r"No space left(.|\n)*checkpoint of step 1 is complete"):
         _train(tmp_path, *_SMALL, "training.steps=1", replicas=2)
 
@@ -411,15 +411,15 @@ def test_a_missing_matplotlib_is_found_before_training_and_only_where_it_is_need
 
 def test_train_and_held_out_images_are_all_images_once() -> None:
     digits = load_digits(0.2, seed=5)
-    both = np.concatenate([digits.train["image"], digits.test["image"]])
+    both = np.concatenate([digits.train["image"], digits.held_out["image"]])
     assert both.shape == (1797, 8, 8, 1)
     assert both.dtype == np.float32
     assert (both.min(), both.max()) == (0.0, 1.0)
     whole = load_digits(0.5, seed=1)
-    other = np.concatenate([whole.train["image"], whole.test["image"]])
+    other = np.concatenate([whole.train["image"], whole.held_out["image"]])
     order = np.lexsort(both.reshape(1797, -1).T)
     np.testing.assert_array_equal(both[order], other[np.lexsort(other.reshape(1797, -1).T)])
-    assert len(load_digits(1e-9, seed=0).test["label"]) == 1
+    assert len(load_digits(1e-9, seed=0).held_out["label"]) == 1
     assert len(load_digits(1 - 1e-9, seed=0).train["label"]) == 1
 
 
@@ -427,7 +427,7 @@ def test_devices_are_those_listed_or_as_many_virtual_ones_as_asked_for() -> None
     config = DigitsConfig()
     for strategy_config, devices in [
         (dataclasses.replace(config.strategy, devices=("cpu:3", "cpu:1")), [3, 1]),
-        (dataclasses.replace(config.strategy, virtual_cpu_devices=4), [0, 1, 2, 3]),
+        (dataclasses.replace(config.strategy, virtual_devices=4), [0, 1, 2, 3]),
     ]:
-        strategy = mirrored_strategy(dataclasses.replace(config, strategy=strategy_config))
+        strategy = make_strategy(dataclasses.replace(config, strategy=strategy_config))
         assert [d.id for d in strategy.mesh.devices.ravel()] == devices

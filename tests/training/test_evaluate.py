@@ -13,9 +13,9 @@ from flax import nnx
 import jaxdist
 from jaxdist.data import batches
 from jaxdist.errors import ContextError, ShapeError
-from jaxdist.jobs.digits._recipe import DigitsNet, evaluation_step
-from jaxdist.jobs.digits._schema import ModelConfig
-from jaxdist.jobs.digits._task import Digits, load_digits
+from jaxdist.jobs._task import Data
+from jaxdist.jobs.digits._model import DigitsNet, ModelConfig, evaluation_step
+from jaxdist.jobs.digits._task import load_digits
 from jaxdist.training import evaluate, weighted_sums
 
 Batch = dict[str, jax.Array]
@@ -108,7 +108,7 @@ def test_a_batch_that_is_larger_than_the_first_is_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def digits() -> Digits:
+def digits() -> Data:
     """Half of them held out: more than any test counts."""
     return load_digits(0.5, seed=3)
 
@@ -123,9 +123,9 @@ def _one_device_means(net: DigitsNet, rows: dict[str, np.ndarray]) -> tuple[floa
 
 @pytest.mark.parametrize("held_out", [1, 32, 33, 95, 359])
 def test_the_digits_have_the_same_accuracy_and_loss_on_1_3_and_8_replicas(
-    digits: Digits, held_out: int
+    digits: Data, held_out: int
 ) -> None:
-    rows = {name: array[:held_out] for name, array in digits.test.items()}
+    rows = {name: array[:held_out] for name, array in digits.held_out.items()}
     means: dict[int, Any] = {}
     for replicas in 1, 3, 8:
         strategy = _strategy(replicas)

@@ -1,14 +1,18 @@
 """Reading of TOML files into frozen dataclasses. Errors name the file, line and remedy."""
 
 import dataclasses
+import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, UnionType
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+import msgspec
 
 from jaxdist._validate import ErrorNote, check_text, show
 from jaxdist.errors import ArgumentTypeError, ConfigError
+from jaxdist.jobs._config.schema import LARGEST
 from jaxdist.jobs._config.sources import (
     GivenValue,
     check_sources,
@@ -92,22 +96,18 @@ def _load(schema: type[C], path: str, overrides: Sequence[str]) -> LoadedConfig[
     # Problems are collected: a user who must fix several wants to see all of them at once.
     problems: list[str] = []
     items = [*read_file_entries(path, text, problems), *read_overrides(schema, overrides, problems)]
-    kinds = get_sections(schema)
-    sections: dict[str, dict[str, Any]] = {name: {} for name in kinds}
-    alone: dict[str, Any] = {}
+    # The entries before the first section are in the section without a name.
+    values: dict[str, dict[str, Any]] = {name: {} for name in ("", *get_sections(schema))}
     origins: dict[str, str] = {}
     for item in items:
-        if item.section in get_entries(schema):
-            problem = _place_top_level(schema, item, alone, origins)
-        else:
-            problem = _place_entry(schema, item, sections, origins)
+        problem = _place(schema, item, values, origins)
         if problem:
             problems.append(problem)
     if problems:
         raise ConfigError(_format_report(path, problems))
     # A task may change the defaults of a section, so its class alone does not know them.
-    defaults = schema()
-    made = {n: dataclasses.replace(getattr(defaults, n), **own) for n, own in sections.items()}
+    defaults, alone = schema(), values.pop("")
+    made = {n: dataclasses.replace(getattr(defaults, n), **own) for n, own in values.items()}
     return LoadedConfig(schema(**alone, **made), MappingProxyType(origins))
 
 
@@ -119,55 +119,51 @@ def as_dict(config: Any) -> dict[str, Any]:
 # One value and the schema
 
 
-def _place_entry(
-    schema: type[Any],
-    item: GivenValue,
-    sections: dict[str, dict[str, Any]],
-    origins: dict[str, str],
+def _place(
+    schema: type[Any], item: GivenValue, values: dict[str, dict[str, Any]], origins: dict[str, str]
 ) -> str | None:
     """Put a value into its section. Return the problem in words if it does not fit."""
-    if item.section not in sections:
+    if item.section in get_entries(schema):
+        if item.key or isinstance(item.value, dict):
+            return f"{item.where}: {item.section} is an entry before the sections, and has no keys."
+        item = dataclasses.replace(item, section="", key=item.section)
+    elif item.section not in values:
         return _describe_unknown_section(schema, item)
-    if not item.key:
+    elif not item.key:
         if item.value == {}:
             return None
         return f"{item.where}: [{item.section}] is a section, and {item.value!r} was given for it."
-    section = get_sections(schema)[item.section]
-    hints = _get_hints(section)
-    if item.key not in hints:
+    section, key = get_sections(schema).get(item.section, schema), item.key
+    name = f"{item.section}.{key}".removeprefix(".")
+    kinds = typing.get_type_hints(section, include_extras=True)
+    if key not in kinds:
         return _describe_unknown_key(schema, section, item)
-    name = f"{item.section}.{item.key}"
-    value = _convert(item.value, hints[item.key], item.raw)
-    if value is _MISFIT:
-        return (
-            f"{item.where}: {name} must be {_describe_type(hints[item.key])}, and "
-            + _describe_given(item)
-        )
-    field = next(f for f in dataclasses.fields(section) if f.name == item.key)
-    broken = _find_broken_rule(value, field)
-    if broken:
-        return f"{item.where}: {name} {broken}, and {_shorten(item.value)} was given."
-    sections[item.section][item.key] = value
+    bare = typing.get_type_hints(section)[key]
+    given = item.value
+    # In an override, `name=7` is the text "7" if the entry is a text: the shell removes quotes.
+    is_text = item.raw is None or isinstance(given, (str, list, dict))
+    if not is_text and not _fits(given, bare) and _fits(item.raw, bare):
+        given = item.raw
+    try:
+        values[item.section][key] = msgspec.convert(given, kinds[key])
+    except msgspec.ValidationError:
+        if not _fits(given, bare):
+            rule, found = f"must be {_describe_type(bare)}", _describe_given(item)
+        else:
+            rule = next(_iterate_broken_rules(given, kinds[key]))
+            found = f"{_shorten(item.value)} was given."
+        return f"{item.where}: {name} {rule}, and {found}"
     origins[name] = item.where
     return None
 
 
-def _place_top_level(
-    schema: type[Any], item: GivenValue, alone: dict[str, Any], origins: dict[str, str]
-) -> str | None:
-    """Put a value into an entry before the sections. Return the problem in words."""
-    if item.key or isinstance(item.value, dict):
-        return f"{item.where}: {item.section} is an entry before the sections, and has no keys."
-    hint = get_entries(schema)[item.section]
-    value = _convert(item.value, hint, item.raw)
-    if value is _MISFIT:
-        return (
-            f"{item.where}: {item.section} must be {_describe_type(hint)}, and "
-            + _describe_given(item)
-        )
-    alone[item.section] = value
-    origins[item.section] = item.where
-    return None
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether msgspec converts a value to a type."""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _describe_unknown_section(schema: type[Any], item: GivenValue) -> str:
@@ -176,59 +172,22 @@ def _describe_unknown_section(schema: type[Any], item: GivenValue) -> str:
     if not isinstance(item.value, dict) and not item.key:
         what = f"'{item.section}' outside a section"
     near = find_nearest(item.section, valid)
-    candidates = [n for n in list_names(schema) if n.endswith(f".{item.key or item.section}")]
-    meant = candidates[0] if candidates else (f"{near}.{item.key}" if near and item.key else near)
-    hint = f" Did you mean {meant!r}?" if meant else ""
+    near = f"{near}.{item.key}" if near and item.key else near
+    hint = _make_hint(schema, item.key or item.section, near)
     return f"{item.where}: unknown section {what}; there are {', '.join(valid)}.{hint}"
 
 
 def _describe_unknown_key(schema: type[Any], section: type[Any], item: GivenValue) -> str:
     valid = [f.name for f in dataclasses.fields(section)]
-    near = find_nearest(item.key, valid)
-    elsewhere = [n for n in list_names(schema) if n.endswith(f".{item.key}")]
-    if elsewhere:
-        hint = f" Did you mean {elsewhere[0]!r}?"
-    else:
-        hint = f" Did you mean {near!r}?" if near else ""
+    hint = _make_hint(schema, item.key, find_nearest(item.key, valid))
     keys = ", ".join(valid)
     return f"{item.where}: unknown key {item.key!r} in [{item.section}]; it has {keys}.{hint}"
 
 
-_MISFIT = object()
-
-
-def _convert(value: Any, hint: Any, raw: str | None) -> Any:
-    """Convert `value` to the type `hint`, or return `_MISFIT`."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, UnionType):
-        tried = (_convert(value, h, raw) for h in arguments)
-        return next((v for v in tried if v is not _MISFIT), _MISFIT)
-    if origin is Literal:
-        return value if value in arguments and isinstance(value, str) else _MISFIT
-    if origin is tuple:
-        if not isinstance(value, list):
-            return _MISFIT
-        items = tuple(_convert(v, arguments[0], None) for v in value)
-        return _MISFIT if any(v is _MISFIT for v in items) else items
-    # In an override, `name=7` is the text "7" if the entry is a text: the shell removes quotes.
-    if hint is str and raw is not None and not isinstance(value, (str, list, dict)):
-        return raw
-    if hint is float and type(value) is int:
-        return float(value)
-    # No `isinstance`: a bool is an int in Python, and `steps = true` is a mistake.
-    return value if type(value) is hint else _MISFIT
-
-
-def _find_broken_rule(value: Any, field: dataclasses.Field[Any]) -> str | None:
-    within, length = field.metadata.get("within"), field.metadata.get("length")
-    if length is not None and isinstance(value, (tuple, str)):
-        broken = length.broken_by(len(value))
-        if broken:
-            return "must not be empty" if not value else f"has a length that {broken}"
-    if within is None or isinstance(value, str):
-        return None
-    items = value if isinstance(value, tuple) else (value,)
-    return next((b for b in map(within.broken_by, items) if b), None)
+def _make_hint(schema: type[Any], key: str, near: str | None) -> str:
+    """Propose the section that has this key, or else the nearest name."""
+    meant = next((name for name in list_names(schema) if name.endswith(f".{key}")), near)
+    return f" Did you mean {meant!r}?" if meant else ""
 
 
 # Words
@@ -245,6 +204,34 @@ def _describe_type(hint: Any) -> str:
     return _TYPE_NAMES[hint]
 
 
+def _iterate_broken_rules(value: Any, kind: Any) -> Iterator[str]:
+    """Yield the bounds that a value breaks, in words. Its type fits."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        if _fits(value, arguments[0]) and not _fits(value, kind):
+            yield _describe_bounds(value, arguments[1])
+        yield from _iterate_broken_rules(value, arguments[0])
+    elif origin is tuple and isinstance(value, list):
+        for item in value:
+            yield from _iterate_broken_rules(item, arguments[0])
+    elif origin in (typing.Union, UnionType):
+        for other in arguments:
+            yield from _iterate_broken_rules(value, other)
+
+
+def _describe_bounds(value: Any, bounds: msgspec.Meta) -> str:
+    if bounds.min_length is not None:
+        length = f"{bounds.min_length} and {bounds.max_length}"
+        return f"has a length that must lie between {length}" if value else "must not be empty"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be finite"
+    is_open = bounds.gt is not None
+    low, high = (bounds.gt, bounds.lt) if is_open else (bounds.ge, bounds.le)
+    if high in (None, LARGEST):
+        return f"must be {'more than' if is_open else 'at least'} {low}"
+    return f"must lie between {low} and {high}{', both left out' if is_open else ''}"
+
+
 def _describe_given(item: GivenValue) -> str:
     kind = {dict: "table", list: "list", str: "string", bool: "boolean", int: "integer"}
     name = kind.get(type(item.value), type(item.value).__name__)
@@ -254,10 +241,6 @@ def _describe_given(item: GivenValue) -> str:
 def _shorten(value: Any) -> str:
     text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _get_hints(schema: type[Any]) -> dict[str, Any]:
-    return typing.get_type_hints(schema)
 
 
 def _format_report(path: str | Path, problems: list[str]) -> str:

@@ -1,44 +1,31 @@
 """The schema of configurations: dataclasses of the sections that all tasks share.
 
-`load_config` reads names, types, defaults and ranges from these classes. No other list of them
-exists.
+`load_config` reads names, types, defaults and bounds from these classes. No other list of them
+exists. msgspec checks the types and the bounds.
 """
 
 import dataclasses
 import enum
-import math
-from typing import Any, Literal, get_type_hints
+import functools
+import sys
+from typing import Annotated, Any, Literal, get_type_hints
+
+from msgspec import Meta
 
 from jaxdist._validate import check_instance, show
 from jaxdist.errors import ArgumentError
+from jaxdist.jobs._partitions import PartitionName
 
+LARGEST = sys.float_info.max  # as the upper bound of a number, it refuses infinity only
 
-@dataclasses.dataclass(frozen=True)
-class Within:
-    """A range for a number, for each item of a list, or for the length of a text.
-
-    Example:
-        >>> Within(0, 1, is_open=True).broken_by(1.0)
-        'must lie between 0 and 1, both left out'
-        >>> Within(1).broken_by(1) is None
-        True
-    """
-
-    low: float
-    high: float = math.inf
-    is_open: bool = False
-
-    def broken_by(self, value: float) -> str | None:
-        """Return the rule in words if `value` breaks it, else None."""
-        if not math.isfinite(value):
-            return "must be finite"
-        is_inside = self.low <= value <= self.high
-        if is_inside and not (self.is_open and value in (self.low, self.high)):
-            return None
-        if math.isinf(self.high):
-            return f"must be {'more than' if self.is_open else 'at least'} {self.low}"
-        between = f"must lie between {self.low} and {self.high}"
-        return f"{between}, both left out" if self.is_open else between
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+CountOrZero = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+NumDevices = Annotated[int, Meta(ge=1, le=2**20)]
+Seed = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Positive = Annotated[float, Meta(gt=0, le=LARGEST)]
+PositiveOrZero = Annotated[float, Meta(ge=0, le=LARGEST)]
+Fraction = Annotated[float, Meta(gt=0, lt=1)]
+Text = Annotated[str, Meta(min_length=1)]
 
 
 class Change(enum.Enum):
@@ -50,66 +37,73 @@ class Change(enum.Enum):
 
 
 def entry(
-    default: Any,
-    *,
-    within: Within | None = None,
-    length: Within | None = None,
-    change: Change = Change.KNOWINGLY,
-    only_if: tuple[str, Any] | None = None,
+    default: Any, *, change: Change = Change.KNOWINGLY, only_if: tuple[str, Any] | None = None
 ) -> Any:
-    """Return the field of an entry, with its default and its rules.
+    """Return the field of an entry.
 
     Args:
         default: The default.
-        within: The range of its values.
-        length: The range of its length.
         change: Whether a run may resume with another value.
         only_if: The name and a value of another entry. With other values of that entry, this one
             has no effect.
     """
-    metadata = {"within": within, "length": length, "change": change, "only_if": only_if}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata={"change": change, "only_if": only_if})
 
 
-COUNT = Within(1, 2**31 - 1)
-SEED = Within(0, 2**32 - 1)
-POSITIVE = Within(0, math.inf, is_open=True)
-FRACTION = Within(0, 1, is_open=True)
-NOT_EMPTY = Within(1)
+def section(kind: type[Any], **defaults: Any) -> Any:
+    """Return the field of a section, with other defaults than those of its class."""
+    return dataclasses.field(default_factory=functools.partial(kind, **defaults))
+
+
 _COMPRESSED = ("optimizer.update", "compressed")
+
+
+@dataclasses.dataclass(frozen=True)
+class StrategyConfig:
+    """The devices, the devices of each replica, and the placement of the model on them."""
+
+    devices: Literal["auto"] | Annotated[tuple[str, ...], Meta(min_length=1)] = entry(
+        "auto", change=Change.FREE
+    )
+    virtual_devices: Annotated[int, Meta(ge=1, le=1024)] | Text = entry(8, change=Change.FREE)
+    deterministic: bool | int = entry(False)
+    logical_devices: NumDevices | Text = entry(1, change=Change.FREE)
+    slices: NumDevices = entry(1, change=Change.FREE)
+    partition: PartitionName = entry("replicated", change=Change.FREE)
+    whole_below: Annotated[int, Meta(ge=0)] = entry(4096, change=Change.FREE)
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchConfig:
     """The global batch, and the held-out examples."""
 
-    batch_size: int = entry(64, within=COUNT)
-    test_fraction: float = entry(0.2, within=FRACTION, change=Change.NEVER)
-    seed: int = entry(0, within=SEED, change=Change.NEVER)
+    batch_size: Count = entry(64)
+    test_fraction: Fraction = entry(0.2, change=Change.NEVER)
+    seed: Seed = entry(0, change=Change.NEVER)
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW, and the schedule of its learning rate."""
 
-    learning_rate: float = entry(3e-3, within=POSITIVE)
+    learning_rate: Positive = entry(3e-3)
     schedule: Literal["cosine", "constant"] = entry("cosine")
-    warmup_steps: int = entry(20, within=Within(0, 2**31 - 1))
-    weight_decay: float = entry(1e-4, within=Within(0))
-    clip_norm: float = entry(0.0, within=Within(0))
+    warmup_steps: CountOrZero = entry(20)
+    weight_decay: PositiveOrZero = entry(1e-4)
+    clip_norm: PositiveOrZero = entry(0.0)
     update: Literal["replicated", "sharded", "compressed"] = entry("replicated")
     compression: Literal["bf16", "int8"] = entry("int8", only_if=_COMPRESSED)
-    workers: int = entry(2, within=COUNT, only_if=_COMPRESSED)
+    workers: Count = entry(2, only_if=_COMPRESSED)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
     """The number of steps, and how often to log and evaluate."""
 
-    steps: int = entry(400, within=COUNT, change=Change.FREE)
-    log_every: int = entry(20, within=COUNT, change=Change.FREE)
-    evaluate_every: int = entry(100, within=COUNT, change=Change.FREE)
-    seed: int = entry(0, within=SEED)
+    steps: Count = entry(400, change=Change.FREE)
+    log_every: Count = entry(20, change=Change.FREE)
+    evaluate_every: Count = entry(100, change=Change.FREE)
+    seed: Seed = entry(0)
     donate: bool = entry(False, change=Change.FREE)
 
 
@@ -117,9 +111,9 @@ class TrainingConfig:
 class CheckpointConfig:
     """Where and how often to save, and whether to resume from an existing checkpoint."""
 
-    directory: str = entry("runs/digits_mirrored/checkpoints", length=NOT_EMPTY, change=Change.FREE)
-    every: int = entry(100, within=COUNT, change=Change.FREE)
-    keep: int = entry(3, within=COUNT, change=Change.FREE)
+    directory: Text = entry("runs/digits_mirrored/checkpoints", change=Change.FREE)
+    every: Count = entry(100, change=Change.FREE)
+    keep: Count = entry(3, change=Change.FREE)
     resume: bool = entry(True, change=Change.FREE)
 
 
@@ -127,8 +121,8 @@ class CheckpointConfig:
 class OutputConfig:
     """The files at the end of a run. With an empty `picture`, none is drawn."""
 
-    directory: str = entry("runs/digits_mirrored", length=NOT_EMPTY, change=Change.FREE)
-    metrics: str = entry("metrics.json", length=NOT_EMPTY, change=Change.FREE)
+    directory: Text = entry("runs/digits_mirrored", change=Change.FREE)
+    metrics: Text = entry("metrics.json", change=Change.FREE)
     picture: str = entry("learning_curve.png", change=Change.FREE)
 
 
@@ -137,26 +131,31 @@ class JobConfig:
     """The sections of every task. A task adds its own sections and defaults."""
 
     task: str = ""
-    data: BatchConfig = dataclasses.field(default_factory=BatchConfig)
-    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
-    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
-    output: OutputConfig = dataclasses.field(default_factory=OutputConfig)
+    strategy: StrategyConfig = section(StrategyConfig)
+    data: BatchConfig = section(BatchConfig)
+    optimizer: OptimizerConfig = section(OptimizerConfig)
+    training: TrainingConfig = section(TrainingConfig)
+    checkpoint: CheckpointConfig = section(CheckpointConfig)
+    output: OutputConfig = section(OutputConfig)
 
     def __post_init__(self) -> None:
-        caller = f"training.{type(self).__name__}"
-        # Without this check, a dict for a section would fail later, with an unclear message.
+        caller = f"jobs.{type(self).__name__}"
         hints = get_type_hints(type(self))
         for field in dataclasses.fields(self):
-            given = getattr(self, field.name)
-            if isinstance(field.default, str):
-                if field.default and not (isinstance(given, str) and given == field.default):
-                    raise ArgumentError(
-                        f"{caller} was given {field.name}={show(given)}.\n\n"
-                        f"{field.name} is {field.default!r}.\n\nLeave {field.name} out."
-                    )
-                continue
-            kind = hints[field.name]
-            what = f"the section {kind.__name__}"
-            remedy = f"Leave {field.name} out, or pass {kind.__name__}()."
-            check_instance(caller, field.name, given, kind, what, remedy)
+            given, kind = getattr(self, field.name), hints[field.name]
+            # Without this check, a dict for a section would fail later, with an unclear message.
+            if dataclasses.is_dataclass(kind):
+                remedy = f"Leave {field.name} out, or pass {kind.__name__}()."
+                what = f"the section {kind.__name__}"
+                check_instance(caller, field.name, given, kind, what, remedy)
+            elif not isinstance(given, str) or given != field.default:
+                raise ArgumentError(
+                    f"{caller} was given {field.name}={show(given)}.\n\n"
+                    f"{field.name} is {field.default!r}.\n\nLeave {field.name} out."
+                )
+
+
+def check_config(caller: str, config: Any) -> None:
+    """Raise if an argument is no configuration of a task."""
+    what = "the configuration of a task, such as a jobs.DigitsConfig"
+    check_instance(caller, "config", config, JobConfig, what, "Pass load_job_config(path).values.")

@@ -81,11 +81,9 @@ def read_file_entries(path: str | Path, text: str, problems: list[str]) -> Itera
     lines = find_lines(text)
     for section, body in document.items():
         line = lines.get((section,), _find_first_line(lines, section))
-        if not isinstance(body, dict):
+        if not isinstance(body, dict) or not body:
             yield GivenValue(section, "", body, f"{path}, line {line}")
             continue
-        if not body:
-            yield GivenValue(section, "", body, f"{path}, line {line}")
         for key, value in body.items():
             here = lines.get((section, key), line)
             yield GivenValue(section, key, value, f"{path}, line {here}")

@@ -16,7 +16,7 @@ from jaxdist.jobs._task import Task
 _WORDS = {"psum": "all-reduce", "psum_scatter": "reduce-scatter", "ppermute": "permute"}
 
 
-def describe_run(config: JobConfig, task: Task, strategy: Strategy, model: nnx.Module) -> str:
+def describe_run(config: JobConfig, task: Task[Any], strategy: Strategy, model: nnx.Module) -> str:
     """Describe the model and the devices of a run.
 
     For instance: topics: 271,456 parameters on 4 replica(s) of 2 cpu device(s), 32 windows a step.

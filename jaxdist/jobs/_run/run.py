@@ -24,9 +24,8 @@ from jaxdist.jobs._config.checks import (
 )
 from jaxdist.jobs._config.load import LoadedConfig, as_dict
 from jaxdist.jobs._config.schema import JobConfig
-from jaxdist.jobs._run.metrics import versions
+from jaxdist.jobs._run.metrics import versions, write_output
 from jaxdist.jobs._run.opening import describe_communication, describe_run
-from jaxdist.jobs._run.output import write_output
 from jaxdist.jobs._run.progress import Stopwatch, TrainingProgress
 from jaxdist.jobs._run.report import TrainingReport
 from jaxdist.jobs._run.run_state import RunState
@@ -52,7 +51,7 @@ class Run:
         self,
         loaded: LoadedConfig[Any],
         strategy: Strategy,
-        task: Task,
+        task: Task[Any],
         data: DistributedIterator,
         checkpoints: Checkpoints,
         console: Console,
@@ -60,7 +59,7 @@ class Run:
         self.loaded, self.strategy, self.checkpoints = loaded, strategy, checkpoints
         self.config: JobConfig = loaded.values
         self.console, self.task, self.data = console, task, data
-        self.state = RunState(*task.recipe.build(strategy), data)
+        self.state = RunState(*task.build(strategy), data)
         self.first_step, self.step = 0, 0
         self.was_interrupted = False
         self.pending: list[jax.Array] = []
@@ -103,12 +102,12 @@ class Run:
                 self._finish()
 
     def _step(self, _: None, batch: Any) -> tuple[None, jax.Array]:
-        recipe = self.task.recipe
-        call = (recipe.train_step, (self.state.model, self.state.optimizer, batch))
+        task = self.task
+        call = (task.train_step, (self.state.model, self.state.optimizer, batch))
         if self.step == self.first_step:
-            program = self.strategy.lower(*call, options=recipe.options)
+            program = self.strategy.lower(*call, options=task.options)
             self._say(f"each step: {describe_communication(program)}")
-        return None, self.strategy.run(*call, options=recipe.options)
+        return None, self.strategy.run(*call, options=task.options)
 
     def _collect(self, step: int, loss: jax.Array) -> None:
         self.step = step
@@ -191,21 +190,21 @@ class Run:
 
     def _evaluate(self, step: int, _: None) -> None:
         self._fetch_losses()
-        held_out = batches(self.task.held_out, self.config.data.batch_size)
-        step_fn = self.task.recipe.evaluation_step
+        held_out = batches(self.task.data.held_out, self.config.data.batch_size)
+        step_fn = self.task.evaluation_step
         # Throughput is about training only.
         with self.watch.paused():
             means = evaluate(self.strategy, step_fn, self.state.model, held_out)
         measures = self.task.measures(means)
         self.state.history.evaluations.append({"step": step, **measures})
-        self._say(f"step {step}: {self.task.in_words(measures)}")
+        self._say(f"step {step}: {self.task.in_words.format(**measures)}")
 
     def _save(self, step: int, _: None) -> None:
         # It raises for a loss that is not finite, so no checkpoint is saved after one.
         self._fetch_losses()
         self._report_saved()
         with self.watch.paused():
-            notes = self.state.notes(self.task.identity(), self.config)
+            notes = self.state.notes(self.task.data.identity, self.config)
             self.checkpoints.save(step, self.state.arrays(), notes)
         self.saving = step
 
@@ -268,7 +267,7 @@ class Run:
         self, step: int, notes: Mapping[str, Any], accept_changes: bool
     ) -> tuple[Changed, ...]:
         folder = self.checkpoints.directory
-        check_same_data(folder, step, notes, self.task.identity())
+        check_same_data(folder, step, notes, self.task.data.identity)
         check_not_beyond(folder, step, self.config.training.steps)
         return check_same_run(
             folder, step, notes.get("config"), self.loaded, accept_changes=accept_changes
@@ -283,7 +282,7 @@ class Run:
             num_replicas=self.strategy.num_replicas_in_sync,
             unit=self.task.unit,
             evaluation=last,
-            headline=None if last is None else self.task.headline(last),
+            headline=None if last is None else self.task.headline.format(**last),
             units_per_s=self.units_per_s(),
             was_interrupted=self.was_interrupted,
             next_step=steps[-1] if steps else None,
@@ -291,10 +290,10 @@ class Run:
 
     def _make_metrics(self, found: dict[str, Any]) -> dict[str, Any]:
         history, task = self.state.history, self.task
-        devices = self.strategy.mesh.devices.ravel()
+        devices, last = self.strategy.mesh.devices.ravel(), history.evaluations[-1]
         return {
-            **task.metrics(history.evaluations[-1]),
-            "headline": task.headline(history.evaluations[-1]),
+            task.curve.measure: last[task.curve.measure],
+            "headline": task.headline.format(**last),
             "unit": task.unit,
             "steps": self.step,
             "replicas": self.strategy.num_replicas_in_sync,

@@ -75,11 +75,11 @@ def train(
         console.print(line, markup=False, highlight=False, soft_wrap=True)
         return finished
     # The data is loaded first: the checks need its size.
-    task = kind_of(config).make_task(config)
+    task = kind_of(config)(config)
     check_job(
         loaded,
         num_replicas=strategy.num_replicas_in_sync,
-        num_examples=len(jax.tree.leaves(task.train)[0]),
+        num_examples=len(jax.tree.leaves(task.data.train)[0]),
         examples=task.examples,
     )
     # `Checkpoints` would take its lock at the first save; until then two jobs would train. Both
@@ -100,10 +100,10 @@ def train(
         return run.report()
 
 
-def _make_batches(config: JobConfig, strategy: Strategy, task: Task) -> DistributedIterator:
+def _make_batches(config: JobConfig, strategy: Strategy, task: Task[Any]) -> DistributedIterator:
     """Return endless global batches. All have one size, so that the step is compiled once."""
     source = batches(
-        task.train,
+        task.data.train,
         config.data.batch_size,
         shuffle=True,
         seed=config.data.seed,

@@ -1,27 +1,36 @@
 """The digits task: 1,797 images, and the words for its results."""
 
 import dataclasses
-from typing import Any, final
+from typing import Literal, final
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
-from jaxdist.jobs._task import Curve, Measures, Task
-from jaxdist.jobs.digits._recipe import IMAGE_SHAPE, DigitsRecipe
-from jaxdist.jobs.digits._schema import DigitsConfig
+from jaxdist.jobs._config.schema import JobConfig, section
+from jaxdist.jobs._task import Curve, Data, Measures, Task, split_rows
+from jaxdist.jobs.digits._model import (
+    IMAGE_SHAPE,
+    DigitsNet,
+    ModelConfig,
+    evaluation_step,
+    train_step,
+)
 from jaxdist.training import WEIGHT, require_extra
 
 _BRIGHTEST = 16.0  # pixels are 0 to 16, sklearn.datasets.load_digits
 
 
 @dataclasses.dataclass(frozen=True)
-class Digits:
-    """Images `[n, 8, 8, 1]` from 0 to 1, and labels `[n]`; for training, and held out."""
+class DigitsConfig(JobConfig):
+    """The sections of `configs/digits_mirrored.toml`."""
 
-    train: dict[str, np.ndarray]
-    test: dict[str, np.ndarray]
+    task: Literal["digits"] = "digits"
+    model: ModelConfig = section(ModelConfig)
 
 
-def load_digits(test_fraction: float, seed: int) -> Digits:
+def load_digits(test_fraction: float, seed: int) -> Data:
     """Load the digits and hold some out. The choice depends on `seed` only.
 
     Raises:
@@ -32,41 +41,43 @@ def load_digits(test_fraction: float, seed: int) -> Digits:
 
     pixels, labels = map(np.asarray, datasets.load_digits(return_X_y=True))
     images = (pixels / _BRIGHTEST).astype(np.float32).reshape(-1, *IMAGE_SHAPE)
-    order = np.random.default_rng(seed).permutation(len(labels))
-    # At least one example on each side, also for an extreme fraction.
-    held_out = min(max(1, round(len(labels) * test_fraction)), len(labels) - 1)
-    return Digits(
-        train=_select_rows(images, labels, order[held_out:]),
-        test=_select_rows(images, labels, order[:held_out]),
-    )
-
-
-def _select_rows(images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
-    return {"image": images[rows], "label": labels[rows].astype(np.int32)}
+    examples = {"image": images, "label": labels.astype(np.int32)}
+    identity = {"seed": seed, "test_fraction": test_fraction}
+    return Data(*split_rows(examples, test_fraction, seed), identity)
 
 
 @final
-class DigitsTask(Task):
+class DigitsTask(Task[DigitsConfig]):
     """The task of the handwritten digits.
 
-    Raises:
-        MissingExtraError: scikit-learn is not installed.
+    Example:
+        >>> from jaxdist.jobs import DigitsConfig
+        >>> task = DigitsTask(DigitsConfig())
+        >>> task.rows_per_replica, task.batch(16)["label"].shape
+        (8, (16,))
     """
 
+    config_type = DigitsConfig
     title = "digits"
     examples = "images"
     unit = "images"
     curve = Curve("accuracy", "held-out accuracy (%)", factor=100.0)
+    in_words = "held-out accuracy {accuracy:.2%}, loss {loss:.4f} on {images:.0f} images"
+    headline = "accuracy {accuracy:.2%}"
+    train_step = staticmethod(train_step)
+    evaluation_step = staticmethod(evaluation_step)
 
-    def __init__(self, config: DigitsConfig) -> None:
-        self.recipe = DigitsRecipe(config)
-        self._data = config.data
-        digits = load_digits(config.data.test_fraction, config.data.seed)
-        self.train, self.held_out = digits.train, digits.test
-        self.units_per_example = 1
+    def make_model(self, rngs: nnx.Rngs) -> DigitsNet:
+        return DigitsNet(self.config.model, rngs=rngs)
 
-    def identity(self) -> dict[str, Any]:
-        return {"seed": self._data.seed, "test_fraction": self._data.test_fraction}
+    def batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return {
+            "image": jax.ShapeDtypeStruct((rows, *IMAGE_SHAPE), jnp.float32),
+            "label": jax.ShapeDtypeStruct((rows,), jnp.int32),
+        }
+
+    def load(self) -> Data:
+        return load_digits(self.config.data.test_fraction, self.config.data.seed)
 
     def measures(self, means: Measures) -> dict[str, float]:
         return {
@@ -74,15 +85,3 @@ class DigitsTask(Task):
             "accuracy": means["accuracy"],
             "images": means[WEIGHT],
         }
-
-    def in_words(self, measures: Measures) -> str:
-        return (
-            f"held-out accuracy {measures['accuracy']:.2%}, loss {measures['loss']:.4f} "
-            f"on {measures['images']:.0f} images"
-        )
-
-    def headline(self, measures: Measures) -> str:
-        return f"accuracy {measures['accuracy']:.2%}"
-
-    def metrics(self, measures: Measures) -> dict[str, Any]:
-        return {"accuracy": measures["accuracy"]}

@@ -1,9 +1,7 @@
 """The topics_lm task: a byte-level language model of the text behind Python's `help()`."""
 
-from jaxdist.jobs.topics_lm._checks import check_entries as check_entries
 from jaxdist.jobs.topics_lm._generate import generate as generate
 from jaxdist.jobs.topics_lm._generate import next_bytes as next_bytes
-from jaxdist.jobs.topics_lm._job import TopicsJob as TopicsJob
 from jaxdist.jobs.topics_lm._model import Transformer as Transformer
 from jaxdist.jobs.topics_lm._schema import DataConfig as DataConfig
 from jaxdist.jobs.topics_lm._schema import ModelConfig as ModelConfig
@@ -11,6 +9,6 @@ from jaxdist.jobs.topics_lm._schema import TopicsConfig as TopicsConfig
 from jaxdist.jobs.topics_lm._steps import byte_losses as byte_losses
 from jaxdist.jobs.topics_lm._steps import evaluation_step as evaluation_step
 from jaxdist.jobs.topics_lm._steps import train_step as train_step
-from jaxdist.jobs.topics_lm._strategy import num_cpu_devices as num_cpu_devices
-from jaxdist.jobs.topics_lm._strategy import topics_strategy as topics_strategy
 from jaxdist.jobs.topics_lm._task import TopicsTask as TopicsTask
+
+TASK = TopicsTask

@@ -1,15 +1,24 @@
 """The language model as a task: its data, and the words for its results."""
 
+import functools
 import math
 from typing import Any, final
 
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
 from jaxdist._strategies import Strategy
-from jaxdist.jobs._task import Curve, Measures, Task
+from jaxdist.jobs._config.load import LoadedConfig
+from jaxdist.jobs._task import Curve, Data, Measures, Task
+from jaxdist.jobs.topics_lm._checks import check_sizes
 from jaxdist.jobs.topics_lm._generate import generate
-from jaxdist.jobs.topics_lm._recipe import TopicsRecipe
+from jaxdist.jobs.topics_lm._model import Transformer
 from jaxdist.jobs.topics_lm._schema import TopicsConfig
+from jaxdist.jobs.topics_lm._steps import evaluation_step, train_step
 from jaxdist.jobs.topics_lm._text import (
     SEPARATOR,
+    Text,
     compute_baselines,
     load_text,
     make_held_out_windows,
@@ -19,34 +28,61 @@ from jaxdist.training import WEIGHT
 
 
 @final
-class TopicsTask(Task):
-    """The prediction of the next byte in the topics of Python's `help()`."""
+class TopicsTask(Task[TopicsConfig]):
+    """The prediction of the next byte in the topics of Python's `help()`.
 
+    Example:
+        >>> from jaxdist.jobs.topics_lm import TopicsConfig
+        >>> task = TopicsTask(TopicsConfig())
+        >>> task.rows_per_replica, task.rules[0], task.batch(4)["tokens"].shape
+        (4, 'replicated', (4, 129))
+    """
+
+    config_type = TopicsConfig
     title = "topics"
     examples = "windows"
     unit = "bytes"
     curve = Curve("bits_per_byte", "held-out bits per byte")
+    in_words = (
+        "held out {bits_per_byte:.3f} bits per byte, perplexity {perplexity:.2f}, "
+        "on {bytes:.0f} bytes"
+    )
+    headline = "bits per byte {bits_per_byte:.3f}"
+    can_split = True
+    train_step = staticmethod(train_step)
+    evaluation_step = staticmethod(evaluation_step)
 
-    def __init__(self, config: TopicsConfig) -> None:
-        self.recipe = TopicsRecipe(config)
-        self._config = config
-        text = load_text(config.data.test_fraction, config.data.seed)
-        length = config.data.sequence_length
-        self.train = make_training_windows(text.train, length, config.data.stride)
-        self.held_out = make_held_out_windows(text.held_out, length)
-        self.units_per_example = length
-        self._checksum = text.checksum
-        self._baselines = compute_baselines(text)
+    @classmethod
+    def check(cls, loaded: LoadedConfig[TopicsConfig]) -> None:
+        check_sizes(loaded)
 
-    def identity(self) -> dict[str, Any]:
-        data = self._config.data
-        return {
-            "seed": data.seed,
-            "test_fraction": data.test_fraction,
-            "sequence_length": data.sequence_length,
-            "stride": data.stride,
-            "checksum of the text": self._checksum,
-        }
+    def make_model(self, rngs: nnx.Rngs) -> Transformer:
+        return Transformer(self.config.model, rngs=rngs)
+
+    def batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return {"tokens": jax.ShapeDtypeStruct((rows, self.units_per_example + 1), jnp.uint8)}
+
+    @functools.cached_property
+    def _text(self) -> Text:
+        return load_text(self.config.data.test_fraction, self.config.data.seed)
+
+    def load(self) -> Data:
+        asked, text = self.config.data, self._text
+        return Data(
+            make_training_windows(text.train, asked.sequence_length, asked.stride),
+            make_held_out_windows(text.held_out, asked.sequence_length),
+            {
+                "seed": asked.seed,
+                "test_fraction": asked.test_fraction,
+                "sequence_length": asked.sequence_length,
+                "stride": asked.stride,
+                "checksum of the text": text.checksum,
+            },
+        )
+
+    @property
+    def units_per_example(self) -> int:
+        return self.config.data.sequence_length
 
     def measures(self, means: Measures) -> dict[str, float]:
         loss = means["loss"]
@@ -58,39 +94,25 @@ class TopicsTask(Task):
             "bytes": means[WEIGHT],
         }
 
-    def in_words(self, measures: Measures) -> str:
-        return (
-            f"held out {measures['bits_per_byte']:.3f} bits per byte, perplexity "
-            f"{measures['perplexity']:.2f}, on {measures['bytes']:.0f} bytes"
-        )
-
-    def headline(self, measures: Measures) -> str:
-        return f"bits per byte {measures['bits_per_byte']:.3f}"
-
-    def metrics(self, measures: Measures) -> dict[str, Any]:
-        return {
-            "bits_per_byte": measures["bits_per_byte"],
-            "baseline_bits_per_byte": self._baselines,
-        }
-
     def finish(self, strategy: Strategy, model: Any) -> tuple[dict[str, Any], str]:
         """Generate text with the trained model."""
-        asked = self._config.generate
-        counted = (
-            f"counting bytes takes {self._baselines['unigram']:.3f} bits per byte, "
-            f"counting pairs {self._baselines['bigram']:.3f}"
+        asked, counted = self.config.generate, compute_baselines(self._text)
+        found: dict[str, Any] = {"baseline_bits_per_byte": counted}
+        words = (
+            f"counting bytes takes {counted['unigram']:.3f} bits per byte, "
+            f"counting pairs {counted['bigram']:.3f}"
         )
         if not asked.bytes:
-            return {}, counted
+            return found, words
         made = generate(
             strategy,
             model,
             asked.prompt,
             asked.bytes,
-            context_length=self._config.data.sequence_length,
+            context_length=self.config.data.sequence_length,
             temperature=asked.temperature,
             seed=asked.seed,
         )
         text = asked.prompt + made.decode(errors="replace")
         shown = text.replace(SEPARATOR.decode(), "\n\n")
-        return {"sample": text}, f"{counted}\n\n{shown}\n"
+        return {**found, "sample": text}, f"{words}\n\n{shown}\n"

@@ -22,7 +22,7 @@ from jaxdist.data import batches
 from jaxdist.errors import CheckpointError, ConfigError
 from jaxdist.jobs import _optimizer, topics_lm
 from jaxdist.jobs._optimizer import make_optimizer
-from jaxdist.jobs.topics_lm import _slices
+from jaxdist.jobs._strategy import slices
 from jaxdist.training._evaluate import evaluate
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("topics_lm_*.toml"))
@@ -42,7 +42,7 @@ _TINY = (
     "optimizer.schedule=constant",
     "optimizer.warmup_steps=3",
 )
-_ONE = "strategy.virtual_slice=v5e:1x1"
+_ONE = "strategy.virtual_devices=v5e:1x1"
 
 
 def _loaded(*overrides: str, path: Path = DATA_PARALLEL) -> Any:
@@ -67,11 +67,11 @@ def _trained(*overrides: str, steps: int) -> _Trained:
     """The steps of a job without its loop."""
     config = _loaded(*overrides).values
     strategy, task = jobs.make_strategy(config), topics_lm.TopicsTask(config)
-    model, optimizer = task.recipe.build(strategy)
-    source = batches(task.train, 16, shuffle=True, drop_remainder=True, repeat=None)
+    model, optimizer = task.build(strategy)
+    source = batches(task.data.train, 16, shuffle=True, drop_remainder=True, repeat=None)
     with iter(strategy.experimental_distribute_dataset(source)) as data:
         args = ((model, optimizer, next(data)) for _ in range(steps))
-        losses = [float(strategy.run(task.recipe.train_step, a)) for a in args]
+        losses = [float(strategy.run(task.train_step, a)) for a in args]
     return _Trained(np.asarray(losses), strategy, model, optimizer, task)
 
 
@@ -112,9 +112,9 @@ def test_every_layout_has_the_losses_of_one_device_over_50_steps(
     np.testing.assert_allclose(found.losses, one_device.losses, rtol=1e-4)
     if layout != "fsdp_tensor_parallel":
         return
-    held_out = {name: x[:21] for name, x in one_device.task.held_out.items()}
+    held_out = {name: x[:21] for name, x in one_device.task.data.held_out.items()}
     means = [
-        evaluate(t.strategy, t.task.recipe.evaluation_step, t.model, batches(held_out, 16))
+        evaluate(t.strategy, t.task.evaluation_step, t.model, batches(held_out, 16))
         for t in (found, one_device)
     ]
     assert means[0]["weight"] == means[1]["weight"] == held_out["length"].sum()
@@ -132,7 +132,7 @@ def _bytes_of_parameters(of: _Trained) -> int:
 
 def test_pieces_within_two_slices_have_the_losses_of_data_parallel_and_half_of_its_bytes() -> None:
     whole, pieces = (
-        _trained("strategy.virtual_slice=v5e:2x2", *more, steps=4)
+        _trained("strategy.virtual_devices=v5e:2x2", *more, steps=4)
         for more in ((), (*_IN_SLICE, "strategy.slices=2"))
     )
     assert dict(pieces.strategy.mesh.shape) == {"slice": 2, "replica": 2, "logical": 1}
@@ -149,7 +149,7 @@ _LISTED = "strategy.devices=['cpu:3', 'cpu:1', 'cpu:5', 'cpu:0']"
         # Replicas follow a ring of chips, whose rows are 0 1, 2 3, 4 5, 6 7.
         (["strategy.slices=2"], [[0, 1, 3, 5], [7, 6, 4, 2]]),
         (["strategy.slices=4"], [[0, 1], [3, 5], [7, 6], [4, 2]]),
-        (["strategy.virtual_slice=v5e:2x2*2"], [[0, 1, 3, 2], [4, 5, 7, 6]]),
+        (["strategy.virtual_devices=v5e:2x2*2"], [[0, 1, 3, 2], [4, 5, 7, 6]]),
         ([_LISTED, "strategy.slices=2"], [[3, 1], [5, 0]]),
     ],
     ids=["halves", "quarters", "named", "listed"],
@@ -162,10 +162,10 @@ def test_slices_are_rows_of_the_mesh(entries: list[str], rows: list[list[int]]) 
 
 def test_tpus_that_say_their_slice_are_put_in_its_order_and_counted() -> None:
     tpus = [SimpleNamespace(platform="tpu", slice_index=i) for i in (1, 0, 1, 0)]
-    assert _slices.count_device_slices(tpus) == 2
-    assert _slices.count_device_slices(jax.devices()) is None
+    assert slices.count_device_slices(tpus) == 2
+    assert slices.count_device_slices(jax.devices()) is None
     with pytest.raises(ConfigError, match=r"\{0: 1, 1: 2\}(.|\n)*Name 1 of each"):
-        _slices.count_device_slices(tpus[:3])
+        slices.count_device_slices(tpus[:3])
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_tpus_that_say_their_slice_are_put_in_its_order_and_counted() -> None:
         (["strategy.slices=3"], r"slices is 3, and there are 8 replicas(.|\n)*slices to 2 or 4\."),
         (["strategy.slices=9"], r"slices is 9, and there are 8 replicas(.|\n)*slices to 8\."),
         (
-            ["strategy.virtual_slice=v5e:2x2*2", "strategy.slices=4"],
+            ["strategy.virtual_devices=v5e:2x2*2", "strategy.slices=4"],
             r"slices is 4, and the devices are 2(.|\n)*set it to 2\.",
         ),
     ],
@@ -264,7 +264,7 @@ def test_a_shipped_file_has_a_strategy_that_shares_its_batch(path: Path) -> None
     config = jobs.load_job_config(path).values
     strategy = jobs.make_strategy(config)
     assert config.data.batch_size % strategy.num_replicas_in_sync == 0
-    assert strategy.mesh.devices.size == topics_lm.num_cpu_devices(config) == 8
+    assert strategy.mesh.devices.size == jobs.count_cpu_devices(config) == 8
     assert config.output.directory == f"runs/{path.stem}"
     assert config.checkpoint.directory == f"runs/{path.stem}/checkpoints"
 
@@ -274,7 +274,7 @@ def test_a_shipped_file_has_a_strategy_that_shares_its_batch(path: Path) -> None
     [
         ("model.heads=3", r"model\.heads is 3, and model\.width is 16(.|\n)*heads to 2 or 4\."),
         ("model.width=15", r"model\.width to an even number, such as 16"),
-        ("strategy.virtual_slice=v5e:2x", r"--set strategy\.virtual_slice(.|\n)*v5e:2x"),
+        ("strategy.virtual_devices=v5e:2x", r"--set strategy\.virtual_devices(.|\n)*v5e:2x"),
         ("strategy.logical_devices=two", r"'two', which is neither a number nor a shape"),
         ("strategy.logical_devices=0", r"logical_devices must lie between 1"),
         ("strategy.logical_devices=2", r"2 devices of a replica would all do the same(.|\n)*or"),
@@ -338,20 +338,22 @@ def test_logical_devices_are_boxes_of_the_slice_or_neighbours_in_the_list() -> N
 def test_the_planned_step_is_the_one_that_is_trained() -> None:
     loaded = _loaded()
     strategy = jobs.make_strategy(loaded.values)
-    job = jobs.TASKS["topics_lm"].make_job(loaded)
+    job = topics_lm.TopicsTask(loaded.values)
     assert job.rows_per_replica == 2
     both = _loaded("strategy.partition=fsdp", "optimizer.update=sharded")
-    assert jobs.TASKS["topics_lm"].make_job(both).rules[0] == "fsdp"
-    planned = job.step(strategy, rows=2, rules="replicated")
+    assert topics_lm.TopicsTask(both.values).rules[0] == "fsdp"
     task = topics_lm.TopicsTask(loaded.values)
     with strategy.scope():
         model = topics_lm.Transformer(loaded.values.model, rngs=nnx.Rngs(0))
         optimizer = make_optimizer(model, loaded.values.optimizer, num_steps=3)
-    rows = {name: x[:16] for name, x in task.train.items()}
+    rows = {name: x[:16] for name, x in task.data.train.items()}
     batch = next(iter(strategy.experimental_distribute_dataset([rows])))
-    real = strategy.lower(task.recipe.train_step, (model, optimizer, batch))
-    abstract = strategy.lower(planned.fn, planned.args, options=planned.options)
+    real = strategy.lower(task.train_step, (model, optimizer, batch))
+    abstract = job.lower(strategy, rows=2, rules="replicated")
     assert abstract.inputs == real.inputs
     assert abstract.results == real.results
     assert [c.kind for c in abstract.collectives] == [c.kind for c in real.collectives]
-    assert all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(planned.args[2]))
+    model, optimizer = job.build(strategy, abstract=True)
+    shapes = [nnx.state(model), nnx.state(optimizer), job.batch(16)]
+    assert all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(shapes))
+    assert "data" not in vars(job)

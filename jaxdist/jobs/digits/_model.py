@@ -1,23 +1,38 @@
 """A convolutional net for 8x8 images, and its steps."""
 
+import dataclasses
 import itertools
 import math
-from typing import Any, final
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from msgspec import Meta
 
+from jaxdist.jobs._config.schema import Change, entry
 from jaxdist.jobs._optimizer import reduce_and_update
-from jaxdist.jobs._recipe import Recipe
-from jaxdist.jobs.digits._schema import ModelConfig
 from jaxdist.training import weighted_sums
 
 Batch = dict[str, jax.Array]
 
 NUM_CLASSES = 10
 IMAGE_SHAPE = (8, 8, 1)
+
+
+_Channels = Annotated[int, Meta(ge=1, le=4096)]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The channels of each convolution, and the units of the layer before the last."""
+
+    # Each convolution is followed by 2x2 pooling, and 8x8 images can be halved three times.
+    channels: Annotated[tuple[_Channels, ...], Meta(min_length=1, max_length=3)] = entry(
+        (16, 32), change=Change.NEVER
+    )
+    hidden: Annotated[int, Meta(ge=1, le=65536)] = entry(64, change=Change.NEVER)
 
 
 class DigitsNet(nnx.Module):
@@ -69,14 +84,3 @@ def evaluation_step(net: DigitsNet, batch: Batch, mask: jax.Array) -> Batch:
     losses, logits = row_losses(net, batch)
     right = logits.argmax(-1) == batch["label"]
     return weighted_sums({"loss": losses, "accuracy": right}, mask)
-
-
-@final
-class DigitsRecipe(Recipe):
-    """The net and its steps. The net is replicated."""
-
-    train_step = staticmethod(train_step)
-    evaluation_step = staticmethod(evaluation_step)
-
-    def make_model(self, rngs: nnx.Rngs) -> DigitsNet:
-        return DigitsNet(self._config.model, rngs=rngs)

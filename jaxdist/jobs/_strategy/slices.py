@@ -1,4 +1,4 @@
-"""The slices of the replicas of a configuration."""
+"""The slices of the replicas of a strategy."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,12 +7,8 @@ from typing import Any
 from jaxdist._planning import add_slice_axis
 from jaxdist._strategies import Strategy
 from jaxdist.errors import ConfigError
-from jaxdist.jobs.topics_lm._schema import TopicsConfig
-
-
-def is_in_slice(config: TopicsConfig) -> bool:
-    """Whether state is sharded within each slice, and replicated over slices."""
-    return "in_slice" in config.strategy.partition
+from jaxdist.jobs._config.schema import StrategyConfig
+from jaxdist.jobs._partitions import PARTITIONS
 
 
 def get_slice_index(device: Any) -> int:
@@ -39,29 +35,28 @@ def count_device_slices(devices: Sequence[Any]) -> int | None:
     return len(counts)
 
 
-def add_slices(strategy: Strategy, config: TopicsConfig, there: int | None) -> Strategy:
+def add_slices(strategy: Strategy, asked: StrategyConfig, there: int | None) -> Strategy:
     """Return the strategy, with an axis for slices if the partition of the state needs one.
 
     Args:
         strategy: The strategy. Its replicas are in the order of their slices.
-        config: The configuration. It gives the number of slices if the devices do not.
+        asked: The configured strategy. It has the number of slices if the devices have none.
         there: The number of slices of the devices; None if unknown.
 
     Raises:
         ConfigError: The devices have another number of slices than the configuration, or the
             number of replicas is not a multiple of the number of slices.
     """
-    asked = config.strategy.slices
-    if not is_in_slice(config):
+    if not PARTITIONS[asked.partition].is_in_slice:
         return strategy
     # 1 is the default, so it does not contradict the devices.
-    if there is not None and asked not in (1, there):
+    if there is not None and asked.slices not in (1, there):
         raise ConfigError(
-            f"strategy.slices is {asked}, and the devices are {there} slice(s).\n\n"
+            f"strategy.slices is {asked.slices}, and the devices are {there} slice(s).\n\n"
             "It is the number of slices that the devices are in.\n\n"
             f"Leave it out, or set it to {there}."
         )
-    slices = there or asked
+    slices = there or asked.slices
     replicas = strategy.num_replicas_in_sync
     if replicas % slices:
         fitting = [n for n in range(1, replicas + 1) if replicas % n == 0]

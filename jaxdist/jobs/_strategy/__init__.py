@@ -1,0 +1,1 @@
+"""The strategy of a configuration: one section `[strategy]` for all tasks."""

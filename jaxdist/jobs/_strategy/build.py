@@ -1,0 +1,115 @@
+"""The strategy of a configuration: replicas of one or of several logical devices."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxdist import tpu
+from jaxdist._planning import assign_slices, find_logical_shape
+from jaxdist._strategies import MirroredStrategy, Strategy, TPUStrategy
+from jaxdist._validate import CallerRename
+from jaxdist.cluster_resolver import TPUClusterResolver
+from jaxdist.errors import ConfigError, TopologyError
+from jaxdist.jobs._config.schema import JobConfig, StrategyConfig, check_config
+from jaxdist.jobs._partitions import PARTITIONS
+from jaxdist.jobs._strategy.slices import add_slices, count_device_slices, get_slice_index
+from jaxdist.tpu.experimental import initialize_tpu_system
+
+
+def make_strategy(config: JobConfig) -> Strategy:
+    """Return the strategy of a configuration.
+
+    On TPUs, and on CPU devices that are arranged as a slice, it is a `TPUStrategy`; its device
+    assignment puts the logical devices of a replica next to each other. On all other devices, and
+    with `deterministic`, it is a `MirroredStrategy`. Virtual CPU devices must be requested before
+    JAX starts. If the partition shards state within slices, replicas have the axes
+    `("slice", "replica")`.
+
+    Example:
+        >>> from jaxdist.jobs import DigitsConfig
+        >>> make_strategy(DigitsConfig()).num_replicas_in_sync
+        8
+    """
+    check_config("jobs.make_strategy", config)
+    asked, backend = config.strategy, jax.default_backend()
+    if asked.devices != "auto":
+        listed = MirroredStrategy(list(asked.devices)).mesh.devices.ravel().tolist()
+        return _make_mirrored(listed, asked)
+    devices = jax.local_devices()
+    if backend == "cpu":
+        # The process may have more of them, from XLA_FLAGS or from an earlier request.
+        devices = devices[: count_cpu_devices(config)]
+    is_slice = backend == "tpu" or (backend == "cpu" and isinstance(asked.virtual_devices, str))
+    if is_slice and asked.deterministic is False:
+        return _make_tpu("" if backend == "tpu" else str(asked.virtual_devices), asked)
+    # A GPU has no topology, so there is no device assignment to choose.
+    return _make_mirrored(devices, asked)
+
+
+def count_cpu_devices(config: JobConfig) -> int:
+    """Return the number of virtual CPU devices that the configuration needs without TPU or GPU."""
+    asked = config.strategy.virtual_devices
+    return asked if isinstance(asked, int) else tpu.slice_of(asked).num_cores
+
+
+def count_logical_devices(asked: StrategyConfig) -> int:
+    """Return the number of devices of a replica."""
+    shape = asked.logical_devices
+    return shape if isinstance(shape, int) else math.prod(map(int, shape.split("x")))
+
+
+def count_replicas(config: JobConfig) -> int:
+    """Return the number of replicas on the listed devices, or on virtual CPU devices."""
+    asked = config.strategy
+    listed = asked.devices
+    devices = count_cpu_devices(config) if listed == "auto" else len(listed)
+    return max(1, devices // count_logical_devices(asked))
+
+
+def _make_tpu(virtual_slice: str, asked: StrategyConfig) -> Strategy:
+    """Return the strategy on a virtual slice, or on the TPUs of this job if its name is empty."""
+    resolver = TPUClusterResolver(f"virtual:{virtual_slice}" if virtual_slice else "")
+    topology = initialize_tpu_system(resolver)
+    if virtual_slice:
+        # The name of one slice leaves the number of slices to `strategy.slices`.
+        number = tpu.slice_of(virtual_slice).num_slices
+        there = number if number > 1 else None
+    else:
+        there = count_device_slices(jax.devices())
+    apart = there or 1
+    shape = asked.logical_devices
+    try:
+        with CallerRename("compile_for was given logical=", "strategy.logical_devices is "):
+            box = find_logical_shape(topology, apart, shape)
+    except TopologyError as error:
+        text = str(error)
+        named = text.startswith("strategy.logical_devices")
+        raise ConfigError(
+            text if named else f"strategy.logical_devices is {shape!r}. {text}"
+        ) from None
+    assignment = assign_slices(topology, box, apart)
+    return add_slices(TPUStrategy(resolver, assignment), asked, there)
+
+
+def _make_mirrored(devices: Sequence[Any], asked: StrategyConfig) -> Strategy:
+    count, there = count_logical_devices(asked), None
+    if PARTITIONS[asked.partition].is_in_slice:
+        there = count_device_slices(devices)
+        # Sorted by slice, so that each slice is one row of the mesh.
+        devices = sorted(devices, key=get_slice_index) if there else devices
+    if len(devices) % count:
+        fitting = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
+        raise ConfigError(
+            f"strategy.logical_devices is {count}, and there are {len(devices)} devices.\n\n"
+            f"All replicas have the same number of devices.\n\nSet it to one of {fitting}."
+        )
+    made = MirroredStrategy(
+        mesh=Mesh(np.asarray(devices, object).reshape(-1, count), ("replica", "logical")),
+        replica_axes=("replica",),
+        deterministic=asked.deterministic,
+    )
+    return add_slices(made, asked, there)
