@@ -38,9 +38,8 @@ class Process:
 
     def __post_init__(self) -> None:
         as_integer("Process", "count", self.count, least=1)
-        as_integer(
-            f"Process(count={self.count})", "index", self.index, least=0, most=self.count - 1
-        )
+        caller = f"Process(count={self.count})"
+        as_integer(caller, "index", self.index, least=0, most=self.count - 1)
 
     @property
     def is_first(self) -> bool:
