@@ -1,4 +1,4 @@
-"""`python -m tools.raises [FILE]`: every `raise` of the package, and the first test that reached it.
+"""`python -m tools.raises [FILE]`: every `raise` of the package, and the test that reaches it.
 
 FILE is what a run of the tests recorded; by default the last run of `pytest --all`.
 
@@ -65,7 +65,7 @@ def find_in_tree(tree: ast.Module, file: str) -> dict[ast.Raise, Raise]:
     return found
 
 
-def find(package: pathlib.Path = PACKAGE) -> dict[str, Raise]:
+def find(package: pathlib.Path) -> dict[str, Raise]:
     """The `raise` statements of a package by key, sorted by file."""
     found = (
         one
@@ -168,7 +168,7 @@ def _lines(arguments: Sequence[str]) -> Iterator[str]:
     if not record.exists():
         sys.exit(f"{record} does not exist: run `pytest --all`, or name the file of a record")
     listed = LISTED.read_text()
-    raises, reached = find(), read_record(record.read_text())
+    raises, reached = find(PACKAGE), read_record(record.read_text())
     yield make_table(listed, raises, reached)
     if faults := find_faults(listed, raises, reached):
         yield f"\n{make_report(faults)}"

@@ -23,8 +23,8 @@ from tools import raises
 
 _Node = TypeVar("_Node", bound=ast.AST)
 
-# Not a name of the module that is rewritten: tests look at all names of the package.
-_NAME = "__record_raise__"
+# A built-in, since tests look at all names of the modules that are rewritten.
+_NAME = "__record_raise_of_{}__"
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -43,7 +43,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not _ran_all(session):
         return
     reached = raises.read_record(pathlib.Path(os.environ[raises.VARIABLE]).read_text())
-    faults = raises.find_faults(raises.LISTED.read_text(), raises.find(), reached)
+    found = raises.find(raises.PACKAGE)
+    faults = raises.find_faults(raises.LISTED.read_text(), found, reached)
     if faults:
         report = pytest.TestReport(
             nodeid="every raise is reached or listed",
@@ -81,7 +82,7 @@ def install(package: pathlib.Path, file: pathlib.Path) -> None:
     if package.name in sys.modules:
         raise RuntimeError(f"{package.name} is already imported, so its raises cannot be recorded")
     file.parent.mkdir(parents=True, exist_ok=True)
-    setattr(builtins, _NAME, _make_record(file))
+    setattr(builtins, _NAME.format(package.name), _make_record(file))
     sys.meta_path.insert(0, _Finder(package))
 
 
@@ -133,17 +134,19 @@ class _Loader(importlib.machinery.SourceFileLoader):
         # Neither reads nor writes `__pycache__`, where Python keeps the code as it is.
         file = pathlib.Path(self.path).relative_to(self._package).as_posix()
         tree = ast.parse(self.get_data(self.path))
-        marked = _Marker(raises.find_in_tree(tree, file)).visit(tree)
+        name = _NAME.format(self._package.name)
+        marked = _Marker(raises.find_in_tree(tree, file), name).visit(tree)
         code: types.CodeType = compile(marked, self.path, "exec", dont_inherit=True)
         return code
 
 
 class _Marker(ast.NodeTransformer):
-    def __init__(self, found: dict[ast.Raise, raises.Raise]) -> None:
+    def __init__(self, found: dict[ast.Raise, raises.Raise], name: str) -> None:
         self._found = found
+        self._name = name
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST | list[ast.AST]:
-        record = ast.Name(_NAME, ast.Load())
+        record = ast.Name(self._name, ast.Load())
         key = ast.Constant(self._found[node].key)
         if node.exc is not None:
             node.exc = _place(ast.Call(record, [key, node.exc], []), node.exc)
