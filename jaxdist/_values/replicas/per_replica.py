@@ -314,12 +314,7 @@ def _assemble_values(array: jax.Array, sharding: NamedSharding) -> list[jax.Arra
     lead, *rest = tuple(sharding.spec)
     axes = (lead,) if isinstance(lead, str) else tuple(lead or ())
     mesh = sharding.mesh
-    if not isinstance(mesh, Mesh):
-        raise ArgumentTypeError(
-            f"PerReplica.values: the array is laid out over {mesh}, which has no devices.\n\n"
-            "The devices of the rows decide which replica they belong to.\n\n"
-            "Lay it out with jax.device_put(x, strategy.per_replica_sharding)."
-        )
+    assert isinstance(mesh, Mesh), "an array has devices"
     layout = ReplicaMesh(mesh, axes)
     by_device = {s.device: s.data for s in array.addressable_shards}
     local = (array.shape[0] // layout.num_replicas, *array.shape[1:])
