@@ -12,7 +12,6 @@ from jaxdist.errors import ArgumentTypeError
 from tests.strategies.logical import tpus
 from tests.strategies.oracle import refused
 
-
 OUTSIDE = {"x": PerReplica([1.0, 2.0])}
 CALLS: dict[str, Callable[[Any], Any]] = {
     "assign_to_logical_device": lambda e: e.experimental_assign_to_logical_device(OUTSIDE, 1),
