@@ -69,6 +69,15 @@ def test_with_traceback_our_errors_are_raised() -> None:
         main(["train", "no_such.toml", "--traceback"])
 
 
+def test_with_traceback_ctrl_c_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(text: str) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jaxdist.cli._bench.parse_size", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        main(["bench", "collectives", "--traceback"])
+
+
 def test_ctrl_c_before_training_exits_with_130(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
