@@ -23,12 +23,12 @@ ROWS: dict[str, Row] = {
         ("cost.devices_per_chip was given devices with 1", "jax.devices('tpu')"),
     ),
     "links of a mesh": (
-        lambda: cost.links_of(jaxdist.MirroredStrategy().layout.mesh),
+        lambda: cost.links_of(jaxdist.MirroredStrategy().layout.mesh),  # type: ignore[arg-type]
         ArgumentTypeError,
         ("cost.links_of was given layout=", "Pass strategy.layout"),
     ),
     "links of an array": (
-        lambda: cost.links_of(jnp.ones(2)),
+        lambda: cost.links_of(jnp.ones(2)),  # type: ignore[arg-type]
         ArgumentTypeError,
         ("cost.links_of was given layout=", "Pass strategy.layout"),
     ),
@@ -58,7 +58,7 @@ ROWS: dict[str, Row] = {
         ("num_bytes=-8", "from 0 up"),
     ),
     "infinitely many bytes": (
-        lambda: cost.collective_seconds("all-gather", 4, float("inf"), LINK),
+        lambda: cost.collective_seconds("all-gather", 4, float("inf"), LINK),  # type: ignore[arg-type]
         ArgumentError,
         ("num_bytes=inf", "a finite number"),
     ),

