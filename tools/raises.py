@@ -81,7 +81,7 @@ def read_record(text: str) -> dict[str, Reached]:
     """What `tools.record_raises` wrote; several processes may have written one key."""
     reached: dict[str, Reached] = {}
     for line in text.splitlines():
-        key, error, test = line.split("\t")
+        key, error, test = line.split("\t", 2)
         reached.setdefault(key, Reached(error, test))
     return reached
 

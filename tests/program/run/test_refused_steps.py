@@ -11,21 +11,34 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxdist
-from jaxdist import PerReplica, RunOptions, Variable, VariableAggregation, get_replica_context
+from jaxdist import (
+    PerReplica,
+    RunOptions,
+    Variable,
+    VariableAggregation,
+    _compat,
+    get_replica_context,
+    partition,
+)
+from jaxdist._program.variables import lift
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
     ContextError,
     DivergentCollectiveError,
+    DonationError,
     JaxdistError,
+    NoRowsError,
     ShapeError,
+    ShardedArrayError,
     UnsupportedError,
 )
 from tests.strategies.logical import tpus
 from tests.strategies.oracle import refused
 
 NUMBERS = PerReplica([1.0, 2.0])
-X = jnp.ones(3)
+X, Y = jnp.ones(3), jnp.ones((4, 4))
+ON_READ, MEAN = jaxdist.VariableSynchronization.ON_READ, VariableAggregation.MEAN
 
 
 def two(**options: Any) -> jaxdist.MirroredStrategy:
@@ -107,6 +120,37 @@ def count_up(held: Variable, x: Any) -> Any:
     return jax.lax.while_loop(lambda i: held.read_value() < 3, body, 0)
 
 
+def pieces() -> Any:
+    """An array in pieces of two replicas."""
+    return partition.place(two(), {"w": Y}, {"w": partition.Shard(0, min_bytes=0)})["w"]
+
+
+def halve(x: Any) -> Any:
+    """Solve `2 * y = x`."""
+    return jax.lax.custom_linear_solve(lambda v: v * 2, x, lambda _, b: b / 2, symmetric=True)
+
+
+def sum_each_row(x: Any) -> Any:
+    """Sum over the replicas for each row."""
+    total = get_replica_context().all_reduce
+    return jax.lax.scan(lambda c, row: (c, total("sum", row)), 0.0, x)[1].sum()
+
+
+def mean_in_variable(rows: PerReplica) -> Any:
+    """Assign the mean over the rows of each replica to its copy of a variable."""
+    strategy = two()
+    with strategy.scope():
+        total = Variable(0.0, name="total", synchronization=ON_READ, aggregation=MEAN)
+    return strategy.run(lambda x: total.assign(x.mean()), (rows,))
+
+
+def deleted() -> jax.Array:
+    """An array that is gone."""
+    held = jax.device_put(jnp.ones(4), two().replicated_sharding)
+    held.delete()
+    return held
+
+
 Row = tuple[Callable[[], Any], type[JaxdistError], tuple[str, ...]]
 ROWS: dict[str, Row] = {
     "an array of texts": (
@@ -157,6 +201,33 @@ ROWS: dict[str, Row] = {
         ),
         ArgumentError,
         ("total", "assign_add"),
+    ),
+    "other values in the place of pieces": (
+        lambda: run(
+            lambda w, x: jax.tree.map(lambda _: x, w) + 1, pieces(), PerReplica([Y, 2 * Y])
+        ),
+        ShardedArrayError,
+        ("test_refused_steps.py", "not proved to be pieces of one array", "float32[4, 4]"),
+    ),
+    "pieces in an operation that holds a program": (
+        lambda: run(lambda w: jax.tree.map(halve, w), pieces()),
+        ShardedArrayError,
+        ("custom_linear_solve holds a program that uses arrays in pieces", "test_refused_steps.py"),
+    ),
+    "loops of other lengths with a collective": (
+        lambda: run(sum_each_row, PerReplica([jnp.ones(2), jnp.ones(3)])),
+        ShapeError,
+        ("A scan at", "replicas [0]: float32[], float32[2]", "replicas [1]: float32[], float32[3]"),
+    ),
+    "a mean over no rows in a variable": (
+        lambda: mean_in_variable(PerReplica([jnp.ones(2), jnp.ones(0)])),
+        NoRowsError,
+        ("variable total", "Replica 1 has no rows", "test_refused_steps.py"),
+    ),
+    "an array that is deleted": (
+        lambda: run(lambda x: x + 1, deleted()),
+        DonationError,
+        ("1 array(s) whose buffers are gone", "args[0]: float32[4]"),
     ),
     "a loop that waits for a variable": (
         lambda: with_variable(count_up),
@@ -231,3 +302,53 @@ def test_a_traced_value_that_outlived_its_trace_is_named_as_a_result_of_a_functi
 
     with refused(ContextError, "dead"):
         returned(1.0)
+
+
+@pytest.mark.parametrize("k", [0, 1, 2])
+def test_ctrl_c_after_the_kth_variable_is_assigned_leaves_none_behind(
+    monkeypatch: pytest.MonkeyPatch, k: int
+) -> None:
+    strategy = two()
+    with strategy.scope():
+        held = [Variable(0.0, name=f"v{i}") for i in range(3)]
+    write, calls = lift.set_arrays, []
+
+    def interrupt(variables: Any, arrays: Any) -> None:
+        calls.append(len(variables))
+        if len(calls) == 1:
+            write(variables[:k], arrays[:k])
+            raise KeyboardInterrupt
+        write(variables, arrays)
+
+    monkeypatch.setattr(lift, "set_arrays", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.run(lambda x: [v.assign(x) for v in held] and None, (jnp.float32(5),))
+    assert [float(v.read_value()) for v in held] == [5.0] * 3
+    assert calls == [3, 3]
+
+
+@pytest.mark.parametrize("k", [0, 1, 2])
+def test_ctrl_c_after_the_kth_nnx_variable_is_written_leaves_none_behind(
+    monkeypatch: pytest.MonkeyPatch, k: int
+) -> None:
+    model = nnx.Dict({f"v{i}": nnx.Variable(jnp.zeros(())) for i in range(3)})
+    write, calls = _compat.set_variables, []
+
+    def assign(model: Any, x: Any) -> None:
+        for name in model:
+            model[name][...] = x
+
+    def interrupt(variables: Any, values: Any) -> None:
+        if any(isinstance(v, jax.core.Tracer) for v in values):
+            write(variables, values)
+            return
+        calls.append(len(variables))
+        if len(calls) == 1:
+            write(variables[:k], values[:k])
+            raise KeyboardInterrupt
+        write(variables, values)
+
+    monkeypatch.setattr(_compat, "set_variables", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(assign, model, jnp.float32(5))
+    assert [float(model[name][...]) for name in model] == [5.0] * 3
