@@ -195,9 +195,8 @@ class UpdateOfCopies:
         self, variable: Variable, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call the function on one replica, or in a merge function for all of them."""
-        frame = innermost_explicit_frame()
-        assert frame is not None, "only steps call it"
-        assert frame.variables is not None, "a step has variables"
+        # Only steps call it, and the frame of a step has variables.
+        frame: Any = innermost_explicit_frame()
         layout = frame.strategy.layout
         # Each copy gets its own part of a `PerReplica` argument.
         own_args, own_kwargs = jax.tree.map(
