@@ -1,7 +1,7 @@
 # Run `make setup` once before the other targets. PYTHON=... uses another environment.
 PYTHON ?= .venv/bin/python
 
-.PHONY: setup check test test-all test-long docs bench accelerator size map
+.PHONY: setup check test test-all test-long docs bench accelerator size map raises
 
 setup:  ## create a virtual environment with the pinned tools
 	python3 -m venv .venv
@@ -45,3 +45,6 @@ size:  ## report the figures of the layout, with their definitions; never fails
 
 map:  ## print a table of rooms: files, lines, imports in and out, public names
 	@$(PYTHON) -m tools.figures map
+
+raises:  ## print a table of errors: each `raise`, and the test of `make test-all` that reaches it
+	@$(PYTHON) -m tools.raises

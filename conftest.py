@@ -27,6 +27,9 @@ import numpy as np
 import optax
 import pytest
 
+# Loaded here, before `tests/conftest.py` imports the package.
+pytest_plugins = ["tools.record_raises"]
+
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import jaxdist
 from jaxdist import PerReplica, get_replica_context, nn
+from jaxdist.errors import ArgumentTypeError
 from tests.tables import examples
 
 TWO = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -114,6 +115,13 @@ def test_a_size_that_is_no_integer_is_refused(size: Any) -> None:
     with pytest.raises(jaxdist.errors.ArgumentTypeError, match="an integer") as e:
         nn.compute_average_loss([1.0, 2.0], global_batch_size=size)
     assert isinstance(e.value, TypeError)
+
+
+def test_a_size_of_each_replica_is_refused_with_what_sums_them() -> None:
+    sizes = jaxdist.PerReplica([3, 4])
+    with pytest.raises(ArgumentTypeError, match="one number for all replicas") as caught:
+        nn.compute_average_loss(jnp.ones(4), global_batch_size=sizes)
+    assert "all_reduce('sum', number_of_examples)" in str(caught.value)
 
 
 def test_a_negative_size_or_a_vector_of_sizes_is_refused() -> None:

@@ -65,6 +65,17 @@ def test_arguments_that_cannot_be_are_refused_before_anything_is_measured(
     assert captured.out == ""
 
 
+def test_one_device_of_the_machine_cannot_be_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = jax.local_devices()
+    monkeypatch.setattr(jax, "local_devices", lambda *_, **__: here[:1])
+    assert main(["bench", "collectives"]) == 2
+    told = capsys.readouterr().err
+    assert "--devices 2: this machine has 1 CPU device(s)" in told
+    assert "JAX_PLATFORMS=cpu" in told
+
+
 @pytest.mark.parametrize("arguments", [["bench"], ["bench", "collective"], ["bench", "--sizes"]])
 def test_what_is_not_understood_exits_with_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from jaxdist.cli import _main as main_module
@@ -67,6 +68,29 @@ def test_our_errors_are_a_message_on_stderr_and_exit_code_2(
 def test_with_traceback_our_errors_are_raised() -> None:
     with pytest.raises(ConfigError):
         main(["train", "no_such.toml", "--traceback"])
+
+
+def test_more_cpu_devices_than_jax_has_started_with_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    have = len(jax.devices("cpu"))
+    config = Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
+    monkeypatch.chdir(tmp_path)
+    change = f"strategy.virtual_cpu_devices={2 * have}"
+    assert main(["train", str(config), "--set", change]) == 2
+    told = capsys.readouterr().err
+    assert f"virtual_devices({2 * have})" in told
+    assert f"{have} CPU device(s)" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_with_traceback_ctrl_c_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(text: str) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jaxdist.cli._bench.parse_size", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        main(["bench", "collectives", "--traceback"])
 
 
 def test_ctrl_c_before_training_exits_with_130(

@@ -193,6 +193,13 @@ def test_a_libtpu_that_knows_no_such_slice_says_how_to_get_a_newer_one(
         initialize_tpu_system(TPUClusterResolver("described:v6e:2x2"))
 
 
+def test_a_slice_that_follows_no_prefix_is_asked_for() -> None:
+    for prefix in ("virtual", "described"):
+        parts = f"tpu='{prefix}:'", "without the name of a slice", f"tpu='{prefix}:v5e:2x4'"
+        with refused(ArgumentError, *parts):
+            TPUClusterResolver(f"{prefix}:")
+
+
 def test_a_coordinator_needs_an_address() -> None:
     with refused(ArgumentError, "'head'", "coordinator_address"):
         TPUClusterResolver("", coordinator_name="head")

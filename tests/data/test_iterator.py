@@ -112,6 +112,14 @@ def test_a_closed_iterator_says_that_it_is_closed(depth: int) -> None:
             ask()
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_iterator_that_is_closed_before_its_first_batch_knows_no_shapes(depth: int) -> None:
+    iterator = iter(_three_batches(depth))
+    iterator.close()
+    with pytest.raises(ContextError, match=r"close.. was called, after 0 batches"):
+        _ = iterator.element_spec
+
+
 def test_leaving_the_iterator_closes_it() -> None:
     with iter(_three_batches()) as iterator:
         next(iterator)

@@ -23,7 +23,7 @@ from jaxdist._values import (
     get_own_value,
     has_any_variable,
 )
-from jaxdist.errors import ArgumentError, ContextError, MixedStrategyError
+from jaxdist.errors import ArgumentError, MixedStrategyError
 
 
 class StepAccess(abc.ABC):
@@ -195,13 +195,8 @@ class UpdateOfCopies:
         self, variable: Variable, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call the function on one replica, or in a merge function for all of them."""
-        frame = innermost_explicit_frame()
-        if frame is None or frame.variables is None:
-            raise ContextError(
-                "A function for the copies of a variable was called outside a step.\n\n"
-                "Each copy belongs to one replica.\n\n"
-                "Call it through strategy.extended.update(variable, fn, args)."
-            )
+        # Only steps call it, and the frame of a step has variables.
+        frame: Any = innermost_explicit_frame()
         layout = frame.strategy.layout
         # Each copy gets its own part of a `PerReplica` argument.
         own_args, own_kwargs = jax.tree.map(

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from jaxdist._mesh import ReplicaMesh
@@ -313,13 +313,7 @@ def _assemble_values(array: jax.Array, sharding: NamedSharding) -> list[jax.Arra
     """Return, for each replica, one array over its logical devices, made of its shards."""
     lead, *rest = tuple(sharding.spec)
     axes = (lead,) if isinstance(lead, str) else tuple(lead or ())
-    mesh = sharding.mesh
-    if not isinstance(mesh, Mesh):
-        raise ArgumentTypeError(
-            f"PerReplica.values: the array is laid out over {mesh}, which has no devices.\n\n"
-            "The devices of the rows decide which replica they belong to.\n\n"
-            "Lay it out with jax.device_put(x, strategy.per_replica_sharding)."
-        )
+    mesh: Any = sharding.mesh  # not abstract, since the array has devices
     layout = ReplicaMesh(mesh, axes)
     by_device = {s.device: s.data for s in array.addressable_shards}
     local = (array.shape[0] // layout.num_replicas, *array.shape[1:])

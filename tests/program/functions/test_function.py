@@ -488,6 +488,14 @@ def test_what_belongs_outside_is_named(two: Strategy) -> None:
     assert jaxdist.function(lambda x: v)(1.0) is v
 
 
+def test_arguments_of_another_shape_may_change_another_variable() -> None:
+    vector, matrix = Variable(0.0), Variable(0.0)
+    add = jaxdist.function(lambda x: (vector if x.ndim == 1 else matrix).assign_add(x.sum()))
+    for shape in ((2,), (2, 2), (2,), (3,), (3, 3)):
+        add(jnp.ones(shape))
+    assert (float(vector), float(matrix)) == (7.0, 13.0)
+
+
 def test_a_plain_jit_is_told_to_be_a_function(two: Strategy) -> None:
     w = Variable(1.0)
     with pytest.raises(ContextError, match=r"jaxdist\.function"):
