@@ -34,7 +34,13 @@ TASKS = _find_tasks()
 
 
 def kind_of(config: JobConfig) -> type[Task[Any]]:
-    """Return the class of the task of a configuration."""
+    """Return the class of the task of a configuration.
+
+    Example:
+        >>> from jaxdist.jobs import DigitsConfig
+        >>> kind_of(DigitsConfig()).title
+        'digits'
+    """
     check_config("jobs.kind_of", config)
     return TASKS[config.task]
 

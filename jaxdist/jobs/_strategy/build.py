@@ -51,7 +51,13 @@ def make_strategy(config: JobConfig) -> Strategy:
 
 
 def count_cpu_devices(config: JobConfig) -> int:
-    """Return the number of virtual CPU devices that the configuration needs without TPU or GPU."""
+    """Return the number of virtual CPU devices that the configuration needs without TPU or GPU.
+
+    Example:
+        >>> from jaxdist.jobs import DigitsConfig
+        >>> count_cpu_devices(DigitsConfig())
+        8
+    """
     asked = config.strategy.virtual_devices
     return asked if isinstance(asked, int) else tpu.slice_of(asked).num_cores
 
