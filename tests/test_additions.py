@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tools.additions import ADDITIONS, PACKAGE, Addition
+import jaxdist
+from tools.additions import ADDITIONS, Addition
+
+PACKAGE = Path(jaxdist.__file__).parent
 
 
 def _run(package: Path, program: str) -> subprocess.CompletedProcess[str]:

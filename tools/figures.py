@@ -152,7 +152,7 @@ def figures(files: layers.Files) -> Iterator[tuple[str, str, str]]:
     yield (
         "files to touch to add " + "; ".join(a.kind for a in ADDITIONS),
         "; ".join(str(len(a.files)) for a in ADDITIONS),
-        "new and edited files of the package, in the additions of tools/additions.py, which work",
+        "new and edited files of the package, in the additions of tools/additions, which work",
     )
     yield (
         "files; lines; longest file",

@@ -1,63 +1,8 @@
-"""What a contributor touches to add a strategy, an all-reduce, a rule, a task or a primitive.
+"""A strategy, an all-reduce, and a primitive that runs a program."""
 
-Each `Addition` is a small one that works: the files below `jaxdist/` that are new, those that are
-edited, and a program that uses the result. `tests/test_additions.py` applies them to a copy of the
-package and runs the programs. `make size` prints how many files each one touches.
-"""
+from tools.additions.addition import Addition
 
-import dataclasses
-import pathlib
-from collections.abc import Mapping
-
-PACKAGE = pathlib.Path(__file__).parent.parent / "jaxdist"
-
-
-@dataclasses.dataclass(frozen=True)
-class Addition:
-    """Something new in a copy of the package.
-
-    Attributes:
-        kind: What is added.
-        new: The text of each new file, by its path below the package.
-        edits: For each edited file, pairs of a text in it and the text that is inserted before it.
-        program: A program that uses the addition.
-        missing: How the program fails without the addition.
-    """
-
-    kind: str
-    new: Mapping[str, str]
-    edits: Mapping[str, tuple[tuple[str, str], ...]]
-    program: str
-    missing: str
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The files that are new or edited."""
-        return (*self.new, *self.edits)
-
-    def apply(self, package: pathlib.Path) -> None:
-        """Write the new files, and edit the others.
-
-        Raises:
-            ValueError: A place to insert a text is missing, or is there several times.
-        """
-        for path, text in self.new.items():
-            file = package / path
-            if file.exists():
-                raise ValueError(f"{self.kind}: {path} exists.")
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-        for path, pairs in self.edits.items():
-            text = (package / path).read_text()
-            for place, inserted in pairs:
-                if text.count(place) != 1:
-                    count = text.count(place)
-                    raise ValueError(f"{self.kind}: {path} has {place!r} {count} times.")
-                text = text.replace(place, inserted + place)
-            (package / path).write_text(text)
-
-
-_STRATEGY = Addition(
+STRATEGY = Addition(
     "a strategy",
     {
         "_strategies/first_devices.py": '''"""`FirstDevicesStrategy`: the first devices."""
@@ -101,7 +46,7 @@ assert variable.numpy().tolist() == [1, 1]
     "has no attribute 'FirstDevicesStrategy'",
 )
 
-_ALL_REDUCE = Addition(
+ALL_REDUCE = Addition(
     "an all-reduce",
     {
         "_collectives/algorithms/gather_all.py": '''"""The all-reduce by one all-gather."""
@@ -167,7 +112,7 @@ assert "gather" in dict(cost.cheapest(8, 4096, links, algorithms=["xla", "gather
     "the algorithm 'gather', which does not exist",
 )
 
-_PRIMITIVE = Addition(
+PRIMITIVE = Addition(
     "a primitive that runs a program",
     {},
     {
@@ -220,5 +165,3 @@ assert [float(v) for v in differs.values] == [9.0 * r for r in range(8)]
 """,
     "not known to be equal",
 )
-
-ADDITIONS = (_STRATEGY, _ALL_REDUCE, _PRIMITIVE)

@@ -1,0 +1,12 @@
+"""What a contributor touches to add a strategy, an all-reduce, a partition, a task or a primitive.
+
+Each `Addition` is a small one that works: the files below `jaxdist/` that are new, those that are
+edited, and a program that uses the result. `tests/test_additions.py` applies them to a copy of the
+package and runs the programs. `make size` prints how many files each one touches.
+"""
+
+from tools.additions.addition import Addition as Addition
+from tools.additions.engine import ALL_REDUCE, PRIMITIVE, STRATEGY
+from tools.additions.jobs import PARTITION, TASK
+
+ADDITIONS = (STRATEGY, ALL_REDUCE, PARTITION, TASK, PRIMITIVE)
