@@ -14,11 +14,13 @@ from rich.console import Console
 
 import jaxdist
 from jaxdist import jobs
+from jaxdist._checkpoints import orbax
 from jaxdist.errors import CheckpointError, ConfigError
 from jaxdist.jobs import TASKS, DigitsConfig, TrainingReport, load_config
 from jaxdist.jobs._config.changes import find_changed_entries
 from jaxdist.jobs._config.load import as_dict
 from jaxdist.jobs._config.schema import Change
+from jaxdist.jobs._run.run import Run
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
 SMALL = (
@@ -109,6 +111,22 @@ def test_more_steps_go_on_and_a_curve_over_the_steps_is_told(copy: Path, tmp_pat
     _train(curved, "training.steps=5", "optimizer.schedule=cosine")
     _, out = _train(curved, "training.steps=6", "optimizer.schedule=cosine")
     assert "training.steps is 6 from here on, and was 5 (the learning rate follows a curve" in out
+
+
+def test_a_checkpoint_that_fails_in_the_background_ends_the_run_and_is_not_called_saved(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill_disk(*_: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(orbax, "format_records", fill_disk)
+    said: list[str] = []
+    monkeypatch.setattr(Run, "_say", lambda _, text: said.append(text))
+    with pytest.raises(CheckpointError, match=r"Checkpoint 10 cannot be written(.|\n)*No space"):
+        _train(copy, "training.steps=500")
+    assert "resumed from step 5" in said[0]
+    assert not [line for line in said if ": saved" in line]
+    assert _metrics(copy)["steps"] == 5
 
 
 def test_a_run_without_its_files_writes_them_and_trains_nothing(copy: Path) -> None:
