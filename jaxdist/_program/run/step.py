@@ -121,15 +121,15 @@ class Step:
 
     def slow(self, *args: Any, **kwargs: Any) -> Any:
         """Run without the C++ dispatcher."""
-        return self._miss(args, kwargs)[0]
+        return self._miss(*args, **kwargs)[0]
 
-    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def _miss(self, *args: Any, **kwargs: Any) -> _compat.Answer:
         call = self._read(args, kwargs)
         if call.is_traced:
-            return self._inside_trace(call), None
+            return _compat.answer_miss(self._inside_trace(call))
         self._layout.check_can_run("strategy.run")
         if _compat.is_jit_disabled():
-            return self._op_by_op(call, args), None
+            return _compat.answer_miss(self._op_by_op(call, args))
         if has_arrays_elsewhere(call.leaves, self._layout):
             self.keep_copies()
             # The copy on the array's own device has the same buffer. It would hide that one buffer
@@ -140,13 +140,13 @@ class Step:
                 args, kwargs = copied
                 call = self._read(args, kwargs)
         is_checked = self.donates and _compat.is_checking_numbers()
-        # If the result has a nan, the step runs again op by op, with the same arguments. So they
-        # must not be donated.
-        ready = (
-            self._programs.without_donation(call)
-            if is_checked
-            else self._programs.find_or_compile(call)
-        )
+        ready = None if is_checked else self._programs.get(call.signature)
+        if ready is None:
+            # Traced here and compiled there, so that a new step has few frames below its own.
+            program = self._programs.find_or_trace(call)
+            # If the result has a nan, the step runs again op by op, with the same arguments. So
+            # they must not be donated.
+            ready = self._programs.compile(call, program, donates=not is_checked)
         program = ready.program
         leaves = call.leaves_of(program)
         if _compat.has_deleted(leaves):
@@ -167,13 +167,14 @@ class Step:
         if call.has_padding:
             self._start_keeping_padding()
         if is_checked:
-            return result, None
+            return _compat.answer_miss(result)
         # The dispatcher can only repeat this call if its leaves are the arguments as they came.
         plain = not call.flat.nodes and not any(isinstance(s, Static) for s in call.flat.slots)
         if program.variables or not plain:
             self._use_fast_call(call, args, kwargs, program.variables)
-            return result, None
-        return result, None if call.moved or call.flat.lost_padding else ready.record
+            return _compat.answer_miss(result)
+        can_repeat = not call.moved and not call.flat.lost_padding
+        return _compat.answer_miss(result, ready.record if can_repeat else None)
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
         return flatten(args, kwargs, self._static_names, self._static_numbers)
@@ -188,7 +189,7 @@ class Step:
 
     def _inside_trace(self, call: Call) -> Any:
         check_inside_trace(self._layout)
-        program = self._programs.build(call)
+        program = self._programs.find_or_trace(call)
         self._programs.look_ahead(call)
         return run_inside_trace(call, program)
 
@@ -347,7 +348,7 @@ class Step:
     ) -> Callable[..., Any]:
         """Return a C++ dispatcher for calls whose arguments a template took apart."""
 
-        def miss(given: tuple[Any, ...], _: dict[str, Any]) -> tuple[Any, Any]:
+        def miss(*given: Any) -> _compat.Answer:
             args, kwargs = restore(given[2], given[3])
             call = self._read(args, kwargs)
             ready = self._programs.get(call.signature)
@@ -356,14 +357,14 @@ class Step:
             # the dispatcher did not get it.
             fits = self._make_template(call, args, kwargs) == template
             if ready is None or traced or call.moved or not fits or has_padding(given):
-                return TakeSlowPath(), None
+                return _compat.answer_miss(TakeSlowPath())
             if ready.program.variables is not variables:
-                return TakeSlowPath(), None
+                return _compat.answer_miss(TakeSlowPath())
             leaves = call.leaves_of(ready.program)
             check_not_repeated(self.donated, leaves, ready.program)
             results = ready.call(leaves)
             record = ready.record if ready.has_record else None
-            return ready.program.rebuild(results), record
+            return _compat.answer_miss(ready.program.rebuild(results), record)
 
         return _compat.make_dispatcher(self.name, miss, copies=self.keep_copies)
 
