@@ -5,6 +5,7 @@ Each docstring names the change in JAX that makes the entry unnecessary. Works w
 """
 
 from jaxdist._compat.arrays import REJECTS_DELETED_ARRAYS as REJECTS_DELETED_ARRAYS
+from jaxdist._compat.arrays import describe_arrays as describe_arrays
 from jaxdist._compat.arrays import get_shards as get_shards
 from jaxdist._compat.arrays import has_deleted as has_deleted
 from jaxdist._compat.arrays import is_committed as is_committed

@@ -159,8 +159,8 @@ def mapped_value_error(variable: Variable, what: str) -> ArgumentError:
 
 def variables_as_values(value: PyTree) -> PyTree:
     """Return the same pytree with each variable replaced by its values on the replicas."""
-    # Most programs have no variables: do not flatten then.
-    if not has_any_variable():
+    # Most programs have no variables: do not flatten then. A `PerReplica` has none either.
+    if isinstance(value, PerReplica) or not has_any_variable():
         return value
     leaves, treedef = jax.tree.flatten(
         value, is_leaf=lambda x: isinstance(x, (PerReplica, Variable))
