@@ -308,7 +308,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         self, fn: Callable[..., Any], options: RunOptions | None
     ) -> Callable[..., explain.SlicePlan]:
         # Planning is a higher room, so it is called through a hook.
-        return functools.partial(COMPILE_FOR, self, fn, options)
+        return functools.partial(COMPILE_FOR.call, self, fn, options)
 
     @final
     @_compat.with_hidden_frames

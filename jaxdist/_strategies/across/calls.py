@@ -134,8 +134,10 @@ class AcrossReplicas:
             inner = open_containers(value, "value", is_leaf=_is_leaf)
             return close_containers(self._combine_outside(method, request, inner, None, []))
         named = {"value" + keystr(path): _collectives.join_slices(leaf) for path, leaf in leaves}
-        # All leaves are checked before the first one is combined, so that an error names all.
-        method.check(named, request.axis)
+        # All leaves are checked before the first one is combined, so that an error names all. One
+        # `PerReplica` alone is checked by its function.
+        if not isinstance(value, PerReplica) or request.ops is not None:
+            method.check(named, request.axis)
         column = method.table[Context.OUTSIDE if request.ops is None else Context.BY_OPS]
         plans = [column[_collectives.find_kind(x, self._layout)] for x in named.values()]
         if key is None or not all(isinstance(p, Planned) for p in plans):

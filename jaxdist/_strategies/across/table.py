@@ -66,14 +66,12 @@ def apply(
     column: Mapping[ValueKind, Function | Together], request: Request, named: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the results of all leaves, by the functions of one context."""
-    results: dict[str, Any] = dict(named)
-    joint: dict[Together, dict[str, Any]] = {}
-    for name, leaf in named.items():
-        function = column[_collectives.find_kind(leaf, request.layout)]
-        if isinstance(function, Together):
-            joint.setdefault(function, {})[name] = leaf
-        else:
-            results[name] = function(request, name, leaf)
-    for together, leaves in joint.items():
-        results.update(zip(leaves, together.function(request, leaves), strict=True))
+    results = dict(named)
+    found = {n: column[_collectives.find_kind(x, request.layout)] for n, x in named.items()}
+    for together in dict.fromkeys(f for f in found.values() if isinstance(f, Together)):
+        own = {name: named[name] for name, f in found.items() if f == together}
+        results.update(zip(own, together.function(request, own), strict=True))
+    for name, function in found.items():
+        if not isinstance(function, Together):
+            results[name] = function(request, name, named[name])
     return results
