@@ -424,9 +424,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             `tf.distribute.Strategy.reduce`.
         """
         frame = check_across(self, "reduce", _USE_ALL_REDUCE)
-        return self._across.combine(
-            REDUCE, value, axis, options, experimental_hints, frame, reduce_op
-        )
+        asked = (options, experimental_hints)
+        return self._across.combine(REDUCE, value, axis, asked, frame, reduce_op)
 
     @final
     def gather(
@@ -464,7 +463,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             `tf.distribute.Strategy.gather`.
         """
         frame = check_across(self, "gather", _USE_ALL_GATHER)
-        return self._across.combine(GATHER, value, axis, options, experimental_hints, frame)
+        return self._across.combine(GATHER, value, axis, (options, experimental_hints), frame)
 
     @final
     def experimental_local_results(self, value: PyTree) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from jaxdist._collectives.across.kinds import (
     ValueKind,
     check_count,
     find_kind,
-    place_traced_values,
+    read_rows,
 )
 from jaxdist._collectives.across.plain import (
     choose_fetch,
@@ -23,19 +23,14 @@ from jaxdist._collectives.across.plain import (
     is_addressable,
     put_on_default_device,
 )
-from jaxdist._collectives.across.refused import refuse_slices
 from jaxdist._collectives.across.together import check_together
 from jaxdist._collectives.in_replica import gather_dim
 from jaxdist._collectives.options.dtypes import check_supported
 from jaxdist._values import (
-    Form,
-    Kind,
     PerReplica,
     Sharded,
-    check_global,
     is_mirrored,
     origin_of,
-    placement_of,
     refuse_leaked,
 )
 
@@ -43,10 +38,8 @@ from jaxdist._values import (
 def plan_rows(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     """Plan the gather of an array with the rows of all replicas."""
     layout = request.layout
-    value = leaf if isinstance(leaf, PerReplica) else PerReplica.of_global(leaf)
-    array = check_global(name, value, layout)
-    scalars = value.form is Form.SCALARS
-    local = () if scalars else (array.shape[0] // layout.num_replicas, *array.shape[1:])
+    refuse_leaked(request.caller, name, leaf)
+    array, local = read_rows(request, name, leaf)
     struct = jax.ShapeDtypeStruct(local, array.dtype)
     dim = gather_dim(request.caller, name, struct, request.axis)
     if isinstance(array, jax.core.Tracer):
@@ -94,18 +87,6 @@ gather_rows = Planned(plan_rows)
 gather_one = Planned(plan_one)
 
 
-def gather_traced(request: Request, name: str, leaf: Any) -> Any:
-    """Gather a traced array, by its placement where that is known."""
-    refuse_leaked(request.caller, name, leaf)
-    has_rows = placement_of(leaf, request.layout).kind is Kind.PER_REPLICA
-    return (gather_rows if has_rows else gather_one)(request, name, leaf)
-
-
-def gather_traced_values(request: Request, name: str, leaf: PerReplica) -> Any:
-    """Gather traced values of the replicas, which become one array first."""
-    return gather_rows(request, name, place_traced_values(request, name, leaf))
-
-
 def gather_list(request: Request, name: str, value: PerReplica) -> Any:
     """Gather values that are not placed yet, or that have different shapes."""
     caller, axis = request.caller, request.axis
@@ -127,20 +108,14 @@ def gather_sharded(request: Request, name: str, leaf: Sharded) -> Any:
     return gather_whole(leaf)
 
 
-def _refuse(request: Request, name: str, leaf: Any) -> Any:
-    refuse_slices(request.caller, name, leaf)
-
-
 # One column of the table; see Note [Kinds and contexts].
 GATHER: Mapping[ValueKind, Function] = {
     ValueKind.HELD: gather_rows,
     ValueKind.ROWS: gather_rows,
     ValueKind.LIST: gather_list,
-    ValueKind.TRACED_VALUES: gather_traced_values,
-    ValueKind.TRACED: gather_traced,
+    ValueKind.TRACED_VALUES: gather_rows,
+    ValueKind.TRACED: gather_one,
     ValueKind.SHARDED: gather_sharded,
-    ValueKind.SLICES: _refuse,
-    ValueKind.SPARSE: _refuse,
     ValueKind.ONE: gather_one,
 }
 

@@ -19,11 +19,13 @@ from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import (
+    Form,
     Handle,
     IndexedSlices,
     Kind,
     PerReplica,
     Sharded,
+    check_global,
     place_per_replica,
     placement_of,
     refuse_leaked,
@@ -40,7 +42,6 @@ class ValueKind(enum.Enum):
     ROWS = "an array that is laid out over the replicas"
     TRACED = "a traced array"
     SLICES = "IndexedSlices"
-    SPARSE = "a sparse matrix of JAX"
     SHARDED = "a sharded array"
     ONE = "one value for all replicas"
 
@@ -74,8 +75,22 @@ class Planned:
 
     def __call__(self, request: Request, name: str, leaf: Any) -> Any:
         """Reduce or gather one leaf."""
-        array = leaf.array if isinstance(leaf, PerReplica) else leaf
-        return self.plan(request, name, leaf)(array)
+        if not isinstance(leaf, PerReplica):
+            return self.plan(request, name, leaf)(leaf)
+        if not leaf.is_global:  # traced values
+            for part in leaf.values:
+                refuse_leaked(request.caller, name, part)
+            leaf = place_per_replica(name, leaf, request.layout)
+        return self.plan(request, name, leaf)(leaf.array)
+
+
+def read_rows(request: Request, name: str, leaf: Any) -> tuple[Any, tuple[int, ...]]:
+    """Return the global array of a leaf and the shape of one replica's value, both checked."""
+    value = leaf if isinstance(leaf, PerReplica) else PerReplica.of_global(leaf)
+    count = request.layout.num_replicas
+    array = check_global(name, value, request.layout)
+    is_scalar = value.form is Form.SCALARS
+    return array, () if is_scalar else (array.shape[0] // count, *array.shape[1:])
 
 
 def find_kind(leaf: Any, layout: ReplicaMesh) -> ValueKind:
@@ -85,16 +100,14 @@ def find_kind(leaf: Any, layout: ReplicaMesh) -> ValueKind:
         if isinstance(leaf, Handle) or any(isinstance(x, jax.core.Tracer) for x in held):
             return ValueKind.TRACED_VALUES
         return ValueKind.HELD if leaf.is_global else ValueKind.LIST
-    if isinstance(leaf, jax.core.Tracer):
-        return ValueKind.TRACED
-    if isinstance(leaf, jax.Array):
-        has_rows = placement_of(leaf, layout).kind is Kind.PER_REPLICA
-        return ValueKind.ROWS if has_rows else ValueKind.ONE
-    if isinstance(leaf, IndexedSlices):
-        return ValueKind.SLICES
-    if isinstance(leaf, Sharded):
-        return ValueKind.SHARDED
-    return ValueKind.SPARSE if is_sparse(leaf) else ValueKind.ONE
+    if isinstance(leaf, jax.Array) and placement_of(leaf, layout).kind is Kind.PER_REPLICA:
+        return ValueKind.ROWS
+    kinds = {
+        jax.core.Tracer: ValueKind.TRACED,
+        IndexedSlices: ValueKind.SLICES,
+        Sharded: ValueKind.SHARDED,
+    }
+    return next((kind for type_, kind in kinds.items() if isinstance(leaf, type_)), ValueKind.ONE)
 
 
 def check_count(request: Request, name: str, value: PerReplica) -> None:
@@ -108,15 +121,6 @@ def check_count(request: Request, name: str, value: PerReplica) -> None:
             "A PerReplica has one value for each replica of the strategy that made it.\n\n"
             "Use the strategy that made the value."
         )
-
-
-def place_traced_values(request: Request, name: str, value: PerReplica) -> PerReplica:
-    """Return traced values of the replicas as one traced array."""
-    if value.is_global:
-        return value
-    for part in value.values:
-        refuse_leaked(request.caller, name, part)
-    return place_per_replica(name, value, request.layout)
 
 
 def is_slices(value: Any) -> bool:

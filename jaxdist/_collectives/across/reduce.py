@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxdist._collectives.across.kinds import Planned, Request, check_count, place_traced_values
+from jaxdist._collectives.across.kinds import Planned, Request, check_count, read_rows
 from jaxdist._collectives.across.plain import (
     choose_fetch,
     gather_whole,
@@ -31,13 +31,9 @@ from jaxdist._collectives.sums.tree import reduce_by_tree
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import show
 from jaxdist._values import (
-    Form,
-    Kind,
     PerReplica,
     Sharded,
-    check_global,
     is_mirrored,
-    placement_of,
     refuse_leaked,
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -50,14 +46,10 @@ def plan_rows(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     """Plan the reduction of an array with the rows of all replicas."""
     layout, op = request.layout, request.op
     dims = None if request.axis is None else _parse_axis(name, request.axis)
-    value = leaf if isinstance(leaf, PerReplica) else PerReplica.of_global(leaf)
-    array = check_global(name, value, layout)
+    array, local = read_rows(request, name, leaf)
     check_numeric(request.caller, name, array)
-    local = (array.shape[0] // layout.num_replicas, *array.shape[1:])
-    scalars = value.form is Form.SCALARS
-    on = None if dims is None else _find_local_dims(name, array, () if scalars else local, dims)
-    shape = (layout.num_replicas,) if scalars else (layout.num_replicas, *local)
-    over = (0,) if on is None else (0, *(d + 1 for d in on))
+    on = () if not dims else _find_dims(name, jax.ShapeDtypeStruct(local, array.dtype), dims)
+    shape, over = (layout.num_replicas, *local), (0, *(d + 1 for d in on))
     dtype = result_dtype(op, array.dtype)
     if layout.num_virtual is not None:
         return lambda array: _reduce_virtual(op, array, shape, over, dtype, layout)
@@ -116,17 +108,6 @@ def _multiply(array: jax.Array, replicas: int) -> jax.Array:
 
 reduce_rows = Planned(plan_rows)
 reduce_one = Planned(plan_one)
-
-
-def reduce_traced(request: Request, name: str, leaf: Any) -> Any:
-    """Reduce a traced array, by its placement where that is known."""
-    has_rows = placement_of(leaf, request.layout).kind is Kind.PER_REPLICA
-    return (reduce_rows if has_rows else reduce_one)(request, name, leaf)
-
-
-def reduce_traced_values(request: Request, name: str, leaf: PerReplica) -> Any:
-    """Reduce traced values of the replicas: the host cannot add them, so they are one array."""
-    return reduce_rows(request, name, place_traced_values(request, name, leaf))
 
 
 def reduce_sharded(request: Request, name: str, leaf: Sharded) -> Any:
@@ -245,7 +226,7 @@ def reduce_list(request: Request, name: str, value: PerReplica) -> Any:
     op = request.op
     dims = None if request.axis is None else _parse_axis(name, request.axis)
     check_count(request, name, value)
-    check_reducible({name: value}, dims)
+    check_reducible(request.caller, {name: value}, dims)
     for v in value.values:
         check_numeric(request.caller, name, v)
     arrays = [np.asarray(v) for v in value.values]
@@ -268,7 +249,7 @@ def reduce_list(request: Request, name: str, value: PerReplica) -> Any:
     return put_on_default_device(np.asarray(whole))
 
 
-def check_reducible(named: Mapping[str, Any], axis: Any) -> None:
+def check_reducible(caller: str, named: Mapping[str, Any], axis: Any) -> None:
     """Refuse values that `Strategy.reduce` cannot add over the replicas, and name all of them."""
     given = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
     free = tuple(d.__index__() for d in given if hasattr(d, "__index__"))
@@ -276,7 +257,7 @@ def check_reducible(named: Mapping[str, Any], axis: Any) -> None:
     remedy = "Reduce the other dims too, or pad them first."
     if axis is None:
         remedy = "Give axis=0 to reduce the rows of all replicas together."
-    check_together(f"Strategy.reduce(axis={shown_axis})", named, free, remedy=remedy)
+    check_together(f"{caller}(axis={shown_axis})", named, free, remedy=remedy)
 
 
 def _parse_axis(name: str, axis: Any) -> tuple[int, ...]:
@@ -302,15 +283,8 @@ def find_reduced_dims(name: str, array: Any, axis: Any) -> tuple[int, ...]:
 
 
 def _find_dims(name: str, array: Any, dims: tuple[int, ...]) -> tuple[int, ...]:
-    """Return dims of an array, counted from the front."""
-    return _find_local_dims(name, array, tuple(array.shape), dims)
-
-
-def _find_local_dims(
-    name: str, array: Any, local: tuple[int, ...], dims: tuple[int, ...]
-) -> tuple[int, ...]:
-    """Return dims of the local shape, counted from the front, without duplicates."""
-    rank = len(local)
+    """Return dims of an array, counted from the front, without duplicates."""
+    rank = len(array.shape)
     outside = [d for d in dims if not -rank <= d < rank]
     if outside:
         advice = "A scalar has no dims.\n\nPass axis=None."
@@ -318,7 +292,6 @@ def _find_local_dims(
             advice = f"axis is a dim of that value.\n\nPass one of {[*range(-rank, rank)]}."
         raise ShapeError(
             f"Strategy.reduce was given axis={outside[0]} for {name}, whose value on a replica is "
-            f"{array.dtype}{list(local)} of rank {rank}.\n\n{advice}"
+            f"{array.dtype}{list(array.shape)} of rank {rank}.\n\n{advice}"
         )
-    found = tuple(dict.fromkeys(d % rank for d in dims))
-    return found
+    return tuple(dict.fromkeys(d % rank for d in dims))

@@ -19,8 +19,6 @@ from jaxdist._collectives.across.reduce import (
     reduce_one,
     reduce_rows,
     reduce_sharded,
-    reduce_traced,
-    reduce_traced_values,
 )
 from jaxdist._collectives.across.refused import refuse_sparse
 from jaxdist._collectives.in_replica import all_reduce, gather_over_replicas
@@ -122,19 +120,14 @@ def scale_rows(op: ReduceOp, values: jax.Array, count: int) -> jax.Array:
     return divide_parts(rows, count) if op is ReduceOp.MEAN else rows
 
 
-def _refuse_sparse(request: Request, _: str, leaf: Any) -> Any:
-    refuse_sparse(request.caller, leaf)
-
-
 # One column of the table; see Note [Kinds and contexts].
 REDUCE: Mapping[ValueKind, Function] = {
     ValueKind.HELD: reduce_rows,
     ValueKind.ROWS: reduce_rows,
     ValueKind.LIST: reduce_list,
-    ValueKind.TRACED_VALUES: reduce_traced_values,
-    ValueKind.TRACED: reduce_traced,
+    ValueKind.TRACED_VALUES: reduce_rows,
+    ValueKind.TRACED: reduce_one,
     ValueKind.SHARDED: reduce_sharded,
     ValueKind.SLICES: reduce_slices,
-    ValueKind.SPARSE: _refuse_sparse,
     ValueKind.ONE: reduce_one,
 }

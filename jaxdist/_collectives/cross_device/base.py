@@ -10,12 +10,13 @@ from jaxdist._collectives.across.gather import gather_across
 from jaxdist._collectives.across.kinds import Request
 from jaxdist._collectives.across.together import check_together
 from jaxdist._collectives.cross_device.destinations import find_target, put_on_target
-from jaxdist._collectives.cross_device.sparse import read_slices, reduce_slices
 from jaxdist._collectives.cross_device.values import (
     as_per_replica,
     find_layout,
     gather_handle,
     local_shape,
+    read_slices,
+    reduce_slices,
 )
 from jaxdist._collectives.in_replica import check_results, gather_dim
 from jaxdist._collectives.options.dtypes import check_integer, check_supported

@@ -40,7 +40,7 @@ from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.program import Program
 from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.op_by_op.executor import OpByOpStep, Outcome
-from jaxdist._program.run.call import Call, read
+from jaxdist._program.run.call import Call, read, run_inside_trace
 from jaxdist._program.run.call_paths import (
     copy_host_arrays,
     count_steps,
@@ -51,10 +51,10 @@ from jaxdist._program.run.call_paths import (
 from jaxdist._program.run.donated import check_not_repeated, check_positions
 from jaxdist._program.run.donation import DonatingCall, has_repeats, may_crash
 from jaxdist._program.run.fast_call import CallTemplate, FastCall, TakeSlowPath
-from jaxdist._program.run.inside_trace import run_inside_trace
 from jaxdist._program.run.programs import Programs
 from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._program.virtual.limits import check_compiled, check_inside_trace
+from jaxdist._replica import HasLayout
 from jaxdist.errors import NotFiniteError
 
 
@@ -65,7 +65,7 @@ class Step:
         self,
         fn: Callable[..., Any],
         options: run_options.RunOptions,
-        strategy: Any,
+        strategy: HasLayout,
         watch: RetraceWatch,
     ) -> None:
         # Weakly where it is possible: the runner drops this object when the function dies.
@@ -212,10 +212,11 @@ class Step:
     def _run_op_by_op(self, call: Call, args: tuple[Any, ...]) -> Outcome:
         check_compiled(self._layout)
         fn: Any = self._fn()
+        strategy: Any = self._strategy()
         check_positions(self.donated, args)
         check_no_arrays_hidden("strategy.run", call.flat)
         with _compat.enable_jit():
-            step = OpByOpStep(fn, call.signature, self._strategy(), call.leaves)
+            step = OpByOpStep(fn, call.signature, strategy, call.leaves)
             return step.run(self.donated, source_location(fn))
 
     def find_invalid_number(

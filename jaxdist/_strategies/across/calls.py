@@ -43,23 +43,19 @@ class Method:
 
     caller: str
     table: Table
-    check: Callable[[Mapping[str, Any], Any], None]
+    refuse: Callable[[str, str, Any], None]
+    check: Callable[[str, Mapping[str, Any], Any], None]
 
 
-def _check_reducible(named: Mapping[str, Any], axis: Any) -> None:
-    for leaf in named.values():
-        _collectives.refuse_sparse("Strategy.reduce", leaf)
-    _collectives.check_reducible(named, axis)
-
-
-def _check_gatherable(named: Mapping[str, Any], axis: Any) -> None:
-    for name, leaf in named.items():
-        _collectives.refuse_slices("Strategy.gather", name, leaf)
-    _collectives.check_gatherable("Strategy.gather", named, axis)
-
-
-REDUCE = Method("Strategy.reduce", table.REDUCE, _check_reducible)
-GATHER = Method("Strategy.gather", table.GATHER, _check_gatherable)
+REDUCE = Method(
+    "Strategy.reduce",
+    table.REDUCE,
+    lambda caller, _, leaf: _collectives.refuse_sparse(caller, leaf),
+    _collectives.check_reducible,
+)
+GATHER = Method(
+    "Strategy.gather", table.GATHER, _collectives.refuse_slices, _collectives.check_gatherable
+)
 
 
 class AcrossReplicas:
@@ -76,42 +72,58 @@ class AcrossReplicas:
         method: Method,
         value: PyTree,
         axis: Any,
-        options: Any,
-        hints: Any,
+        options: tuple[Any, Any],
         frame: Frame | None,
         op: Any = None,
     ) -> PyTree:
         """Combine the values of all replicas.
 
         Args:
-            method: The method that was called.
-            value: The value that it was given.
-            axis: Its argument, as given.
-            options: Its argument, as given.
-            hints: The older name of its options, as given.
+            method: The method that was called; `value` and `axis` are its arguments.
+            value: A pytree.
+            axis: The axis as given.
+            options: The options, and their older name, as given.
             frame: The context of the caller.
             op: The reduce op as given; None for a gather.
         """
         value = variables_as_values(value)
         in_merge = frame is not None and frame.in_merge
+        has_options = options[0] is not None or options[1] is not None
         key: Any = None
         arrays: list[Any] = []
-        if options is None and hints is None and self._communication.ops is None and not in_merge:
+        if self._communication.ops is None and not has_options and not in_merge:
             key, arrays = _find_key(method, value, axis, op)
         known = None if key is None else self._known.get(key)
         if known is not None:
             return _apply_known(*known, arrays)
-        request = self._read_request(method, axis, options, hints, in_merge, op)
-        if in_merge:
-            leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_leaf_in_merge)
-            named = {"value" + keystr(path): leaf for path, leaf in leaves}
-            return treedef.unflatten(
-                table.apply(method.table[Context.IN_MERGE], request, named).values()
-            )
-        return self._combine_outside(method, request, value, key, arrays)
+        request = self._read_request(method, axis, options, in_merge, op)
+        value = value if in_merge else _collectives.join_slices(value)
+        is_leaf = _is_leaf_in_merge if in_merge else _is_leaf
+        is_open = not in_merge and any(map(is_container, jax.tree.leaves(value, is_leaf=is_leaf)))
+        inner = open_containers(value, "value", is_leaf=is_leaf) if is_open else value
+        leaves, treedef = jax.tree.flatten_with_path(inner, is_leaf=is_leaf)
+        named = {"value" + keystr(path): _collectives.join_slices(leaf) for path, leaf in leaves}
+        for name, leaf in named.items():
+            method.refuse(request.caller, name, leaf)
+        # All leaves are checked before the first one is combined, so that an error names all. One
+        # `PerReplica` alone is checked by its function.
+        if not in_merge and (not isinstance(value, PerReplica) or request.ops is not None):
+            method.check(request.caller, named, axis)
+        outside = Context.OUTSIDE if request.ops is None else Context.BY_OPS
+        column = method.table[Context.IN_MERGE if in_merge else outside]
+        found = {n: column[_collectives.find_kind(x, self._layout)] for n, x in named.items()}
+        plans = {n: f.plan for n, f in found.items() if isinstance(f, Planned)}
+        if key is None or len(plans) < len(found):
+            result = treedef.unflatten(table.apply(found, request, named))
+            return close_containers(result) if is_open else result
+        functions = [plan(request, n, named[n]) for n, plan in plans.items()]
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[key] = treedef, functions
+        return _apply_known(treedef, functions, arrays)
 
     def _read_request(
-        self, method: Method, axis: Any, options: Any, hints: Any, in_merge: bool, op: Any
+        self, method: Method, axis: Any, options: tuple[Any, Any], in_merge: bool, op: Any
     ) -> Request:
         ops, caller, packs = self._communication.ops, method.caller, False
         if method is REDUCE:
@@ -122,32 +134,8 @@ class AcrossReplicas:
         elif not _collectives.has_override(ops, "gather_implementation"):
             # The classes of jaxdist gather as XLA does; a method of the user's class is called.
             ops = None
-        chosen = self._communication.asked(caller, options, hints, packs=packs)
+        chosen = self._communication.asked(caller, *options, packs=packs)
         return Request(caller, axis, self._layout, op, chosen, ops)
-
-    def _combine_outside(
-        self, method: Method, request: Request, value: PyTree, key: Any, arrays: list[Any]
-    ) -> PyTree:
-        value = _collectives.join_slices(value)
-        leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_leaf)
-        if any(is_container(leaf) for _, leaf in leaves):
-            inner = open_containers(value, "value", is_leaf=_is_leaf)
-            return close_containers(self._combine_outside(method, request, inner, None, []))
-        named = {"value" + keystr(path): _collectives.join_slices(leaf) for path, leaf in leaves}
-        # All leaves are checked before the first one is combined, so that an error names all. One
-        # `PerReplica` alone is checked by its function.
-        if not isinstance(value, PerReplica) or request.ops is not None:
-            method.check(named, request.axis)
-        column = method.table[Context.OUTSIDE if request.ops is None else Context.BY_OPS]
-        plans = [column[_collectives.find_kind(x, self._layout)] for x in named.values()]
-        if key is None or not all(isinstance(p, Planned) for p in plans):
-            return treedef.unflatten(table.apply(column, request, named).values())
-        pairs = zip(plans, named.items(), strict=True)
-        functions = [p.plan(request, *item) for p, item in pairs if isinstance(p, Planned)]
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        self._known[key] = treedef, functions
-        return _apply_known(treedef, functions, arrays)
 
 
 def _find_key(method: Method, value: Any, axis: Any, op: Any) -> tuple[Any, list[Any]]:
@@ -179,8 +167,9 @@ def _apply_known(treedef: Any, functions: list[Callable[[Any], Any]], arrays: li
 
 
 def _is_leaf(x: Any) -> bool:
-    return isinstance(x, (PerReplica, Sharded, IndexedSlices)) or _collectives.is_sparse(x)
+    return isinstance(x, Sharded) or _is_leaf_in_merge(x)
 
 
 def _is_leaf_in_merge(x: Any) -> bool:
+    # The shard of a sharded array is an array of this replica there.
     return isinstance(x, (PerReplica, IndexedSlices)) or _collectives.is_sparse(x)

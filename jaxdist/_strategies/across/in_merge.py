@@ -19,14 +19,14 @@ from jax.tree_util import keystr
 from jaxdist import _collectives
 from jaxdist._collectives import ReduceOp, Request
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._replica import Frame, ReplicaContext, enter_frame
+from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
 from jaxdist._typing import PyTree
 from jaxdist._values import DistributedValues, Handle, PerReplica, get_own_value
 from jaxdist.errors import ArgumentTypeError
 
 
 def run(
-    strategy: Any,
+    strategy: HasLayout,
     frame: Frame,
     fn: Callable[..., Any],
     args: Sequence[Any],

@@ -63,15 +63,14 @@ GATHER: Table = {
 
 
 def apply(
-    column: Mapping[ValueKind, Function | Together], request: Request, named: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the results of all leaves, by the functions of one context."""
+    found: Mapping[str, Function | Together], request: Request, named: dict[str, Any]
+) -> list[Any]:
+    """Return the results of all leaves, each by the function that was found for its name."""
     results = dict(named)
-    found = {n: column[_collectives.find_kind(x, request.layout)] for n, x in named.items()}
     for together in dict.fromkeys(f for f in found.values() if isinstance(f, Together)):
         own = {name: named[name] for name, f in found.items() if f == together}
         results.update(zip(own, together.function(request, own), strict=True))
     for name, function in found.items():
         if not isinstance(function, Together):
             results[name] = function(request, name, named[name])
-    return results
+    return list(results.values())

@@ -188,18 +188,21 @@ def _cast_rank(dtype: Any) -> int:
 
 def _as_array(variable: Any, caller: str, value: Any) -> np.ndarray:
     array = np.asarray(value)
-    called = f"Variable {variable.label!r}.{caller}"
     if array.dtype == object or array.dtype.kind in "USO":
         raise ArgumentTypeError(
-            f"{called} was given {parameter_name(caller)}={show(value)}.\n\n"
+            f"{_describe(variable, caller, value)}\n\n"
             "A variable holds arrays of numbers.\n\nPass an array or a number."
         )
     # NumPy makes float64 of Python floats and int64 of integers; JAX has its own defaults.
     narrow = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
     if array.dtype.kind in "iu" and not np.array_equal(narrow, array):
         raise ArgumentError(
-            f"{called} was given {parameter_name(caller)}={show(value)}.\n\n"
+            f"{_describe(variable, caller, value)}\n\n"
             f"Integers in JAX are {narrow.dtype}, and it is beyond {narrow.dtype}.\n\n"
             "Pass floats, or turn on 64 bits: jax.config.update('jax_enable_x64', True)."
         )
     return narrow
+
+
+def _describe(variable: Any, caller: str, value: Any) -> str:
+    return f"Variable {variable.label!r}.{caller} was given {parameter_name(caller)}={show(value)}."
