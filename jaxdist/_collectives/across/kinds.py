@@ -93,6 +93,13 @@ def read_rows(request: Request, name: str, leaf: Any) -> tuple[Any, tuple[int, .
     return array, () if is_scalar else (array.shape[0] // count, *array.shape[1:])
 
 
+_KINDS = {
+    jax.core.Tracer: ValueKind.TRACED,
+    IndexedSlices: ValueKind.SLICES,
+    Sharded: ValueKind.SHARDED,
+}
+
+
 def find_kind(leaf: Any, layout: ReplicaMesh) -> ValueKind:
     """Return the kind of a leaf under a strategy with this mesh."""
     if isinstance(leaf, PerReplica):
@@ -102,12 +109,7 @@ def find_kind(leaf: Any, layout: ReplicaMesh) -> ValueKind:
         return ValueKind.HELD if leaf.is_global else ValueKind.LIST
     if isinstance(leaf, jax.Array) and placement_of(leaf, layout).kind is Kind.PER_REPLICA:
         return ValueKind.ROWS
-    kinds = {
-        jax.core.Tracer: ValueKind.TRACED,
-        IndexedSlices: ValueKind.SLICES,
-        Sharded: ValueKind.SHARDED,
-    }
-    return next((kind for type_, kind in kinds.items() if isinstance(leaf, type_)), ValueKind.ONE)
+    return next((kind for type_, kind in _KINDS.items() if isinstance(leaf, type_)), ValueKind.ONE)
 
 
 def check_count(request: Request, name: str, value: PerReplica) -> None:

@@ -99,9 +99,11 @@ class AcrossReplicas:
         request = self._read_request(method, axis, options, in_merge, op)
         value = value if in_merge else _collectives.join_slices(value)
         is_leaf = _is_leaf_in_merge if in_merge else _is_leaf
-        is_open = not in_merge and any(map(is_container, jax.tree.leaves(value, is_leaf=is_leaf)))
-        inner = open_containers(value, "value", is_leaf=is_leaf) if is_open else value
-        leaves, treedef = jax.tree.flatten_with_path(inner, is_leaf=is_leaf)
+        leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=is_leaf)
+        is_open = not in_merge and any(is_container(leaf) for _, leaf in leaves)
+        if is_open:
+            inner = open_containers(value, "value", is_leaf=is_leaf)
+            leaves, treedef = jax.tree.flatten_with_path(inner, is_leaf=is_leaf)
         named = {"value" + keystr(path): _collectives.join_slices(leaf) for path, leaf in leaves}
         for name, leaf in named.items():
             method.refuse(request.caller, name, leaf)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import jaxdist
 from jaxdist import IndexedSlices, PerReplica, Variable
 from jaxdist.experimental import CommunicationOptions
+from tools import calls
 
 MAKE: dict[str, Callable[[], jaxdist.Strategy]] = {
     "eight": jaxdist.MirroredStrategy,
@@ -63,12 +64,12 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 @st.composite
 def _sequences(draw: st.DrawFn) -> list[Call]:
     """Return calls with near keys: each differs from the one before in one or two fields."""
-    calls = [Call(**{name: draw(values) for name, values in FIELDS.items()})]
+    sequence = [Call(**{name: draw(values) for name, values in FIELDS.items()})]
     for _ in range(draw(st.integers(1, 9))):
         names = draw(st.lists(st.sampled_from(list(FIELDS)), min_size=1, max_size=2))
         changed = {name: draw(FIELDS[name]) for name in names}
-        calls.append(dataclasses.replace(calls[-1], **changed))
-    return calls
+        sequence.append(dataclasses.replace(sequence[-1], **changed))
+    return sequence
 
 
 def _make_leaf(call: Call, strategy: jaxdist.Strategy) -> Any:
@@ -177,14 +178,14 @@ def _make_variables(strategy: jaxdist.Strategy) -> dict[str, Variable]:
 
 @pytest.mark.parametrize("name", MAKE)
 @settings(max_examples=30, deadline=None)
-@given(calls=_sequences())
+@given(sequence=_sequences())
 def test_calls_after_other_calls_give_the_bits_and_errors_of_a_new_strategy(
-    name: str, calls: list[Call]
+    name: str, sequence: list[Call]
 ) -> None:
     used = MAKE[name]()
     variables = _make_variables(used)
     # Each call comes twice: the second time the functions of the first one are known.
-    for call in [c for pair in zip(calls, calls, strict=True) for c in pair]:
+    for call in [c for pair in zip(sequence, sequence, strict=True) for c in pair]:
         new = MAKE[name]()
         expected = _outcome(call, new, _make_variables(new))
         assert _outcome(call, used, variables) == expected, call
@@ -212,3 +213,20 @@ def test_a_call_of_a_known_structure_makes_no_plan() -> None:
     assert strategy._across._known == known
     strategy.reduce("mean", value(5), axis=None)
     assert len(strategy._across._known) == len(known) + 1
+
+
+def test_few_calls_stand_between_a_user_and_jax() -> None:
+    strategy = MAKE["eight"]()
+    frames = calls.frames_above_step(strategy)
+    assert (len(frames), len(set(frames))) <= (8, 5)
+    rows = strategy.run(lambda x: x + 1, (PerReplica([np.ones(2, np.float32)] * 8),))
+    with strategy.scope():
+        variable = Variable(np.float32(0))
+    entries: list[tuple[Callable[[], Any], int]] = [
+        (lambda: strategy.reduce("sum", rows, axis=None), 20),
+        (lambda: strategy.gather(rows, 0), 20),
+        (lambda: variable.assign(1.0), 15),
+    ]
+    for entry, most in entries:
+        entry()
+        assert 0 < len(calls.calls_of(entry)) <= most
