@@ -1,12 +1,14 @@
 """Callbacks that a room calls and that a higher room provides."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from jaxdist.errors import ContextError
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-class Hook:
+
+class Hook(Generic[F]):
     """A slot for one function of a higher room, which sets it when it is imported.
 
     Imports run downward only, so a lower room cannot import the function that it needs.
@@ -17,22 +19,22 @@ class Hook:
 
     def __init__(self, provider: str) -> None:
         self._provider = provider
-        self._function: Callable[..., Any] | None = None
+        # The function itself, so that a call of it is one call.
+        self.call: F = self._refuse  # type: ignore[assignment]
 
-    def set(self, function: Callable[..., Any]) -> None:
+    def set(self, function: F) -> None:
         """Set the function."""
-        self._function = function
+        self.call = function
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function."""
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         # Only while jaxdist itself is imported: its `__init__` imports every provider.
-        if self._function is None:
-            raise ContextError(
-                f"{self._provider} was not imported.\n\nA room below it calls what it provides.\n\n"
-                "Import jaxdist as a whole: import jaxdist."
-            )
-        return self._function(*args, **kwargs)
+        raise ContextError(
+            f"{self._provider} was not imported.\n\nA room below it calls what it provides.\n\n"
+            "Import jaxdist as a whole: import jaxdist."
+        )
 
 
 # Compiles a program of a strategy for another machine; `Program.compile_for` calls it.
-COMPILE_FOR = Hook("jaxdist._planning")
+COMPILE_FOR = Hook[Callable[..., Any]]("jaxdist._planning")
+# Returns the `_values.CallContext` of the caller: the current strategy, and the step around it.
+GET_CALL_CONTEXT = Hook[Callable[[], Any]]("jaxdist._replica")

@@ -12,6 +12,7 @@ from jax.tree_util import keystr
 
 from jaxdist import _collectives
 from jaxdist._collectives import ReduceOp
+from jaxdist._hooks import GET_CALL_CONTEXT
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, check_call_arguments, check_callable, show
@@ -22,7 +23,6 @@ from jaxdist._values import (
     PerReplica,
     Variable,
     get_own_value,
-    set_context_hook,
 )
 from jaxdist.errors import ArgumentTypeError, ContextError
 
@@ -92,7 +92,7 @@ def _find_call_context() -> CallContext:
 
 
 # `_values` is a lower room and cannot import this one.
-set_context_hook(_find_call_context)
+GET_CALL_CONTEXT.set(_find_call_context)
 
 
 def set_ambient(strategy: Any | None) -> None:

@@ -8,6 +8,6 @@ from tests.strategies.oracle import refused
 def test_a_callback_that_nobody_has_installed_names_its_provider() -> None:
     hook = Hook("jaxdist.provider")
     with refused(ContextError, "jaxdist.provider was not imported", "import jaxdist"):
-        hook(1)
+        hook.call(1)
     hook.set(lambda x: x + 1)
-    assert hook(1) == 2
+    assert hook.call(1) == 2

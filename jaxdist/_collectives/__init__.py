@@ -1,21 +1,23 @@
 """Collectives: all-reduce and all-gather of the values of replicas."""
 
-from jaxdist._collectives.across.across import check_gatherable as check_gatherable
-from jaxdist._collectives.across.across import check_reducible as check_reducible
-from jaxdist._collectives.across.across import find_reduced_dims as find_reduced_dims
-from jaxdist._collectives.across.across import gather_across as gather_across
-from jaxdist._collectives.across.across import reduce_across as reduce_across
-from jaxdist._collectives.across.across import take_plain_array as take_plain_array
-from jaxdist._collectives.across.sharded import gather_sharded as gather_sharded
-from jaxdist._collectives.across.sharded import reduce_sharded as reduce_sharded
+from jaxdist._collectives.across.gather import GATHER as GATHER
+from jaxdist._collectives.across.gather import check_gatherable as check_gatherable
+from jaxdist._collectives.across.kinds import Function as Function
+from jaxdist._collectives.across.kinds import Planned as Planned
+from jaxdist._collectives.across.kinds import Request as Request
+from jaxdist._collectives.across.kinds import ValueKind as ValueKind
+from jaxdist._collectives.across.kinds import find_kind as find_kind
+from jaxdist._collectives.across.kinds import is_slices as is_slices
+from jaxdist._collectives.across.kinds import is_sparse as is_sparse
+from jaxdist._collectives.across.plain import take_plain_array as take_plain_array
+from jaxdist._collectives.across.reduce import check_reducible as check_reducible
+from jaxdist._collectives.across.reduce import find_reduced_dims as find_reduced_dims
+from jaxdist._collectives.across.refused import join_slices as join_slices
+from jaxdist._collectives.across.refused import refuse_slices as refuse_slices
+from jaxdist._collectives.across.refused import refuse_sparse as refuse_sparse
+from jaxdist._collectives.across.slices import REDUCE as REDUCE
 from jaxdist._collectives.across.slices import all_reduce_slices as all_reduce_slices
 from jaxdist._collectives.across.slices import all_reduce_tree as all_reduce_tree
-from jaxdist._collectives.across.slices import is_slices as is_slices
-from jaxdist._collectives.across.slices import is_sparse as is_sparse
-from jaxdist._collectives.across.slices import join_slices as join_slices
-from jaxdist._collectives.across.slices import reduce_slices_across as reduce_slices_across
-from jaxdist._collectives.across.slices import refuse_slices as refuse_slices
-from jaxdist._collectives.across.slices import refuse_sparse as refuse_sparse
 from jaxdist._collectives.across.together import check_sum as check_sum
 from jaxdist._collectives.across.together import check_together as check_together
 from jaxdist._collectives.algorithms import hide_complex_constant as hide_complex_constant

@@ -5,6 +5,7 @@ Each docstring names the change in JAX that makes the entry unnecessary. Works w
 """
 
 from jaxdist._compat.arrays import REJECTS_DELETED_ARRAYS as REJECTS_DELETED_ARRAYS
+from jaxdist._compat.arrays import describe_arrays as describe_arrays
 from jaxdist._compat.arrays import get_shards as get_shards
 from jaxdist._compat.arrays import has_deleted as has_deleted
 from jaxdist._compat.arrays import is_committed as is_committed
@@ -17,8 +18,9 @@ from jaxdist._compat.binding import rewrite_derivatives as rewrite_derivatives
 from jaxdist._compat.binding import rewrite_jvp as rewrite_jvp
 from jaxdist._compat.binding import use_source_of as use_source_of
 from jaxdist._compat.dispatch import SUPPORTS_SUB_BYTE_LAYOUTS as SUPPORTS_SUB_BYTE_LAYOUTS
+from jaxdist._compat.dispatch import Answer as Answer
 from jaxdist._compat.dispatch import InvalidNumberError as InvalidNumberError
-from jaxdist._compat.dispatch import Miss as Miss
+from jaxdist._compat.dispatch import answer_miss as answer_miss
 from jaxdist._compat.dispatch import call_without_layout_checks as call_without_layout_checks
 from jaxdist._compat.dispatch import check_numbers as check_numbers
 from jaxdist._compat.dispatch import fast_call_record as fast_call_record

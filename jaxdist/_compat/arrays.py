@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lib import xla_client as _xla_client
@@ -33,6 +34,19 @@ def is_committed(array: jax.Array) -> bool:
     """Whether the array is committed to its devices. Waits for a public `committed`."""
     committed: Any = array
     return bool(committed._committed)
+
+
+def describe_arrays(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
+    """Return shapes, dtypes, shardings and JAX's settings as a key; None if not all are arrays.
+
+    Tracers have no shardings, so they are no arrays here.
+    """
+    key = [_config.trace_context()]
+    for leaf in leaves:
+        if type(leaf) is not _xla_client.ArrayImpl:
+            return None
+        key += leaf.aval, leaf.sharding, leaf._committed
+    return tuple(key)
 
 
 def make_uncommitted(array: jax.Array) -> jax.Array:

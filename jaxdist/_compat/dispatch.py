@@ -13,12 +13,23 @@ from jax._src.interpreters import pxla as _pxla
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as _xla_client
 
-Miss = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]
+# Outputs, record, and whether JAX shall measure the program and compile it again.
+Answer = tuple[Any, Any, bool]
+
+
+def answer_miss(outputs: Any, record: Any = None) -> Answer:
+    """Return the answer to a miss.
+
+    Args:
+        outputs: The results of the call.
+        record: A result of `fast_call_record` for later calls of this signature, or None.
+    """
+    return outputs, record, False
 
 
 def make_dispatcher(
     name: str,
-    miss: Miss,
+    miss: Callable[..., Answer],
     static_argnums: Sequence[int] = (),
     static_argnames: Sequence[str] = (),
     copies: Callable[[], None] | None = None,
@@ -27,16 +38,11 @@ def make_dispatcher(
 
     A signature is the pytree structure and, for each leaf, dtype, shape, weak type, sharding and
     whether it is committed. C++ checks everything that decides which program runs, without Python.
-    `miss(args, kwargs)` returns the outputs and either a result of `fast_call_record`, which later
-    calls of this signature use, or None. Under `jax.disable_jit()` every call is a miss.
-    `copies()` is called for each array that has to be copied to other devices.
+    `miss(*args, **kwargs)` returns a result of `answer_miss`. Under `jax.disable_jit()` every call
+    is a miss. `copies()` is called for each array that has to be copied to other devices.
 
     Waits for a public way to dispatch one function to several compiled programs.
     """
-
-    def cache_miss(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
-        outputs, record = miss(args, kwargs)
-        return outputs, record, False
 
     def shard_arg(x: Any, sharding: Any, layout: Any) -> Any:
         if copies is not None and isinstance(x, _xla_client.ArrayImpl):
@@ -44,12 +50,12 @@ def make_dispatcher(
         return _pxla.cc_shard_arg(x, sharding, layout)
 
     def without_jit(*args: Any, **kwargs: Any) -> Any:
-        return miss(args, kwargs)[0]
+        return miss(*args, **kwargs)[0]
 
     return _jax.pjit(
         name,
         without_jit,
-        cache_miss,
+        miss,
         list(static_argnums),
         list(static_argnames),
         _pxla.JitGlobalCppCacheKeys(),

@@ -2,6 +2,7 @@
 
 from jaxdist._program.arguments.arguments import Static as Static
 from jaxdist._program.arguments.arguments import unflatten as unflatten
+from jaxdist._program.arguments.exact import exact_structure as exact_structure
 from jaxdist._program.arguments.in_slot import InSlot as InSlot
 from jaxdist._program.arguments.options import RunOptions as RunOptions
 from jaxdist._program.arguments.options import check_options as check_options

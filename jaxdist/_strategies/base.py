@@ -17,7 +17,8 @@ from jaxdist._hooks import COMPILE_FOR
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import EAGERLY, Program, Runner, RunOptions, variables_as_values
 from jaxdist._strategies.across import in_merge as merged
-from jaxdist._strategies.across import local, reduce_and_gather
+from jaxdist._strategies.across import local
+from jaxdist._strategies.across.calls import GATHER, REDUCE, AcrossReplicas
 from jaxdist._strategies.extended.extended import StrategyExtended
 from jaxdist._strategies.extended.strategy_v1 import StrategyMethodsV1
 from jaxdist._strategies.properties import StrategyProperties
@@ -38,6 +39,8 @@ from jaxdist.errors import ArgumentTypeError, ContextError, UnsupportedError
 
 _raw_frame = _replica.FRAME.get
 _ref = weakref.ref
+_USE_ALL_REDUCE = advise_replica_method("all_reduce")
+_USE_ALL_GATHER = advise_replica_method("all_gather")
 
 
 class Strategy(StrategyProperties, StrategyMethodsV1):
@@ -83,6 +86,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         self._runner = Runner(self)
         self._known = self._runner.known
         self._extended = StrategyExtended(self)
+        self._across = AcrossReplicas(layout, self.communication)
         self._drift = DriftChecks(layout)
 
     def _on(
@@ -304,7 +308,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         self, fn: Callable[..., Any], options: RunOptions | None
     ) -> Callable[..., explain.SlicePlan]:
         # Planning is a higher room, so it is called through a hook.
-        return functools.partial(COMPILE_FOR, self, fn, options)
+        return functools.partial(COMPILE_FOR.call, self, fn, options)
 
     @final
     @_compat.with_hidden_frames
@@ -419,19 +423,9 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Source:
             `tf.distribute.Strategy.reduce`.
         """
-        frame = check_across(self, "reduce", advise_replica_method("all_reduce"))
-        value = variables_as_values(value)
-        op = _collectives.reduce_op("Strategy.reduce", reduce_op)
-        # See Note [Merge functions].
-        in_merge = frame is not None and frame.in_merge
-        # Only a collective can pack leaves. Outside of a step the strategy has none of its own, and
-        # a hint to pack would have no effect, which is logged.
-        packs = in_merge or self.communication.ops is not None
-        chosen = self.communication.asked(
-            "Strategy.reduce", options, experimental_hints, packs=packs
-        )
-        where = merged if in_merge else reduce_and_gather
-        return where.reduce(op, value, axis, self.layout, self.communication, chosen)
+        frame = check_across(self, "reduce", _USE_ALL_REDUCE)
+        asked = (options, experimental_hints)
+        return self._across.combine(REDUCE, value, axis, asked, frame, reduce_op)
 
     @final
     def gather(
@@ -468,14 +462,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Source:
             `tf.distribute.Strategy.gather`.
         """
-        frame = check_across(self, "gather", advise_replica_method("all_gather"))
-        value = variables_as_values(value)
-        chosen = self.communication.asked("Strategy.gather", options, experimental_hints)
-        ops = self.communication.ops
-        # The classes of jaxdist gather as XLA does, so only a method of the user's class is called.
-        own = ops if _collectives.has_override(ops, "gather_implementation") else None
-        where = merged if frame is not None and frame.in_merge else reduce_and_gather
-        return where.gather(value, axis, self.layout, own, chosen)
+        frame = check_across(self, "gather", _USE_ALL_GATHER)
+        return self._across.combine(GATHER, value, axis, (options, experimental_hints), frame)
 
     @final
     def experimental_local_results(self, value: PyTree) -> tuple[Any, ...]:

@@ -2,9 +2,9 @@
 
 import dataclasses
 import enum
-from collections.abc import Callable
 from typing import Any, Protocol
 
+from jaxdist._hooks import GET_CALL_CONTEXT
 from jaxdist._mesh import ReplicaMesh
 
 
@@ -29,8 +29,8 @@ class Access(Protocol):
         """Return the value of `variable` as the caller sees it."""
         ...
 
-    def update(self, variable: Any, change: Change, value: Any) -> None:
-        """Change `variable`."""
+    def update(self, variable: Any, change: Change, value: Any, *, read_value: bool) -> Any:
+        """Change `variable`, and return its new value if `read_value`."""
         ...
 
     def scatter(self, variable: Any, kind: Any, slices: Any) -> None:
@@ -48,16 +48,7 @@ class CallContext:
     in_replica: bool = False  # whether a step is traced around the caller: values are one replica's
 
 
-_NOWHERE = CallContext()
-# A list, so that setting the hook needs no `global`; it has at most one entry.
-_hook: list[Callable[[], CallContext]] = []
-
-
-def set_context_hook(hook: Callable[[], CallContext]) -> None:
-    """Install the callback through which higher layers report the current strategy."""
-    _hook[:] = [hook]
-
-
 def get_call_context() -> CallContext:
-    """Return the context of the caller; outside every strategy before a hook is set."""
-    return _hook[0]() if _hook else _NOWHERE
+    """Return the context of the caller."""
+    context: CallContext = GET_CALL_CONTEXT.call()
+    return context

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxdist._collectives.across.across import take_plain_array
+from jaxdist._collectives.across.plain import take_plain_array
 from jaxdist._collectives.across.together import check_sum
 from jaxdist._collectives.cross_device.base import CrossDeviceOps
 from jaxdist._collectives.cross_device.destinations import find_target, put_on_target

@@ -6,15 +6,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._collectives.across.across import gather_across
+from jaxdist._collectives.across.gather import gather_across
+from jaxdist._collectives.across.kinds import Request
 from jaxdist._collectives.across.together import check_together
 from jaxdist._collectives.cross_device.destinations import find_target, put_on_target
-from jaxdist._collectives.cross_device.sparse import read_slices, reduce_slices
 from jaxdist._collectives.cross_device.values import (
     as_per_replica,
     find_layout,
     gather_handle,
     local_shape,
+    read_slices,
+    reduce_slices,
 )
 from jaxdist._collectives.in_replica import check_results, gather_dim
 from jaxdist._collectives.options.dtypes import check_integer, check_supported
@@ -328,7 +330,8 @@ class CrossDeviceOps:
         if isinstance(per_replica_value, Handle):
             return gather_handle(caller, per_replica_value, axis)
         layout = find_layout(caller, [per_replica_value], [destinations])
-        whole = gather_across("per_replica_value", per_replica_value, axis, layout, caller)
+        request = Request(caller, axis, layout)
+        whole = gather_across(request, "per_replica_value", per_replica_value)
         return put_on_target(whole, find_target(caller, destinations, layout))
 
     def _check_options(

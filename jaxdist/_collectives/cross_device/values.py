@@ -1,6 +1,6 @@
 """The operands of `CrossDeviceOps`, and the mesh on which they are reduced."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -8,9 +8,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxdist import _mesh as meshes
+from jaxdist._collectives.across.slices import scale_rows
 from jaxdist._collectives.cross_device.destinations import list_devices
 from jaxdist._collectives.in_replica import gather_dim, gather_over_replicas
 from jaxdist._collectives.options.dtypes import check_numeric
+from jaxdist._collectives.options.reduce_op import ReduceOp
 from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import (
@@ -196,3 +198,45 @@ def gather_handle(caller: str, handle: Handle, axis: int) -> jax.Array:
     """Return `gather` while a step is traced, as an all-gather."""
     dim = gather_dim(caller, "per_replica_value", handle.local, axis)
     return gather_over_replicas(handle.local, dim, handle.layout.replica_axes)
+
+
+# A function that concatenates one part over the replicas, on the destinations.
+Gather = Callable[[PerReplica], Any]
+
+
+def read_slices(caller: str, name: str, value: Any) -> IndexedSlices | None:
+    """Return `value` as slices with per-replica parts, or None if it is no slices.
+
+    Raises:
+        ReplicaValueError: Only some replicas have slices, or their whole arrays differ.
+    """
+    if isinstance(value, IndexedSlices):
+        return value
+    if not isinstance(value, PerReplica) or value.is_global:
+        return None
+    parts = value.values
+    kinds = [isinstance(p, IndexedSlices) for p in parts]
+    if not any(kinds):
+        return None
+    shapes = [p.dense_shape if isinstance(p, IndexedSlices) else p for p in parts]
+    if not all(kinds) or len(set(shapes)) > 1:
+        found = "\n".join(f"  replica {r}: {p!r}" for r, p in enumerate(parts))
+        raise ReplicaValueError(
+            f"{caller} was given {name} that is not of one kind:\n{found}\n\n"
+            "Slices are reduced with slices, of one whole array (dense_shape).\n\n"
+            "Give IndexedSlices on every replica, or slices.to_dense() on each."
+        )
+    first: IndexedSlices = parts[0]
+    return first.with_parts(
+        PerReplica([p.values for p in parts]), PerReplica([p.indices for p in parts])
+    )
+
+
+def reduce_slices(
+    caller: str, name: str, op: ReduceOp, slices: IndexedSlices, gather: Gather
+) -> IndexedSlices:
+    """Return the rows of all replicas; for a mean, divided by the number of replicas."""
+    values = as_per_replica(caller, f"{name}.values", slices.values)
+    indices = as_per_replica(caller, f"{name}.indices", slices.indices)
+    rows, numbers = gather(values), gather(indices)
+    return slices.with_parts(scale_rows(op, rows, count_replicas(values)), numbers)

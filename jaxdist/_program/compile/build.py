@@ -1,16 +1,16 @@
-"""The steps from a Python function to a `Program`: trace, prove, check state."""
+"""The steps from a traced function to a `Program`: prove, check state, describe the results."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._collectives import collect_notes, is_below_a_byte
+from jaxdist._collectives import TraceNotes, is_below_a_byte
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.out_slot import OutSlot
 from jaxdist._program.compile.program import Program
-from jaxdist._program.logical.logical_marks import marks_of_results
+from jaxdist._program.logical.logical_layout import marks_of_results
 from jaxdist._program.logical.placed_work import placed_work
 from jaxdist._program.logical.spmd_inputs import check_inputs
 from jaxdist._program.nnx.graph_rules import Combination
@@ -20,34 +20,33 @@ from jaxdist._program.state.no_rows import check_without_rows, has_empty_input
 from jaxdist._program.state.rows import find_places_with_rows
 from jaxdist._program.state.state import check_functional_state, find_combinations
 from jaxdist._program.trace.trace import Signature, TracedStep, input_differences, replica_axes_of
-from jaxdist._program.variables.lift import NO_VARIABLES, LiftedVariables, check_equal, lift
+from jaxdist._program.variables.lift import LiftedVariables, check_equal
 from jaxdist._values import Kind
 from jaxdist.errors import ArgumentTypeError
 
 
 def build(
-    fn: Callable[..., Any],
+    name: str,
+    traced: TracedStep,
     signature: Signature,
-    strategy: Any,
+    variables: LiftedVariables,
+    layout: ReplicaMesh,
     input_names: Sequence[str],
     donated_args: Sequence[int],
     donated: Sequence[int],
     where: str,
-    known: LiftedVariables = NO_VARIABLES,
+    notes: TraceNotes,
 ) -> Program:
-    """Trace `fn`, analyse the trace, and raise if state would differ between replicas."""
-    layout: ReplicaMesh = strategy.layout
-    with collect_notes() as notes:
-        traced, signature, variables = lift(fn, signature, strategy, known)
+    """Analyse the trace of a step, and raise if state would differ between replicas."""
     graph_size = len(signature.graph.paths) if signature.graph else 0
     graph_names = [signature.graph.name(i) for i in range(graph_size)] if signature.graph else []
     written_names, read_names = variables.names
     state_names = [*graph_names, *written_names]
     names = [*state_names, *traced.paths]
     names_in = (*state_names, *input_names, *read_names)
-    for name, slot in zip(names_in, signature.inputs, strict=True):
+    for input_name, slot in zip(names_in, signature.inputs, strict=True):
         if slot.kind is not Kind.MIRRORED:
-            check_whole_bytes(name, slot.dtype, "went into strategy.run")
+            check_whole_bytes(input_name, slot.dtype, "went into strategy.run")
     if layout.spmd and layout.num_logical > 1:
         check_inputs(signature, traced, names_in, layout, len(variables.read_only))
     axes = replica_axes_of(layout)
@@ -74,7 +73,7 @@ def build(
     own_copies = {graph_size + i for i, v in enumerate(variables.written) if v.home.per_replica}
     marks = marks_of_results(traced.jaxpr) if layout.num_logical > 1 else [None] * len(names)
     results = zip(names, traced.jaxpr.outvars, traced.shapes, strict=True)
-    for i, (name, var, shape) in enumerate(results):
+    for i, (result_name, var, shape) in enumerate(results):
         # State that differs was refused or combined above, except for variables with own copies.
         different = (differs[i] and i >= traced.num_graph) or i in own_copies
         cut = traced.cuts.get(i)
@@ -82,10 +81,10 @@ def build(
         # A variable stays on the devices where it is stored, whatever the step marks.
         parts = None if graph_size <= i < traced.num_graph else marks[i]
         if kind is not Kind.MIRRORED:
-            check_whole_bytes(name, var.aval.dtype, "comes out of strategy.run")
-        outputs.append(OutSlot(name, kind, shape, var.aval.dtype, cut, parts))
+            check_whole_bytes(result_name, var.aval.dtype, "comes out of strategy.run")
+        outputs.append(OutSlot(result_name, kind, shape, var.aval.dtype, cut, parts))
     return Program(
-        getattr(fn, "__name__", type(fn).__name__),
+        name,
         layout,
         signature,
         traced,

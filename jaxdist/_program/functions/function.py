@@ -35,7 +35,7 @@ from jaxdist._program.functions.errors import find_invalid_operation, mixed_devi
 from jaxdist._program.functions.trace import FunctionTrace, trace_function
 from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.op_by_op.eagerly import EAGERLY
-from jaxdist._replica import current_frame
+from jaxdist._replica import HasLayout, current_frame
 from jaxdist._validate import check_callable
 from jaxdist._values import (
     Variable,
@@ -148,7 +148,7 @@ class Function:
             return find_invalid_operation(self._fn, flat, self._graphs.of(flat), draws, error)
         return mixed_devices_error(getattr(self._fn, "__name__", "function"), error)
 
-    def _run(self, flat: Flat, draws: Draws, strategy: Any) -> Any:
+    def _run(self, flat: Flat, draws: Draws, strategy: HasLayout | None) -> Any:
         cached_graph = self._graphs.of(flat)
         shape = cached_graph.shape if cached_graph else None
         state = cached_graph.read() if cached_graph else []

@@ -1,8 +1,9 @@
 """NNX objects in closures, and Flax variables in containers: assignments to them raise errors."""
 
+import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -73,11 +74,11 @@ def _iterate_global_names(code: types.CodeType) -> Iterator[str]:
             yield from _iterate_global_names(const)
 
 
-def call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call the step. Raise a named error if it assigns to an NNX object in its closure."""
-    bare = find_bare_variables(args, kwargs)
+@contextlib.contextmanager
+def explain_errors(fn: Any) -> Iterator[None]:
+    """Raise a named error if `fn`, called in the block, assigns to an NNX object in its closure."""
     try:
-        result = fn(*args, **kwargs)
+        yield
     except (TraceContextError, ValueError, UnexpectedTracerError) as error:
         raise_if_leaked(fn, error)
         # JAX and Flax have no classes for these errors; their texts tell them apart.
@@ -100,8 +101,6 @@ def call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             )
             raise
         raise ContextError(_closure_message(fn, *touched, objects)) from error
-    check_no_write_is_lost(bare, result)
-    return result
 
 
 def raise_if_leaked(fn: Any, error: Exception) -> None:

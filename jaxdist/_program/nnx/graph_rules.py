@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxdist._collectives import mean_over_replicas
-from jaxdist._program.nnx import keys_of_replicas
 from jaxdist._typing import AxisNames
 from jaxdist._values import mean_of_shares, share_of_mean
 
@@ -36,7 +35,7 @@ class Combination:
 def enter_replica(kind: type, value: Any, axes: AxisNames) -> Any:
     """Return a variable's value on one replica. A random key gets the replica's index folded in."""
     if issubclass(kind, nnx.RngKey):
-        return keys_of_replicas.fold_in_replica(value, axes)
+        return _fold_in_replica(value, axes)
     return value
 
 
@@ -44,11 +43,7 @@ def leave_replica(kind: type, before: Any, entered: Any, after: Any, axes: AxisN
     """Return a variable's value for the next step. An unassigned random key keeps its old value."""
     if not issubclass(kind, nnx.RngKey):
         return after
-    return (
-        before
-        if after is entered
-        else keys_of_replicas.keys_for_next_step(before, entered, after, axes)
-    )
+    return before if after is entered else _keys_for_next_step(before, entered, after, axes)
 
 
 def is_metric(kind: type) -> bool:
@@ -181,3 +176,56 @@ def _widen(x: Any) -> Any:
     """Cast narrow floats to f32: long sums need it, and XLA's CPU backend may abort on bf16."""
     is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
     return x.astype(jnp.float32) if is_narrow else x
+
+
+# Random keys: one key between steps, one stream for each replica in a step.
+
+
+def _fold_in_replica(keys: Any, axes: AxisNames) -> Any:
+    """Return the keys of one replica, derived from the keys that all replicas share."""
+    return _fold_in(keys, jax.lax.axis_index(axes))
+
+
+def _fold_in(keys: Any, number: Any) -> Any:
+    # `fold_in` takes one key, so it is mapped over each dim of an array of keys.
+    fold = jax.random.fold_in
+    for _ in range(keys.ndim if _is_typed(keys) else keys.ndim - 1):
+        fold = jax.vmap(fold, in_axes=(0, None))
+    return fold(keys, number)
+
+
+def _keys_for_next_step(before: Any, entered: Any, after: Any, axes: AxisNames) -> Any:
+    """Return the keys for the next step, after the step may have assigned new ones.
+
+    There is one variable for all replicas. So all continue with the keys of the first replica, and
+    each folds its own index in again. If no replica assigned new bits, the keys stay as before.
+
+    Cost:
+        One all-reduce of the words of the keys.
+    """
+    new = _words(after)
+    if new.shape == _words(entered).shape and after.dtype == entered.dtype:
+        written = jnp.any(new != _words(entered)).astype(jnp.uint32)
+    else:
+        written = jnp.uint32(1)
+    is_first = jax.lax.axis_index(axes) == 0
+    # The sum over replicas of which all but one hold 0 is a broadcast. The flag is part of the
+    # same all-reduce.
+    mine = jnp.where(is_first, new, 0)
+    both = jax.lax.psum(jnp.concatenate([written.reshape(1), mine.reshape(-1)]), axes)
+    first = both[1:].reshape(new.shape).astype(new.dtype)
+    if new.shape == _words(before).shape and after.dtype == before.dtype:
+        first = jnp.where(both[0] > 0, first, _words(before))
+    return (
+        jax.random.wrap_key_data(first, impl=jax.random.key_impl(after))
+        if _is_typed(after)
+        else first
+    )
+
+
+def _words(keys: Any) -> Any:
+    return jax.random.key_data(keys) if _is_typed(keys) else keys
+
+
+def _is_typed(keys: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key))

@@ -37,6 +37,7 @@ from jaxdist._program.trace.trace import Signature, replica_axes_of
 from jaxdist._program.uneven.groups import Groups
 from jaxdist._program.uneven.uneven import check_ranks, get_signature_of_replica, join_templates
 from jaxdist._program.variables.lift import check_equal
+from jaxdist._replica import HasLayout
 from jaxdist._values import (
     Kind,
     PerReplica,
@@ -72,7 +73,11 @@ class OpByOpStep:
     """
 
     def __init__(
-        self, fn: Callable[..., Any], signature: Signature, strategy: Any, leaves: Sequence[Any]
+        self,
+        fn: Callable[..., Any],
+        signature: Signature,
+        strategy: HasLayout,
+        leaves: Sequence[Any],
     ) -> None:
         layout: ReplicaMesh = strategy.layout
         self._layout, self._signature, self._leaves = layout, signature, leaves

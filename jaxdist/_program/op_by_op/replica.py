@@ -16,6 +16,7 @@ from jaxdist._program.op_by_op.variables_now import VariablesNow
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._program.proof.replication import NONE, Differs, analyse
 from jaxdist._program.trace.trace import Argument, LocalStep, Signature, TracedStep
+from jaxdist._replica import HasLayout
 from jaxdist._values import OPEN, PIECE, Kind, Variable
 
 
@@ -46,7 +47,7 @@ class Replica:
         number: int,
         fn: Callable[..., Any],
         signature: Signature,
-        strategy: Any,
+        strategy: HasLayout,
         device: jax.Device,
         arguments: Sequence[Any],
     ) -> None:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxdist import _compat
-from jaxdist._collectives import is_below_a_byte
+from jaxdist._collectives import collect_notes, is_below_a_byte
 from jaxdist._program.arguments.arguments import check_no_arrays_hidden
 from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
 from jaxdist._program.arguments.retrace import RetraceWatch, source_location
@@ -27,7 +27,7 @@ from jaxdist._program.run.call import Call
 from jaxdist._program.run.donated import check_positions, find_donated_leaves
 from jaxdist._program.state.no_rows import rows_of
 from jaxdist._program.trace.trace import Signature
-from jaxdist._program.variables.lift import NO_VARIABLES
+from jaxdist._program.variables.lift import NO_VARIABLES, lift
 
 
 @dataclasses.dataclass
@@ -96,52 +96,28 @@ class Programs:
         """Return the compiled program for this signature, or None."""
         return self._ready.get(signature)
 
-    def find_or_compile(self, call: Call) -> ReadyProgram:
-        """Return the compiled program of a call; compile it at the first call."""
-        known = self._ready.get(call.signature)
-        return self._compile(call) if known is None else known
-
-    def without_donation(self, call: Call) -> ReadyProgram:
-        """Return the same program without donation of its arguments."""
-        known = self._undonated.get(call.signature)
-        if known is None:
-            program = self._ready[call.signature].program if call.signature in self._ready else None
-            whole = program or self._only_traced.get(call.signature) or self.build(call)
-            self.look_ahead(call)
-            kept = dataclasses.replace(whole, donated=())
-            known = self._undonated[call.signature] = ReadyProgram(kept, kept.compiled())
-        return known
-
     def find_or_trace(self, call: Call) -> Program:
-        """Return the program of a call without compiling it."""
-        ready = self._ready.get(call.signature)
-        if ready is not None:
-            return ready.program
-        known = self._only_traced.get(call.signature)
+        """Return the program of a call without compiling it; trace and analyse it if it is new."""
+        flat, signature = call.flat, call.signature
+        ready = self._ready.get(signature)
+        known = self._only_traced.get(signature) if ready is None else ready.program
         if known is not None:
             return known
-        program = self.build(call)
-        # Inside another trace the program contains tracers, which die with that trace.
-        if not call.is_traced:
-            self._only_traced[call.signature] = program
-        return program
-
-    def build(self, call: Call) -> Program:
-        """Trace and analyse a call. The result is not cached."""
-        fn = self._fn()
-        flat, signature = call.flat, call.signature
+        fn, strategy = self._fn(), self._strategy()
         check_positions(self._donated, flat.given[0])
         check_no_arrays_hidden("strategy.run", flat)
         check_step_holds_no_arrays("strategy.run", fn)
+        with collect_notes() as notes:
+            lifted = lift(fn, signature, strategy, self._variables)
         program = build(
-            fn,
-            signature,
-            self._strategy(),
+            getattr(fn, "__name__", type(fn).__name__),
+            *lifted,
+            strategy.layout,
             flat.names(),
             self._donated,
             find_donated_leaves(self._donated, flat, signature.graph),
             source_location(fn),
-            self._variables,
+            notes,
         )
         if program.variables:
             self._variables = program.variables
@@ -149,6 +125,9 @@ class Programs:
             self._has_warned_of_means = True
             rows = rows_of(signature, program.layout.num_replicas)
             warn_of_means(source_location(fn), program.traced.means, rows, signature.step)
+        # Inside another trace the program contains tracers, which die with that trace.
+        if not call.is_traced:
+            self._only_traced[signature] = program
         return program
 
     def look_ahead(self, call: Call) -> None:
@@ -169,18 +148,30 @@ class Programs:
                 continue
             try:
                 check_can_be_uneven(signature, call.flat.names(), layout)
-                program = self.build(dataclasses.replace(call, signature=signature))
+                self.find_or_trace(dataclasses.replace(call, signature=signature))
             except Exception as error:
                 error.add_note(describe_later_step(step))
                 raise
-            if not call.is_traced:
-                self._only_traced[signature] = program
         self._looked_ahead.add(later)
 
-    def _compile(self, call: Call) -> ReadyProgram:
+    def compile(self, call: Call, program: Program, *, donates: bool) -> ReadyProgram:
+        """Compile the program of a call, and keep it for calls of the same signature.
+
+        Args:
+            call: The call.
+            program: Its program, as `find_or_trace` returned it.
+            donates: Whether to compile the donation of its arguments, too.
+        """
         fn, signature = self._fn(), call.signature
-        program = self._only_traced.pop(signature, None) or self.build(call)
+        known = None if donates else self._undonated.get(signature)
+        if known is not None:
+            return known
         self.look_ahead(call)
+        if not donates:
+            kept = dataclasses.replace(program, donated=())
+            ready = self._undonated[signature] = ReadyProgram(kept, kept.compiled())
+            return ready
+        self._only_traced.pop(signature, None)
         # Before the first run: an error about a later batch must come before hours of training.
         if self._ready:
             last = next(reversed(self._ready))

@@ -12,6 +12,7 @@ from jaxdist._program.arguments.options import RunOptions, check_options
 from jaxdist._program.arguments.retrace import RetraceWatch
 from jaxdist._program.compile.program import Program
 from jaxdist._program.run.step import Step
+from jaxdist._replica import HasLayout
 from jaxdist.errors import DonationError, NotFiniteError
 
 # Functions without weak references (bound methods, partials) are kept alive, but only so many.
@@ -25,7 +26,7 @@ class Runner:
     It holds plain functions weakly. So a redefined notebook cell frees its old programs.
     """
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: HasLayout) -> None:
         self._strategy = weakref.ref(strategy)
         # Steps by a weak reference to their function, or by that and their options. `Strategy.run`
         # reads this dict itself, to save a call.
@@ -85,7 +86,7 @@ class Runner:
         return self.step(fn, options).op_by_op(tuple(args), dict(kwargs or {}))
 
     def _new(self, fn: Callable[..., Any], options: RunOptions) -> Step:
-        strategy = self._strategy()
+        strategy: Any = self._strategy()
         step = Step(fn, options, strategy, self._watch)
         # The first step that donates makes all other steps check for deleted arrays.
         if step.finds_deleted and not self._guards:

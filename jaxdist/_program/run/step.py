@@ -40,7 +40,7 @@ from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.program import Program
 from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.op_by_op.executor import OpByOpStep, Outcome
-from jaxdist._program.run.call import Call, read
+from jaxdist._program.run.call import Call, read, run_inside_trace
 from jaxdist._program.run.call_paths import (
     copy_host_arrays,
     count_steps,
@@ -51,10 +51,10 @@ from jaxdist._program.run.call_paths import (
 from jaxdist._program.run.donated import check_not_repeated, check_positions
 from jaxdist._program.run.donation import DonatingCall, has_repeats, may_crash
 from jaxdist._program.run.fast_call import CallTemplate, FastCall, TakeSlowPath
-from jaxdist._program.run.inside_trace import run_inside_trace
 from jaxdist._program.run.programs import Programs
 from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._program.virtual.limits import check_compiled, check_inside_trace
+from jaxdist._replica import HasLayout
 from jaxdist.errors import NotFiniteError
 
 
@@ -65,7 +65,7 @@ class Step:
         self,
         fn: Callable[..., Any],
         options: run_options.RunOptions,
-        strategy: Any,
+        strategy: HasLayout,
         watch: RetraceWatch,
     ) -> None:
         # Weakly where it is possible: the runner drops this object when the function dies.
@@ -121,15 +121,15 @@ class Step:
 
     def slow(self, *args: Any, **kwargs: Any) -> Any:
         """Run without the C++ dispatcher."""
-        return self._miss(args, kwargs)[0]
+        return self._miss(*args, **kwargs)[0]
 
-    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def _miss(self, *args: Any, **kwargs: Any) -> _compat.Answer:
         call = self._read(args, kwargs)
         if call.is_traced:
-            return self._inside_trace(call), None
+            return _compat.answer_miss(self._inside_trace(call))
         self._layout.check_can_run("strategy.run")
         if _compat.is_jit_disabled():
-            return self._op_by_op(call, args), None
+            return _compat.answer_miss(self._op_by_op(call, args))
         if has_arrays_elsewhere(call.leaves, self._layout):
             self.keep_copies()
             # The copy on the array's own device has the same buffer. It would hide that one buffer
@@ -140,13 +140,13 @@ class Step:
                 args, kwargs = copied
                 call = self._read(args, kwargs)
         is_checked = self.donates and _compat.is_checking_numbers()
-        # If the result has a nan, the step runs again op by op, with the same arguments. So they
-        # must not be donated.
-        ready = (
-            self._programs.without_donation(call)
-            if is_checked
-            else self._programs.find_or_compile(call)
-        )
+        ready = None if is_checked else self._programs.get(call.signature)
+        if ready is None:
+            # Traced here and compiled there, so that a new step has few frames below its own.
+            program = self._programs.find_or_trace(call)
+            # If the result has a nan, the step runs again op by op, with the same arguments. So
+            # they must not be donated.
+            ready = self._programs.compile(call, program, donates=not is_checked)
         program = ready.program
         leaves = call.leaves_of(program)
         if _compat.has_deleted(leaves):
@@ -167,13 +167,14 @@ class Step:
         if call.has_padding:
             self._start_keeping_padding()
         if is_checked:
-            return result, None
+            return _compat.answer_miss(result)
         # The dispatcher can only repeat this call if its leaves are the arguments as they came.
         plain = not call.flat.nodes and not any(isinstance(s, Static) for s in call.flat.slots)
         if program.variables or not plain:
             self._use_fast_call(call, args, kwargs, program.variables)
-            return result, None
-        return result, None if call.moved or call.flat.lost_padding else ready.record
+            return _compat.answer_miss(result)
+        can_repeat = not call.moved and not call.flat.lost_padding
+        return _compat.answer_miss(result, ready.record if can_repeat else None)
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
         return flatten(args, kwargs, self._static_names, self._static_numbers)
@@ -188,7 +189,7 @@ class Step:
 
     def _inside_trace(self, call: Call) -> Any:
         check_inside_trace(self._layout)
-        program = self._programs.build(call)
+        program = self._programs.find_or_trace(call)
         self._programs.look_ahead(call)
         return run_inside_trace(call, program)
 
@@ -211,10 +212,11 @@ class Step:
     def _run_op_by_op(self, call: Call, args: tuple[Any, ...]) -> Outcome:
         check_compiled(self._layout)
         fn: Any = self._fn()
+        strategy: Any = self._strategy()
         check_positions(self.donated, args)
         check_no_arrays_hidden("strategy.run", call.flat)
         with _compat.enable_jit():
-            step = OpByOpStep(fn, call.signature, self._strategy(), call.leaves)
+            step = OpByOpStep(fn, call.signature, strategy, call.leaves)
             return step.run(self.donated, source_location(fn))
 
     def find_invalid_number(
@@ -347,7 +349,7 @@ class Step:
     ) -> Callable[..., Any]:
         """Return a C++ dispatcher for calls whose arguments a template took apart."""
 
-        def miss(given: tuple[Any, ...], _: dict[str, Any]) -> tuple[Any, Any]:
+        def miss(*given: Any) -> _compat.Answer:
             args, kwargs = restore(given[2], given[3])
             call = self._read(args, kwargs)
             ready = self._programs.get(call.signature)
@@ -356,14 +358,14 @@ class Step:
             # the dispatcher did not get it.
             fits = self._make_template(call, args, kwargs) == template
             if ready is None or traced or call.moved or not fits or has_padding(given):
-                return TakeSlowPath(), None
+                return _compat.answer_miss(TakeSlowPath())
             if ready.program.variables is not variables:
-                return TakeSlowPath(), None
+                return _compat.answer_miss(TakeSlowPath())
             leaves = call.leaves_of(ready.program)
             check_not_repeated(self.donated, leaves, ready.program)
             results = ready.call(leaves)
             record = ready.record if ready.has_record else None
-            return ready.program.rebuild(results), record
+            return _compat.answer_miss(ready.program.rebuild(results), record)
 
         return _compat.make_dispatcher(self.name, miss, copies=self.keep_copies)
 

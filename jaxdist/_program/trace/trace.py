@@ -28,7 +28,7 @@ from jaxdist._program.proof.pieces import ShardFact, ShardingProof, check_result
 from jaxdist._program.proof.replication import NONE
 from jaxdist._program.trace import sharded
 from jaxdist._program.trace.step_errors import find_better_error, unbound_axis_error
-from jaxdist._replica import Frame, ReplicaContext, enter_frame
+from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
 from jaxdist._validate import as_array
 from jaxdist._values import (
     Cut,
@@ -131,41 +131,33 @@ class Argument(int):
     """The number of an argument leaf."""
 
 
-def trace(fn: Callable[..., Any], signature: Signature, strategy: Any) -> TracedStep:
+def trace(fn: Callable[..., Any], signature: Signature, strategy: HasLayout) -> TracedStep:
     """Trace `fn` under `shard_map` with the layout of `strategy`.
 
     With one logical device for each replica, all axes are manual, which every operation supports.
     A step that names a logical axis of size 1 in a sharding constraint is traced again, with that
     axis automatic.
     """
-    layout: ReplicaMesh = strategy.layout
+    layout = strategy.layout
     partial = frozenset(layout.replica_axes)
-    if layout.manual_axes == partial:
-        return _trace_with(partial, fn, signature, strategy)
-    try:
-        traced = _trace_with(layout.manual_axes, fn, signature, strategy)
-    except ValueError as error:
-        # JAX has no class for the error about an operation that names a manual axis.
-        if "manual" not in str(error).lower():
-            raise
-        return _trace_with(partial, fn, signature, strategy)
-    if contains(traced.jaxpr, "sharding_constraint"):
-        return _trace_with(partial, fn, signature, strategy)
-    return traced
-
-
-def _trace_with(
-    manual_axes: frozenset[str], fn: Callable[..., Any], signature: Signature, strategy: Any
-) -> TracedStep:
-    variables = signature.lifting.begin()
-    local = LocalStep(fn, signature, strategy, variables)
-    traced: TracedStep = variables.finish(
-        trace_local(manual_axes, local, signature, strategy.layout)
-    )
-    dead = next((c for c in traced.closed.consts if is_leaked(c)), None)
-    if dead is not None:
-        raise closures.leak_error(fn, dead)
-    return traced
+    axes = layout.manual_axes
+    while True:
+        variables = signature.lifting.begin()
+        local = LocalStep(fn, signature, strategy, variables)
+        try:
+            traced: TracedStep = variables.finish(trace_local(axes, local, signature, layout))
+        except ValueError as error:
+            # JAX has no class for the error about an operation that names a manual axis.
+            if axes == partial or "manual" not in str(error).lower():
+                raise
+            axes = partial
+            continue
+        dead = next((c for c in traced.closed.consts if is_leaked(c)), None)
+        if dead is not None:
+            raise closures.leak_error(fn, dead)
+        if axes == partial or not contains(traced.jaxpr, "sharding_constraint"):
+            return traced
+        axes = partial
 
 
 def replica_axes_of(layout: ReplicaMesh) -> frozenset[str]:
@@ -275,7 +267,7 @@ class LocalStep:
     """The user's function, called with flat local values and returning flat local results."""
 
     def __init__(
-        self, fn: Callable[..., Any], signature: Signature, strategy: Any, variables: Any
+        self, fn: Callable[..., Any], signature: Signature, strategy: HasLayout, variables: Any
     ) -> None:
         self.fn = fn
         self.signature = signature
@@ -307,12 +299,14 @@ class LocalStep:
         own = sharded.wrap_pieces(values, signature.inputs)[self.graph_size :]
         args, kwargs = unflatten(signature.treedef, signature.slots, own, nodes)
         context = ReplicaContext(self.strategy)
+        bare = closures.find_bare_variables(args, kwargs)
         with (
             self.variables.body(),
             enter_frame(Frame(self.strategy, replica=context, variables=self.variables)),
         ):
             try:
-                result = closures.call(self.fn, args, kwargs)
+                with closures.explain_errors(self.fn):
+                    result = self.fn(*args, **kwargs)
             except Exception as error:
                 # Only here the names of the arguments are known that the better error shows.
                 better = unbound_axis_error(error, self.fn, self.strategy.layout)
@@ -320,6 +314,7 @@ class LocalStep:
                 if better is None:
                     raise
                 raise better from error
+            closures.check_no_write_is_lost(bare, result)
             sharded.restore_nodes(variables_before, nodes, self.strategy.layout)
         self.cuts = sharded.cuts_of(signature.inputs[: self.graph_size])
         state = self._collect_state(values, nodes)

@@ -20,6 +20,7 @@ from jaxdist._program.trace.trace import Argument, Signature, TracedStep, trace,
 from jaxdist._program.uneven.groups import Groups
 from jaxdist._program.uneven.joined import Slot, pad_to_shape, run_joined
 from jaxdist._program.uneven.joined_ops import Const, is_equal
+from jaxdist._replica import HasLayout
 from jaxdist._values import PerReplica, copy_if_writable
 from jaxdist.errors import ShapeError, StateDivergenceError
 
@@ -100,7 +101,7 @@ def _find_largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def traces_of_groups(
-    fn: Callable[..., Any], signature: Signature, strategy: Any
+    fn: Callable[..., Any], signature: Signature, strategy: HasLayout
 ) -> tuple[list[Signature], list[TracedStep], Groups]:
     """Trace `fn` for each group of replicas with equal shapes.
 
@@ -164,7 +165,7 @@ def get_signature_of_replica(signature: Signature, replica: int, num_replicas: i
 
 
 def _trace_with_known_gathers(
-    fn: Callable[..., Any], signatures: list[Signature], strategy: Any, groups: Groups
+    fn: Callable[..., Any], signatures: list[Signature], strategy: HasLayout, groups: Groups
 ) -> list[TracedStep]:
     """Trace each group until every gather knows the number of rows of each replica.
 

@@ -62,10 +62,11 @@ class StepAccess(abc.ABC):
             return read_aggregated(variable, own, self._layout)
         return own
 
-    def update(self, variable: Variable, change: Change, value: Any) -> None:
+    def update(self, variable: Variable, change: Change, value: Any, *, read_value: bool) -> Any:
         """Change this replica's copy; aggregate the value over the replicas if needed."""
         given = aggregate_value(variable, change, value, self._layout, in_merge=self._in_merge)
         self._set(variable, change.value, change.apply(self._own_to_change(variable), given))
+        return self.read(variable) if read_value else None
 
     def scatter(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
         """Change some rows of a mirrored variable."""
@@ -80,9 +81,7 @@ class StepAccess(abc.ABC):
         """Change this replica's copy only."""
         if isinstance(value, PerReplica):
             value = jnp.asarray(get_own_value(value, self._layout))
-        given = cast_to_variable(
-            variable.label, change.value, value, variable.shape, variable.dtype
-        )
+        given = cast_to_variable(variable, change.value, value)
         self._set(variable, change.value, change.apply(self._own_to_change(variable), given))
 
     def scatter_own(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
@@ -117,9 +116,10 @@ class OwnCopies:
         """Return the value of this replica's copy."""
         return self._step.read_own(variable)
 
-    def update(self, variable: Variable, change: Change, value: Any) -> None:
+    def update(self, variable: Variable, change: Change, value: Any, *, read_value: bool) -> Any:
         """Change this replica's copy."""
         self._step.update_own(variable, change, value)
+        return self.read(variable) if read_value else None
 
     def scatter(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
         """Change some rows of this replica's copy."""
@@ -159,8 +159,8 @@ def mapped_value_error(variable: Variable, what: str) -> ArgumentError:
 
 def variables_as_values(value: PyTree) -> PyTree:
     """Return the same pytree with each variable replaced by its values on the replicas."""
-    # Most programs have no variables: do not flatten then.
-    if not has_any_variable():
+    # Most programs have no variables: do not flatten then. A `PerReplica` has none either.
+    if isinstance(value, PerReplica) or not has_any_variable():
         return value
     leaves, treedef = jax.tree.flatten(
         value, is_leaf=lambda x: isinstance(x, (PerReplica, Variable))

@@ -30,7 +30,7 @@ def aggregate_value(
     is_own = not in_merge or isinstance(value, PerReplica)
     if isinstance(value, PerReplica):
         value = jnp.asarray(get_own_value(value, layout))
-    given = cast_to_variable(variable.label, change.value, value, variable.shape, variable.dtype)
+    given = cast_to_variable(variable, change.value, value)
     if layout.num_replicas == 1:
         return given
     if variable.home.per_replica:

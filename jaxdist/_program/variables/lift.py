@@ -12,6 +12,7 @@ from jaxdist._program.trace.trace import Argument, Signature, TracedStep, trace,
 from jaxdist._program.uneven.groups import Groups
 from jaxdist._program.uneven.uneven import joined_trace, traces_of_groups
 from jaxdist._program.variables.step_variables import Lifting
+from jaxdist._replica import HasLayout
 from jaxdist._values import Kind, Placement, Variable, get_arrays, set_arrays
 from jaxdist.errors import ContextError, DivergentCollectiveError, StateDivergenceError
 
@@ -70,7 +71,7 @@ NO_VARIABLES = LiftedVariables((), (), 0)
 
 
 def lift(
-    fn: Callable[..., Any], signature: Signature, strategy: Any, known: LiftedVariables
+    fn: Callable[..., Any], signature: Signature, strategy: HasLayout, known: LiftedVariables
 ) -> tuple[TracedStep, Signature, LiftedVariables]:
     """Trace `fn` with the variables that it uses as inputs, and the assigned ones as results.
 
@@ -84,7 +85,7 @@ def lift(
         ContextError: In every trace the step changes other variables in subprograms.
         MixedStrategyError: A variable belongs to another strategy.
     """
-    layout: ReplicaMesh = strategy.layout
+    layout = strategy.layout
     lifting = Lifting(layout, refs=known.refs)
     touched: tuple[Variable, ...] = ()
     for _ in range(MAX_TRACES):

@@ -6,7 +6,7 @@ traced. TensorFlow waits there until all replicas have arrived. jaxdist traces t
 replica sees it, so no replica waits: a per-replica value is a `Handle`, which holds the traced
 value of that replica. `Strategy.reduce` and `gather` then become collectives over the replica axes
 of the same program, and `Strategy.run` calls its function directly. Outside of a step the same
-methods work on concrete arrays (`reduce_and_gather.py`). `Frame.in_merge` selects between the two.
+methods work on concrete arrays. `table.py` has the functions for both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,16 +17,16 @@ import jax.numpy as jnp
 from jax.tree_util import keystr
 
 from jaxdist import _collectives
-from jaxdist._collectives import Communication, CommunicationOptions, CrossDeviceOps, ReduceOp
+from jaxdist._collectives import ReduceOp, Request
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._replica import Frame, ReplicaContext, enter_frame
+from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
 from jaxdist._typing import PyTree
 from jaxdist._values import DistributedValues, Handle, PerReplica, get_own_value
 from jaxdist.errors import ArgumentTypeError
 
 
 def run(
-    strategy: Any,
+    strategy: HasLayout,
     frame: Frame,
     fn: Callable[..., Any],
     args: Sequence[Any],
@@ -50,45 +50,22 @@ def run(
     )
 
 
-def reduce(
-    op: ReduceOp,
-    value: PyTree,
-    axis: Any,
-    layout: ReplicaMesh,
-    communication: Communication,
-    options: CommunicationOptions,
-) -> PyTree:
-    """Reduce handles by one all-reduce of all leaves: `Strategy.reduce`."""
-    leaves, treedef = jax.tree.flatten_with_path(
-        value, is_leaf=lambda x: _is_per_replica(x) or _collectives.is_slices(x)
+def reduce_own_values(request: Request, named: dict[str, Any]) -> list[Any]:
+    """Reduce the values of this replica by one all-reduce, so that small leaves share one."""
+    given = [_reduce_dims(request, name, _get_own(leaf, request)) for name, leaf in named.items()]
+    return _collectives.all_reduce(
+        request.caller, request.op, given, request.layout, request.options, request.ops
     )
-    results: list[Any] = []
-    local: dict[int, Any] = {}
-    for number, (path, leaf) in enumerate(leaves):
-        name = "value" + keystr(path)
-        results.append(leaf)
-        if _collectives.is_slices(leaf):
-            results[number] = _reduce_slices(op, leaf, layout)
-        # A concrete array is equal on all replicas. A traced value that the function closes over
-        # may differ between them, so it is reduced like a handle.
-        elif not isinstance(leaf, (PerReplica, jax.core.Tracer)):
-            results[number] = _collectives.reduce_across(op, name, leaf, axis, layout)
-        else:
-            own = get_own_value(leaf, layout) if isinstance(leaf, PerReplica) else leaf
-            local[number] = _reduce_dims(op, name, own, axis)
-    # One call for all leaves, so that small leaves share a collective.
-    if local:
-        caller = "Strategy.reduce"
-        given = list(local.values())
-        sums = _collectives.all_reduce(caller, op, given, layout, options, communication.ops)
-        for number, total in zip(local, sums, strict=True):
-            results[number] = total
-    return jax.tree.unflatten(treedef, results)
 
 
-def _reduce_dims(op: ReduceOp, name: str, local: Any, axis: Any) -> Any:
+def _get_own(leaf: Any, request: Request) -> Any:
+    return get_own_value(leaf, request.layout) if isinstance(leaf, PerReplica) else leaf
+
+
+def _reduce_dims(request: Request, name: str, local: Any) -> Any:
     """Reduce dims of the value of one replica."""
-    _collectives.check_numeric("Strategy.reduce", name, local)
+    op, axis = request.op, request.axis
+    _collectives.check_numeric(request.caller, name, local)
     if axis is None:
         return local
     dims = _collectives.find_reduced_dims(name, local, axis)
@@ -98,41 +75,27 @@ def _reduce_dims(op: ReduceOp, name: str, local: Any, axis: Any) -> Any:
     return jnp.sum(local, axis=dims, dtype=dtype)
 
 
-def _reduce_slices(op: ReduceOp, leaf: Any, layout: ReplicaMesh) -> Any:
-    own = jax.tree.map(
-        lambda x: get_own_value(x, layout) if isinstance(x, PerReplica) else x,
-        leaf,
-        is_leaf=_is_per_replica,
-    )
-    return _collectives.all_reduce_slices(op, own, layout.replica_axes, layout.num_replicas)
+def reduce_slices(request: Request, _: str, leaf: Any) -> Any:
+    """Concatenate the rows of `IndexedSlices` of all replicas."""
+    own = jax.tree.map(lambda x: _get_own(x, request), leaf, is_leaf=_is_per_replica)
+    layout = request.layout
+    return _collectives.all_reduce_slices(request.op, own, layout.replica_axes, layout.num_replicas)
 
 
-def gather(
-    value: PyTree,
-    axis: int,
-    layout: ReplicaMesh,
-    own: CrossDeviceOps | None,
-    options: CommunicationOptions,
-) -> PyTree:
-    """Gather handles by an all-gather or by the user's `CrossDeviceOps`: `Strategy.gather`."""
-
-    def gather_leaf(path: Any, leaf: Any) -> Any:
-        name = "value" + keystr(path)
-        _collectives.refuse_slices("Strategy.gather", name, leaf)
-        if not isinstance(leaf, PerReplica):
-            return leaf
-        if own is not None:
-            handle = Handle(jnp.asarray(get_own_value(leaf, layout)), layout)
-            return _collectives.gather_by_ops(own, name, handle, axis, layout, options)
-        local = jnp.asarray(get_own_value(leaf, layout))
-        dim = _collectives.gather_dim("Strategy.gather", name, local, axis)
-        return _collectives.gather_over_replicas(local, dim, layout.replica_axes)
-
-    return jax.tree.map_with_path(gather_leaf, value, is_leaf=_is_leaf)
+def gather_own_value(request: Request, name: str, leaf: PerReplica) -> Any:
+    """Gather a handle by an all-gather or by the user's `CrossDeviceOps`."""
+    layout, axis = request.layout, request.axis
+    local = jnp.asarray(get_own_value(leaf, layout))
+    if request.ops is not None:
+        handle = Handle(local, layout)
+        return _collectives.gather_by_ops(request.ops, name, handle, axis, layout, request.options)
+    dim = _collectives.gather_dim(request.caller, name, local, axis)
+    return _collectives.gather_over_replicas(local, dim, layout.replica_axes)
 
 
-def _is_leaf(x: Any) -> bool:
-    return _is_per_replica(x) or _collectives.is_slices(x) or _collectives.is_sparse(x)
+def keep(_: Request, __: str, leaf: Any) -> Any:
+    """Return a leaf that every replica has anyway."""
+    return leaf
 
 
 def broadcast(value: PyTree) -> PyTree:

@@ -10,6 +10,7 @@ from jaxdist._validate import show
 from jaxdist._values.access import Change
 from jaxdist._values.indexed_slices import IndexedSlices
 from jaxdist._values.replicas.binding import current_binding
+from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.replicas.per_replica import Form, PerReplica
 from jaxdist._values.replicas.placement import place_per_replica
 from jaxdist._values.variable.checks import cast_to_variable, check_fits, parameter_name
@@ -31,34 +32,35 @@ class Across:
         combined: jax.Array = variable.home.combine(held, variable.aggregation)
         return combined
 
-    def update(self, variable: Any, change: Change, value: Any) -> None:
+    def update(self, variable: Any, change: Change, value: Any, *, read_value: bool) -> Any:
         """Change every copy."""
-        _refuse_plain_jit(variable, change.value)
         home = variable.home
         # Every check comes before the assignment at the end, so that an error changes no copy.
-        if isinstance(value, PerReplica):
+        if read_value and home.per_replica:
+            check_can_combine(variable, "changed, and its new value asked for,")
+        _refuse_plain_jit(variable, change.value)
+        is_for_each = isinstance(value, PerReplica)
+        if is_for_each:
             given = self._for_each_replica(variable, change, value)
         else:
             if _would_leak(value):
                 raise _make_traced_value_error(variable, change)
-            one = cast_to_variable(
-                variable.label, change.value, value, variable.shape, variable.dtype
-            )
-            given = self._for_all_replicas(variable, change, one)
+            one = cast_to_variable(variable, change.value, value)
+            # Each replica has one summand of the value, so the total is divided among them.
+            is_split = home.per_replica and variable.aggregation is VariableAggregation.SUM
+            if is_split and change is not Change.ASSIGN:
+                raise make_ambiguous_sum_error(variable, change)
+            # A cast makes another array, which nobody else can write to.
+            own = copy_if_writable(one) if one is value else one
+            given = home.split_sum(own) if is_split else home.copy_to_all(own)
         after = given if change is Change.ASSIGN else change.apply(variable.held, given)
         # XLA chooses the sharding of a sum, so the array is put back where the variable belongs.
-        variable.held = after if home.sharding is None else jax.device_put(after, home.sharding)
-
-    def _for_all_replicas(self, variable: Any, change: Change, value: Any) -> jax.Array:
-        home = variable.home
-        if home.per_replica and variable.aggregation is VariableAggregation.SUM:
-            # Each replica has one summand of the value, so the total is divided among them.
-            if change is not Change.ASSIGN:
-                raise make_ambiguous_sum_error(variable, change)
-            shares: jax.Array = home.split_sum(value)
-            return shares
-        everywhere: jax.Array = home.copy_to_all(value)
-        return everywhere
+        if home.sharding is not None and (is_for_each or change is not Change.ASSIGN):
+            after = jax.device_put(after, home.sharding)
+        variable.held = after
+        if not read_value:
+            return None
+        return home.combine(after, variable.aggregation) if home.per_replica else after
 
     def _for_each_replica(self, variable: Any, change: Change, value: PerReplica) -> jax.Array:
         home = variable.home

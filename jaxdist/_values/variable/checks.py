@@ -124,15 +124,15 @@ def _check_declared_shape(name: str, declared: Any, found: tuple[int, ...]) -> N
         )
 
 
-def cast_to_variable(
-    name: str, caller: str, value: Any, shape: tuple[int, ...], dtype: Any
-) -> jax.Array | np.ndarray:
+def cast_to_variable(variable: Any, caller: str, value: Any) -> jax.Array | np.ndarray:
     """Return `value` in the dtype of the variable, or raise an error that names both."""
+    home = variable.home
     is_array = hasattr(value, "dtype") and hasattr(value, "shape")
-    parameter = parameter_name(caller)
-    array = value if is_array else _as_array(name, caller, parameter, value)
-    check_fits(name, caller, parameter, array, shape, dtype)
-    return array if array.dtype == dtype else array.astype(dtype)
+    array = value if is_array else _as_array(variable, caller, value)
+    if array.dtype == home.dtype and array.shape == home.shape:
+        return array
+    check_fits(variable.label, caller, parameter_name(caller), array, home.shape, home.dtype)
+    return array if array.dtype == home.dtype else array.astype(home.dtype)
 
 
 def parameter_name(caller: str) -> str:
@@ -186,19 +186,23 @@ def _cast_rank(dtype: Any) -> int:
     return 0
 
 
-def _as_array(name: str, caller: str, parameter: str, value: Any) -> np.ndarray:
+def _as_array(variable: Any, caller: str, value: Any) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype == object or array.dtype.kind in "USO":
         raise ArgumentTypeError(
-            f"Variable {name!r}.{caller} was given {parameter}={show(value)}.\n\n"
+            f"{_describe(variable, caller, value)}\n\n"
             "A variable holds arrays of numbers.\n\nPass an array or a number."
         )
     # NumPy makes float64 of Python floats and int64 of integers; JAX has its own defaults.
     narrow = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
     if array.dtype.kind in "iu" and not np.array_equal(narrow, array):
         raise ArgumentError(
-            f"Variable {name!r}.{caller} was given {parameter}={show(value)}.\n\n"
+            f"{_describe(variable, caller, value)}\n\n"
             f"Integers in JAX are {narrow.dtype}, and it is beyond {narrow.dtype}.\n\n"
             "Pass floats, or turn on 64 bits: jax.config.update('jax_enable_x64', True)."
         )
     return narrow
+
+
+def _describe(variable: Any, caller: str, value: Any) -> str:
+    return f"Variable {variable.label!r}.{caller} was given {parameter_name(caller)}={show(value)}."

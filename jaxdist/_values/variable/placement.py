@@ -14,7 +14,6 @@ from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values.mean import mean_of_shares, share_of_mean
 from jaxdist._values.pairwise import combine_pairwise
-from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.replicas.placement import Kind, Placement, place_per_replica
 from jaxdist._values.variable.enums import VariableAggregation
@@ -52,12 +51,14 @@ class VariablePlacement:
         return (count * self.shape[0], *self.shape[1:]) if self.shape else (count,)
 
     def copy_to_all(self, value: Any) -> jax.Array:
-        """Return an array in which every copy is `value` (of the shape and dtype of a copy)."""
+        """Return an array in which every copy is `value` (of the shape and dtype of a copy).
+
+        Nobody may write to `value` later.
+        """
         if self.layout is None or self.sharding is None:
             return jnp.asarray(value)
-        self.layout.check_can_run("A Variable")
         if not self.per_replica:
-            return jax.device_put(copy_if_writable(value), self.sharding)
+            return jax.device_put(value, self.sharding)
         # Only the copies of this process; other processes make theirs.
         copies = PerReplica([value] * len(self.layout.local_replicas))
         return place_per_replica("value", copies, self.layout).array

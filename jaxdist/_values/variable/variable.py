@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxdist import _compat
+from jaxdist._hooks import GET_CALL_CONTEXT
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_flag, check_instance
 from jaxdist._values.access import Access, Change, get_call_context
@@ -14,7 +15,7 @@ from jaxdist._values.replicas.binding import current_binding
 from jaxdist._values.replicas.distributed import DistributedValues
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.replicas.placement import Kind, placement_of
-from jaxdist._values.variable.across import ACROSS, check_can_combine
+from jaxdist._values.variable.across import ACROSS
 from jaxdist._values.variable.arguments import check_name, get_elements
 from jaxdist._values.variable.blocks import BlockChanges
 from jaxdist._values.variable.checks import check_aggregation, check_modes, make_initial_array
@@ -302,11 +303,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         access = _find_access()
         if isinstance(value, Variable):
             value = value.value()
-        # Checked before the change: an error after it would leave the variable changed.
-        if read_value and access is ACROSS and self._home.per_replica:
-            check_can_combine(self, "changed, and its new value asked for,")
-        access.update(self, change, value)
-        return access.read(self) if read_value else None
+        return access.update(self, change, value, read_value=read_value)
 
     def _scatter(self, kind: Scatter, given: Any, use_locking: Any, name: Any) -> jax.Array:
         check_name(self._label, kind.value, name, use_locking)
@@ -537,7 +534,7 @@ def has_any_variable() -> bool:
 
 
 def _find_access() -> Access:
-    in_step = get_call_context().in_step
+    in_step = GET_CALL_CONTEXT.call().in_step
     return ACROSS if in_step is None else in_step
 
 
@@ -549,6 +546,7 @@ def _place_variable(array: Any, layout: ReplicaMesh | None, *, on_read: bool) ->
     shape = tuple(array.shape)
     if layout is None:
         return VariablePlacement(None, None, False, shape, array.dtype)
+    layout.check_can_run("A Variable")
     # With one replica there is one copy, so nothing has to be combined at a read.
     per_replica = on_read and layout.num_replicas > 1
     found = placement_of(array, layout)

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 import jaxdist
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
 from jaxdist._program.jaxprs.interpreter import HIGHER_ORDER, Interpreter, rule_for
-from jaxdist._program.logical.logical_marks import MarkAnalysis
+from jaxdist._program.logical.logical_layout import MarkAnalysis
 from jaxdist._program.proof.dependence import Dependence, DependenceAnalysis
 from jaxdist._program.proof.from_zero import MarkedInputs, TwoRuns
 from jaxdist._program.proof.local_pieces import Local, LocalPieces

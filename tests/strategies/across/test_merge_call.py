@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import sparse
 
 import jaxdist
 from jaxdist import MirroredStrategy, PerReplica, Strategy, Variable
@@ -17,6 +18,7 @@ from jaxdist.errors import (
     NoRowsError,
     ReplicaValueError,
     ShapeError,
+    UnsupportedError,
 )
 from tests.strategies.oracle import assert_each, is_plain, per_replica, refused
 
@@ -442,3 +444,13 @@ def test_run_in_a_replica_and_lower_in_a_merge_function_are_refused(two: Strateg
         _merge(lowers)
 
     two.run(step)
+
+
+def test_a_sparse_matrix_is_refused_in_a_merge_function_as_outside(two: MirroredStrategy) -> None:
+    matrix = sparse.BCOO.fromdense(jnp.eye(2))
+
+    def step() -> Any:
+        return _merge(lambda strategy, m: strategy.reduce("SUM", m, axis=None), matrix)
+
+    with pytest.raises(UnsupportedError, match="Its indices are arrays like its numbers"):
+        two.run(step)

@@ -1,0 +1,143 @@
+"""What `reduce` and `gather` distinguish of a leaf, and what a call of them asks for.
+
+# Note [Kinds and contexts]
+`Strategy.reduce` and `gather` find the function for a leaf in one table: kind of value times
+context. The column of the context outside of a step is here (`reduce.py`, `gather.py`,
+`slices.py`), since `CrossDeviceOps` use it, too. `_strategies/across/table.py` adds the columns of
+a merge function and of the user's `CrossDeviceOps`. No other code asks a leaf for its type.
+"""
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.options.reduce_op import ReduceOp
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values import (
+    Form,
+    Handle,
+    IndexedSlices,
+    Kind,
+    PerReplica,
+    Sharded,
+    check_global,
+    place_per_replica,
+    placement_of,
+    refuse_leaked,
+)
+from jaxdist.errors import ReplicaValueError
+
+
+class ValueKind(enum.Enum):
+    """What a leaf is to a strategy. See Note [Kinds and contexts]."""
+
+    HELD = "a PerReplica with one global array"
+    LIST = "a PerReplica with one value for each replica"
+    TRACED_VALUES = "a PerReplica of traced values"
+    ROWS = "an array that is laid out over the replicas"
+    TRACED = "a traced array"
+    SLICES = "IndexedSlices"
+    SHARDED = "a sharded array"
+    ONE = "one value for all replicas"
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What one call of `Strategy.reduce` or `gather` asks for."""
+
+    caller: str
+    axis: Any
+    layout: ReplicaMesh
+    op: ReduceOp = ReduceOp.SUM  # of a reduction
+    options: CommunicationOptions = dataclasses.field(default_factory=CommunicationOptions)
+    ops: Any = None  # the `CrossDeviceOps` of the strategy; None: XLA reduces
+
+
+# Reduces or gathers one leaf, given by name.
+Function: TypeAlias = Callable[[Request, str, Any], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """The function of a kind for which all checks depend on shape, dtype and placement only.
+
+    Args:
+        plan: Checks a leaf, and returns the function for all arrays of this shape, dtype and
+            placement. It takes the global array of a `PerReplica`.
+    """
+
+    plan: Callable[[Request, str, Any], Callable[[Any], Any]]
+
+    def __call__(self, request: Request, name: str, leaf: Any) -> Any:
+        """Reduce or gather one leaf."""
+        if not isinstance(leaf, PerReplica):
+            return self.plan(request, name, leaf)(leaf)
+        if not leaf.is_global:  # traced values
+            for part in leaf.values:
+                refuse_leaked(request.caller, name, part)
+            leaf = place_per_replica(name, leaf, request.layout)
+        return self.plan(request, name, leaf)(leaf.array)
+
+
+def read_rows(request: Request, name: str, leaf: Any) -> tuple[Any, tuple[int, ...]]:
+    """Return the global array of a leaf and the shape of one replica's value, both checked."""
+    value = leaf if isinstance(leaf, PerReplica) else PerReplica.of_global(leaf)
+    count = request.layout.num_replicas
+    array = check_global(name, value, request.layout)
+    is_scalar = value.form is Form.SCALARS
+    return array, () if is_scalar else (array.shape[0] // count, *array.shape[1:])
+
+
+_KINDS = {
+    jax.core.Tracer: ValueKind.TRACED,
+    IndexedSlices: ValueKind.SLICES,
+    Sharded: ValueKind.SHARDED,
+}
+
+
+def find_kind(leaf: Any, layout: ReplicaMesh) -> ValueKind:
+    """Return the kind of a leaf under a strategy with this mesh."""
+    if isinstance(leaf, PerReplica):
+        held = jax.tree.leaves(leaf)
+        if isinstance(leaf, Handle) or any(isinstance(x, jax.core.Tracer) for x in held):
+            return ValueKind.TRACED_VALUES
+        return ValueKind.HELD if leaf.is_global else ValueKind.LIST
+    if isinstance(leaf, jax.Array) and placement_of(leaf, layout).kind is Kind.PER_REPLICA:
+        return ValueKind.ROWS
+    return next((kind for type_, kind in _KINDS.items() if isinstance(leaf, type_)), ValueKind.ONE)
+
+
+def check_count(request: Request, name: str, value: PerReplica) -> None:
+    """Refuse a `PerReplica` with a number of values that the strategy does not have."""
+    layout = request.layout
+    if len(value.values) != len(layout.local_replicas):
+        raise ReplicaValueError(
+            f"{request.caller} was given {name}, a PerReplica with {len(value.values)} values, and "
+            "the strategy has "
+            f"{len(layout.local_replicas)} replicas in this process.\n\n"
+            "A PerReplica has one value for each replica of the strategy that made it.\n\n"
+            "Use the strategy that made the value."
+        )
+
+
+def is_slices(value: Any) -> bool:
+    """Whether `value` is `IndexedSlices`, so that flattening keeps rows and indices together."""
+    return isinstance(value, IndexedSlices)
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether `value` is a sparse matrix of JAX, whose parts are leaves of pytrees."""
+    return _is_sparse_kind(type(value))
+
+
+# Every leaf of every collective is checked. The cache makes that one lookup of its type. The module
+# is compared by name, so that jaxdist need not import `jax.experimental.sparse`.
+@functools.lru_cache(maxsize=256)
+def _is_sparse_kind(kind: type) -> bool:
+    """Whether a type is one of `jax.experimental.sparse`."""
+    return kind.__module__.startswith("jax.experimental.sparse") and hasattr(kind, "todense")

@@ -1,0 +1,54 @@
+"""Leaves that a collective refuses: sparse matrices of JAX, and `IndexedSlices` in a gather."""
+
+from typing import Any
+
+from jaxdist._collectives.across.kinds import is_slices, is_sparse
+from jaxdist._values import IndexedSlices, PerReplica
+from jaxdist.errors import UnsupportedError
+
+
+def join_slices(value: Any) -> Any:
+    """Return `IndexedSlices` of per-replica parts, if a `PerReplica` has slices on each replica."""
+    if isinstance(value, PerReplica) and not value.is_global:
+        parts = value.values
+        if all(isinstance(p, IndexedSlices) for p in parts):
+            first = parts[0]
+            return first.with_parts(
+                PerReplica([p.values for p in parts]), PerReplica([p.indices for p in parts])
+            )
+    return value
+
+
+def refuse_sparse(caller: str, value: Any) -> None:
+    """Refuse a sparse matrix of JAX, whose indices would be combined like its numbers.
+
+    Raises:
+        UnsupportedError: It is one.
+    """
+    if is_sparse(value):
+        kind = type(value).__name__
+        raise UnsupportedError(
+            f"{caller} was given a {kind}: {value!r}.\n\n"
+            "Its indices are arrays like its numbers, and would be combined with those of other "
+            "replicas.\n\n"
+            "Pass jaxdist.IndexedSlices(value.data, value.indices[:, 0], value.shape) for rows; "
+            f"value.todense(); or value.data alone, where the {kind}s of all replicas have the "
+            "same indices."
+        )
+
+
+def refuse_slices(caller: str, name: str, value: Any) -> None:
+    """Refuse `IndexedSlices` where whole arrays are concatenated.
+
+    Raises:
+        UnsupportedError: It is `IndexedSlices`, or a `PerReplica` of them, or a sparse matrix.
+    """
+    refuse_sparse(caller, value)
+    if is_slices(join_slices(value)):
+        raise UnsupportedError(
+            f"{caller} was given {name}, which is IndexedSlices.\n\n"
+            "IndexedSlices of all replicas, concatenated, mean the sum of the arrays, and not the "
+            "arrays one after the other.\n\n"
+            "Gather the arrays: slices.to_dense(). For the sum use reduce('SUM', slices); for the "
+            "rows themselves gather slices.values and slices.indices."
+        )
