@@ -202,10 +202,31 @@ def test_calls_after_other_calls_give_the_bits_and_errors_of_a_new_strategy(
 ) -> None:
     used = MAKE[name]()
     variables = _make_variables(used)
-    for call in (twin for call in sequence for twin in _twins(call)):
+    for call in (twin for base in sequence for twin in _twins(base)):
         new = MAKE[name]()
         expected = _outcome(call, new, _make_variables(new))
         assert _outcome(call, used, variables) == expected, call
+
+
+def test_structures_that_jax_takes_for_equal_keep_their_own_keys() -> None:
+    strategy = MAKE["two"]()
+    rows = jax.device_put(np.ones((2, 3)), strategy.per_replica_sharding)
+    for key in [1, True, 1.0]:
+        for combined in (
+            strategy.reduce("sum", {key: rows}, None),
+            strategy.gather({key: rows}, 0),
+        ):
+            assert list(map(repr, combined)) == [repr(key)]
+
+
+def test_the_mean_of_integers_follows_the_setting_of_each_call() -> None:
+    strategy = MAKE["two"]()
+    rows = jax.device_put(np.asarray([[1], [2**24 + 2]], np.int32), strategy.per_replica_sharding)
+    for x64, dtype in [(False, "float32"), (True, "float64"), (False, "float32")]:
+        with jax.enable_x64(x64):
+            mean = strategy.reduce("mean", rows, axis=None)
+        assert mean.dtype == dtype
+        assert float(mean[0]) == (2**24 + 3) / 2 or not x64
 
 
 def test_a_strategy_keeps_the_functions_of_a_limited_number_of_calls() -> None:
