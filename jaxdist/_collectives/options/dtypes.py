@@ -65,7 +65,7 @@ def check_supported(refused: str, leaf: Any) -> None:
         leaf: An array, or a value that NumPy can make an array of.
     """
     dtype = _dtype_of(leaf)
-    found = f"it is {type(leaf).__name__} of dtype {dtype}"
+    found = ""
     rule = (
         "JAX has arrays of numbers and booleans, with up to 64 bits for a real number, in the byte "
         "order of the machine."
@@ -95,6 +95,8 @@ def check_supported(refused: str, leaf: Any) -> None:
             "Take it out of the structure; outside of a step, "
             "strategy.experimental_local_results(value) gives the values of the replicas."
         )
+    # Only now, since the text of a dtype takes as long as all these checks.
+    found = found or f"it is {type(leaf).__name__} of dtype {dtype}"
     raise ArgumentTypeError(f"{refused}: {found}.\n\n{rule}\n\n{remedy}")
 
 

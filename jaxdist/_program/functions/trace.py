@@ -87,10 +87,11 @@ def trace_function(
         state, dynamic = as_sharded((state, dynamic))
         nodes = shape.merge(state) if shape is not None else ()
         args, kwargs = unflatten(given.flat.treedef, draws.insert_iterators(slots), dynamic, nodes)
-        bare = closures.find_bare_variables(args, kwargs)
-        with use_binding(binding), closures.explain_errors(fn):
-            result = fn(*args, **kwargs)
-        closures.check_no_write_is_lost(bare, result)
+        with use_binding(binding):
+            bare = closures.find_bare_variables(args, kwargs)
+            with closures.explain_errors(fn):
+                result = fn(*args, **kwargs)
+            closures.check_no_write_is_lost(bare, result)
         after = shape.values_of(nodes) if shape is not None else []
         written = binding.collect_written()
         held, gives_padding = as_held((after, result)), has_padding((after, result))

@@ -299,11 +299,12 @@ class LocalStep:
         own = sharded.wrap_pieces(values, signature.inputs)[self.graph_size :]
         args, kwargs = unflatten(signature.treedef, signature.slots, own, nodes)
         context = ReplicaContext(self.strategy)
-        bare = closures.find_bare_variables(args, kwargs)
         with (
             self.variables.body(),
             enter_frame(Frame(self.strategy, replica=context, variables=self.variables)),
         ):
+            # Inside: a variable among the arguments is read there as the step reads it.
+            bare = closures.find_bare_variables(args, kwargs)
             try:
                 with closures.explain_errors(self.fn):
                     result = self.fn(*args, **kwargs)
