@@ -352,11 +352,10 @@ def _check_sharding(caller: str, sharding: Any) -> None:
 def _to_plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the notes as `restore` will return them: tuples as lists, keys as strings."""
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(notes)))
+        return json.loads(json.dumps(dict(notes)))
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
             f"Checkpoints.save was given notes={show(notes)}: {error}.\n\n"
             "notes are what JSON can hold.\n\n"
             "Turn arrays into lists or numbers, or put them in the state."
         ) from error
-    return plain

@@ -64,8 +64,7 @@ def cut_like(state: PyTree, like: PyTree) -> PyTree:
 
 
 def _get_layout(value: Sharded) -> Sharding | None:
-    found: Sharding | None = getattr(value.array, "sharding", None)
-    return found
+    return getattr(value.array, "sharding", None)
 
 
 class _Leaf:

@@ -53,8 +53,7 @@ def find_logical_shape(topology: Topology, num_slices: int, logical: Any) -> Box
             f"{_format_sizes(within)} in {', '.join(AXES)}: {'; '.join(bad)}.\n\n"
             f"The shape of a replica divides the slice.\n\n{_suggest_shapes(within, count)}"
         )
-    found: Box = box
-    return found
+    return box
 
 
 def list_counts(topology: Topology, num_slices: int) -> tuple[int, ...]:

@@ -77,8 +77,7 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
         for name, value in rows.items()
     }
     sums[WEIGHT] = jnp.sum(weight)
-    reduced: dict[str, jax.Array] = context.all_reduce(ReduceOp.SUM, sums)
-    return reduced
+    return context.all_reduce(ReduceOp.SUM, sums)
 
 
 def evaluate(

@@ -97,8 +97,7 @@ def accumulate_gradients(
 
         (carried, total), _ = jax.lax.scan(add, (carried, zeros), microbatches)
         _write_back(params, graph, carried)
-        mean: Out = jax.tree.map(lambda t, o: (t / count).astype(o.dtype), total, outputs)
-        return mean
+        return jax.tree.map(lambda t, o: (t / count).astype(o.dtype), total, outputs)
 
     return accumulated
 
@@ -180,8 +179,7 @@ def _split_modules(tree: PyTree) -> tuple[Any, Any]:
     """
     if not any(map(_is_module, jax.tree.leaves(tree, is_leaf=_is_module))):
         return None, tree
-    graph, carried = nnx.split(tree)
-    return graph, carried
+    return nnx.split(tree)
 
 
 def _merge_modules(graph: Any, carried: Any) -> Any:

@@ -56,8 +56,7 @@ class RunState:
             whole = strategy.replicated_sharding
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)
 
-        found: dict[str, Any] = jax.tree.map(choose_layout, self.arrays(), is_leaf=is_sharded)
-        return found
+        return jax.tree.map(choose_layout, self.arrays(), is_leaf=is_sharded)
 
     def load(self, restored: Restored) -> None:
         """Load a restored checkpoint into the model, the optimizer, the data and the history."""

@@ -142,5 +142,4 @@ _RUNS: dict[str, Any] = {
 
 
 def _fold_keys(keys: jax.Array, number: int) -> jax.Array:
-    folded: jax.Array = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
-    return folded
+    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
