@@ -16,7 +16,7 @@ from jaxdist._checkpoints.pieces import gather_whole_arrays
 from jaxdist._checkpoints.restore import Restored, restore_newest, restore_step
 from jaxdist._checkpoints.save import Writer
 from jaxdist._typing import PyTree
-from jaxdist._validate import ErrorNote, as_flag, as_integer, as_path, show
+from jaxdist._validate import ErrorNote, as_flag, as_integer, as_path, check_instance, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError
 
 _NOTHING: Any = object()
@@ -335,12 +335,9 @@ def _make_skip_error(caller: str, step: int) -> ArgumentError:
 
 
 def _check_sharding(caller: str, sharding: Any) -> None:
-    if sharding is not None and not isinstance(sharding, Sharding):
-        raise ArgumentTypeError(
-            f"{caller} was given sharding={show(sharding)}.\n\n"
-            "sharding is a jax.sharding.Sharding, or None for the layout of each leaf.\n\n"
-            "Pass for instance sharding=strategy.replicated_sharding."
-        )
+    what = "a jax.sharding.Sharding, or None for the layout of each leaf"
+    remedy = "Pass for instance sharding=strategy.replicated_sharding."
+    check_instance(caller, "sharding", sharding, (Sharding, type(None)), what, remedy)
 
 
 def _to_plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:

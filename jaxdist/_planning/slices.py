@@ -8,7 +8,7 @@ import numpy as np
 from jaxdist._planning.slice_axes import Axes, assign_slices
 from jaxdist._planning.slice_shape import find_logical_shape, list_counts
 from jaxdist._strategies import Strategy, TPUStrategy
-from jaxdist._validate import CallerRename, check_text, show
+from jaxdist._validate import CallerRename, check_instance, check_text
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.cost import CHIPS, Chip, chip_of
 from jaxdist.errors import ArgumentError, ArgumentTypeError, TopologyError
@@ -122,12 +122,8 @@ def _parse_slice(topology: Any) -> Slice:
             "A plan needs the generation of the TPU, and a Topology has only the places of cores."
             "\n\nPass the name of the slice, such as 'v5e:4x4', or jaxdist.tpu.slice_of('v5e:4x4')."
         )
-    if not isinstance(topology, str):
-        raise ArgumentTypeError(
-            f"compile_for was given topology={show(topology)}.\n\n"
-            "topology is a slice of TPUs.\n\n"
-            "Pass its name, such as 'v5p:8x8x8', or 'v5e:4x4*2' for two slices."
-        )
+    remedy = "Pass its name, such as 'v5p:8x8x8', or 'v5e:4x4*2' for two slices."
+    check_instance("compile_for", "topology", topology, str, "a slice of TPUs", remedy)
     check_text("compile_for", "topology", topology, "v5e:4x4")
     # "local" is a valid name for a resolver, so this error explains what to call instead.
     if topology == "local":

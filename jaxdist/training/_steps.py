@@ -13,7 +13,7 @@ from flax import nnx
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_integer, check_callable, is_array, show
+from jaxdist._validate import as_integer, check_callable, check_instance, is_array, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 S = TypeVar("S")
@@ -336,12 +336,9 @@ def _check_pair(result: Any) -> tuple[Any, Any]:
 
 
 def _check_batches(batches: Any) -> None:
-    if not isinstance(batches, (list, tuple)):
-        raise ArgumentTypeError(
-            f"multi_step was given batches={show(batches)}.\n\n"
-            "batches is a list or tuple of batches, one for each step.\n\n"
-            "Collect K of them: list(itertools.islice(data, K))."
-        )
+    what = "a list or tuple of batches, one for each step"
+    remedy = "Collect K of them: list(itertools.islice(data, K))."
+    check_instance("multi_step", "batches", batches, (list, tuple), what, remedy)
     if not batches:
         raise ArgumentError(
             f"multi_step was given batches={batches!r}, which is empty.\n\n"
