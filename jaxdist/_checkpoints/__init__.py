@@ -2,6 +2,7 @@
 
 from jaxdist._checkpoints.checkpoints import Checkpoints as Checkpoints
 from jaxdist._checkpoints.files import list_steps as list_steps
+from jaxdist._checkpoints.files import read_dict as read_dict
 from jaxdist._checkpoints.files import replace_file as replace_file
 from jaxdist._checkpoints.folder_lock import JobLock as JobLock
 from jaxdist._checkpoints.interrupts import Interrupts as Interrupts

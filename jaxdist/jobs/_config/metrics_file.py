@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxdist._checkpoints import replace_file
+from jaxdist._checkpoints import read_dict, replace_file
 
 
 def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
@@ -16,8 +16,4 @@ def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
 
 def read_metrics(path: Path) -> dict[str, Any] | None:
     """Read a metrics file. Return None if it is missing or not valid."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
+    return read_dict(path)
