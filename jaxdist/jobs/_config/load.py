@@ -111,11 +111,6 @@ def _load(schema: type[C], path: str, overrides: Sequence[str]) -> LoadedConfig[
     return LoadedConfig(schema(**alone, **made), MappingProxyType(origins))
 
 
-def as_dict(config: Any) -> dict[str, Any]:
-    """Return the sections and entries of a configuration as a dict that JSON can represent."""
-    return dataclasses.asdict(config)
-
-
 # One value and the schema
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.metadata
 import io
+import json
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 
 from jaxdist._checkpoints import replace_file
 from jaxdist.errors import ConfigError
-from jaxdist.jobs._config.metrics_file import write_metrics
 from jaxdist.jobs._config.schema import OutputConfig
 from jaxdist.jobs._run.report import TrainingReport
 from jaxdist.jobs._task import Curve, Task
@@ -47,6 +47,12 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = "from source" if name == "jaxdist" else "not installed"
     return found
+
+
+def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
+    """Write a JSON file. A reader sees the old file or all of the new one, never a part."""
+    text = json.dumps(metrics, indent=2, allow_nan=True) + "\n"
+    replace_file(path, text.encode())
 
 
 def draw_learning_curve(path: Path, history: History, curve: Curve, *, title: str) -> None:

@@ -22,7 +22,7 @@ from jaxdist.jobs._config.checks import (
     check_same_data,
     make_not_empty_error,
 )
-from jaxdist.jobs._config.load import LoadedConfig, as_dict
+from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._run.metrics import versions, write_output
 from jaxdist.jobs._run.opening import describe_communication, describe_run
@@ -303,7 +303,7 @@ class Run:
             "devices": [str(d) for d in devices],
             "device_kind": devices[0].device_kind,
             "versions": versions(),
-            "config": as_dict(self.config),
+            "config": dataclasses.asdict(self.config),
             **found,
             **dataclasses.asdict(history),
         }

@@ -12,7 +12,6 @@ from jaxdist._strategies import Strategy
 from jaxdist._values import is_sharded
 from jaxdist.data import DistributedIterator
 from jaxdist.jobs._config.changes import Changed, find_changed_entries
-from jaxdist.jobs._config.load import as_dict
 from jaxdist.jobs._run.metrics import History
 
 
@@ -40,7 +39,7 @@ class RunState:
     def notes(self, identity: Mapping[str, Any], config: Any) -> dict[str, Any]:
         """Return the notes of a checkpoint."""
         return {
-            "config": as_dict(config),
+            "config": dataclasses.asdict(config),
             "position": self.data.get_state(),
             "data": identity,
             "history": dataclasses.asdict(self.history),
