@@ -205,7 +205,7 @@ class Run:
         self._report_saved()
         with self.watch.paused():
             notes = self.state.notes(self.task.data.identity, self.config)
-            self.checkpoints.save(step, self.state.arrays(), notes)
+            self.checkpoints.save(step, self.state.modules, notes)
         self.saving = step
 
     def _report_saved(self) -> None:
