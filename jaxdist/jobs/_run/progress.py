@@ -11,6 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 _SECONDS_BETWEEN_DRAWINGS = 0.1
 
 
+def say(console: Console, text: str) -> None:
+    """Print a text as it is. Rich prints it above a live bar of the same console."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 class Stopwatch:
     """A stopwatch: it adds up the seconds between each `start` and `stop`.
 
@@ -120,8 +125,4 @@ class TrainingProgress:
             self._bar.update(self._bar.task_ids[0], completed=step, description=text, refresh=True)
         else:
             width = len(str(self._num_steps))
-            self.say(f"step {step:>{width}}/{self._num_steps}  {text}")
-
-    def say(self, text: str) -> None:
-        """Print a line, above the bar if there is one."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            say(self._console, f"step {step:>{width}}/{self._num_steps}  {text}")

@@ -26,7 +26,7 @@ from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._run.metrics import versions, write_output
 from jaxdist.jobs._run.opening import describe_communication, describe_run
-from jaxdist.jobs._run.progress import Stopwatch, TrainingProgress
+from jaxdist.jobs._run.progress import Stopwatch, TrainingProgress, say
 from jaxdist.jobs._run.report import TrainingReport
 from jaxdist.jobs._run.run_state import RunState
 from jaxdist.jobs._task import Task
@@ -217,8 +217,7 @@ class Run:
             self._say(f"step {step}: saved {_shorten_path(self.checkpoints.path(step))}")
 
     def _say(self, text: str) -> None:
-        # Rich prints above a live bar of the same console.
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        say(self.console, text)
 
     def units_per_s(self) -> float | None:
         """Return the throughput up to now; None before the second step."""

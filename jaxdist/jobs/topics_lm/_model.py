@@ -128,16 +128,12 @@ class Transformer(nnx.Module):
         return [layer.attention.empty_cache(rows, slots) for layer in self.layers]
 
 
-def _run_layer(layer: Layer, x: jax.Array, keys: jax.Array | None) -> jax.Array:
-    return layer(x, keys)
-
-
 # What a layer keeps for the backward pass: everything; everything except gathered parameters; only
 # its inputs.
 _RUNS: dict[str, Any] = {
-    "none": _run_layer,
-    "parameters": nnx.remat(_run_layer, policy=remat_policy),
-    "layers": nnx.remat(_run_layer),
+    "none": Layer.__call__,
+    "parameters": nnx.remat(Layer.__call__, policy=remat_policy),
+    "layers": nnx.remat(Layer.__call__),
 }
 
 
