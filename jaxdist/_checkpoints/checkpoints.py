@@ -4,7 +4,6 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, overload
 
 from jax.sharding import Sharding
@@ -17,7 +16,7 @@ from jaxdist._checkpoints.pieces import gather_whole_arrays
 from jaxdist._checkpoints.restore import Restored, restore_newest, restore_step
 from jaxdist._checkpoints.save import Writer
 from jaxdist._typing import PyTree
-from jaxdist._validate import ErrorNote, as_flag, as_integer, as_path, show
+from jaxdist._validate import ErrorNote, as_flag, as_integer, as_path, check_instance, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError
 
 _NOTHING: Any = object()
@@ -317,12 +316,7 @@ class Checkpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
         except CheckpointError as failure:
@@ -341,22 +335,18 @@ def _make_skip_error(caller: str, step: int) -> ArgumentError:
 
 
 def _check_sharding(caller: str, sharding: Any) -> None:
-    if sharding is not None and not isinstance(sharding, Sharding):
-        raise ArgumentTypeError(
-            f"{caller} was given sharding={show(sharding)}.\n\n"
-            "sharding is a jax.sharding.Sharding, or None for the layout of each leaf.\n\n"
-            "Pass for instance sharding=strategy.replicated_sharding."
-        )
+    what = "a jax.sharding.Sharding, or None for the layout of each leaf"
+    remedy = "Pass for instance sharding=strategy.replicated_sharding."
+    check_instance(caller, "sharding", sharding, (Sharding, type(None)), what, remedy)
 
 
 def _to_plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the notes as `restore` will return them: tuples as lists, keys as strings."""
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(notes)))
+        return json.loads(json.dumps(dict(notes)))
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
             f"Checkpoints.save was given notes={show(notes)}: {error}.\n\n"
             "notes are what JSON can hold.\n\n"
             "Turn arrays into lists or numbers, or put them in the state."
         ) from error
-    return plain

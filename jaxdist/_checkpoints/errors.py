@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxdist._validate import format_lines
 from jaxdist.errors import CheckpointError, DamagedCheckpointError
 
 DAMAGED = "damaged"  # the folder of damaged checkpoints
-_MOST_LISTED = 10
 
 
 class UnreadableError(ValueError):
@@ -60,7 +60,7 @@ def make_damage_error(
             f"{directory / str(step)} away to start from the beginning."
         )
     return DamagedCheckpointError(
-        f"Checkpoint {step} in {directory} is damaged:\n{_format_lines(problems)}\n\n"
+        f"Checkpoint {step} in {directory} is damaged:\n{format_lines(problems)}\n\n"
         f"A checkpoint is restored only where its files are as they were written.\n\n{remedy}"
     )
 
@@ -69,12 +69,7 @@ def make_mismatch_error(directory: Path, step: int, problems: list[str]) -> Chec
     """Return the error for saved leaves that differ from the requested ones."""
     return CheckpointError(
         f"Checkpoint {step} in {directory} is of another model or optimizer: "
-        f"{len(problems)} of its leaves differ.\n{_format_lines(problems)}\n\n"
+        f"{len(problems)} of its leaves differ.\n{format_lines(problems)}\n\n"
         "The saved leaves have the names, shapes and dtypes of the state that is restored.\n\n"
         "Use the configuration that it was made with, or another checkpoint directory."
     )
-
-
-def _format_lines(lines: list[str]) -> str:
-    more = len(lines) - _MOST_LISTED
-    return "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])

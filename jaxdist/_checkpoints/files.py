@@ -1,7 +1,9 @@
-"""The folders of complete checkpoints, and atomic replacement of one file."""
+"""The folders of complete checkpoints, atomic replacement of one file, and files with a dict."""
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -17,6 +19,15 @@ def replace_file(path: Path, content: bytes) -> None:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def read_dict(path: Path) -> dict[str, Any] | None:
+    """Return the dict in a JSON file; None if the file cannot be read or has no dict."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def list_steps(directory: Path) -> tuple[int, ...]:

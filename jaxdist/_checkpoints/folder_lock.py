@@ -9,7 +9,7 @@ import socket
 import uuid
 import weakref
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import IO, Any, Self
 
 from jaxdist.errors import CheckpointError
@@ -114,12 +114,7 @@ class JobLock:
             self._file = None
             _HELD_LOCKS.discard(self)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -1,6 +1,6 @@
 """The leaves of a state by name, as checkpoints store them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,9 +13,9 @@ from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
-def name_leaves(tree: PyTree) -> dict[str, Any]:
+def name_leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
     """Return the leaves by name. Typed random keys become their integers (`key_data`)."""
-    flat, _ = tree_flatten_with_path(tree)
+    flat, _ = tree_flatten_with_path(tree, is_leaf)
     # A state that is one array has an empty path.
     return {keystr(path, simple=True, separator=".") or "value": _to_array(x) for path, x in flat}
 
@@ -40,10 +40,10 @@ def check_leaves(tree: PyTree) -> None:
         if kind in "OSUMm":
             raise ArgumentTypeError(
                 f"Checkpoints.save was given {_shorten(leaf)} at state{keystr(path)}, which is "
-                "neither "
-                "an array nor a number.\n\nA checkpoint has arrays and numbers as leaves.\n\nPut "
-                "text and other plain values into the notes: "
-                "save(step, state, notes={...}). Of objects with arrays in them, give the arrays."
+                "neither an array nor a number.\n\n"
+                "A checkpoint has arrays and numbers as leaves.\n\n"
+                "Put text and other plain values into the notes: save(step, state, notes={...}). "
+                "Of objects with arrays in them, give the arrays."
             )
 
 
@@ -61,12 +61,12 @@ def rebuild_tree(leaves: Mapping[str, Any], like: PyTree) -> PyTree:
 
 def list_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Describe the leaves whose saved shape or dtype differs from the requested one."""
-    names = sorted(saved.keys() | wanted.keys())
-    pairs = [(_format_record(saved.get(n)), _format_shape(wanted.get(n))) for n in names]
+    before = {name: f"{r['dtype']}{list(r['shape'])}" for name, r in saved.items()}
+    now = {name: f"{x.dtype}{list(x.shape)}" for name, x in wanted.items()}
     return [
-        f"{name}: saved {before}, wanted {now}"
-        for name, (before, now) in zip(names, pairs, strict=True)
-        if before != now
+        f"{name}: saved {before.get(name, 'nothing')}, wanted {now.get(name, 'nothing')}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
     ]
 
 
@@ -91,12 +91,3 @@ def _convert_like(data: Any, wanted: Any) -> Any:
 
 def _wrap_key(data: Any, wanted: Any) -> Any:
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(wanted))
-
-
-def _format_shape(leaf: Any) -> str:
-    record = None if leaf is None else {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}
-    return _format_record(record)
-
-
-def _format_record(record: Mapping[str, Any] | None) -> str:
-    return "nothing" if record is None else f"{record['dtype']}{list(record['shape'])}"

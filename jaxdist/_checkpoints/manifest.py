@@ -4,7 +4,7 @@ import json
 import zlib
 from pathlib import Path
 
-from jaxdist._checkpoints.files import list_steps, replace_file
+from jaxdist._checkpoints.files import list_steps, read_dict, replace_file
 
 _MANIFESTS = "manifests"  # the folder of the manifests
 
@@ -41,10 +41,7 @@ def find_damage(directory: Path, step: int, *, read_contents: bool = True) -> li
         step: The step of the checkpoint.
         read_contents: Whether to read the files. Otherwise only their sizes are compared.
     """
-    try:
-        files = dict(json.loads(_get_path(directory, step).read_bytes()))
-    except (OSError, ValueError):
-        return []
+    files = read_dict(_get_path(directory, step)) or {}
     root = directory / str(step)
     found = [
         _describe_problem(root / name, size, checksum, read_contents)

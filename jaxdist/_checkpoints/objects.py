@@ -32,10 +32,8 @@ def rebuild_objects(like: PyTree, restored: PyTree) -> PyTree:
     if not objects:
         return restored
     parts = treedef.flatten_up_to(restored)
-    graph, held = nnx.split(tuple(objects))
-    # `nnx.split` returns the variables of the objects themselves. `tree.map` copies them, so that
-    # `_fill` does not write into the objects of `like`.
-    copies = nnx.merge(graph, jax.tree.map(lambda x: x, held))
+    # Clones have variables of their own, so `_fill` does not write into the objects of `like`.
+    copies = nnx.clone(tuple(objects))
     _fill(copies, [part for x, part in zip(units, parts, strict=True) if _is_object(x)])
     new = iter(copies)
     found = [next(new) if _is_object(x) else part for x, part in zip(units, parts, strict=True)]

@@ -6,7 +6,6 @@ nothing.
 
 import contextlib
 import gc
-import json
 import logging
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from jaxdist._checkpoints.errors import UnreadableError
+from jaxdist._checkpoints.files import read_dict
 from jaxdist._checkpoints.records import format_records, prepare_records, read_records
 from jaxdist._processes import Process
 
@@ -105,11 +105,7 @@ def read_notes(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def read_notes_without_orbax(path: Path) -> dict[str, Any] | None:
     """Return the notes of a checkpoint from one file; None if this file cannot be read."""
-    try:
-        found = json.loads((path / _NOTES / "metadata").read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
+    return read_dict(path / _NOTES / "metadata")
 
 
 def read_arrays(

@@ -37,9 +37,7 @@ def get_layouts_of_pieces(like: PyTree) -> dict[str, Sharding]:
     It is the sharding of the value if the value has no padding, else a replicated one.
     """
     found: dict[str, Sharding] = {}
-    marked = jax.tree.map(lambda x: _Leaf(x), like, is_leaf=is_sharded)
-    for name, leaf in name_leaves(marked).items():
-        value = leaf.value
+    for name, value in name_leaves(like, is_leaf=is_sharded).items():
         if isinstance(value, Sharded) and isinstance(layout := _get_layout(value), NamedSharding):
             # Orbax reads the array without padding, and the sharding of the padded array does not
             # divide it. `cut_like` pads and shards such an array later.
@@ -64,17 +62,7 @@ def cut_like(state: PyTree, like: PyTree) -> PyTree:
 
 
 def _get_layout(value: Sharded) -> Sharding | None:
-    found: Sharding | None = getattr(value.array, "sharding", None)
-    return found
-
-
-class _Leaf:
-    """A leaf that holds a node, so that `name_leaves` gives the node one name."""
-
-    dtype: Any = None
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    return getattr(value.array, "sharding", None)
 
 
 def _is_sharded_value(x: Any) -> bool:

@@ -49,10 +49,7 @@ def make_abstract_call(
         _wrap(x, slot)
         for x, slot in zip(made[graph_size:], signature.inputs[graph_size:], strict=True)
     ]
-    call: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(
-        signature.treedef, signature.slots, given, nodes
-    )
-    return call
+    return unflatten(signature.treedef, signature.slots, given, nodes)
 
 
 def _make_abstract(

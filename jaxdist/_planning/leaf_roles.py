@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxdist._program import Signature, Static
+from jaxdist._program import Signature
 from jaxdist._values import Kind
 
 
@@ -32,11 +32,10 @@ def get_roles(signature: Signature) -> tuple[Role, ...]:
         found = [_get_variable_role(t, p) for t, p in zip(graph.types, graph.paths, strict=True)]
     # The inputs start with the variables of the NNX objects; the arguments follow.
     of_optax = _find_optax_numbers(signature)
-    traced = [s for s in signature.slots if isinstance(s, int)]
     for number, slot in enumerate(signature.inputs[len(found) :]):
         if slot.kind is Kind.PER_REPLICA:
             found.append(Role.BATCH)
-        elif number < len(traced) and number in of_optax:
+        elif number in of_optax:
             found.append(Role.OPTIMIZER)
         else:
             is_float = jnp.issubdtype(slot.dtype, jnp.inexact)
@@ -52,7 +51,7 @@ def _get_variable_role(kind: type, path: tuple[Any, ...]) -> Role:
 
 def _find_optax_numbers(signature: Signature) -> set[int]:
     """Return the numbers of the traced arguments that are inside a named tuple of optax."""
-    slots = [-1 if isinstance(s, Static) or not isinstance(s, int) else s for s in signature.slots]
+    slots = [s if isinstance(s, int) else -1 for s in signature.slots]
     whole = jax.tree.unflatten(signature.treedef, slots)
     states = [x for x in jax.tree.leaves(whole, is_leaf=_is_optax_state) if _is_optax_state(x)]
     return {number for number in jax.tree.leaves(states) if number >= 0}

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 
 from jaxdist import _replica
+from jaxdist._collectives import Communication
 from jaxdist._planning import memory_advice
 from jaxdist._planning.abstract_call import count_rows_per_replica, make_abstract_call
 from jaxdist._planning.needs import Needs, compile_needs, compile_or_get_refusal, read_needs
@@ -44,15 +45,15 @@ class Source:
         lower: Lowers the step.
         rows: The rows of a batch for each replica; None if no input is per-replica.
         rules: The name of the rules that place its state.
-        like: The strategy whose axes and communication options the plan uses.
-        axes: The axes, if they differ from those of `like`.
+        axes: The axes of the mesh of the plan.
+        communication: How the replicas of the plan communicate.
     """
 
     lower: Lower
     rows: int | None
     rules: str = ""
-    like: Strategy | None = None
     axes: Axes | None = None
+    communication: Communication | None = None
 
 
 def plan(
@@ -69,7 +70,7 @@ def plan(
     # The call may be inside the scope of another strategy; the step must not see that strategy.
     with _replica.enter_frame(None):
         report(f"describing {topology}")
-        target = make_target(topology, logical, source.like, source.axes)
+        target = make_target(topology, logical, source.axes, source.communication)
         rows = _get_rows(source, target, global_batch)
         return _plan_for_target(source, target, rows, quick, report)
 
@@ -87,7 +88,9 @@ def compile_for(
 ) -> SlicePlan:
     """Plan a program that `strategy.lower(fn, ...)` returned; see `Program.compile_for`."""
     lower = functools.partial(_lower_for, fn, options, program)
-    source = Source(lower, count_rows_per_replica(program), like=strategy)
+    axes = Axes.from_layout(strategy.layout)
+    rows = count_rows_per_replica(program)
+    source = Source(lower, rows, axes=axes, communication=strategy.communication)
     wanted = strategy.layout.num_logical if logical is None else logical
     return plan(source, topology, wanted, global_batch=global_batch, quick=quick)
 
@@ -147,7 +150,7 @@ def _plan_for_target(
 
 def _trace_for_one_device(source: Source, target: Target, rows: int | None) -> tuple[Program, Chip]:
     """Lower the step for one device of the same generation, and return also that device."""
-    single = make_single_device_target(target, source.like, source.axes)
+    single = make_single_device_target(target, source.axes, source.communication)
     return source.lower(single.strategy, rows), single.device
 
 

@@ -37,11 +37,6 @@ class Axes:
         """Return the axes of a layout."""
         return cls(layout.mesh.axis_names, layout.replica_axes, dict(layout.mesh.shape))
 
-    @classmethod
-    def for_slices(cls, outer: str, inner: str) -> Self:
-        """Return two replica axes: `outer` over the slices, `inner` within each slice."""
-        return cls((outer, inner), (outer, inner), {outer: 1, inner: 1})
-
     @property
     def single_device(self) -> Self:
         """The same axes, each of size 1."""
@@ -100,8 +95,10 @@ class Axes:
         return sizes
 
 
-# The axes for rules that shard state within a slice, and replicate it over slices.
-SLICES = Axes.for_slices("slice", "replica")
+# The axes for rules that shard state within a slice, and replicate it over slices: one axis over
+# the slices, one within each slice.
+_SLICE_AXES = ("slice", "replica")
+SLICES = Axes(_SLICE_AXES, _SLICE_AXES, dict.fromkeys(_SLICE_AXES, 1))
 
 
 def add_slice_axis(strategy: Strategy, num_slices: int) -> Strategy:

@@ -53,8 +53,7 @@ def find_logical_shape(topology: Topology, num_slices: int, logical: Any) -> Box
             f"{_format_sizes(within)} in {', '.join(AXES)}: {'; '.join(bad)}.\n\n"
             f"The shape of a replica divides the slice.\n\n{_suggest_shapes(within, count)}"
         )
-    found: Box = box
-    return found
+    return box
 
 
 def list_counts(topology: Topology, num_slices: int) -> tuple[int, ...]:
@@ -72,11 +71,8 @@ def _parse_logical(logical: Any) -> int | tuple[int, ...]:
                 "logical is a number of logical devices, or a shape of chips in x, y and z.\n\n"
                 "Pass for instance logical='2x2', or logical=4."
             )
-        return (
-            _check_sizes([int(p) for p in parts])
-            if len(parts) > 1
-            else _check_positive(int(parts[0]))
-        )
+        sizes = [int(p) for p in parts]
+        return _check_sizes(sizes) if len(sizes) > 1 else _check_positive(sizes[0])
     # A bool is an int in Python, and `logical=True` is a mistake.
     if isinstance(logical, int) and not isinstance(logical, bool):
         return _check_positive(logical)

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from jaxdist._collectives import Communication
 from jaxdist._planning.slice_axes import Axes, assign_slices
 from jaxdist._planning.slice_shape import find_logical_shape, list_counts
-from jaxdist._strategies import Strategy, TPUStrategy
-from jaxdist._validate import CallerRename, check_text, show
+from jaxdist._strategies import TPUStrategy
+from jaxdist._validate import CallerRename, check_instance, check_text
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.cost import CHIPS, Chip, chip_of
 from jaxdist.errors import ArgumentError, ArgumentTypeError, TopologyError
@@ -37,15 +38,18 @@ class Target:
 
 
 def make_target(
-    topology: Any, logical: Any, like: Strategy | None = None, axes: Axes | None = None
+    topology: Any,
+    logical: Any,
+    axes: Axes | None = None,
+    communication: Communication | None = None,
 ) -> Target:
     """Return a strategy on all cores of a slice.
 
     Args:
         topology: The slice.
         logical: The logical devices of a replica.
-        like: A strategy. The new one gets its axes and its communication options.
-        axes: The axes, if they differ from those of `like`.
+        axes: The axes of its mesh.
+        communication: How its replicas communicate.
 
     Raises:
         TopologyError: The slice does not exist or is larger than a pod, or the logical devices do
@@ -61,18 +65,18 @@ def make_target(
     system = resolver.tpu_system
     box = find_logical_shape(system.topology, described.num_slices, logical)
     assignment = assign_slices(system.topology, box, described.num_slices)
-    return _build_target(described, resolver, assignment, like, _choose_axes(like, axes))
+    return _build_target(described, resolver, assignment, axes, communication)
 
 
 def make_single_device_target(
-    of: Target, like: Strategy | None = None, axes: Axes | None = None
+    of: Target, axes: Axes | None, communication: Communication | None
 ) -> Target:
     """Return a target of one device of the same generation."""
     described = slice_of(f"{slice_of(of.name).generation}:1x1")
     resolver = TPUClusterResolver(f"described:{_format_name(described)}")
     assignment = DeviceAssignment(resolver.tpu_system.topology, [[[0, 0, 0, 0]]])
-    wanted = _choose_axes(like, axes)
-    return _build_target(described, resolver, assignment, like, wanted and wanted.single_device)
+    wanted = axes and axes.single_device
+    return _build_target(described, resolver, assignment, wanted, communication)
 
 
 def list_logical_counts(topology: Any) -> tuple[int, ...]:
@@ -86,21 +90,16 @@ def count_slices(topology: Any) -> int:
     return _parse_slice(topology).num_slices
 
 
-def _choose_axes(like: Strategy | None, axes: Axes | None) -> Axes | None:
-    return axes if axes is not None or like is None else Axes.from_layout(like.layout)
-
-
 def _build_target(
     described: Slice,
     resolver: TPUClusterResolver,
     assignment: DeviceAssignment,
-    like: Strategy | None,
     axes: Axes | None,
+    communication: Communication | None,
 ) -> Target:
     strategy = TPUStrategy(resolver, assignment)
     if axes is not None:
-        layout = axes.apply(strategy.layout, described.num_slices)
-        strategy = strategy._on(layout, like.communication if like else None)
+        strategy = strategy._on(axes.apply(strategy.layout, described.num_slices), communication)
     return Target(
         _format_name(described),
         strategy,
@@ -122,12 +121,8 @@ def _parse_slice(topology: Any) -> Slice:
             "A plan needs the generation of the TPU, and a Topology has only the places of cores."
             "\n\nPass the name of the slice, such as 'v5e:4x4', or jaxdist.tpu.slice_of('v5e:4x4')."
         )
-    if not isinstance(topology, str):
-        raise ArgumentTypeError(
-            f"compile_for was given topology={show(topology)}.\n\n"
-            "topology is a slice of TPUs.\n\n"
-            "Pass its name, such as 'v5p:8x8x8', or 'v5e:4x4*2' for two slices."
-        )
+    remedy = "Pass its name, such as 'v5p:8x8x8', or 'v5e:4x4*2' for two slices."
+    check_instance("compile_for", "topology", topology, str, "a slice of TPUs", remedy)
     check_text("compile_for", "topology", topology, "v5e:4x4")
     # "local" is a valid name for a resolver, so this error explains what to call instead.
     if topology == "local":

@@ -1,11 +1,13 @@
 """`jaxdist bench collectives`: the latency and bandwidth of the links of this machine."""
 
 import argparse
+import bisect
+import itertools
 import os
 import pathlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from rich.console import Console
@@ -194,24 +196,15 @@ def make_tables(fit: cost.Fit, samples: Sequence[cost.Sample], num_devices: int)
         f"Link {link.name}, {num_devices} devices", "what", "fitted", "in the table"
     )
     known = cost.for_devices(cost.TABLE[link.name], num_devices)
-    for what, form, mine, theirs in (
-        ("alpha: latency of a message", _format_time, link.alpha, known.alpha),
-        ("beta: bytes/s", _format_rate, link.bytes_per_second, known.bytes_per_second),
-        (
-            "memory bytes/s",
-            _format_rate,
-            link.memory_bytes_per_second,
-            known.memory_bytes_per_second,
-        ),
-        ("arrays are packed below", _format_size, cost.pack_below(link), cost.pack_below(known)),
-        (
-            "reduce-scatter + all-gather / all-reduce",
-            _format_ratio,
-            link.scatter_gather,
-            known.scatter_gather,
-        ),
-    ):
-        fitted.add_row(what, form(mine), form(theirs))
+    rows: tuple[tuple[str, Callable[[cost.Link], float], Callable[[float], str]], ...] = (
+        ("alpha: latency of a message", lambda x: x.alpha, _format_time),
+        ("beta: bytes/s", lambda x: x.bytes_per_second, _format_rate),
+        ("memory bytes/s", lambda x: x.memory_bytes_per_second, _format_rate),
+        ("arrays are packed below", cost.pack_below, _format_size),
+        ("reduce-scatter + all-gather / all-reduce", lambda x: x.scatter_gather, _format_ratio),
+    )
+    for what, get, form in rows:
+        fitted.add_row(what, form(get(link)), form(get(known)))
     fitted.add_row("dispatch of a program", _format_time(fit.dispatch_seconds), "")
     fitted.add_row("median error of the fit", f"{fit.error:.0%}", "")
     yield fitted
@@ -234,31 +227,18 @@ def describe_faster_sizes(one: str, other: str, num_devices: int, links: cost.Li
         mine, theirs = (cost.seconds(a, num_devices, size, links) for a in (one, other))
         return mine < theirs
 
-    def bisect_change(low: int, high: int) -> int:
-        """Bisect for the smallest size whose answer differs from the answer at `low`."""
-        before = is_faster(low)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if is_faster(middle) == before else (low, middle)
-        return high
-
     spans: list[str] = []
     # Powers of two find each change of the answer; then bisection finds its exact size.
-    start = 1 if is_faster(1) else None
-    size = 1
-    while size < LARGEST:
-        if is_faster(2 * size) != (start is not None):
-            edge = bisect_change(size, 2 * size)
-            if start is not None:
-                spans.append(
-                    f"below {_format_size(edge)}" if start == 1 else f"to {_format_size(edge)}"
-                )
-            else:
-                spans.append(f"from {_format_size(edge)}")
-            start = None if start is not None else edge
-        size *= 2
+    for low, high in itertools.pairwise(1 << n for n in range(LARGEST.bit_length())):
+        before, after = is_faster(low), is_faster(high)
+        if before != after:
+            edge = bisect.bisect_left(
+                range(high), True, low, key=lambda size: is_faster(size) == after
+            )
+            word = "from" if after else "to" if spans else "below"
+            spans.append(f"{word} {_format_size(edge)}")
     if not spans:
-        return "always" if start is not None else f"never, up to {_format_size(LARGEST)}"
+        return "always" if is_faster(1) else f"never, up to {_format_size(LARGEST)}"
     return " ".join(spans)
 
 

@@ -121,12 +121,10 @@ def sweep_job(
     asked = job.config.strategy.logical_devices if logical is None else logical
     with CallerRename("compile_for", caller):
         configured = make_target(topology, asked)
-    if global_batch is not None:
-        global_batch = as_integer(
-            caller, "global_batch", global_batch, least=1, most=MOST_ROWS, example=64
-        )
-    rows = job.rows_per_replica * configured.strategy.num_replicas_in_sync
-    rows = rows if global_batch is None else global_batch
+    if global_batch is None:
+        rows = job.rows_per_replica * configured.strategy.num_replicas_in_sync
+    else:
+        rows = as_integer(caller, "global_batch", global_batch, least=1, most=MOST_ROWS, example=64)
     found = []
     layouts = list(_list_layouts(job, topology, logical))
     for number, (rules, count) in enumerate(layouts, 1):
@@ -164,10 +162,6 @@ def _plan_candidate(
     """Plan one combination. If it is impossible, the candidate contains the reason."""
     target = make_target(topology, logical)
     sizes = target.assignment.num_replicas, target.assignment.num_cores_per_replica
-
-    def report_candidate(what: str) -> None:
-        report(f"{rules}, {sizes[0]} x {sizes[1]}: {what}")
-
     try:
         made = plan(
             _make_source(job, rules),
@@ -175,7 +169,7 @@ def _plan_candidate(
             logical,
             global_batch=rows,
             quick=True,
-            report=report_candidate,
+            report=_add_prefix(report, f"{rules}, {sizes[0]} x {sizes[1]}: "),
         )
     # A wrong slice would fail for every combination, so it is no candidate.
     except TopologyError:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxdist._collectives import ReduceOp
 from jaxdist._strategies import Strategy, check_strategy, get_replica_context
-from jaxdist._validate import CallerRename, as_array, check_callable, show
+from jaxdist._validate import CallerRename, as_array, check_callable, check_instance, show
 from jaxdist.data import InputOptions, PartialBatch
 from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 
@@ -55,12 +55,9 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
             "Call it inside the function that you pass to strategy.run."
         )
     caller = "training.weighted_sums"
-    if not isinstance(per_row, Mapping):
-        raise ArgumentTypeError(
-            f"{caller} was given per_row={show(per_row)}.\n\n"
-            "per_row is a dict of arrays by name, one value for each row.\n\n"
-            "Pass for instance per_row={'loss': losses}."
-        )
+    what = "a dict of arrays by name, one value for each row"
+    remedy = "Pass for instance per_row={'loss': losses}."
+    check_instance(caller, "per_row", per_row, Mapping, what, remedy)
     weight = as_array(caller, "weight", weight).astype(jnp.float32)
     rows = {name: as_array(caller, f"per_row[{name!r}]", v) for name, v in per_row.items()}
     for name, value in rows.items():
@@ -77,8 +74,7 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
         for name, value in rows.items()
     }
     sums[WEIGHT] = jnp.sum(weight)
-    reduced: dict[str, jax.Array] = context.all_reduce(ReduceOp.SUM, sums)
-    return reduced
+    return context.all_reduce(ReduceOp.SUM, sums)
 
 
 def evaluate(
@@ -129,11 +125,9 @@ def evaluate(
     check_callable(caller, sums_fn, "sums_fn", "Pass a function (model, batch, mask) -> sums.")
     # Padding, so that a last short batch has the shape of the others and needs no second program.
     options = InputOptions(partial_batch=PartialBatch.PAD)
-    with CallerRename("experimental_distribute_dataset", caller):
-        distributed = strategy.experimental_distribute_dataset(dataset, options)
     with (
         CallerRename("experimental_distribute_dataset", caller),
-        iter(distributed) as data,
+        iter(strategy.experimental_distribute_dataset(dataset, options)) as data,
         CallerRename("strategy.run was given args[0]", f"{caller} was given model"),
         CallerRename("strategy.run cannot take args[0]", f"{caller} cannot take model"),
         CallerRename("args[0] is a PerReplica", f"{caller} was given model, a PerReplica"),

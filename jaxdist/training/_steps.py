@@ -13,13 +13,11 @@ from flax import nnx
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_integer, check_callable, is_array, show
+from jaxdist._validate import as_integer, check_callable, format_lines, is_array, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 S = TypeVar("S")
 Out = TypeVar("Out")
-
-_MOST_LEAVES_LISTED = 10
 
 
 def accumulate_gradients(
@@ -79,7 +77,7 @@ def accumulate_gradients(
             # Flattened before the call: `grad_fn` may update the module in place.
             given = tree_flatten_with_path(carried)
             joined = _merge_modules(graph, carried)
-            out = _check_output("accumulate_gradients", "grad_fn", grad_fn(joined, microbatch))
+            out = _check_output(grad_fn(joined, microbatch))
             kept = _split_modules(joined)[1]
             _check_state_form("accumulate_gradients", "grad_fn", given, kept)
             return kept, out
@@ -97,8 +95,7 @@ def accumulate_gradients(
 
         (carried, total), _ = jax.lax.scan(add, (carried, zeros), microbatches)
         _write_back(params, graph, carried)
-        mean: Out = jax.tree.map(lambda t, o: (t / count).astype(o.dtype), total, outputs)
-        return mean
+        return jax.tree.map(lambda t, o: (t / count).astype(o.dtype), total, outputs)
 
     return accumulated
 
@@ -180,8 +177,7 @@ def _split_modules(tree: PyTree) -> tuple[Any, Any]:
     """
     if not any(map(_is_module, jax.tree.leaves(tree, is_leaf=_is_module))):
         return None, tree
-    graph, carried = nnx.split(tree)
-    return graph, carried
+    return nnx.split(tree)
 
 
 def _merge_modules(graph: Any, carried: Any) -> Any:
@@ -221,7 +217,7 @@ def _split_batch(batch: PyTree, count: int) -> PyTree:
         if not _is_divisible(leaf, count)
     ]
     if bad or not leaves:
-        found = _format_lines(bad) if leaves else "The batch has no arrays."
+        found = format_lines(bad) if leaves else "The batch has no arrays."
         raise ShapeError(
             f"accumulate_gradients was given num_microbatches={count}, and cannot cut the batch so."
             f"\n{found}\n\nInside a replica a batch has the rows of that replica, and their number "
@@ -272,22 +268,23 @@ def _check_floats(outputs: PyTree) -> None:
     if bad:
         raise ArgumentTypeError(
             "accumulate_gradients called grad_fn, and some of its results are no floats:\n"
-            f"{_format_lines(bad)}\n\n"
+            f"{format_lines(bad)}\n\n"
             "It takes the mean of the results, and a mean is a float.\n\n"
             "Return it as a float, for instance count.astype(jnp.float32), or leave it out."
         )
 
 
-def _check_output(caller: str, name: str, out: Any) -> Any:
-    """Check that the function of the user returned arrays, and return them."""
+def _check_output(out: Any) -> Any:
+    """Check that `grad_fn` returned arrays, and return them."""
     leaves, _ = tree_flatten_with_path(out)
     wrong = [f"result{keystr(path)}: {show(x)}" for path, x in leaves if not is_array(x)]
     if wrong or not leaves:
-        found = _format_lines(wrong) if wrong else f"It returned {out!r}."
+        found = format_lines(wrong) if wrong else f"It returned {out!r}."
         raise ArgumentTypeError(
-            f"{caller} called {name}, and it returned what is no array.\n{found}\n\n"
-            f"{name} returns a pytree of arrays; without a return statement it returns None.\n\n"
-            f"Return arrays from {name}."
+            "accumulate_gradients called grad_fn, and it returned what is no array.\n"
+            f"{found}\n\n"
+            "grad_fn returns a pytree of arrays; without a return statement it returns None.\n\n"
+            "Return arrays from grad_fn."
         )
     return out
 
@@ -305,8 +302,7 @@ def _check_state_form(caller: str, name: str, before: tuple[Any, Any], after: Py
             f"{caller} called {name}, and its state is another pytree than before.\n"
             f"Before: {treedef}\nAfter: {jax.tree.structure(after)}\n\n"
             "Each call takes the state that the call before it returned.\n\n"
-            f"Return it from {name} with "
-            "the keys and the number of leaves that it came with."
+            f"Return it from {name} with the keys and the number of leaves that it came with."
         )
     changed = [
         f"state{keystr(path)} was {_describe(x)}, and is {_describe(y)} after the call"
@@ -316,7 +312,7 @@ def _check_state_form(caller: str, name: str, before: tuple[Any, Any], after: Py
     if changed:
         raise ShapeError(
             f"{caller} called {name}, and its state has another shape or dtype than before.\n"
-            f"{_format_lines(changed)}\n\n"
+            f"{format_lines(changed)}\n\n"
             "Each call takes the state that the call before it returned.\n\n"
             "Keep the shapes, and the dtypes: new.astype(old.dtype)."
         )
@@ -363,7 +359,7 @@ def _check_batches(batches: Any) -> None:
     if bad:
         raise ShapeError(
             f"multi_step cannot stack its {len(batches)} batches: they differ.\n"
-            f"{_format_lines(bad)}\n\n"
+            f"{format_lines(bad)}\n\n"
             "All batches of a call have the same structure, shapes and dtypes.\n\n"
             "Drop the short one, or pad it and give each row a weight."
         )
@@ -377,9 +373,3 @@ def _describe(leaf: Any) -> str:
 def _get_sum_dtype(dtype: Any) -> Any:
     # A sum of many small bfloat16 gradients would lose the bits of the small ones.
     return jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype
-
-
-def _format_lines(lines: list[str]) -> str:
-    shown = lines[:_MOST_LEAVES_LISTED]
-    more = len(lines) - len(shown)
-    return "\n".join([*shown, *([f"... and {more} more."] if more else [])])

@@ -18,7 +18,6 @@ from jaxdist._checkpoints import orbax
 from jaxdist.errors import CheckpointError, ConfigError
 from jaxdist.jobs import TASKS, DigitsConfig, TrainingReport, load_config
 from jaxdist.jobs._config.changes import find_changed_entries
-from jaxdist.jobs._config.load import as_dict
 from jaxdist.jobs._config.schema import Change
 from jaxdist.jobs._run.run import Run
 
@@ -194,7 +193,7 @@ def _other(value: Any) -> Any:
 def test_every_entry_is_free_or_changes_knowingly_or_never(schema: type[Any]) -> None:
     config = schema()
     count = 0
-    for section, body in as_dict(config).items():
+    for section, body in dataclasses.asdict(config).items():
         entries = body if isinstance(body, dict) else {section: body}
         for key, value in entries.items():
             saved = {section: {key: _other(value)}} if body is entries else {key: _other(value)}
@@ -212,7 +211,7 @@ def test_an_entry_without_effect_may_change_and_counts_where_it_has_one() -> Non
     compressed = dataclasses.replace(
         config, optimizer=dataclasses.replace(config.optimizer, update="compressed")
     )
-    saved = as_dict(compressed)
+    saved = dataclasses.asdict(compressed)
     saved["optimizer"]["workers"] = 4
     assert {c.name: c.change for c in find_changed_entries(saved, compressed)} == {
         "optimizer.workers": Change.KNOWINGLY
@@ -225,7 +224,7 @@ def test_an_entry_without_effect_may_change_and_counts_where_it_has_one() -> Non
 
 def test_values_that_json_writes_alike_are_alike() -> None:
     config = DigitsConfig()
-    assert find_changed_entries(json.loads(json.dumps(as_dict(config))), config) == ()
+    assert find_changed_entries(json.loads(json.dumps(dataclasses.asdict(config))), config) == ()
     assert find_changed_entries({"training": {"seed": np.float64(0.0)}}, config) == ()
     [found] = find_changed_entries({"training": {"donate": 0}}, config)
     assert found.name == "training.donate"

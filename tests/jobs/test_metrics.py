@@ -11,8 +11,7 @@ import pytest
 from jaxdist._checkpoints import replace_file
 from jaxdist.errors import ArgumentError, MissingExtraError
 from jaxdist.jobs import versions
-from jaxdist.jobs._config.metrics_file import write_metrics
-from jaxdist.jobs._run.metrics import History, draw_learning_curve
+from jaxdist.jobs._run.metrics import History, draw_learning_curve, write_metrics
 from jaxdist.jobs._task import Curve
 from jaxdist.training import EXTRAS, require_extra
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdist.errors import CheckpointError
-from jaxdist.jobs._config.load import LoadedConfig, as_dict
+from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import Change
 
 
@@ -47,7 +47,7 @@ def find_changed_entries(saved: Mapping[str, Any], config: Any) -> tuple[Changed
 
 def _iterate_changes(saved: Mapping[str, Any], config: Any) -> Iterator[Changed]:
     # Through JSON, like the saved one: tuples become lists.
-    saved, now = (json.loads(json.dumps(c)) for c in (saved, as_dict(config)))
+    saved, now = (json.loads(json.dumps(c)) for c in (saved, dataclasses.asdict(config)))
     for field in dataclasses.fields(config):
         name, value = field.name, getattr(config, field.name)
         before = saved.get(name)

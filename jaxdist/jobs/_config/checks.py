@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxdist._checkpoints import read_dict
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, ConfigError
 from jaxdist.jobs._config.load import LoadedConfig
-from jaxdist.jobs._config.metrics_file import read_metrics
 from jaxdist.training import require_extra
 
 # MLIR's indices of arrays are int32, so a dim cannot be larger.
@@ -143,7 +143,7 @@ def check_output_is_ours(loaded: LoadedConfig[Any], losses: Sequence[float]) -> 
     """
     output = loaded.values.output
     path = Path(output.directory) / output.metrics
-    there = read_metrics(path)
+    there = read_dict(path)
     if there is None or not isinstance(there.get("losses"), list):
         return
     # The file may be ahead of the checkpoint or behind it, so the common steps are compared.

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from jaxdist._validate import ErrorNote, check_text, show
+from jaxdist._validate import ErrorNote, check_text, format_lines, show
 from jaxdist.errors import ArgumentTypeError, ConfigError
 from jaxdist.jobs._config.schema import LARGEST
 from jaxdist.jobs._config.sources import (
@@ -27,7 +27,6 @@ from jaxdist.jobs._config.sources import (
 
 C = TypeVar("C")
 
-_MOST_PROBLEMS_LISTED = 10
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 
@@ -109,11 +108,6 @@ def _load(schema: type[C], path: str, overrides: Sequence[str]) -> LoadedConfig[
     defaults, alone = schema(), values.pop("")
     made = {n: dataclasses.replace(getattr(defaults, n), **own) for n, own in values.items()}
     return LoadedConfig(schema(**alone, **made), MappingProxyType(origins))
-
-
-def as_dict(config: Any) -> dict[str, Any]:
-    """Return the sections and entries of a configuration as a dict that JSON can represent."""
-    return dataclasses.asdict(config)
 
 
 # One value and the schema
@@ -244,9 +238,6 @@ def _shorten(value: Any) -> str:
 
 
 def _format_report(path: str | Path, problems: list[str]) -> str:
-    shown = problems[:_MOST_PROBLEMS_LISTED]
-    more = len(problems) - len(shown)
-    tail = [f"... and {more} more."] if more else []
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     head = f"The configuration {str(path)!r} is not valid ({count})."
-    return "\n\n".join([head, "\n".join([*shown, *tail]), "Nothing was started."])
+    return "\n\n".join([head, format_lines(problems), "Nothing was started."])

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from jaxdist._checkpoints import find_damage, list_steps, read_notes_without_orbax
+from jaxdist._checkpoints import find_damage, list_steps, read_dict, read_notes_without_orbax
 from jaxdist.jobs._config.changes import check_same_run
 from jaxdist.jobs._config.load import LoadedConfig
-from jaxdist.jobs._config.metrics_file import read_metrics
 from jaxdist.jobs._config.schema import JobConfig, OutputConfig
 from jaxdist.jobs._run.report import TrainingReport
 
@@ -82,5 +81,5 @@ def _read_metrics(output: OutputConfig) -> dict[str, Any] | None:
     folder = Path(output.directory)
     if output.picture and not (folder / output.picture).is_file():
         return None
-    found = read_metrics(folder / output.metrics)
+    found = read_dict(folder / output.metrics)
     return found if found is not None and found.keys() >= _NEEDED else None

@@ -2,14 +2,15 @@
 
 import dataclasses
 import importlib.metadata
-import os
+import io
+import json
 import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxdist._checkpoints import replace_file
 from jaxdist.errors import ConfigError
-from jaxdist.jobs._config.metrics_file import write_metrics
 from jaxdist.jobs._config.schema import OutputConfig
 from jaxdist.jobs._run.report import TrainingReport
 from jaxdist.jobs._task import Curve, Task
@@ -48,6 +49,12 @@ def versions() -> dict[str, str]:
     return found
 
 
+def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
+    """Write a JSON file. A reader sees the old file or all of the new one, never a part."""
+    text = json.dumps(metrics, indent=2, allow_nan=True) + "\n"
+    replace_file(path, text.encode())
+
+
 def draw_learning_curve(path: Path, history: History, curve: Curve, *, title: str) -> None:
     """Draw training loss, held-out loss and a measure over the steps, into a PNG file.
 
@@ -72,13 +79,9 @@ def draw_learning_curve(path: Path, history: History, curve: Curve, *, title: st
     measure.plot(steps, measured, "o-", color="C1")
     measure.set(xlabel="step", ylabel=curve.label)
     figure.suptitle(title)
-    # A reader sees the old picture or all of the new one.
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        figure.savefig(partial, format="png")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    replace_file(path, drawn.getvalue())
 
 
 def write_output(

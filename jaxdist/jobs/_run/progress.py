@@ -3,13 +3,17 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 _SECONDS_BETWEEN_DRAWINGS = 0.1
+
+
+def say(console: Console, text: str) -> None:
+    """Print a text as it is. Rich prints it above a live bar of the same console."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class Stopwatch:
@@ -101,12 +105,7 @@ class TrainingProgress:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -126,8 +125,4 @@ class TrainingProgress:
             self._bar.update(self._bar.task_ids[0], completed=step, description=text, refresh=True)
         else:
             width = len(str(self._num_steps))
-            self.say(f"step {step:>{width}}/{self._num_steps}  {text}")
-
-    def say(self, text: str) -> None:
-        """Print a line, above the bar if there is one."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            say(self._console, f"step {step:>{width}}/{self._num_steps}  {text}")

@@ -22,11 +22,11 @@ from jaxdist.jobs._config.checks import (
     check_same_data,
     make_not_empty_error,
 )
-from jaxdist.jobs._config.load import LoadedConfig, as_dict
+from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._run.metrics import versions, write_output
 from jaxdist.jobs._run.opening import describe_communication, describe_run
-from jaxdist.jobs._run.progress import Stopwatch, TrainingProgress
+from jaxdist.jobs._run.progress import Stopwatch, TrainingProgress, say
 from jaxdist.jobs._run.report import TrainingReport
 from jaxdist.jobs._run.run_state import RunState
 from jaxdist.jobs._task import Task
@@ -205,7 +205,7 @@ class Run:
         self._report_saved()
         with self.watch.paused():
             notes = self.state.notes(self.task.data.identity, self.config)
-            self.checkpoints.save(step, self.state.arrays(), notes)
+            self.checkpoints.save(step, self.state.modules, notes)
         self.saving = step
 
     def _report_saved(self) -> None:
@@ -217,8 +217,7 @@ class Run:
             self._say(f"step {step}: saved {_shorten_path(self.checkpoints.path(step))}")
 
     def _say(self, text: str) -> None:
-        # Rich prints above a live bar of the same console.
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        say(self.console, text)
 
     def units_per_s(self) -> float | None:
         """Return the throughput up to now; None before the second step."""
@@ -303,7 +302,7 @@ class Run:
             "devices": [str(d) for d in devices],
             "device_kind": devices[0].device_kind,
             "versions": versions(),
-            "config": as_dict(self.config),
+            "config": dataclasses.asdict(self.config),
             **found,
             **dataclasses.asdict(history),
         }

@@ -7,12 +7,11 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxdist._checkpoints import Restored
+from jaxdist._checkpoints import Restored, put_into, to_plain
 from jaxdist._strategies import Strategy
 from jaxdist._values import is_sharded
 from jaxdist.data import DistributedIterator
 from jaxdist.jobs._config.changes import Changed, find_changed_entries
-from jaxdist.jobs._config.load import as_dict
 from jaxdist.jobs._run.metrics import History
 
 
@@ -32,15 +31,15 @@ class RunState:
     data: DistributedIterator
     history: History = dataclasses.field(default_factory=History)
 
-    def arrays(self) -> dict[str, Any]:
-        """Return the arrays of the modules, for a checkpoint."""
-        modules = {"model": self.model, "optimizer": self.optimizer}
-        return {name: nnx.to_pure_dict(nnx.state(module)) for name, module in modules.items()}
+    @property
+    def modules(self) -> dict[str, nnx.Pytree]:
+        """What a checkpoint saves."""
+        return {"model": self.model, "optimizer": self.optimizer}
 
     def notes(self, identity: Mapping[str, Any], config: Any) -> dict[str, Any]:
         """Return the notes of a checkpoint."""
         return {
-            "config": as_dict(config),
+            "config": dataclasses.asdict(config),
             "position": self.data.get_state(),
             "data": identity,
             "history": dataclasses.asdict(self.history),
@@ -56,13 +55,11 @@ class RunState:
             whole = strategy.replicated_sharding
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)
 
-        found: dict[str, Any] = jax.tree.map(choose_layout, self.arrays(), is_leaf=is_sharded)
-        return found
+        return jax.tree.map(choose_layout, to_plain(self.modules), is_leaf=is_sharded)
 
     def load(self, restored: Restored) -> None:
         """Load a restored checkpoint into the model, the optimizer, the data and the history."""
-        _load(self.model, restored.state["model"])
-        _load(self.optimizer, restored.state["optimizer"])
+        put_into(self.modules, restored.state)
         self.data.set_state(restored.notes["position"])
         self.history = History(**restored.notes["history"])
 
@@ -88,9 +85,3 @@ class RunState:
                 " (the learning rate follows a curve over all of them)" if change in curve else ""
             )
             yield (f"{change.name} is {change.after} from here on, and was {change.before}{what}")
-
-
-def _load(module: nnx.Pytree, values: dict[str, Any]) -> None:
-    state = nnx.state(module)
-    nnx.replace_by_pure_dict(state, values)
-    nnx.update(module, state)

@@ -13,6 +13,7 @@ from jaxdist.jobs._config.checks import check_job
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._run.finished import finished_line, finished_run
+from jaxdist.jobs._run.progress import say
 from jaxdist.jobs._run.report import TrainingReport
 from jaxdist.jobs._run.run import Run
 from jaxdist.jobs._task import Task
@@ -71,8 +72,7 @@ def train(
     config: JobConfig = loaded.values
     finished = finished_run(loaded, accept_changes=accept_changes)
     if finished is not None:
-        line = finished_line(finished, loaded)
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, finished_line(finished, loaded))
         return finished
     # The data is loaded first: the checks need its size.
     task = kind_of(config)(config)

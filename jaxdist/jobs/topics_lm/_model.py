@@ -128,19 +128,14 @@ class Transformer(nnx.Module):
         return [layer.attention.empty_cache(rows, slots) for layer in self.layers]
 
 
-def _run_layer(layer: Layer, x: jax.Array, keys: jax.Array | None) -> jax.Array:
-    return layer(x, keys)
-
-
 # What a layer keeps for the backward pass: everything; everything except gathered parameters; only
 # its inputs.
 _RUNS: dict[str, Any] = {
-    "none": _run_layer,
-    "parameters": nnx.remat(_run_layer, policy=remat_policy),
-    "layers": nnx.remat(_run_layer),
+    "none": Layer.__call__,
+    "parameters": nnx.remat(Layer.__call__, policy=remat_policy),
+    "layers": nnx.remat(Layer.__call__),
 }
 
 
 def _fold_keys(keys: jax.Array, number: int) -> jax.Array:
-    folded: jax.Array = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
-    return folded
+    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)

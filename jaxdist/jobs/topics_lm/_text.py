@@ -84,9 +84,7 @@ def make_held_out_windows(text: np.ndarray, length: int) -> dict[str, np.ndarray
     count = -(-(len(text) - 1) // length)
     padded = np.zeros(count * length + 1, np.uint8)
     padded[: len(text)] = text
-    last = len(text) - 1 - (count - 1) * length
-    lengths = np.full(count, length, np.int32)
-    lengths[-1] = last
+    lengths = np.minimum(length, len(text) - 1 - length * np.arange(count)).astype(np.int32)
     return {**make_training_windows(padded, length, length), "length": lengths}
 
 
