@@ -5,8 +5,8 @@ from typing import TypeVar
 
 from jaxdist import _validate
 from jaxdist._typing import PyTree
+from jaxdist.data._assembler import Assembler
 from jaxdist.data._iterator import DistributedIterator
-from jaxdist.data._reading.assemble import Assembler
 from jaxdist.data._reading.cardinality import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from jaxdist.data._reading.readers import Reader
 from jaxdist.errors import ArgumentTypeError

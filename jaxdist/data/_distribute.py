@@ -17,9 +17,11 @@ from jaxdist.data._options import (
     check_for_function,
     checked_options,
 )
+from jaxdist.data._pad import FixedRows
 from jaxdist.data._place import Placer
 from jaxdist.data._reading.assemble import GROUP_CALLER, SPLIT_CALLER, Drops
 from jaxdist.data._reading.cardinality import cardinality_of_steps
+from jaxdist.data._reading.elements import ElementReader
 from jaxdist.data._reading.partial_batch import PartialBatch
 from jaxdist.data._reading.readers import GroupReader, ParallelReader, Reader
 from jaxdist.data._reading.sources import Source
@@ -85,15 +87,20 @@ def distribute_dataset(
         fetches=options.experimental_fetch_to_device,
         has_exclusive_arrays=source.has_exclusive_arrays,
     )
-    drops = Drops(SPLIT_CALLER, layout.num_replicas)
+    num_replicas = layout.num_replicas
+    drops = Drops(SPLIT_CALLER, num_replicas)
+
+    def make_splitter(rows: int) -> Splitter:
+        read = ElementReader(SPLIT_CALLER)
+        fixed = FixedRows(SPLIT_CALLER, num_replicas, source.batch_size or rows)
+        return Splitter(read, placer, num_replicas, options.partial_batch, drops, fixed)
+
     return DistributedDataset(
-        f"{source!r} over {layout.num_replicas} replicas",
+        f"{source!r} over {num_replicas} replicas",
         source.open,
-        lambda rows: Splitter(
-            placer, layout.num_replicas, options.partial_batch, drops, source.batch_size or rows
-        ),
+        make_splitter,
         depth=max(options.experimental_per_replica_buffer_size, 0),
-        cardinality=source.cardinality_of_multiples(layout.num_replicas)
+        cardinality=source.cardinality_of_multiples(num_replicas)
         if options.partial_batch is PartialBatch.DROP
         else cardinality_of_steps([source.cardinality], 1, options.partial_batch),
         check_context=check_context,
@@ -170,17 +177,16 @@ def distribute_datasets_from_function(
         readers = [_open_on(s, d) for s, d in zip(sources, devices, strict=True)]
         return ParallelReader(readers, devices, placer.snapshot)
 
+    def make_grouper(rows: int) -> Grouper:
+        read = ElementReader(GROUP_CALLER)
+        fixed = FixedRows(GROUP_CALLER, 1, batch_size or rows)
+        policy = options.partial_batch
+        return Grouper(read, placer, num_replicas, policy, drops, fixed, is_per_replica)
+
     return DistributedDataset(
         f"{sources[0]!r} from a function, over {num_replicas} replicas",
         open_reader,
-        lambda rows: Grouper(
-            placer,
-            num_replicas,
-            options.partial_batch,
-            drops,
-            batch_size or rows,
-            is_per_replica=is_per_replica,
-        ),
+        make_grouper,
         depth=max(options.experimental_per_replica_buffer_size, 0),
         cardinality=cardinality_of_steps(
             [s.cardinality for s in sources],

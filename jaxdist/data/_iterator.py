@@ -10,11 +10,11 @@ import numpy as np
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
 from jaxdist._values import BatchSource, current_binding, mark_with_steps_ahead
+from jaxdist.data._assembler import Assembler
 from jaxdist.data._optional import OptionalBatch
 from jaxdist.data._prefetch import Prefetcher
 from jaxdist.data._reading.assemble import (
     MAX_DROPPED_IN_A_ROW,
-    Assembler,
     Dropped,
     nothing_left_error,
     spec_of,
