@@ -1,6 +1,5 @@
 """Functions that turn a user's dataset into the dataset of a strategy."""
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,19 +10,14 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist.data._context import InputContext
 from jaxdist.data._dataset import CheckContext, DistributedDataset
 from jaxdist.data._group import Grouper
-from jaxdist.data._options import (
-    InputOptions,
-    check_for_dataset,
-    check_for_function,
-    checked_options,
-)
+from jaxdist.data._options import InputOptions, check_is_shared, check_placement, checked_options
 from jaxdist.data._pad import FixedRows
 from jaxdist.data._place import Placer
 from jaxdist.data._reading.assemble import GROUP_CALLER, SPLIT_CALLER, Drops
 from jaxdist.data._reading.cardinality import cardinality_of_steps
 from jaxdist.data._reading.elements import ElementReader
 from jaxdist.data._reading.partial_batch import PartialBatch
-from jaxdist.data._reading.readers import GroupReader, ParallelReader, Reader
+from jaxdist.data._reading.readers import GroupReader, ParallelReader, Reader, use_default_device
 from jaxdist.data._reading.sources import Source
 from jaxdist.data._split import Splitter
 
@@ -78,7 +72,8 @@ def distribute_dataset(
         `tf.distribute.Strategy.experimental_distribute_dataset`.
     """
     options = checked_options(SPLIT_CALLER, options)
-    check_for_dataset(options)
+    check_is_shared(options)
+    check_placement(SPLIT_CALLER, options)
     source = Source(SPLIT_CALLER, dataset)
     # One `Placer` and one `Drops` for all passes: a dropped batch is logged once, not once in
     # each epoch. The `Splitter` is new in each pass, since the first batch decides its shapes.
@@ -156,7 +151,7 @@ def distribute_datasets_from_function(
         `tf.distribute.Strategy.distribute_datasets_from_function`.
     """
     options = checked_options(GROUP_CALLER, options)
-    check_for_function(options)
+    check_placement(GROUP_CALLER, options)
     _validate.check_callable(GROUP_CALLER, dataset_fn, "dataset_fn")
     num_replicas, is_per_replica = layout.num_replicas, options.is_per_replica
     devices = _default_devices(layout, options)
@@ -214,15 +209,11 @@ def _make_sources(
     sources = []
     for pipeline, device in enumerate(devices):
         context = InputContext(len(devices), pipeline, num_replicas)
-        with _use_default_device(device):
+        with use_default_device(device):
             sources.append(Source(GROUP_CALLER, dataset_fn(context)))
     return sources
 
 
 def _open_on(source: Source, device: jax.Device | None) -> Any:
-    with _use_default_device(device):
+    with use_default_device(device):
         return source.open()
-
-
-def _use_default_device(device: jax.Device | None) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext() if device is None else jax.default_device(device)
