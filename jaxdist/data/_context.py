@@ -6,6 +6,7 @@ from jaxdist._validate import as_integer
 from jaxdist.errors import ArgumentError
 
 
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class InputContext:
     """The part of the input that a dataset function makes, and the number of replicas.
 
@@ -28,36 +29,15 @@ class InputContext:
         `tf.distribute.InputContext`.
     """
 
-    __slots__ = ("_input_pipeline_id", "_num_input_pipelines", "_num_replicas_in_sync")
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
 
-    def __init__(
-        self,
-        num_input_pipelines: int = 1,
-        input_pipeline_id: int = 0,
-        num_replicas_in_sync: int = 1,
-    ) -> None:
+    def __post_init__(self) -> None:
         caller = "InputContext"
-        as_integer(caller, "num_input_pipelines", num_input_pipelines, least=1)
-        as_integer(caller, "input_pipeline_id", input_pipeline_id, least=0)
-        as_integer(caller, "num_replicas_in_sync", num_replicas_in_sync, least=1)
-        self._num_input_pipelines = num_input_pipelines
-        self._input_pipeline_id = input_pipeline_id
-        self._num_replicas_in_sync = num_replicas_in_sync
-
-    @property
-    def num_input_pipelines(self) -> int:
-        """Number of input pipelines of the job."""
-        return self._num_input_pipelines
-
-    @property
-    def input_pipeline_id(self) -> int:
-        """Number of this pipeline, from 0."""
-        return self._input_pipeline_id
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Number of replicas in one step, over all pipelines."""
-        return self._num_replicas_in_sync
+        as_integer(caller, "num_input_pipelines", self.num_input_pipelines, least=1)
+        as_integer(caller, "input_pipeline_id", self.input_pipeline_id, least=0)
+        as_integer(caller, "num_replicas_in_sync", self.num_replicas_in_sync, least=1)
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
         """Return the number of rows that one replica takes of a global batch.
@@ -75,24 +55,24 @@ class InputContext:
         caller = "InputContext.get_per_replica_batch_size"
         remedy = "Pass the rows of one step, over all replicas."
         as_integer(caller, "global_batch_size", global_batch_size, least=0, remedy=remedy)
-        rows, rest = divmod(global_batch_size, self._num_replicas_in_sync)
+        rows, rest = divmod(global_batch_size, self.num_replicas_in_sync)
         if rest:
             # Suggest no batch size of 0.
-            down = rows * self._num_replicas_in_sync
+            down = rows * self.num_replicas_in_sync
             lower = f"{down} or " if down else ""
             raise ArgumentError(
                 "InputContext.get_per_replica_batch_size cannot share out global_batch_size="
-                f"{global_batch_size} over num_replicas_in_sync={self._num_replicas_in_sync}.\n\n"
-                f"{global_batch_size} is not a multiple of {self._num_replicas_in_sync}: "
+                f"{global_batch_size} over num_replicas_in_sync={self.num_replicas_in_sync}.\n\n"
+                f"{global_batch_size} is not a multiple of {self.num_replicas_in_sync}: "
                 f"{rest} row(s) would be left over.\n\n"
-                f"Use {lower}{down + self._num_replicas_in_sync}."
+                f"Use {lower}{down + self.num_replicas_in_sync}."
             )
         return rows
 
     def __repr__(self) -> str:
         return (
-            f"jaxdist.InputContext(input pipeline id {self._input_pipeline_id}, "
-            f"total: {self._num_input_pipelines})"
+            f"jaxdist.InputContext(input pipeline id {self.input_pipeline_id}, "
+            f"total: {self.num_input_pipelines})"
         )
 
 

@@ -5,8 +5,8 @@ from typing import TypeVar
 
 from jaxdist import _validate
 from jaxdist._typing import PyTree
+from jaxdist.data._assembler import Assembler
 from jaxdist.data._iterator import DistributedIterator
-from jaxdist.data._reading.assemble import Assembler
 from jaxdist.data._reading.cardinality import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from jaxdist.data._reading.readers import Reader
 from jaxdist.errors import ArgumentTypeError
@@ -49,8 +49,7 @@ class DistributedDataset(Iterable[PyTree]):
         self._depth = depth
         self._cardinality = cardinality
         self._check_context = check_context
-        self._spec: PyTree = None
-        self._has_spec = False
+        self._spec: PyTree = None  # of the first batch, once it is known
         # The pass that `element_spec` started. A generator cannot be read twice, so the next
         # `iter` has to return this pass; otherwise its first batch would be lost.
         self._next_pass: DistributedIterator | None = None
@@ -77,9 +76,9 @@ class DistributedDataset(Iterable[PyTree]):
         Raises:
             OutOfRangeError: The dataset is empty.
         """
-        if not self._has_spec:
+        if self._spec is None:
             self._next_pass = self._next_pass or self._start_pass()
-            self._spec, self._has_spec = self._next_pass.element_spec, True
+            self._spec = self._next_pass.element_spec
         return self._spec
 
     @property

@@ -1,6 +1,5 @@
 """Functions that turn a user's dataset into the dataset of a strategy."""
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,17 +10,14 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist.data._context import InputContext
 from jaxdist.data._dataset import CheckContext, DistributedDataset
 from jaxdist.data._group import Grouper
-from jaxdist.data._options import (
-    InputOptions,
-    check_for_dataset,
-    check_for_function,
-    checked_options,
-)
+from jaxdist.data._options import InputOptions, check_is_shared, check_placement, checked_options
+from jaxdist.data._pad import FixedRows
 from jaxdist.data._place import Placer
 from jaxdist.data._reading.assemble import GROUP_CALLER, SPLIT_CALLER, Drops
 from jaxdist.data._reading.cardinality import cardinality_of_steps
+from jaxdist.data._reading.elements import ElementReader
 from jaxdist.data._reading.partial_batch import PartialBatch
-from jaxdist.data._reading.readers import GroupReader, ParallelReader, Reader
+from jaxdist.data._reading.readers import GroupReader, ParallelReader, Reader, use_default_device
 from jaxdist.data._reading.sources import Source
 from jaxdist.data._split import Splitter
 
@@ -76,7 +72,8 @@ def distribute_dataset(
         `tf.distribute.Strategy.experimental_distribute_dataset`.
     """
     options = checked_options(SPLIT_CALLER, options)
-    check_for_dataset(options)
+    check_is_shared(options)
+    check_placement(SPLIT_CALLER, options)
     source = Source(SPLIT_CALLER, dataset)
     # One `Placer` and one `Drops` for all passes: a dropped batch is logged once, not once in
     # each epoch. The `Splitter` is new in each pass, since the first batch decides its shapes.
@@ -85,15 +82,20 @@ def distribute_dataset(
         fetches=options.experimental_fetch_to_device,
         has_exclusive_arrays=source.has_exclusive_arrays,
     )
-    drops = Drops(SPLIT_CALLER, layout.num_replicas)
+    num_replicas = layout.num_replicas
+    drops = Drops(SPLIT_CALLER, num_replicas)
+
+    def make_splitter(rows: int) -> Splitter:
+        read = ElementReader(SPLIT_CALLER)
+        fixed = FixedRows(SPLIT_CALLER, num_replicas, source.batch_size or rows)
+        return Splitter(read, placer, num_replicas, options.partial_batch, drops, fixed)
+
     return DistributedDataset(
-        f"{source!r} over {layout.num_replicas} replicas",
+        f"{source!r} over {num_replicas} replicas",
         source.open,
-        lambda rows: Splitter(
-            placer, layout.num_replicas, options.partial_batch, drops, source.batch_size or rows
-        ),
+        make_splitter,
         depth=max(options.experimental_per_replica_buffer_size, 0),
-        cardinality=source.cardinality_of_multiples(layout.num_replicas)
+        cardinality=source.cardinality_of_multiples(num_replicas)
         if options.partial_batch is PartialBatch.DROP
         else cardinality_of_steps([source.cardinality], 1, options.partial_batch),
         check_context=check_context,
@@ -149,7 +151,7 @@ def distribute_datasets_from_function(
         `tf.distribute.Strategy.distribute_datasets_from_function`.
     """
     options = checked_options(GROUP_CALLER, options)
-    check_for_function(options)
+    check_placement(GROUP_CALLER, options)
     _validate.check_callable(GROUP_CALLER, dataset_fn, "dataset_fn")
     num_replicas, is_per_replica = layout.num_replicas, options.is_per_replica
     devices = _default_devices(layout, options)
@@ -170,17 +172,16 @@ def distribute_datasets_from_function(
         readers = [_open_on(s, d) for s, d in zip(sources, devices, strict=True)]
         return ParallelReader(readers, devices, placer.snapshot)
 
+    def make_grouper(rows: int) -> Grouper:
+        read = ElementReader(GROUP_CALLER)
+        fixed = FixedRows(GROUP_CALLER, 1, batch_size or rows)
+        policy = options.partial_batch
+        return Grouper(read, placer, num_replicas, policy, drops, fixed, is_per_replica)
+
     return DistributedDataset(
         f"{sources[0]!r} from a function, over {num_replicas} replicas",
         open_reader,
-        lambda rows: Grouper(
-            placer,
-            num_replicas,
-            options.partial_batch,
-            drops,
-            batch_size or rows,
-            is_per_replica=is_per_replica,
-        ),
+        make_grouper,
         depth=max(options.experimental_per_replica_buffer_size, 0),
         cardinality=cardinality_of_steps(
             [s.cardinality for s in sources],
@@ -208,15 +209,11 @@ def _make_sources(
     sources = []
     for pipeline, device in enumerate(devices):
         context = InputContext(len(devices), pipeline, num_replicas)
-        with _use_default_device(device):
+        with use_default_device(device):
             sources.append(Source(GROUP_CALLER, dataset_fn(context)))
     return sources
 
 
 def _open_on(source: Source, device: jax.Device | None) -> Any:
-    with _use_default_device(device):
+    with use_default_device(device):
         return source.open()
-
-
-def _use_default_device(device: jax.Device | None) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext() if device is None else jax.default_device(device)

@@ -1,5 +1,6 @@
 """Batches that are put together from one element for each replica."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,17 +8,11 @@ import numpy as np
 
 from jaxdist._typing import PyTree
 from jaxdist._values import Ahead
-from jaxdist.data._pad import FixedRows, make_zeros, pad_rows
-from jaxdist.data._place import Placer
+from jaxdist.data._assembler import Assembler
+from jaxdist.data._pad import make_zeros, pad_rows
 from jaxdist.data._reading.ahead import RowsAhead, find_uneven_groups
-from jaxdist.data._reading.assemble import GROUP_CALLER, Drops
-from jaxdist.data._reading.elements import (
-    Element,
-    ElementReader,
-    Leaf,
-    describe_array,
-    format_lines,
-)
+from jaxdist.data._reading.assemble import GROUP_CALLER
+from jaxdist.data._reading.elements import Element, Leaf, describe_array, format_lines
 from jaxdist.data._reading.partial_batch import PartialBatch
 from jaxdist.data._reading.readers import ENDED
 from jaxdist.errors import ShapeError
@@ -25,59 +20,31 @@ from jaxdist.errors import ShapeError
 Slot = Element | None  # the element of one replica in a step; None if its data has ended
 
 
-class Grouper:
+@dataclasses.dataclass(eq=False)
+class Grouper(Assembler):
     """An `Assembler` whose elements are each the batch of one replica, in replica order.
 
     Args:
-        placer: Copies leaves to the devices.
-        num_replicas: Replicas that take one element each in a step.
-        policy: What to do with a step that has too few elements or different shapes.
-        drops: Logs steps that are dropped.
-        padded_rows: Rows to pad to, if they are known before the first step; else 0.
         is_per_replica: Whether each replica reads a dataset of its own.
     """
 
-    def __init__(
-        self,
-        placer: Placer,
-        num_replicas: int,
-        policy: PartialBatch,
-        drops: Drops,
-        padded_rows: int,
-        *,
-        is_per_replica: bool,
-    ) -> None:
-        self._read = ElementReader(GROUP_CALLER)
-        self._placer = placer
-        self._num_replicas = num_replicas
-        self._policy = policy
-        self._drops = drops
-        self._is_per_replica = is_per_replica
-        self._fixed = FixedRows(GROUP_CALLER, 1, padded_rows)
+    is_per_replica: bool
 
-    @property
-    def padded_rows(self) -> int:
-        """Number of rows to which the batch of every replica is padded; 0 without `PAD`."""
-        return self._fixed.rows if self._policy is PartialBatch.PAD else 0
-
-    def uneven_steps(self, ahead: Sequence[RowsAhead], done: int) -> Ahead:
-        """Return the steps in which replicas get different numbers of rows."""
-        if self._policy is not PartialBatch.UNEVEN or self._num_replicas == 1:
-            return ()
-        return find_uneven_groups(ahead, self._num_replicas, done)
+    def _find_uneven(self, ahead: Sequence[RowsAhead], done: int) -> Ahead:
+        return find_uneven_groups(ahead, self.num_replicas, done)
 
     def __call__(self, raw: list[Any], index: int) -> PyTree:
         """Return the batch of step `index`."""
         slots = self._read_slots(raw, index)
         present = [e for e in slots if e is not None]
-        if self._policy is PartialBatch.PAD:
+        if self.policy is PartialBatch.PAD:
             return self._pad(slots, present, index)
-        is_full = len(present) == self._num_replicas
-        if self._policy is not PartialBatch.UNEVEN and not (is_full and _is_uniform(present)):
-            if self._policy is PartialBatch.DROP:
+        is_full = len(present) == self.num_replicas
+        if self.policy is not PartialBatch.UNEVEN and not (is_full and _is_uniform(present)):
+            if self.policy is PartialBatch.DROP:
                 examples = sum(1 if e.rows is None else e.rows for e in present)
                 # No later step can be full once a dataset has ended, so the pass ends here.
-                return self._drops.drop(examples, index, is_last=not is_full)
+                return self.drops.drop(examples, index, is_last=not is_full)
             if is_full:
                 raise _shapes_differ_error(slots, index)
             raise self._incomplete_error(slots, index)
@@ -85,22 +52,22 @@ class Grouper:
         is_even = all(leaf.shape == column[0].shape for column in columns for leaf in column)
         # One global array is one transfer. Arrays of different shapes cannot be shards of one
         # array, so each of them is a transfer of its own.
-        place = self._placer.join if is_even else self._placer.place_each
+        place = self.placer.join if is_even else self.placer.place_each
         return present[0].treedef.unflatten([place(column) for column in columns])
 
     def _read_slots(self, raw: list[Any], index: int) -> list[Slot]:
         """Return the element of each replica, in replica order."""
         # Errors name the number of an element in the user's dataset. With one dataset for each
         # replica that is the step; with one dataset for all, a step takes `num_replicas`.
-        first, stride = (index, 0) if self._is_per_replica else (index * self._num_replicas, 1)
+        first, stride = (index, 0) if self.is_per_replica else (index * self.num_replicas, 1)
         slots: list[Slot] = [
-            None if x is ENDED else self._read(x, first + i * stride) for i, x in enumerate(raw)
+            None if x is ENDED else self.read(x, first + i * stride) for i, x in enumerate(raw)
         ]
-        return slots + [None] * (self._num_replicas - len(slots))
+        return slots + [None] * (self.num_replicas - len(slots))
 
     def _pad(self, slots: list[Slot], present: list[Element], index: int) -> PyTree:
-        counts = iter(self._fixed.fit(present, index))
-        rows = self._fixed.rows
+        counts = iter(self.fixed.fit(present, index))
+        rows = self.fixed.rows
         # A mask has one flag for each row. If an element has only scalars, it has no rows, and
         # one flag says whether the replica has an element.
         has_rows = any(leaf.ndim for e in present for leaf in e.leaves)
@@ -115,13 +82,13 @@ class Grouper:
         for slot in slots:
             count = 0 if slot is None else next(counts)
             masks.append(np.arange(rows) < count if has_rows else np.asarray(slot is not None))
-        batch = [self._placer.join(column) for column in columns]
-        return present[0].treedef.unflatten(batch), self._placer.join(masks)
+        batch = [self.placer.join(column) for column in columns]
+        return present[0].treedef.unflatten(batch), self.placer.join(masks)
 
     def _incomplete_error(self, slots: list[Slot], index: int) -> ShapeError:
-        num_replicas = self._num_replicas
+        num_replicas = self.num_replicas
         ended = [i for i, slot in enumerate(slots) if slot is None]
-        if self._is_per_replica:
+        if self.is_per_replica:
             found = f"The datasets of replicas {ended} have ended, the others have not."
             drop = f"end every dataset after {index} element(s)"
         else:

@@ -10,11 +10,11 @@ import numpy as np
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
 from jaxdist._values import BatchSource, current_binding, mark_with_steps_ahead
+from jaxdist.data._assembler import Assembler
 from jaxdist.data._optional import OptionalBatch
 from jaxdist.data._prefetch import Prefetcher
 from jaxdist.data._reading.assemble import (
     MAX_DROPPED_IN_A_ROW,
-    Assembler,
     Dropped,
     nothing_left_error,
     spec_of,
@@ -126,8 +126,8 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
         self._assembler = assembler
         self._depth = depth
         self._check_context = check_context
+        # A spec is never None, since every batch has at least one array.
         self._spec: PyTree = None
-        self._has_spec = False
         self._closed_reason = ""
         self._start({"steps": 0, "source": self._reader.position()})
 
@@ -241,14 +241,14 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
             OutOfRangeError: The dataset has no batch.
             ContextError: The iterator was closed before its first batch.
         """
-        if not self._has_spec:
+        if self._spec is None:
             if self._closed_reason:
                 raise _closed_error(self._closed_reason, self._state["steps"])
             try:
                 batch, _ = self._put_back[0] if self._put_back else self._prefetcher.peek()
             except StopIteration:
                 raise _empty_dataset_error() from None
-            self._spec, self._has_spec = spec_of(batch), True
+            self._spec = spec_of(batch)
         return self._spec
 
     def get_state(self) -> IteratorState:

@@ -73,12 +73,7 @@ class InputOptions(_Fields):
         partial_batch: PartialBatch = PartialBatch.UNEVEN,
     ) -> "InputOptions":
         fetch = True if experimental_fetch_to_device is None else experimental_fetch_to_device
-        _check_bool("experimental_fetch_to_device", fetch)
-        _check_bool("experimental_place_dataset_on_device", experimental_place_dataset_on_device)
-        _check_buffer_size(experimental_per_replica_buffer_size)
-        _check_member("experimental_replication_mode", experimental_replication_mode)
-        _check_member("partial_batch", partial_batch)
-        return super().__new__(
+        options = super().__new__(
             cls,
             fetch,
             experimental_replication_mode,
@@ -86,6 +81,12 @@ class InputOptions(_Fields):
             experimental_per_replica_buffer_size,
             partial_batch,
         )
+        for name in ("experimental_fetch_to_device", "experimental_place_dataset_on_device"):
+            as_flag("InputOptions", name, getattr(options, name))
+        _check_buffer_size(options.experimental_per_replica_buffer_size)
+        for name, kind in _ENUMS.items():
+            _check_member(name, getattr(options, name), kind)
+        return options
 
     @property
     def is_per_replica(self) -> bool:
@@ -102,17 +103,13 @@ _ENUMS: dict[str, type[enum.Enum]] = {
 }
 
 
-def _check_member(name: str, value: Any) -> None:
-    if not isinstance(value, _ENUMS[name]):
+def _check_member(name: str, value: Any, kind: type[enum.Enum]) -> None:
+    if not isinstance(value, kind):
         raise ArgumentError(
             f"InputOptions was given {name}={show(value)}.\n\n"
-            f"{name} is one of {', '.join(str(member) for member in _ENUMS[name])}.\n\n"
-            f"Pass for instance {name}=jaxdist.{next(iter(_ENUMS[name]))}."
+            f"{name} is one of {', '.join(map(str, kind))}.\n\n"
+            f"Pass for instance {name}=jaxdist.{next(iter(kind))}."
         )
-
-
-def _check_bool(name: str, value: Any) -> None:
-    as_flag("InputOptions", name, value)
 
 
 def _check_buffer_size(value: Any) -> None:
@@ -142,8 +139,8 @@ def checked_options(caller: str, options: Any) -> InputOptions:
     return chosen
 
 
-def check_for_dataset(options: InputOptions) -> None:
-    """Check that `experimental_distribute_dataset` supports the options."""
+def check_is_shared(options: InputOptions) -> None:
+    """Check that the options ask for one dataset, whose batches the replicas share."""
     if options.is_per_replica:
         raise UnsupportedError(
             "experimental_distribute_dataset was given options with "
@@ -152,15 +149,10 @@ def check_for_dataset(options: InputOptions) -> None:
             "Use distribute_datasets_from_function, which calls its function once for each "
             "replica."
         )
-    _check_placement("experimental_distribute_dataset", options)
 
 
-def check_for_function(options: InputOptions) -> None:
-    """Check that `distribute_datasets_from_function` supports the options."""
-    _check_placement("distribute_datasets_from_function", options)
-
-
-def _check_placement(caller: str, options: InputOptions) -> None:
+def check_placement(caller: str, options: InputOptions) -> None:
+    """Check that datasets can be made on the devices, if the options ask for it."""
     if not options.experimental_place_dataset_on_device:
         return
     if not options.is_per_replica:

@@ -13,7 +13,7 @@ from jaxdist._values import PerReplica
 from jaxdist.data._pad import pad_rows
 from jaxdist.data._reading.assemble import GROUP_CALLER, SPLIT_CALLER
 from jaxdist.data._reading.elements import Leaf, as_array, device_dtype, is_numeric
-from jaxdist.data._reading.host import copy_aligned, copy_padded
+from jaxdist.data._reading.host import copy_aligned
 from jaxdist.data._reading.partial_batch import split_rows
 from jaxdist.errors import ShapeError
 
@@ -52,17 +52,13 @@ class Placer:
             In: `[R*b, ...]`, or fewer rows than `rows`, which is `R*b`.
             Out: `PerReplica` of local `[b, ...]`; with one replica the array.
         """
-        # A device array stays on the devices; a copy to the host and back would be slower.
-        if isinstance(leaf, jax.Array):
-            if self._fetches:
-                leaf = leaf if rows is None else pad_rows(leaf, rows)
-                return self._wrap(jax.device_put(leaf, self._sharding(leaf.ndim)), leaf.ndim)
-            leaf = np.asarray(leaf)
-        if rows is None or leaf.shape[0] == rows:
-            return self._put_from_host(leaf, is_exclusive=self._has_exclusive_arrays)
+        given = self._keep_on_device(leaf)
+        padded = given if rows is None else pad_rows(given, rows)
+        if isinstance(padded, jax.Array):
+            return self._wrap(jax.device_put(padded, self._sharding(padded.ndim)), padded.ndim)
         # Padding is a copy already, so it needs no second one.
-        filled = copy_padded(leaf, device_dtype(leaf.dtype), rows)
-        return self._put_from_host(filled, is_exclusive=True)
+        is_copy = padded is not given
+        return self._put_from_host(padded, is_exclusive=is_copy or self._has_exclusive_arrays)
 
     def scatter(self, leaf: Leaf) -> PerReplica:
         """Return one array, split over the replicas along dim 0 into pieces of different sizes.
@@ -71,19 +67,22 @@ class Placer:
             In: `[B, ...]`. Out: `PerReplica` of `[ceil(B/R), ...]`, the last ones shorter, with
             one array for each replica.
         """
-        is_exclusive = self._has_exclusive_arrays
-        if not isinstance(leaf, jax.Array) or not self._fetches:
-            leaf, is_exclusive = self._prepare_on_host(np.asarray(leaf), is_exclusive=is_exclusive)
-        pieces = [leaf[rows] for rows in split_rows(leaf.shape[0], self._layout.num_replicas)]
+        whole, is_exclusive = self._keep_on_device(leaf), self._has_exclusive_arrays
+        if isinstance(whole, np.ndarray):
+            whole, is_exclusive = self._prepare_on_host(whole, is_exclusive=is_exclusive)
+        pieces = [whole[rows] for rows in split_rows(whole.shape[0], self._layout.num_replicas)]
         return self._put_each(SPLIT_CALLER, pieces, is_exclusive=is_exclusive)
 
     def place_each(self, pieces: Sequence[Leaf]) -> PerReplica:
         """Return arrays of different shapes, one for each replica, that `snapshot` returned."""
-        host_or_device = [
-            p if isinstance(p, jax.Array) and self._fetches else _convert_dtype(np.asarray(p))
-            for p in pieces
-        ]
-        return self._put_each(GROUP_CALLER, host_or_device, is_exclusive=True)
+        kept = [self._keep_on_device(p) for p in pieces]
+        converted = [x if isinstance(x, jax.Array) else _convert_dtype(x) for x in kept]
+        return self._put_each(GROUP_CALLER, converted, is_exclusive=True)
+
+    def _keep_on_device(self, leaf: Leaf) -> Leaf:
+        """Return a device array unchanged if batches are put on devices; else a NumPy array."""
+        # A copy to the host and back would be slower.
+        return leaf if isinstance(leaf, jax.Array) and self._fetches else np.asarray(leaf)
 
     def _put_each(self, caller: str, pieces: Sequence[Leaf], *, is_exclusive: bool) -> PerReplica:
         # A process whose own replicas have equal shapes would run another program than the rest.

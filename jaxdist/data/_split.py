@@ -7,77 +7,45 @@ import numpy as np
 
 from jaxdist._typing import PyTree
 from jaxdist._values import Ahead
-from jaxdist.data._pad import FixedRows
-from jaxdist.data._place import Placer
+from jaxdist.data._assembler import Assembler
 from jaxdist.data._reading.ahead import RowsAhead, find_uneven_splits
-from jaxdist.data._reading.assemble import SPLIT_CALLER, Drops
-from jaxdist.data._reading.elements import Element, ElementReader, describe_array, format_lines
+from jaxdist.data._reading.assemble import SPLIT_CALLER
+from jaxdist.data._reading.elements import Element, describe_array, format_lines
 from jaxdist.data._reading.partial_batch import PartialBatch, round_up
 from jaxdist.errors import ShapeError
 
 
-class Splitter:
-    """An `Assembler` whose elements are global batches, split over the replicas along dim 0.
+class Splitter(Assembler):
+    """An `Assembler` whose elements are global batches, split over the replicas along dim 0."""
 
-    Args:
-        placer: Copies leaves to the devices.
-        num_replicas: Replicas that share a batch.
-        policy: What to do with a batch that cannot be split evenly.
-        drops: Logs batches that are dropped.
-        padded_rows: Rows to pad to, if they are known before the first batch; else 0.
-    """
-
-    def __init__(
-        self,
-        placer: Placer,
-        num_replicas: int,
-        policy: PartialBatch,
-        drops: Drops,
-        padded_rows: int,
-    ) -> None:
-        self._read = ElementReader(SPLIT_CALLER)
-        self._placer = placer
-        self._num_replicas = num_replicas
-        self._policy = policy
-        self._drops = drops
-        self._fixed = FixedRows(SPLIT_CALLER, num_replicas, padded_rows)
-
-    @property
-    def padded_rows(self) -> int:
-        """Number of rows to which every batch is padded; 0 without `PAD`."""
-        return self._fixed.rows if self._policy is PartialBatch.PAD else 0
-
-    def uneven_steps(self, ahead: Sequence[RowsAhead], done: int) -> Ahead:
-        """Return the steps in which replicas get different numbers of rows."""
-        if self._policy is not PartialBatch.UNEVEN or self._num_replicas == 1:
-            return ()
-        return find_uneven_splits(ahead, self._num_replicas, done)
+    def _find_uneven(self, ahead: Sequence[RowsAhead], done: int) -> Ahead:
+        return find_uneven_splits(ahead, self.num_replicas, done)
 
     def __call__(self, raw: Any, index: int) -> PyTree:
         """Return the batch of element `index`."""
-        element = self._read(raw, index)
+        element = self.read(raw, index)
         # With one replica nothing is split, so scalars are allowed.
-        if self._num_replicas > 1 and not all(leaf.ndim for leaf in element.leaves):
-            raise _cannot_split_error(element, index, self._num_replicas, self._policy)
-        if self._policy is PartialBatch.PAD:
+        if self.num_replicas > 1 and not all(leaf.ndim for leaf in element.leaves):
+            raise _cannot_split_error(element, index, self.num_replicas, self.policy)
+        if self.policy is PartialBatch.PAD:
             return self._pad(element, index)
         rows = element.rows or 0
-        if self._num_replicas == 1 or rows % self._num_replicas == 0:
-            return element.treedef.unflatten([self._placer.split(x) for x in element.leaves])
-        if self._policy is PartialBatch.UNEVEN:
-            return element.treedef.unflatten([self._placer.scatter(x) for x in element.leaves])
-        if self._policy is PartialBatch.DROP:
-            return self._drops.drop(rows, index)
-        raise _cannot_split_error(element, index, self._num_replicas, self._policy)
+        if self.num_replicas == 1 or rows % self.num_replicas == 0:
+            return element.treedef.unflatten([self.placer.split(x) for x in element.leaves])
+        if self.policy is PartialBatch.UNEVEN:
+            return element.treedef.unflatten([self.placer.scatter(x) for x in element.leaves])
+        if self.policy is PartialBatch.DROP:
+            return self.drops.drop(rows, index)
+        raise _cannot_split_error(element, index, self.num_replicas, self.policy)
 
     def _pad(self, element: Element, index: int) -> PyTree:
-        (count,) = self._fixed.fit([element], index)
-        rows = self._fixed.rows
+        (count,) = self.fixed.fit([element], index)
+        rows = self.fixed.rows
         # Scalars have no dim 0 to pad. They are allowed with one replica only.
-        leaves = [self._placer.split(x, rows if x.ndim else None) for x in element.leaves]
+        leaves = [self.placer.split(x, rows if x.ndim else None) for x in element.leaves]
         has_rows = any(leaf.ndim for leaf in element.leaves)
         mask = np.arange(rows) < count if has_rows else np.asarray(True)
-        return element.treedef.unflatten(leaves), self._placer.split(mask)
+        return element.treedef.unflatten(leaves), self.placer.split(mask)
 
 
 def _cannot_split_error(

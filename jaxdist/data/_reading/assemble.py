@@ -1,34 +1,18 @@
-"""Common parts of `Splitter` and `Grouper`, which turn elements into batches of a strategy."""
+"""Common parts of `Splitter` and `Grouper`: dropped batches, and the spec of a batch."""
 
 import logging
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
 from jaxdist._typing import PyTree
-from jaxdist._values import Ahead, PerReplica
-from jaxdist.data._reading.ahead import RowsAhead
+from jaxdist._values import PerReplica
 from jaxdist.errors import ShapeError
 
 SPLIT_CALLER = "experimental_distribute_dataset"
 GROUP_CALLER = "distribute_datasets_from_function"
 
 _LOG = logging.getLogger("jaxdist")
-
-
-class Assembler(Protocol):
-    """A function that makes the batch of one step from the elements that a reader read."""
-
-    @property
-    def padded_rows(self) -> int:
-        """Rows to which every batch is padded; 0 without padding, or if that is not known yet."""
-
-    def uneven_steps(self, ahead: Sequence[RowsAhead], done: int) -> Ahead:
-        """Return the uneven steps of a pass with these elements left, after `done` steps."""
-
-    def __call__(self, raw: Any, index: int) -> PyTree:
-        """Return the batch made from the reader's result number `index`, or `Dropped`."""
 
 
 class Dropped:

@@ -1,5 +1,6 @@
 """A dataset of global batches from arrays in memory."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, TypedDict
 
@@ -77,13 +78,14 @@ def batches(
         `Dataset.from_tensor_slices(...).shuffle(N).batch(...).repeat(...)` of `tf.data`; all
         examples of a batch are of one epoch.
     """
-    _check_count("batch_size", batch_size, at_least=1)
-    _check_count("seed", seed, at_least=0)
+    caller = "data.batches"
+    as_integer(caller, "batch_size", batch_size, least=1)
+    as_integer(caller, "seed", seed, least=0)
     if repeat is not None:
-        _check_count("repeat", repeat, at_least=1)
+        as_integer(caller, "repeat", repeat, least=1)
     as_flag("batches", "shuffle", shuffle)
     as_flag("batches", "drop_remainder", drop_remainder)
-    num_examples = check_arrays("data.batches", arrays)
+    num_examples = check_arrays(caller, arrays)
     if num_examples < (batch_size if drop_remainder else 1):
         raise _too_few_error(num_examples, batch_size)
     # Once here, and not once in each batch: JAX arrays on a device are copied to the host.
@@ -91,27 +93,18 @@ def batches(
     return Batches(host, num_examples, batch_size, shuffle, seed, drop_remainder, repeat)
 
 
+@dataclasses.dataclass(repr=False, eq=False)
 class Batches:
     """The dataset that `batches` returns; it can be iterated over any number of times."""
 
-    def __init__(
-        self,
-        arrays: PyTree,
-        num_examples: int,
-        batch_size: int,
-        shuffle: bool,
-        seed: int,
-        drop_remainder: bool,
-        repeat: int | None,
-    ) -> None:
-        self.arrays = arrays
-        self.num_examples = num_examples
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.seed = seed
-        self.drop_remainder = drop_remainder
-        self.repeat = repeat
-        self.next_epoch = 0
+    arrays: PyTree
+    num_examples: int
+    batch_size: int
+    shuffle: bool
+    seed: int
+    drop_remainder: bool
+    repeat: int | None
+    next_epoch: int = dataclasses.field(default=0, init=False)
 
     @property
     def batches_per_epoch(self) -> int:
@@ -142,15 +135,7 @@ class Batches:
 
     def restarted(self) -> "Batches":
         """Return a dataset of the same arrays whose count of epochs starts at 0."""
-        return Batches(
-            self.arrays,
-            self.num_examples,
-            self.batch_size,
-            self.shuffle,
-            self.seed,
-            self.drop_remainder,
-            self.repeat,
-        )
+        return dataclasses.replace(self)
 
     def order(self, epoch: int) -> np.ndarray | None:
         """Return the order of the examples in `epoch`; None if it is the order of the arrays."""
@@ -311,26 +296,21 @@ def _check_state(own_state: BatchesState, state: Any) -> None:
         )
 
 
-def _check_count(name: str, value: Any, *, at_least: int) -> None:
-    as_integer("data.batches", name, value, least=at_least)
-
-
 def check_arrays(caller: str, arrays: PyTree, name: str = "arrays") -> int:
     """Check that all leaves have the same number of examples, and return it."""
     check_not_traced(f"{caller} was given", name, arrays)
-    for path, leaf in jax.tree.leaves_with_path(arrays):
+    named = [(name + keystr(path), leaf) for path, leaf in jax.tree.leaves_with_path(arrays)]
+    for place, leaf in named:
         # `np.asarray` of an array on disk would read all of it, so prefer its own dtype.
         dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
         if getattr(dtype, "hasobject", False):
             raise ArgumentTypeError(
-                f"{caller} was given {name}{keystr(path)}={show(leaf)}, an array of objects.\n\n"
+                f"{caller} was given {place}={show(leaf)}, an array of objects.\n\n"
                 "Examples are rows of numbers, and devices hold no Python objects.\n\n"
                 "Pass an array of numbers, of bools or of text: np.asarray(rows, 'float32')."
             )
-    shapes = {
-        name + keystr(path): np.shape(leaf) for path, leaf in jax.tree.leaves_with_path(arrays)
-    }
-    scalars = [name for name, shape in shapes.items() if not shape]
+    shapes = {place: np.shape(leaf) for place, leaf in named}
+    scalars = [place for place, shape in shapes.items() if not shape]
     counts = {shape[0] for shape in shapes.values() if shape}
     if scalars or len(counts) != 1:
         raise _no_common_count_error(caller, name, shapes, scalars)

@@ -205,7 +205,7 @@ class ParallelReader:
         return group
 
     def _read_one(self, reader: SingleReader, device: jax.Device | None) -> Any:
-        with jax.default_device(device) if device is not None else contextlib.nullcontext():
+        with use_default_device(device):
             try:
                 return self._snapshot(reader.read())
             except StopIteration:
@@ -237,6 +237,11 @@ class ParallelReader:
         with contextlib.ExitStack() as stack:
             for reader in self._readers:
                 stack.callback(reader.close)
+
+
+def use_default_device(device: jax.Device | None) -> contextlib.AbstractContextManager[Any]:
+    """Return a context with `device` as JAX's default device; None changes nothing."""
+    return contextlib.nullcontext() if device is None else jax.default_device(device)
 
 
 def _rows_of(element: Any) -> int | None:
