@@ -33,7 +33,7 @@ def _evaluate(eqns: Sequence[Any], env: Environment[Any], results: Sequence[Any]
         params = {k: _use_current_mesh(v) for k, v in eqn.params.items()}
         params = _compat.rewrite_derivatives(params, _trace_again, eqn)
         made = _compat.bind_in_current_mesh(eqn, env.read_all(eqn.invars), params)
-        env.write(eqn.outvars, made if eqn.primitive.multiple_results else [made])
+        env.write(eqn.outvars, made)
     return env.read_all(results)
 
 

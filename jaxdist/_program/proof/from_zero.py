@@ -69,7 +69,8 @@ class TwoRuns(Interpreter[Pair]):
         asked = [v in self._needed for v in eqn.outvars]
         operands, others = [real for real, _ in inputs], [other for _, other in inputs]
         if not any(asked) or all(x is None for x in others):
-            results, found = _bind(eqn, operands), [None] * len(eqn.outvars)
+            results = _compat.bind_like(eqn, operands, eqn.params)
+            found: list[Any] = [None] * len(eqn.outvars)
         else:
             results, found = _evaluate_both(eqn, operands, others, asked)
         return list(zip(results, found, strict=True))
@@ -88,11 +89,6 @@ def _find_needed(jaxpr: Any, wanted: Sequence[bool]) -> set[Any]:
     return found
 
 
-def _bind(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-    results = _compat.bind_like(eqn, operands, eqn.params)
-    return list(results) if eqn.primitive.multiple_results else [results]
-
-
 def _evaluate_both(
     eqn: Any, operands: list[Any], others: list[Any], asked: list[bool]
 ) -> tuple[list[Any], list[Any]]:
@@ -105,7 +101,8 @@ def _evaluate_both(
     if name == "cond" and others[0] is None:
         return _cond(eqn, operands, others, asked)
     second = [a if b is None else b for a, b in zip(operands, others, strict=True)]
-    return _bind(eqn, operands), list(_bind(eqn, second))
+    results = _compat.bind_like(eqn, operands, eqn.params)
+    return results, _compat.bind_like(eqn, second, eqn.params)
 
 
 def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], list[Any]]:
