@@ -39,9 +39,19 @@ def get_input_variables(program: Any) -> list[Any]:
     return list(open_jaxpr(program).invars)
 
 
-def contains(jaxpr: Any, name: str) -> bool:
+def iterate_equations(program: Any) -> Iterator[Any]:
+    """Return the operations of an open or closed program, and of the programs inside it."""
+    for eqn in open_jaxpr(program).eqns:
+        yield from iterate_with_inner(eqn)
+
+
+def iterate_with_inner(eqn: Any) -> Iterator[Any]:
+    """Return an operation, and the operations of the programs inside it."""
+    yield eqn
+    for program in subprograms(eqn):
+        yield from iterate_equations(program)
+
+
+def contains(program: Any, name: str) -> bool:
     """Whether a program, or a program inside it, has an operation of this name."""
-    return any(
-        e.primitive.name == name or any(contains(s, name) for s in subprograms(e))
-        for e in open_jaxpr(jaxpr).eqns
-    )
+    return any(eqn.primitive.name == name for eqn in iterate_equations(program))

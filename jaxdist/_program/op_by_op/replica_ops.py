@@ -17,7 +17,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.batched_while import keep_finished_rows
 from jaxdist._program.jaxprs.control_flow import Scan, While
-from jaxdist._program.jaxprs.subprograms import iterate_programs, open_jaxpr, subprograms
+from jaxdist._program.jaxprs.subprograms import iterate_equations, iterate_programs, open_jaxpr
 from jaxdist._program.op_by_op.invalid_numbers import explain_invalid_number
 from jaxdist._program.op_by_op.rendezvous import Collective, NumRows
 from jaxdist._program.op_by_op.tape import Tape
@@ -221,16 +221,12 @@ class ReplicaOps:
     # Programs inside operations. JAX evaluates those without collectives as a whole.
 
     def _has_communication(self, params: dict[str, Any]) -> bool:
-        return any(self._has_collective(p) for p in iterate_programs(list(params.values())))
-
-    def _has_collective(self, program: Any) -> bool:
         ours = frozenset(self._layout.replica_axes)
-        for eqn in open_jaxpr(program).eqns:
-            if ours & frozenset(get_named_axes(eqn.params)) or eqn.primitive in (PIECE, OPEN):
-                return True
-            if any(self._has_collective(p) for p in subprograms(eqn)):
-                return True
-        return False
+        return any(
+            ours & frozenset(get_named_axes(eqn.params)) or eqn.primitive in (PIECE, OPEN)
+            for program in iterate_programs(list(params.values()))
+            for eqn in iterate_equations(program)
+        )
 
     def _call(self, program: Any, args: Sequence[Any]) -> list[Any]:
         closed = program if hasattr(program, "consts") else ClosedJaxpr(program, ())

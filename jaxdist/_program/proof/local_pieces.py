@@ -17,7 +17,7 @@ from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.jaxprs.interpreter import Interpreter
-from jaxdist._program.jaxprs.subprograms import contains, subprograms
+from jaxdist._program.jaxprs.subprograms import iterate_with_inner, subprograms
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut, cut_piece
 from jaxdist.errors import ShardedArrayError
@@ -213,9 +213,7 @@ def _get_constant_fact(atom: Any) -> ShardFact:
 
 def is_marked(eqn: Any) -> bool:
     """Whether an operation is `PIECE` or `OPEN`, or holds a program that has one of them."""
-    if eqn.primitive is PIECE or eqn.primitive is OPEN:
-        return True
-    return any(contains(p, m.name) for p in subprograms(eqn) for m in (PIECE, OPEN))
+    return any(e.primitive in (PIECE, OPEN) for e in iterate_with_inner(eqn))
 
 
 def _bind(

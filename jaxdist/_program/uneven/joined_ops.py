@@ -10,7 +10,8 @@ from jax.extend.core import Literal
 from jaxdist._collectives import UNEVEN_ALL_GATHER
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.interpreter import Interpreter
-from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
+from jaxdist._program.jaxprs.subprograms import iterate_with_inner, open_jaxpr
+from jaxdist._program.proof.replication import get_named_axes
 
 # Parameters that differ between two traces of one function and do not change the results. They are
 # rules for derivatives, which JAX has already applied when a trace is evaluated.
@@ -69,14 +70,10 @@ def dtype_of(atom: Any) -> Any:
 
 def has_collective(eqn: Any) -> bool:
     """Whether an equation is a collective over named axes, or holds a program with one."""
-    if eqn.primitive is UNEVEN_ALL_GATHER:
-        return True
-    if eqn.primitive.name in known.COLLECTIVES:
-        named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
-        flat = named if isinstance(named, (tuple, list)) else (named,)
-        return any(isinstance(a, str) for a in flat)
     return any(
-        has_collective(inner) for program in subprograms(eqn) for inner in open_jaxpr(program).eqns
+        e.primitive is UNEVEN_ALL_GATHER
+        or (e.primitive.name in known.COLLECTIVES and bool(get_named_axes(e.params)))
+        for e in iterate_with_inner(eqn)
     )
 
 

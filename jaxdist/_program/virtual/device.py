@@ -10,7 +10,7 @@ from jaxdist import _compat
 from jaxdist._program.jaxprs.batched_while import has_active_row, keep_finished_rows
 from jaxdist._program.jaxprs.control_flow import Scan, While, get_solve
 from jaxdist._program.jaxprs.interpreter import Interpreter
-from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
+from jaxdist._program.jaxprs.subprograms import iterate_with_inner
 from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._program.virtual.values import VirtualDevice, get_literal
 from jaxdist.errors import UnsupportedError
@@ -22,11 +22,7 @@ _LAYOUT_ONLY = frozenset({"sharding_constraint", "pcast", "pvary", "reshard", "m
 
 def has_replica_number(eqn: Any, device: VirtualDevice) -> bool:
     """Whether an operation, or one inside it, reads the number of the replica."""
-    return _is_replica_number(eqn, device) or any(
-        has_replica_number(inner, device)
-        for program in subprograms(eqn)
-        for inner in open_jaxpr(program).eqns
-    )
+    return any(_is_replica_number(e, device) for e in iterate_with_inner(eqn))
 
 
 def _is_replica_number(eqn: Any, device: VirtualDevice) -> bool:
