@@ -46,6 +46,11 @@ class While:
         p = params
         return cls(p["cond_jaxpr"], p["body_jaxpr"], p["cond_nconsts"], p["body_nconsts"])
 
+    @property
+    def is_batched(self) -> bool:
+        """Whether the condition has one value for each row, as under `jax.vmap`."""
+        return bool(self.condition.out_avals[0].shape)
+
     def split(self, operands: Values[V]) -> tuple[list[V], list[V], list[V]]:
         """Return the constants of the condition, those of the body, and the initial state."""
         end = self.num_condition_consts + self.num_body_consts

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Sharding
 
 from jaxdist import _compat
-from jaxdist._program.jaxprs.batched_while import has_active_row, keep_finished_rows
+from jaxdist._program.jaxprs.batched_while import run_while
 from jaxdist._program.jaxprs.control_flow import Scan, While, get_solve
 from jaxdist._program.jaxprs.interpreter import Interpreter
 from jaxdist._program.jaxprs.subprograms import iterate_with_inner
@@ -107,17 +107,10 @@ class OneReplica(Interpreter[Any]):
         def condition(state: list[Any]) -> Any:
             return self.run(loop.condition, [*of_condition, *state])[0]
 
-        is_batched = bool(loop.condition.out_avals[0].shape)
-
         def body(state: list[Any]) -> list[Any]:
-            after = self.run(loop.body, [*of_body, *state])
-            # Under `vmap`, rows whose condition is False keep their state.
-            return keep_finished_rows(condition(state), after, state) if is_batched else after
+            return self.run(loop.body, [*of_body, *state])
 
-        results: list[Any] = jax.lax.while_loop(
-            lambda state: has_active_row(condition(state)), body, start
-        )
-        return results
+        return run_while(condition, body, start, is_batched=loop.is_batched)
 
     def cond(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         index, *values = inputs
