@@ -1,7 +1,10 @@
 """Programs of JAX, open or closed, and the programs inside their operations."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr
 
 
 def open_jaxpr(program: Any) -> Any:
@@ -32,6 +35,26 @@ def iterate_programs(value: Any) -> Iterator[Any]:
 def has_subprogram(value: Any) -> bool:
     """Whether a parameter of an equation is a sub-program, or a sequence with one."""
     return any(True for _ in iterate_programs(value))
+
+
+def rewrite_programs(value: Any, trace: Callable[[Any, Sequence[Any]], Any]) -> Any:
+    """Return a parameter of an equation with each program in it replaced by another one.
+
+    Args:
+        value: A program, open or closed, or a tuple of programs.
+        trace: Returns the closed replacement for an open program and its constants.
+    """
+    if isinstance(value, tuple):
+        again = [rewrite_programs(v, trace) for v in value]
+        return type(value)(*again) if hasattr(value, "_fields") else tuple(again)
+    closed = trace(open_jaxpr(value), get_consts(value))
+    return closed if isinstance(value, ClosedJaxpr) else closed.jaxpr
+
+
+def trace_again(fn: Callable[..., Any], jaxpr: Any) -> Any:
+    """Trace a function for inputs with the shapes and dtypes of an open program's inputs."""
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
+    return jax.make_jaxpr(fn)(*avals)
 
 
 def get_input_variables(program: Any) -> list[Any]:

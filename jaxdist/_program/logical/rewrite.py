@@ -11,12 +11,12 @@ Note [Placed work].
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
 from jaxdist import _compat
@@ -27,7 +27,9 @@ from jaxdist._program.jaxprs.subprograms import (
     get_consts,
     has_subprogram,
     open_jaxpr,
+    rewrite_programs,
     subprograms,
+    trace_again,
 )
 from jaxdist._program.logical.in_region import InRegion
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
@@ -146,9 +148,9 @@ class Rewrite:
             inner = next(iter(_list_subprograms(eqn)))
             program = open_jaxpr(inner)
             return self.call(program, operands, get_consts(inner), backward=backward)
+        trace = functools.partial(self._trace_again, backward=backward)
         params = {
-            k: self._trace_all_again(v, backward) if has_subprogram(v) else v
-            for k, v in eqn.params.items()
+            k: rewrite_programs(v, trace) if has_subprogram(v) else v for k, v in eqn.params.items()
         }
         # A caller may differentiate the result, so keep the user's own derivative rules.
         params = _compat.rewrite_derivatives(params, self._trace_again)
@@ -169,14 +171,6 @@ class Rewrite:
         results: list[Any] = mapped(*operands)
         return results
 
-    def _trace_all_again(self, value: Any, backward: bool) -> Any:
-        """Trace sub-programs again, rewritten."""
-        if isinstance(value, tuple):
-            again = [self._trace_all_again(v, backward) for v in value]
-            return type(value)(*again) if hasattr(value, "_fields") else tuple(again)
-        closed = self._trace_again(open_jaxpr(value), get_consts(value), backward)
-        return closed if isinstance(value, ClosedJaxpr) else closed.jaxpr
-
     def _trace_again(
         self,
         jaxpr: Any,
@@ -188,8 +182,7 @@ class Rewrite:
             results = self.call(jaxpr, [around(x) for x in args], consts, backward=backward)
             return [around(x) for x in results]
 
-        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
-        return jax.make_jaxpr(rewritten)(*avals)
+        return trace_again(rewritten, jaxpr)
 
     def _is_extreme(self, eqn: Any) -> bool:
         return (
