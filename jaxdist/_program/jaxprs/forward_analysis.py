@@ -20,6 +20,17 @@ class ForwardAnalysis(Interpreter[L]):
     if `join` returns an upper bound, and the lattice has no infinite ascending chain.
     """
 
+    # The fact of literals and constants, which are parts of the program.
+    of_constants: L
+
+    def literal(self, literal: Any) -> L:
+        """Return the fact of a literal."""
+        return self.of_constants
+
+    def constant(self, variable: Any, value: Any) -> L:
+        """Return the fact of a constant of a program."""
+        return self.of_constants
+
     @abc.abstractmethod
     def join(self, eqn: Any, aval: Any, first: L, second: L) -> L:
         """Return the fact of a value that is one of two values.

@@ -150,19 +150,10 @@ def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], 
     return [*state, *stacked], found
 
 
-def find_dependent_results(program: Any, given: Sequence[bool]) -> list[bool]:
-    """Return for each result of a program whether it depends on one of the marked inputs."""
-    return MarkedInputs().run(program, given)
-
-
 class MarkedInputs(ForwardAnalysis[bool]):
     """The analysis of which values depend on the marked inputs."""
 
-    def literal(self, literal: Any) -> bool:
-        return False
-
-    def constant(self, variable: Any, value: Any) -> bool:
-        return False
+    of_constants = False
 
     def join(self, eqn: Any, aval: Any, first: bool, second: bool) -> bool:
         return first or second
@@ -190,7 +181,7 @@ def _cond(
     index, *values = operands
     branches = eqn.params["branches"]
     given = [x is not None for x in others[1:]]
-    ways = [find_dependent_results(b, given) for b in branches]
+    ways = [MarkedInputs().run(b, given) for b in branches]
     # All branches must return the same pytree: a second value of each result that differs in any
     # of them.
     either = [a and any(w) for a, w in zip(asked, zip(*ways, strict=True), strict=True)]

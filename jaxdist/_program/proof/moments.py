@@ -157,9 +157,7 @@ class Trial(Interpreter[Any]):
         return _Free(lambda: np.asarray(literal.val))
 
     def constant(self, variable: Any, value: Any) -> _Free:
-        # A tape stores the values of small constants in its variables.
-        held = getattr(variable, "value", None) if value is None else value
-        return self.make_free(variable.aval) if held is None else _Free(lambda: np.asarray(held))
+        return self.make_free(variable.aval) if value is None else _Free(lambda: np.asarray(value))
 
     def value(self, x: Any) -> Array:
         return x.value() if isinstance(x, _Free) else x
