@@ -7,6 +7,7 @@ import jax
 from jax.sharding import Sharding
 
 from jaxdist import _compat
+from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.batched_while import run_while
 from jaxdist._program.jaxprs.control_flow import Scan, While, get_solve
 from jaxdist._program.jaxprs.interpreter import Interpreter
@@ -14,10 +15,6 @@ from jaxdist._program.jaxprs.subprograms import iterate_with_inner
 from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._program.virtual.values import VirtualDevice, get_literal
 from jaxdist.errors import UnsupportedError
-
-# They change only layouts, and a virtual replica has whole arrays on one device. Their parameters
-# name the mesh of the trace, which has more devices than the machine.
-_LAYOUT_ONLY = frozenset({"sharding_constraint", "pcast", "pvary", "reshard", "mesh_cast"})
 
 
 def has_replica_number(eqn: Any, device: VirtualDevice) -> bool:
@@ -63,7 +60,9 @@ class OneReplica(Interpreter[Any]):
         return value
 
     def operation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
-        if eqn.primitive.name in _LAYOUT_ONLY:
+        # A virtual replica has whole arrays on one device. The parameters of these operations name
+        # the mesh of the trace, which has more devices than the machine.
+        if eqn.primitive.name in known.LAYOUT_ONLY:
             return inputs
         if _is_replica_number(eqn, self._device):
             return [self._number]
