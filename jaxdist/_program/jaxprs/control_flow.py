@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from jaxdist import _compat
+from jaxdist._program.jaxprs.subprograms import get_input_variables
 
 V = TypeVar("V")
 Values = Sequence[V]
@@ -23,6 +24,13 @@ class Scan:
     def of(cls, params: Mapping[str, Any]) -> "Scan":
         """Return the parts of a `scan` with these parameters."""
         return cls(params["jaxpr"], params["length"], *_compat.get_scan_counts(params))
+
+    @property
+    def row_avals(self) -> list[Any]:
+        """The shapes and dtypes of one row of each array that the loop iterates over."""
+        return [v.aval for v in get_input_variables(self.program)][
+            self.num_consts + self.num_carry :
+        ]
 
     def split(self, operands: Values[V]) -> tuple[list[V], list[V], list[V]]:
         """Return the constants, the initial carry, and the arrays that the loop iterates over."""

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from jaxdist._program.jaxprs.control_flow import Scan, While, get_solve
 from jaxdist._program.jaxprs.interpreter import Interpreter
-from jaxdist._program.jaxprs.subprograms import get_input_variables
 
 L = TypeVar("L")
 
@@ -73,10 +72,7 @@ class ForwardAnalysis(Interpreter[L]):
         loop = Scan.of(eqn.params)
         consts, state, over = loop.split(inputs)
         avals = [v.aval for v in eqn.outvars]
-        inner = [v.aval for v in get_input_variables(loop.program)][
-            loop.num_consts + loop.num_carry :
-        ]
-        rows = self.rows(eqn, over, inner)
+        rows = self.rows(eqn, over, loop.row_avals)
         out: list[L] = []
 
         def body(carry: list[L]) -> list[L]:

@@ -110,29 +110,23 @@ def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], 
     program, carry = loop.program, loop.num_carry
     # The scan below carries a second copy only of those parts of the carry that can differ.
     asked = MarkedInputs().scan(eqn, [x is not None for x in others])
-    numbers = [i for i in range(carry) if asked[i]]
     held, start, rows = loop.split(operands)
     other_held, given, other_rows = loop.split(others)
-    second = [start[i] if given[i] is None else given[i] for i in numbers]
-    made = [i for i, a in enumerate(asked[carry:]) if a]
+    second = _select(start, given, asked[:carry])
 
     def body(state: Any, values: Any) -> Any:
         own, copies = state
         row, other_row = values
-        of_carry: list[Any] = [None] * carry
-        for i, x in zip(numbers, copies, strict=True):
-            of_carry[i] = x
+        of_carry = _spread(copies, asked[:carry])
         results, found = run_twice(
             program,
             [*held, *own, *row],
             [*other_held, *of_carry, *other_row],
             asked,
         )
-        whole = [r if f is None else f for r, f in zip(results, found, strict=True)]
-        return (
-            (results[:carry], [whole[i] for i in numbers]),
-            (results[carry:], [whole[carry + i] for i in made]),
-        )
+        made = _select(results, found, asked)
+        count = len(copies)
+        return (results[:carry], made[:count]), (results[carry:], made[count:])
 
     (state, copies), (stacked, other_stacked) = jax.lax.scan(
         body,
@@ -142,12 +136,19 @@ def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], 
         reverse=params["reverse"],
         unroll=params["unroll"],
     )
-    found: list[Any] = [None] * (carry + len(stacked))
-    for i, x in zip(numbers, copies, strict=True):
-        found[i] = x
-    for i, x in zip(made, other_stacked, strict=True):
-        found[carry + i] = x
-    return [*state, *stacked], found
+    return [*state, *stacked], _spread([*copies, *other_stacked], asked)
+
+
+def _select(real: Sequence[Any], other: Sequence[Any], asked: Sequence[bool]) -> list[Any]:
+    """Return the asked values of the other run; those that are the same have the real value."""
+    rows = zip(real, other, asked, strict=True)
+    return [r if o is None else o for r, o, a in rows if a]
+
+
+def _spread(values: Sequence[Any], asked: Sequence[bool]) -> list[Any]:
+    """Return the values at the asked positions, and None at the others."""
+    left = iter(values)
+    return [next(left) if a else None for a in asked]
 
 
 class MarkedInputs(ForwardAnalysis[bool]):
@@ -190,11 +191,9 @@ def _cond(
         def run(held: Any) -> Any:
             own, second = held
             results, found = run_twice(branch, own, second, either)
-            pairs = zip(results, found, either, strict=True)
-            return results, [r if f is None else f for r, f, e in pairs if e]
+            return results, _select(results, found, either)
 
         return run
 
     results, made = jax.lax.switch(index, [make_branch(b) for b in branches], (values, others[1:]))
-    copies = iter(made)
-    return list(results), [next(copies) if e else None for e in either]
+    return list(results), _spread(made, either)

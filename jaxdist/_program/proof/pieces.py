@@ -52,14 +52,9 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
     of_constants = ShardFact(NONE, is_uniform=True)
 
     def __init__(self, layout: ReplicaMesh, axes: Differs) -> None:
-        self._layout = layout
+        self.layout = layout
         self._axes = axes
         self._wrong: list[str] = []
-
-    @property
-    def layout(self) -> ReplicaMesh:
-        """The layout of the strategy."""
-        return self._layout
 
     @property
     def wrong(self) -> list[str]:
@@ -119,9 +114,9 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
         cut = eqn.params["cut"]
         if given.cut is not None and given.cut != cut:
             _refuse(eqn, given, "they are declared to be pieces cut otherwise")
-        if cut.pieces(self._layout) == 1:
+        if cut.pieces(self.layout) == 1:
             return ShardFact(NONE)
-        return ShardFact(frozenset(cut.over(self._layout)) & self._axes, cut)
+        return ShardFact(frozenset(cut.over(self.layout)) & self._axes, cut)
 
     def _open(self, eqn: Any, given: ShardFact) -> ShardFact:
         """Return the fact of `OPEN`: its operand must be in pieces, or equal on all replicas."""
@@ -137,7 +132,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
             self._wrong.append(eqn.params["name"])
         if given.cut is not None and given.cut != cut:
             _refuse(eqn, given, "a node of an array that is cut otherwise holds them")
-        return ShardFact(frozenset(cut.over(self._layout)) & self._axes)
+        return ShardFact(frozenset(cut.over(self.layout)) & self._axes)
 
     def call(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
         # Inside a `shard_map` of the user, arrays have other shapes.
