@@ -71,28 +71,31 @@ def use_source_of(eqn: Any) -> Any:
     return _source_info.user_context(eqn.source_info.traceback, name_stack=names)
 
 
-def bind_like(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-    """Bind the operation of an equation again, with its source line and configuration."""
-    params = eqn.primitive.get_bind_params(params)
-    names = _source_info.current_name_stack() + eqn.source_info.name_stack
-    with (
-        _source_info.user_context(eqn.source_info.traceback, name_stack=names),
-        eqn.ctx.manager,
-    ):
-        return eqn.primitive.bind(*operands, **params)
+def bind_like(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """Bind the operation of an equation again, with its source line and configuration.
+
+    Returns:
+        Its results: a list of one if the primitive has a single result.
+    """
+    return _bind_under(contextlib.nullcontext(), eqn, operands, params)
 
 
-def bind_in_current_mesh(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+def bind_in_current_mesh(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     """Bind as `bind_like` does, under the mesh of the caller instead of that of the equation."""
+    return _bind_under(_use_mesh(_mesh.get_abstract_mesh()), eqn, operands, params)
+
+
+def _bind_under(
+    mesh: contextlib.AbstractContextManager[None],
+    eqn: Any,
+    operands: Sequence[Any],
+    params: dict[str, Any],
+) -> list[Any]:
     params = eqn.primitive.get_bind_params(params)
-    names = _source_info.current_name_stack() + eqn.source_info.name_stack
-    here = _mesh.get_abstract_mesh()
-    with (
-        _source_info.user_context(eqn.source_info.traceback, name_stack=names),
-        eqn.ctx.manager,
-        _use_mesh(here),
-    ):
-        return eqn.primitive.bind(*operands, **params)
+    # `mesh` is entered last: the configuration of an equation contains a mesh too.
+    with use_source_of(eqn), eqn.ctx.manager, mesh:
+        results = eqn.primitive.bind(*operands, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
 
 
 # JAX 0.12 moved it to another module.

@@ -78,8 +78,7 @@ class PieceInterpreter(Interpreter[Value]):
 
     def _run_on_whole(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
         results = _compat.bind_like(eqn, [v.whole() for v in inputs], eqn.params)
-        rows = results if eqn.primitive.multiple_results else [results]
-        return [self._wrap_whole(x) for x in rows]
+        return [self._wrap_whole(x) for x in results]
 
     def _run_elementwise(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
         # Operands are scalars or have the shape of the result. An operand of another shape could
@@ -90,7 +89,8 @@ class PieceInterpreter(Interpreter[Value]):
         if cut is None or shapes or eqn.primitive.multiple_results:
             return self._run_on_whole(eqn, inputs)
         local = [v.piece(cut) for v in inputs]
-        return [Piece(_compat.bind_like(eqn, local, eqn.params), cut, self._replicas)]
+        [result] = _compat.bind_like(eqn, local, eqn.params)
+        return [Piece(result, cut, self._replicas)]
 
     def cond(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         """Run a `cond` on pieces; a result is in pieces if an operand of its shape is."""

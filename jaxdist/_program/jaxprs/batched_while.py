@@ -3,15 +3,40 @@
 The condition has one value for each row, but `jax.lax.while_loop` accepts a scalar only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 
-def has_active_row(condition: Any) -> Any:
-    """Whether any row has not finished."""
-    return jnp.any(condition) if jnp.ndim(condition) else condition
+def run_while(
+    condition: Callable[[list[Any]], Any],
+    body: Callable[[list[Any]], list[Any]],
+    start: list[Any],
+    *,
+    is_batched: bool,
+    axes: Sequence[int] | None = None,
+) -> list[Any]:
+    """Return the last state of a loop, whose rows finish independently of each other.
+
+    Args:
+        condition: Returns for a state whether a row continues, `[rows...]`; or a scalar.
+        body: Returns the next state of all rows.
+        start: The first state.
+        is_batched: Whether the condition has rows.
+        axes: As for `keep_finished_rows`.
+    """
+
+    def run_body(state: list[Any]) -> list[Any]:
+        after = body(state)
+        return keep_finished_rows(condition(state), after, state, axes) if is_batched else after
+
+    def has_active_row(state: list[Any]) -> Any:
+        return jnp.any(condition(state)) if is_batched else condition(state)
+
+    last: list[Any] = jax.lax.while_loop(has_active_row, run_body, start)
+    return last
 
 
 def keep_finished_rows(

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from jaxdist import _compat
+from jaxdist._program.jaxprs.subprograms import get_input_variables
 
 V = TypeVar("V")
 Values = Sequence[V]
@@ -23,6 +24,13 @@ class Scan:
     def of(cls, params: Mapping[str, Any]) -> "Scan":
         """Return the parts of a `scan` with these parameters."""
         return cls(params["jaxpr"], params["length"], *_compat.get_scan_counts(params))
+
+    @property
+    def row_avals(self) -> list[Any]:
+        """The shapes and dtypes of one row of each array that the loop iterates over."""
+        return [v.aval for v in get_input_variables(self.program)][
+            self.num_consts + self.num_carry :
+        ]
 
     def split(self, operands: Values[V]) -> tuple[list[V], list[V], list[V]]:
         """Return the constants, the initial carry, and the arrays that the loop iterates over."""
@@ -45,6 +53,11 @@ class While:
         """Return the parts of a `while` with these parameters."""
         p = params
         return cls(p["cond_jaxpr"], p["body_jaxpr"], p["cond_nconsts"], p["body_nconsts"])
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether the condition has one value for each row, as under `jax.vmap`."""
+        return bool(self.condition.out_avals[0].shape)
 
     def split(self, operands: Values[V]) -> tuple[list[V], list[V], list[V]]:
         """Return the constants of the condition, those of the body, and the initial state."""

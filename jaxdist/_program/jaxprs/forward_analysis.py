@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from jaxdist._program.jaxprs.control_flow import Scan, While, get_solve
 from jaxdist._program.jaxprs.interpreter import Interpreter
-from jaxdist._program.jaxprs.subprograms import get_input_variables
 
 L = TypeVar("L")
 
@@ -19,6 +18,17 @@ class ForwardAnalysis(Interpreter[L]):
     the body of a loop is analysed until the facts of its carry do not change any more. That ends
     if `join` returns an upper bound, and the lattice has no infinite ascending chain.
     """
+
+    # The fact of literals and constants, which are parts of the program.
+    of_constants: L
+
+    def literal(self, literal: Any) -> L:
+        """Return the fact of a literal."""
+        return self.of_constants
+
+    def constant(self, variable: Any, value: Any) -> L:
+        """Return the fact of a constant of a program."""
+        return self.of_constants
 
     @abc.abstractmethod
     def join(self, eqn: Any, aval: Any, first: L, second: L) -> L:
@@ -62,10 +72,7 @@ class ForwardAnalysis(Interpreter[L]):
         loop = Scan.of(eqn.params)
         consts, state, over = loop.split(inputs)
         avals = [v.aval for v in eqn.outvars]
-        inner = [v.aval for v in get_input_variables(loop.program)][
-            loop.num_consts + loop.num_carry :
-        ]
-        rows = self.rows(eqn, over, inner)
+        rows = self.rows(eqn, over, loop.row_avals)
         out: list[L] = []
 
         def body(carry: list[L]) -> list[L]:

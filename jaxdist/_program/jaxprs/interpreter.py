@@ -83,7 +83,7 @@ class Interpreter(abc.ABC, Generic[V]):
 
     @abc.abstractmethod
     def constant(self, variable: Any, value: Any) -> V:
-        """Return the value of a constant of a program; `value` is None in an open program."""
+        """Return the value of a constant of a program; `value` is None if it is not known."""
 
     @abc.abstractmethod
     def operation(self, eqn: Any, inputs: list[V]) -> list[V]:
@@ -107,7 +107,9 @@ class Interpreter(abc.ABC, Generic[V]):
     ) -> Environment[V]:
         """Return the initial values of a program: constants and inputs."""
         jaxpr = open_jaxpr(program)
-        held = consts or get_consts(program) or [None] * len(jaxpr.constvars)
+        # A tape stores the values of small constants in its variables.
+        of_tape = (getattr(v, "value", None) for v in jaxpr.constvars)
+        held = consts or get_consts(program) or of_tape
         values = {v: self.constant(v, c) for v, c in zip(jaxpr.constvars, held, strict=True)}
         values.update(zip(jaxpr.invars, inputs, strict=True))
         return Environment(self.literal, values)

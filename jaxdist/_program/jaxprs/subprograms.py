@@ -1,7 +1,10 @@
 """Programs of JAX, open or closed, and the programs inside their operations."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr
 
 
 def open_jaxpr(program: Any) -> Any:
@@ -34,14 +37,44 @@ def has_subprogram(value: Any) -> bool:
     return any(True for _ in iterate_programs(value))
 
 
+def rewrite_programs(value: Any, trace: Callable[[Any, Sequence[Any]], Any]) -> Any:
+    """Return a parameter of an equation with each program in it replaced by another one.
+
+    Args:
+        value: A program, open or closed, or a tuple of programs.
+        trace: Returns the closed replacement for an open program and its constants.
+    """
+    if isinstance(value, tuple):
+        again = [rewrite_programs(v, trace) for v in value]
+        return type(value)(*again) if hasattr(value, "_fields") else tuple(again)
+    closed = trace(open_jaxpr(value), get_consts(value))
+    return closed if isinstance(value, ClosedJaxpr) else closed.jaxpr
+
+
+def trace_again(fn: Callable[..., Any], jaxpr: Any) -> Any:
+    """Trace a function for inputs with the shapes and dtypes of an open program's inputs."""
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
+    return jax.make_jaxpr(fn)(*avals)
+
+
 def get_input_variables(program: Any) -> list[Any]:
     """Return the input variables of a sub-program."""
     return list(open_jaxpr(program).invars)
 
 
-def contains(jaxpr: Any, name: str) -> bool:
+def iterate_equations(program: Any) -> Iterator[Any]:
+    """Return the operations of an open or closed program, and of the programs inside it."""
+    for eqn in open_jaxpr(program).eqns:
+        yield from iterate_with_inner(eqn)
+
+
+def iterate_with_inner(eqn: Any) -> Iterator[Any]:
+    """Return an operation, and the operations of the programs inside it."""
+    yield eqn
+    for program in subprograms(eqn):
+        yield from iterate_equations(program)
+
+
+def contains(program: Any, name: str) -> bool:
     """Whether a program, or a program inside it, has an operation of this name."""
-    return any(
-        e.primitive.name == name or any(contains(s, name) for s in subprograms(e))
-        for e in open_jaxpr(jaxpr).eqns
-    )
+    return any(eqn.primitive.name == name for eqn in iterate_equations(program))

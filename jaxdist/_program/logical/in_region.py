@@ -6,12 +6,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, NamedSharding
 
 from jaxdist import _compat
 from jaxdist._program.jaxprs.interpreter import Environment
-from jaxdist._program.jaxprs.subprograms import get_consts, has_subprogram, open_jaxpr
+from jaxdist._program.jaxprs.subprograms import has_subprogram, rewrite_programs, trace_again
 from jaxdist._program.logical.placing import Region
 
 
@@ -33,7 +32,7 @@ def _evaluate(eqns: Sequence[Any], env: Environment[Any], results: Sequence[Any]
         params = {k: _use_current_mesh(v) for k, v in eqn.params.items()}
         params = _compat.rewrite_derivatives(params, _trace_again, eqn)
         made = _compat.bind_in_current_mesh(eqn, env.read_all(eqn.invars), params)
-        env.write(eqn.outvars, made if eqn.primitive.multiple_results else [made])
+        env.write(eqn.outvars, made)
     return env.read_all(results)
 
 
@@ -53,16 +52,8 @@ def _use_current_mesh(parameter: Any) -> Any:
     """Return a parameter of an operation for the mesh of the caller."""
     if isinstance(parameter, NamedSharding) and isinstance(parameter.mesh, AbstractMesh):
         return NamedSharding(jax.sharding.get_abstract_mesh(), parameter.spec)
-    return _trace_all_again(parameter) if has_subprogram(parameter) else parameter
-
-
-def _trace_all_again(value: Any) -> Any:
-    """Trace sub-programs again, since the shapes in programs have the mesh of their trace."""
-    if isinstance(value, tuple):
-        again = [_trace_all_again(v) for v in value]
-        return type(value)(*again) if hasattr(value, "_fields") else tuple(again)
-    closed = _trace_again(open_jaxpr(value), get_consts(value))
-    return closed if isinstance(value, ClosedJaxpr) else closed.jaxpr
+    # The shapes in sub-programs have the mesh of their trace too.
+    return rewrite_programs(parameter, _trace_again) if has_subprogram(parameter) else parameter
 
 
 def _trace_again(jaxpr: Any, consts: Sequence[Any]) -> Any:
@@ -72,5 +63,4 @@ def _trace_again(jaxpr: Any, consts: Sequence[Any]) -> Any:
         env: Environment[Any] = Environment(_get_literal, dict(given))
         return _evaluate(jaxpr.eqns, env, jaxpr.outvars)
 
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
-    return jax.make_jaxpr(same)(*avals)
+    return trace_again(same, jaxpr)

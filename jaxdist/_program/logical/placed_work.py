@@ -7,7 +7,7 @@ from typing import Any
 from jax.extend.core import Literal
 
 from jaxdist import _compat
-from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.interpreter import get_called_program, rule_for
 from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
 from jaxdist._program.logical.logical_device import ASSIGN, get_device
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
@@ -72,12 +72,10 @@ def placed_work(program: Any, *, backward: bool = False) -> list[PlacedWork]:
 
 def _count_operations(eqns: Sequence[Any]) -> int:
     """Return the number of operations, counting those inside called functions."""
-    total = 0
-    for eqn in eqns:
-        name = eqn.primitive.name
-        inner = eqn.params[known.CALLS[name]] if name in known.CALLS else None
-        total += 1 if inner is None else _count_operations(open_jaxpr(inner).eqns)
-    return total
+    return sum(
+        _count_operations(open_jaxpr(get_called_program(e)).eqns) if rule_for(e) == "call" else 1
+        for e in eqns
+    )
 
 
 def _check_can_be_alone(eqn: Any) -> None:

@@ -20,7 +20,7 @@
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jax.extend.core import Literal
@@ -114,8 +114,7 @@ def make_schedule(jaxpr: Any, *, backward: bool = False) -> Schedule:
         jaxpr: The program; programs inside its operations are placed separately.
         backward: Whether the whole program belongs to a gradient.
     """
-    placing = _Placing(jaxpr, backward)
-    return placing.schedule()
+    return _Placing(jaxpr, backward).schedule()
 
 
 class _Placing:
@@ -128,6 +127,14 @@ class _Placing:
             for v in _iterate_variables(eqn.invars):
                 self.users[v].append(i)
         self.results = set(_iterate_variables(jaxpr.outvars))
+        # The operations other than marks, and the variable or literal that each mark marks.
+        self.order = [i for i, e in enumerate(self.eqns) if e.primitive is not ASSIGN]
+        self.alias: dict[Any, Any] = {}
+        for eqn in self.eqns:
+            if eqn.primitive is ASSIGN:
+                [given], [marked] = eqn.invars, eqn.outvars
+                is_literal = isinstance(given, Literal)
+                self.alias[marked] = given if is_literal else self.alias.get(given, given)
         self.device: dict[int, int] = {}
         self.asked_by: dict[int, Any] = {}
 
@@ -135,12 +142,7 @@ class _Placing:
         self._place_named()
         self._place_cotangents()
         self._place_backwards()
-        alias: dict[Any, Any] = {}
-        for eqn in self.eqns:
-            if eqn.primitive is ASSIGN:
-                [given], [marked] = eqn.invars, eqn.outvars
-                alias[marked] = given if isinstance(given, Literal) else alias.get(given, given)
-        return Schedule(tuple(self._group(alias)), alias)
+        return Schedule(tuple(self._group()), self.alias)
 
     # The device of each operation
 
@@ -174,9 +176,9 @@ class _Placing:
 
     def _place_backwards(self) -> None:
         """Place the operations that only marked values, or placed operations, depend on."""
-        for i in reversed(range(len(self.eqns))):
+        for i in reversed(self.order):
             eqn = self.eqns[i]
-            if i in self.device or eqn.primitive is ASSIGN:
+            if i in self.device:
                 continue
             marks = [m for v in eqn.outvars for m in self._find_marks_on(v)]
             if marks:
@@ -212,27 +214,26 @@ class _Placing:
 
     # The regions: operations of one device with no other operation between them
 
-    def _group(self, alias: dict[Any, Any]) -> list[Any]:
-        order = [i for i, e in enumerate(self.eqns) if e.primitive is not ASSIGN]
-        depth = self._find_depths(order, alias)
+    def _group(self) -> list[Any]:
+        depth = self._find_depths()
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
         steps: list[tuple[int, int, Any]] = []
-        for i in order:
+        for i in self.order:
             if i in self.device:
                 groups[self.device[i], depth[i]].append(i)
             else:
                 steps.append((depth[i], i, self.eqns[i]))
-        used = self._find_users(order, alias)
+        used = self._find_users()
         levels: dict[int, list[tuple[int, Region]]] = defaultdict(list)
         for (device, level), members in groups.items():
-            levels[level].append((members[0], self._make_region(device, members, alias, used)))
+            levels[level].append((members[0], self._make_region(device, members, used)))
         for level, regions in levels.items():
             first = min(number for number, _ in regions)
             together = sorted((r for _, r in regions), key=lambda r: r.device)
             steps.append((level, first, Together(tuple(together))))
         return [step for _, _, step in sorted(steps, key=lambda s: s[:2])]
 
-    def _find_depths(self, order: Sequence[int], alias: dict[Any, Any]) -> dict[int, int]:
+    def _find_depths(self) -> dict[int, int]:
         """Return for each operation the largest number of changes of device on a path to it.
 
         Two operations with the same device and depth have no operation of other devices between
@@ -241,9 +242,9 @@ class _Placing:
         before: dict[int, set[int]] = {}
         made_by: dict[Any, int] = {}
         with_effects: int | None = None
-        for i in order:
+        for i in self.order:
             eqn = self.eqns[i]
-            needs = {made_by[v] for v in self._list_operands(eqn, alias) if v in made_by}
+            needs = {made_by[v] for v in self._list_read(eqn.invars) if v in made_by}
             # Operations with effects keep their order.
             if eqn.effects:
                 needs |= set() if with_effects is None else {with_effects}
@@ -252,67 +253,55 @@ class _Placing:
             made_by.update(dict.fromkeys(eqn.outvars, i))
         where = self.device.get
         depth: dict[int, int] = {}
-        for i in order:
+        for i in self.order:
             depth[i] = max((depth[j] + (where(j) != where(i)) for j in before[i]), default=0)
         # An operation may wait for later ones of its device. Delaying it gives fewer, larger
         # regions.
-        latest = self._find_latest_depths(order, before, depth)
+        latest = self._find_latest_depths(before, depth)
         for device in set(self.device.values()):
-            members = [i for i in order if where(i) == device]
+            members = [i for i in self.order if where(i) == device]
             levels = _find_fewest_levels([(depth[i], latest[i]) for i in members])
             for i in members:
                 depth[i] = next(level for level in levels if level >= depth[i])
         return depth
 
     def _find_latest_depths(
-        self, order: Sequence[int], before: dict[int, set[int]], depth: dict[int, int]
+        self, before: dict[int, set[int]], depth: dict[int, int]
     ) -> dict[int, float]:
         """Return for each operation the largest depth at which it does not delay another device."""
-        latest: dict[int, float] = dict.fromkeys(order, math.inf)
-        for i in reversed(order):
+        latest: dict[int, float] = dict.fromkeys(self.order, math.inf)
+        for i in reversed(self.order):
             for j in before[i]:
                 together = i in self.device and self.device.get(j) == self.device[i]
                 latest[j] = min(latest[j], latest[i] if together else depth[i] - 1)
         return latest
 
-    def _list_operands(self, eqn: Any, alias: dict[Any, Any]) -> list[Any]:
-        return list(_iterate_variables(alias.get(v, v) for v in _iterate_variables(eqn.invars)))
+    def _list_read(self, atoms: Iterable[Any]) -> list[Any]:
+        """Return the variables among the atoms, each result of a mark as the value it marks."""
+        return list(_iterate_variables(self.alias.get(v, v) for v in _iterate_variables(atoms)))
 
-    def _find_users(self, order: Sequence[int], alias: dict[Any, Any]) -> dict[Any, set[int]]:
+    def _find_users(self) -> dict[Any, set[int]]:
         used: dict[Any, set[int]] = defaultdict(set)
-        for i in order:
-            for v in self._list_operands(self.eqns[i], alias):
+        for i in self.order:
+            for v in self._list_read(self.eqns[i].invars):
                 used[v].add(i)
-        for v in _iterate_variables(alias.get(v, v) for v in self.results):
+        for v in self._list_read(self.results):
             used[v].add(-1)
         return used
 
-    def _make_region(
-        self,
-        device: int,
-        members: list[int],
-        alias: dict[Any, Any],
-        used: dict[Any, set[int]],
-    ) -> Region:
+    def _make_region(self, device: int, members: list[int], used: dict[Any, set[int]]) -> Region:
         inside = set(members)
         eqns = tuple(self.eqns[i] for i in members)
         made = [v for e in eqns for v in e.outvars]
         own = set(made)
-        reads = (v for e in eqns for v in self._list_operands(e, alias) if v not in own)
+        reads = (v for e in eqns for v in self._list_read(e.invars) if v not in own)
         outvars = tuple(v for v in made if used[v] - inside)
         is_local = tuple(
             all(self.device.get(u) == device for u in used[v] - inside) for v in outvars
         )
         asked_by = next((self.asked_by[i] for i in members if i in self.asked_by), eqns[0])
-        return Region(
-            device,
-            eqns,
-            tuple(dict.fromkeys(reads)),
-            outvars,
-            is_local,
-            asked_by,
-            alias,
-        )
+        invars = tuple(dict.fromkeys(reads))
+        return Region(device, eqns, invars, outvars, is_local, asked_by, self.alias)
 
 
 def _get_device_of_marks(marks: Sequence[Any]) -> int:

@@ -11,12 +11,12 @@ Note [Placed work].
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
 from jaxdist import _compat
@@ -27,7 +27,9 @@ from jaxdist._program.jaxprs.subprograms import (
     get_consts,
     has_subprogram,
     open_jaxpr,
+    rewrite_programs,
     subprograms,
+    trace_again,
 )
 from jaxdist._program.logical.in_region import InRegion
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
@@ -118,12 +120,12 @@ class Rewrite:
     def _rewrite_equation(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
         if self._is_extreme(eqn):
             return compute_extreme_on_integers(
-                eqn.primitive.name, operands, lambda x: _bind(eqn, x, eqn.params)
+                eqn.primitive.name, operands, lambda x: _compat.bind_like(eqn, x, eqn.params)
             )
         if not self.automatic:
             return self._bind_with_inner(eqn, operands, backward)
         if self._is_narrow(eqn):
-            results = _bind(eqn, [_widen(x) for x in operands], eqn.params)
+            results = _compat.bind_like(eqn, [_widen(x) for x in operands], eqn.params)
             return [r.astype(v.aval.dtype) for r, v in zip(results, eqn.outvars, strict=True)]
         if eqn.primitive.name == "pure_callback":
             return self._call_callback(eqn, operands)
@@ -135,28 +137,29 @@ class Rewrite:
                 self._trace_again(b.jaxpr, b.consts, backward, barrier)
                 for b in eqn.params["branches"]
             ]
-            return _bind(eqn, operands, {**eqn.params, "branches": tuple(branches)})
+            return _compat.bind_like(eqn, operands, {**eqn.params, "branches": tuple(branches)})
         return self._bind_with_inner(eqn, operands, backward)
 
     def _bind_with_inner(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
         """Bind an operation, with the programs inside it rewritten."""
         if not any(self.applies_to(s) for s in _list_subprograms(eqn)):
-            return _bind(eqn, operands, eqn.params)
+            return _compat.bind_like(eqn, operands, eqn.params)
         if eqn.primitive.name in _INLINED:
             inner = next(iter(_list_subprograms(eqn)))
             program = open_jaxpr(inner)
             return self.call(program, operands, get_consts(inner), backward=backward)
+        trace = functools.partial(self._trace_again, backward=backward)
         params = {
-            k: self._trace_all_again(v, backward) if has_subprogram(v) else v
-            for k, v in eqn.params.items()
+            k: rewrite_programs(v, trace) if has_subprogram(v) else v for k, v in eqn.params.items()
         }
         # A caller may differentiate the result, so keep the user's own derivative rules.
-        return _bind(eqn, operands, _compat.rewrite_derivatives(params, self._trace_again))
+        params = _compat.rewrite_derivatives(params, self._trace_again)
+        return _compat.bind_like(eqn, operands, params)
 
     def _call_callback(self, eqn: Any, operands: list[Any]) -> list[Any]:
         # Under a `shard_map` over the automatic axes all axes are manual, which JAX accepts.
         def whole(*values: Any) -> list[Any]:
-            return _bind(eqn, list(values), eqn.params)
+            return _compat.bind_like(eqn, list(values), eqn.params)
 
         mapped = jax.shard_map(
             whole,
@@ -167,14 +170,6 @@ class Rewrite:
         )
         results: list[Any] = mapped(*operands)
         return results
-
-    def _trace_all_again(self, value: Any, backward: bool) -> Any:
-        """Trace sub-programs again, rewritten."""
-        if isinstance(value, tuple):
-            again = [self._trace_all_again(v, backward) for v in value]
-            return type(value)(*again) if hasattr(value, "_fields") else tuple(again)
-        closed = self._trace_again(open_jaxpr(value), get_consts(value), backward)
-        return closed if isinstance(value, ClosedJaxpr) else closed.jaxpr
 
     def _trace_again(
         self,
@@ -187,8 +182,7 @@ class Rewrite:
             results = self.call(jaxpr, [around(x) for x in args], consts, backward=backward)
             return [around(x) for x in results]
 
-        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
-        return jax.make_jaxpr(rewritten)(*avals)
+        return trace_again(rewritten, jaxpr)
 
     def _is_extreme(self, eqn: Any) -> bool:
         return (
@@ -203,11 +197,6 @@ class Rewrite:
             and eqn.primitive.name in _REDUCTIONS
             and any(v.aval.dtype == jnp.bfloat16 for v in eqn.invars)
         )
-
-
-def _bind(eqn: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
-    results = _compat.bind_like(eqn, operands, params)
-    return list(results) if eqn.primitive.multiple_results else [results]
 
 
 def _has_constrained_branches(eqn: Any) -> bool:

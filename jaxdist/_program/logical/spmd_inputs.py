@@ -1,20 +1,22 @@
 """The check of SPMD partitioning: a step must split or replicate each input before using it."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from jax.extend.core import Literal
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.in_slot import InSlot
-from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import While
+from jaxdist._program.jaxprs.interpreter import get_called_program, rule_for
 from jaxdist._program.jaxprs.subprograms import open_jaxpr
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
 from jaxdist._program.trace.trace import Argument, Signature, TracedStep
 from jaxdist.errors import ArgumentError
+
+# For each value, the number of the input of the step; None for other values.
+Numbers: TypeAlias = list[int | None]
 
 
 def check_inputs(
@@ -41,14 +43,16 @@ def check_inputs(
             with the line of the first use of each.
     """
     last = len(signature.inputs) - read_only
-    wanted: dict[Any, int] = {}
-    for operand, var in zip(traced.operands, traced.jaxpr.invars, strict=True):
-        if type(operand) is not Argument or not traced.num_graph <= operand < last:
-            continue
-        if not _is_settled(signature.inputs[operand], layout):
-            wanted[var] = int(operand)
+    numbers = [
+        int(operand)
+        if type(operand) is Argument
+        and traced.num_graph <= operand < last
+        and not _is_settled(signature.inputs[operand], layout)
+        else None
+        for operand in traced.operands
+    ]
     found: dict[int, str] = {}
-    for number, eqn in _find_uses(traced.jaxpr, wanted):
+    for number, eqn in _find_uses(traced.jaxpr, numbers):
         found.setdefault(number, _compat.find_source(eqn))
     if found:
         raise ArgumentError(_explain(found, names, layout))
@@ -61,8 +65,15 @@ def _is_settled(slot: InSlot, layout: ReplicaMesh) -> bool:
     return any(a is not None and a not in layout.replica_axes for a in axes)
 
 
-def _find_uses(program: Any, wanted: dict[Any, int]) -> Iterator[tuple[int, Any]]:
-    """Return the uses of inputs by operations other than marks: (number of the input, equation)."""
+def _find_uses(program: Any, inputs: Numbers) -> Iterator[tuple[int, Any]]:
+    """Return the uses of inputs by operations other than marks: (number of the input, equation).
+
+    Args:
+        program: The step, or a program inside it.
+        inputs: For each input of `program`, which input of the step it is.
+    """
+    pairs = zip(open_jaxpr(program).invars, inputs, strict=True)
+    wanted = {v: n for v, n in pairs if n is not None}
     if not wanted:
         return
     for eqn in open_jaxpr(program).eqns:
@@ -73,37 +84,25 @@ def _find_uses(program: Any, wanted: dict[Any, int]) -> Iterator[tuple[int, Any]
         inner = list(_find_calls(eqn, numbers))
         if not inner:
             yield from ((n, eqn) for n in numbers if n is not None)
-        for call in inner:
-            yield from _find_uses(call.program, call.select_wanted())
+        for called, given in inner:
+            yield from _find_uses(called, given)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """A program inside an operation, and which inputs of the step it gets."""
-
-    program: Any
-    numbers: list[int | None]
-
-    def select_wanted(self) -> dict[Any, int]:
-        invars = open_jaxpr(self.program).invars
-        pairs = zip(invars, self.numbers, strict=True)
-        return {v: n for v, n in pairs if n is not None}
-
-
-def _find_calls(eqn: Any, numbers: list[int | None]) -> Iterator[_Call]:
-    name, params = eqn.primitive.name, eqn.params
-    if name in known.CALLS and known.CALLS[name] in params:
-        yield _Call(params[known.CALLS[name]], numbers)
-    elif name == "scan":
-        yield _Call(params["jaxpr"], numbers)
-    elif name == "cond" and numbers[0] is None:
-        for branch in params["branches"]:
-            yield _Call(branch, numbers[1:])
-    elif name == "while":
-        loop = While.of(params)
+def _find_calls(eqn: Any, numbers: Numbers) -> Iterator[tuple[Any, Numbers]]:
+    """Return the programs inside an operation, each with the inputs of the step that it gets."""
+    rule = rule_for(eqn)
+    if rule == "call":
+        yield get_called_program(eqn), numbers
+    elif rule == "scan":
+        yield eqn.params["jaxpr"], numbers
+    elif rule == "cond" and numbers[0] is None:
+        for branch in eqn.params["branches"]:
+            yield branch, numbers[1:]
+    elif rule == "while_loop":
+        loop = While.of(eqn.params)
         of_condition, of_body, state = loop.split(numbers)
-        yield _Call(loop.condition, of_condition + state)
-        yield _Call(loop.body, of_body + state)
+        yield loop.condition, of_condition + state
+        yield loop.body, of_body + state
 
 
 def _explain(found: dict[int, str], names: Sequence[str], layout: ReplicaMesh) -> str:

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jaxdist import _compat
 from jaxdist._program.arguments.arguments import argument_name
 from jaxdist._program.arguments.retrace import source_location
+from jaxdist._program.nnx.graph import path_suffix
 from jaxdist._values import Sharded, is_sharded, make_leak_error
 from jaxdist.errors import ArgumentTypeError, ContextError
 
@@ -162,7 +163,7 @@ def _find_refused_object(error: BaseException, objects: dict[str, Any]) -> tuple
     known: dict[int, tuple[str, Any]] = {}
     for name, value in objects.items():
         for path, part in nnx.iter_graph(value):
-            known.setdefault(id(part), (name + _path_suffix(path), part))
+            known.setdefault(id(part), (name + path_suffix(path), part))
     found = None
     traceback = error.__traceback__
     while traceback is not None:
@@ -173,10 +174,6 @@ def _find_refused_object(error: BaseException, objects: dict[str, Any]) -> tuple
                 found = known.get(id(local), found)
         traceback = traceback.tb_next
     return found
-
-
-def _path_suffix(path: tuple[Any, ...]) -> str:
-    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
 
 
 def _closure_message(fn: Any, name: str, part: Any, objects: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -58,8 +58,7 @@ class GraphShape:
 
     def _path_name(self, path: tuple[Any, ...]) -> str:
         head, *rest = path
-        parts = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in rest)
-        return f"{self.arguments[head]}{parts}"
+        return f"{self.arguments[head]}{path_suffix(rest)}"
 
     def _describe_change(self, after: "GraphShape") -> str:
         more = [self._path_name(p) for p in after.paths if p not in self.paths]
@@ -74,6 +73,11 @@ class GraphShape:
             "it is compiled.\n\n"
             "Create variables (and set modes such as model.eval()) before strategy.run."
         )
+
+
+def path_suffix(path: Iterable[Any]) -> str:
+    """Return the path of an attribute as Python writes it, such as `.layers[1].kernel`."""
+    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
 
 
 def split_objects(

@@ -183,15 +183,11 @@ def _widen(x: Any) -> Any:
 
 def _fold_in_replica(keys: Any, axes: AxisNames) -> Any:
     """Return the keys of one replica, derived from the keys that all replicas share."""
-    return _fold_in(keys, jax.lax.axis_index(axes))
-
-
-def _fold_in(keys: Any, number: Any) -> Any:
     # `fold_in` takes one key, so it is mapped over each dim of an array of keys.
     fold = jax.random.fold_in
     for _ in range(keys.ndim if _is_typed(keys) else keys.ndim - 1):
         fold = jax.vmap(fold, in_axes=(0, None))
-    return fold(keys, number)
+    return fold(keys, jax.lax.axis_index(axes))
 
 
 def _keys_for_next_step(before: Any, entered: Any, after: Any, axes: AxisNames) -> Any:

@@ -81,7 +81,7 @@ class OpByOpStep:
     ) -> None:
         layout: ReplicaMesh = strategy.layout
         self._layout, self._signature, self._leaves = layout, signature, leaves
-        own = [layout.device_grid[r, 0] for r in range(layout.num_replicas)]
+        own = list(layout.device_grid[:, 0])
         self._devices = [own[0]] * len(own) if layout.platform in SHARES_MEMORY else own
         columns = [self._list_local(i, leaf) for i, leaf in enumerate(leaves)]
         self._replicas = [
@@ -214,7 +214,7 @@ class OpByOpStep:
             return jax.device_put(values[0], layout.replicated)
         if len(shapes) == 1:
             return place_per_replica("result", PerReplica(values), layout)
-        own = [layout.device_grid[r, 0] for r in range(layout.num_replicas)]
+        own = layout.device_grid[:, 0]
         return PerReplica([jax.device_put(x, d) for x, d in zip(values, own, strict=True)])
 
     def _combine(self, combined: Sequence[Combination], columns: list[list[Any]]) -> dict[int, Any]:

@@ -17,7 +17,7 @@ from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._program.proof.replication import NONE, Differs, analyse
 from jaxdist._program.trace.trace import Argument, LocalStep, Signature, TracedStep
 from jaxdist._replica import HasLayout
-from jaxdist._values import OPEN, PIECE, Kind, Variable
+from jaxdist._values import OPEN, PIECE, Variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Replica:
         self._local = LocalStep(fn, signature, strategy, self.variables)
         self._arguments = list(arguments)
         self._inputs = signature.inputs
-        self._is_own = [i.kind is not Kind.MIRRORED for i in signature.inputs]
+        # For each variable, in the order of its first use, whether each replica has its own value.
+        self._is_own: list[bool] = []
         kinds = signature.graph.types if signature.graph else ()
         count = len(self._arguments) - len(kinds)
         self._is_metric = [*map(is_metric, kinds), *[False] * count]
@@ -133,8 +134,8 @@ class Replica:
 
     def _list_input_facts(self, axes: Differs) -> list[Differs]:
         """Return for each input and variable the axes over which it may differ."""
-        others = self._is_own[len(self._inputs) :]
-        return [*(i.differs(axes) for i in self._inputs), *(axes if o else NONE for o in others)]
+        of_variables = (axes if is_own else NONE for is_own in self._is_own)
+        return [*(i.differs(axes) for i in self._inputs), *of_variables]
 
     def find_wrong_pieces(self, axes: Differs) -> list[str]:
         """Return the names of results that are declared as pieces without a proof.

@@ -17,22 +17,18 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.batched_while import keep_finished_rows
 from jaxdist._program.jaxprs.control_flow import Scan, While
-from jaxdist._program.jaxprs.subprograms import iterate_programs, open_jaxpr, subprograms
+from jaxdist._program.jaxprs.subprograms import iterate_equations, iterate_programs, open_jaxpr
 from jaxdist._program.op_by_op.invalid_numbers import explain_invalid_number
 from jaxdist._program.op_by_op.rendezvous import Collective, NumRows
 from jaxdist._program.op_by_op.tape import Tape
 from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
 from jaxdist._program.proof.replication import get_named_axes
+from jaxdist._program.state.rows import place_of
 from jaxdist._values import OPEN, PIECE, Cut, pad_dim
 from jaxdist.errors import ContextError, NotFiniteError
 
 # They change only layouts. Op by op, each replica has whole arrays on one device.
-_LAYOUT_ONLY = frozenset(
-    """
-    sharding_constraint pcast pvary reshard mesh_cast jaxdist_logical_layout
-    jaxdist_logical_device
-    """.split()
-)
+_LAYOUT_ONLY = known.LAYOUT_ONLY | {"jaxdist_logical_layout", "jaxdist_logical_device"}
 
 
 class ReplicaOps:
@@ -53,9 +49,7 @@ class ReplicaOps:
         # A sharding, not the device: `device_put` to a device keeps the axes of the old mesh.
         self._to = SingleDeviceSharding(device)
         self._device = device
-        sizes = [layout.mesh.shape[a] for a in layout.replica_axes]
-        place = np.unravel_index(number, sizes)
-        self._indices = {a: int(i) for a, i in zip(layout.replica_axes, place, strict=True)}
+        self._indices = place_of(number, layout)
         # The user's line of the current all-reduce, if it consists of several operations.
         self._line = ""
         # Copies of closed-over arrays by id. The original is kept too, so that its id stays taken.
@@ -221,16 +215,12 @@ class ReplicaOps:
     # Programs inside operations. JAX evaluates those without collectives as a whole.
 
     def _has_communication(self, params: dict[str, Any]) -> bool:
-        return any(self._has_collective(p) for p in iterate_programs(list(params.values())))
-
-    def _has_collective(self, program: Any) -> bool:
         ours = frozenset(self._layout.replica_axes)
-        for eqn in open_jaxpr(program).eqns:
-            if ours & frozenset(get_named_axes(eqn.params)) or eqn.primitive in (PIECE, OPEN):
-                return True
-            if any(self._has_collective(p) for p in subprograms(eqn)):
-                return True
-        return False
+        return any(
+            ours & frozenset(get_named_axes(eqn.params)) or eqn.primitive in (PIECE, OPEN)
+            for program in iterate_programs(list(params.values()))
+            for eqn in iterate_equations(program)
+        )
 
     def _call(self, program: Any, args: Sequence[Any]) -> list[Any]:
         closed = program if hasattr(program, "consts") else ClosedJaxpr(program, ())

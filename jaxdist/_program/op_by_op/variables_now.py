@@ -12,7 +12,7 @@ from jaxdist._collectives import fresh_trace_key
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.op_by_op.merge_once import MergeAnswer, make_merge_call, trace_merge
 from jaxdist._program.op_by_op.replica_ops import ReplicaOps
-from jaxdist._program.variables.access import StepAccess, check_same_strategy, mapped_value_error
+from jaxdist._program.variables.access import StepAccess, check_same_strategy
 from jaxdist._values import Variable, get_arrays
 from jaxdist.errors import ContextError
 
@@ -91,11 +91,8 @@ class VariablesNow(StepAccess):
     def _own(self, variable: Variable) -> Any:
         return self._cell(variable).value
 
-    def _set(self, variable: Variable, what: str, value: Any) -> None:
+    def _write(self, variable: Variable, what: str, own: Any) -> None:
         cell = self._cell(variable)
-        own = jax.lax.stop_gradient(value)
-        if _compat.is_mapped(own):
-            raise mapped_value_error(variable, what)
         if isinstance(own, jax.core.Tracer) and not isinstance(own, _compat.HeldTracer):
             raise _explain_still_traced(variable, what)
         cell.value, cell.is_written = own, True

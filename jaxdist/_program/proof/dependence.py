@@ -31,11 +31,7 @@ def growth(jaxpr: Any, variable: Any, result: int) -> Dependence:
 class DependenceAnalysis(ForwardAnalysis[Dependence]):
     """The analysis of how values depend on one variable."""
 
-    def literal(self, literal: Any) -> Dependence:
-        return Dependence.FREE
-
-    def constant(self, variable: Any, value: Any) -> Dependence:
-        return Dependence.FREE
+    of_constants = Dependence.FREE
 
     def join(self, eqn: Any, aval: Any, first: Dependence, second: Dependence) -> Dependence:
         return _join([first, second])

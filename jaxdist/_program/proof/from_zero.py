@@ -69,7 +69,8 @@ class TwoRuns(Interpreter[Pair]):
         asked = [v in self._needed for v in eqn.outvars]
         operands, others = [real for real, _ in inputs], [other for _, other in inputs]
         if not any(asked) or all(x is None for x in others):
-            results, found = _bind(eqn, operands), [None] * len(eqn.outvars)
+            results = _compat.bind_like(eqn, operands, eqn.params)
+            found: list[Any] = [None] * len(eqn.outvars)
         else:
             results, found = _evaluate_both(eqn, operands, others, asked)
         return list(zip(results, found, strict=True))
@@ -88,11 +89,6 @@ def _find_needed(jaxpr: Any, wanted: Sequence[bool]) -> set[Any]:
     return found
 
 
-def _bind(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-    results = _compat.bind_like(eqn, operands, eqn.params)
-    return list(results) if eqn.primitive.multiple_results else [results]
-
-
 def _evaluate_both(
     eqn: Any, operands: list[Any], others: list[Any], asked: list[bool]
 ) -> tuple[list[Any], list[Any]]:
@@ -105,7 +101,8 @@ def _evaluate_both(
     if name == "cond" and others[0] is None:
         return _cond(eqn, operands, others, asked)
     second = [a if b is None else b for a, b in zip(operands, others, strict=True)]
-    return _bind(eqn, operands), list(_bind(eqn, second))
+    results = _compat.bind_like(eqn, operands, eqn.params)
+    return results, _compat.bind_like(eqn, second, eqn.params)
 
 
 def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -113,29 +110,23 @@ def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], 
     program, carry = loop.program, loop.num_carry
     # The scan below carries a second copy only of those parts of the carry that can differ.
     asked = MarkedInputs().scan(eqn, [x is not None for x in others])
-    numbers = [i for i in range(carry) if asked[i]]
     held, start, rows = loop.split(operands)
     other_held, given, other_rows = loop.split(others)
-    second = [start[i] if given[i] is None else given[i] for i in numbers]
-    made = [i for i, a in enumerate(asked[carry:]) if a]
+    second = _select(start, given, asked[:carry])
 
     def body(state: Any, values: Any) -> Any:
         own, copies = state
         row, other_row = values
-        of_carry: list[Any] = [None] * carry
-        for i, x in zip(numbers, copies, strict=True):
-            of_carry[i] = x
+        of_carry = _spread(copies, asked[:carry])
         results, found = run_twice(
             program,
             [*held, *own, *row],
             [*other_held, *of_carry, *other_row],
             asked,
         )
-        whole = [r if f is None else f for r, f in zip(results, found, strict=True)]
-        return (
-            (results[:carry], [whole[i] for i in numbers]),
-            (results[carry:], [whole[carry + i] for i in made]),
-        )
+        made = _select(results, found, asked)
+        count = len(copies)
+        return (results[:carry], made[:count]), (results[carry:], made[count:])
 
     (state, copies), (stacked, other_stacked) = jax.lax.scan(
         body,
@@ -145,27 +136,25 @@ def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], 
         reverse=params["reverse"],
         unroll=params["unroll"],
     )
-    found: list[Any] = [None] * (carry + len(stacked))
-    for i, x in zip(numbers, copies, strict=True):
-        found[i] = x
-    for i, x in zip(made, other_stacked, strict=True):
-        found[carry + i] = x
-    return [*state, *stacked], found
+    return [*state, *stacked], _spread([*copies, *other_stacked], asked)
 
 
-def find_dependent_results(program: Any, given: Sequence[bool]) -> list[bool]:
-    """Return for each result of a program whether it depends on one of the marked inputs."""
-    return MarkedInputs().run(program, given)
+def _select(real: Sequence[Any], other: Sequence[Any], asked: Sequence[bool]) -> list[Any]:
+    """Return the asked values of the other run; those that are the same have the real value."""
+    rows = zip(real, other, asked, strict=True)
+    return [r if o is None else o for r, o, a in rows if a]
+
+
+def _spread(values: Sequence[Any], asked: Sequence[bool]) -> list[Any]:
+    """Return the values at the asked positions, and None at the others."""
+    left = iter(values)
+    return [next(left) if a else None for a in asked]
 
 
 class MarkedInputs(ForwardAnalysis[bool]):
     """The analysis of which values depend on the marked inputs."""
 
-    def literal(self, literal: Any) -> bool:
-        return False
-
-    def constant(self, variable: Any, value: Any) -> bool:
-        return False
+    of_constants = False
 
     def join(self, eqn: Any, aval: Any, first: bool, second: bool) -> bool:
         return first or second
@@ -193,7 +182,7 @@ def _cond(
     index, *values = operands
     branches = eqn.params["branches"]
     given = [x is not None for x in others[1:]]
-    ways = [find_dependent_results(b, given) for b in branches]
+    ways = [MarkedInputs().run(b, given) for b in branches]
     # All branches must return the same pytree: a second value of each result that differs in any
     # of them.
     either = [a and any(w) for a, w in zip(asked, zip(*ways, strict=True), strict=True)]
@@ -202,11 +191,9 @@ def _cond(
         def run(held: Any) -> Any:
             own, second = held
             results, found = run_twice(branch, own, second, either)
-            pairs = zip(results, found, either, strict=True)
-            return results, [r if f is None else f for r, f, e in pairs if e]
+            return results, _select(results, found, either)
 
         return run
 
     results, made = jax.lax.switch(index, [make_branch(b) for b in branches], (values, others[1:]))
-    copies = iter(made)
-    return list(results), [next(copies) if e else None for e in either]
+    return list(results), _spread(made, either)

@@ -17,7 +17,7 @@ from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.jaxprs.interpreter import Interpreter
-from jaxdist._program.jaxprs.subprograms import contains, subprograms
+from jaxdist._program.jaxprs.subprograms import iterate_with_inner, subprograms
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut, cut_piece
 from jaxdist.errors import ShardedArrayError
@@ -57,33 +57,29 @@ class LocalPieces(Interpreter[Local]):
         # needs no second trace.
         has_pieces = any(x.fact.cut is not None for x in inputs)
         if not (has_pieces or is_marked(eqn)):
-            return self._bind_unchanged(eqn, inputs, [x.array for x in inputs])
+            return self._bind_unchanged(eqn, inputs)
         return super().equation(eqn, inputs)
 
     def operation(self, eqn: Any, inputs: list[Local]) -> list[Local]:
-        arrays = [x.array for x in inputs]
-        if eqn.primitive is PIECE:
-            [fact] = self._proof.equation(eqn, [inputs[0].fact])
-            return [Local(fact, arrays[0])]
-        if eqn.primitive is OPEN:
-            [fact] = self._proof.equation(eqn, [inputs[0].fact])
-            return [Local(fact, self._cut_piece(inputs[0], eqn.params["cut"]))]
+        if eqn.primitive is PIECE or eqn.primitive is OPEN:
+            [given] = inputs
+            [fact] = self._proof.equation(eqn, [given.fact])
+            if eqn.primitive is PIECE:
+                return [Local(fact, given.array)]
+            return [Local(fact, self._cut_piece(given, eqn.params["cut"]))]
         if subprograms(eqn) and eqn.outvars:
             raise ShardedArrayError(_explain_not_inside(eqn))
         if eqn.primitive.name in ELEMENTWISE:
             cut = next(x.fact.cut for x in inputs if x.fact.cut is not None)
             facts = self._proof.equation(eqn, [x.fact for x in inputs])
             local = [self._cut_piece(x, cut) for x in inputs]
-            return [Local(s, r) for s, r in zip(facts, _bind(eqn, local, eqn.params), strict=True)]
-        return self._bind_unchanged(eqn, inputs, arrays)
+            return _bind(eqn, local, eqn.params, facts)
+        return self._bind_unchanged(eqn, inputs)
 
-    def _bind_unchanged(
-        self, eqn: Any, inputs: Sequence[Local], arrays: Sequence[Any]
-    ) -> list[Local]:
+    def _bind_unchanged(self, eqn: Any, inputs: Sequence[Local]) -> list[Local]:
         """Bind an operation without changing it."""
         facts = self._proof.equation(eqn, [x.fact for x in inputs])
-        results = _bind(eqn, arrays, eqn.params)
-        return [Local(s, r) for s, r in zip(facts, results, strict=True)]
+        return _bind(eqn, [x.array for x in inputs], eqn.params, facts)
 
     def _cut_piece(self, value: Local, cut: Cut) -> Any:
         """Return the piece of this replica; scalars stay as they are."""
@@ -128,8 +124,7 @@ class LocalPieces(Interpreter[Local]):
         if "jvp_jaxpr_fun" in params:
             rule = functools.partial(self._trace_jvp, facts, found, arrays)
             params["jvp_jaxpr_fun"] = _compat.rewrite_jvp(params["jvp_jaxpr_fun"], rule)
-        results = _bind(eqn, arrays, params)
-        return [Local(s, x) for s, x in zip(found, results, strict=True)]
+        return _bind(eqn, arrays, params, found)
 
     def _trace_jvp(
         self,
@@ -158,8 +153,7 @@ class LocalPieces(Interpreter[Local]):
         facts = [*(x.fact for x in held), *found[:carry], *of_rows]
         stacked = [ShardFact(s.differs, s.cut and s.cut.before(0)) for s in found[carry:]]
         program = self._trace(eqn.params["jaxpr"], facts, [*found[:carry], *stacked], inner)
-        results = _bind(eqn, arrays, {**eqn.params, "jaxpr": program})
-        return [Local(s, x) for s, x in zip(found, results, strict=True)]
+        return _bind(eqn, arrays, {**eqn.params, "jaxpr": program}, found)
 
     def while_loop(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         p, loop = eqn.params, While.of(eqn.params)
@@ -177,15 +171,13 @@ class LocalPieces(Interpreter[Local]):
             p["body_jaxpr"], [*of_held[first:], *found], found, [*held[first:], *state]
         )
         params = {**p, "cond_jaxpr": goes_on, "body_jaxpr": body}
-        results = _bind(eqn, [*held, *state], params)
-        return [Local(s, x) for s, x in zip(found, results, strict=True)]
+        return _bind(eqn, [*held, *state], params, found)
 
     def cond(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         found = self._proof.equation(eqn, [x.fact for x in inputs])
         arrays, facts = [x.array for x in inputs], [x.fact for x in inputs[1:]]
         branches = tuple(self._trace(b, facts, found, arrays[1:]) for b in eqn.params["branches"])
-        results = _bind(eqn, arrays, {**eqn.params, "branches": branches})
-        return [Local(s, x) for s, x in zip(found, results, strict=True)]
+        return _bind(eqn, arrays, {**eqn.params, "branches": branches}, found)
 
     def _evaluate_as(
         self,
@@ -221,14 +213,15 @@ def _get_constant_fact(atom: Any) -> ShardFact:
 
 def is_marked(eqn: Any) -> bool:
     """Whether an operation is `PIECE` or `OPEN`, or holds a program that has one of them."""
-    if eqn.primitive is PIECE or eqn.primitive is OPEN:
-        return True
-    return any(contains(p, m.name) for p in subprograms(eqn) for m in (PIECE, OPEN))
+    return any(e.primitive in (PIECE, OPEN) for e in iterate_with_inner(eqn))
 
 
-def _bind(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-    results = _compat.bind_like(eqn, operands, params)
-    return list(results) if eqn.primitive.multiple_results else [results]
+def _bind(
+    eqn: Any, arrays: Sequence[Any], params: dict[str, Any], facts: Sequence[ShardFact]
+) -> list[Local]:
+    """Bind an operation on local arrays; return its results with these facts."""
+    results = _compat.bind_like(eqn, arrays, params)
+    return [Local(s, x) for s, x in zip(facts, results, strict=True)]
 
 
 def _get_row_aval(array: Any) -> Any:

@@ -124,15 +124,14 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         return constant(literal.val)
 
     def constant(self, variable: Any, value: Any) -> Found:
-        # A tape stores the values of small constants in its variables.
-        held = getattr(variable, "value", None) if value is None else value
-        return UNKNOWN if held is None else constant(held)
+        return UNKNOWN if value is None else constant(value)
 
     def join(self, eqn: Any, aval: Any, first: Found, second: Found) -> Found:
         return _join_facts([first, second], aval)
 
     def is_same(self, first: Found, second: Found) -> bool:
-        return _is_same(first, second)
+        known_alike = (first.value is None) == (second.value is None)
+        return known_alike and (first.nan is None) == (second.nan is None)
 
     def operation(self, eqn: Any, inputs: list[Found]) -> list[Found]:
         name = eqn.primitive.name
@@ -251,9 +250,8 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         pairs = zip(rows, avals, strict=True)
         return [_get_fact_of_aval(a) if _is_empty(a) else Found(nan=r.nan) for r, a in pairs]
 
-    def linear_solve(self, eqn: Any, inputs: list[Found]) -> list[Found]:
-        # The program may have an iterative solver, whose number of iterations depends on values.
-        return self.operation(eqn, inputs)
+    # The program may have an iterative solver, whose number of iterations depends on values.
+    linear_solve = operation
 
 
 def _bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
@@ -288,11 +286,6 @@ def _same_bits(a: Any, b: Any) -> bool:
     if _is_uniform(a) and _is_uniform(b):
         a, b = _get_first_element(a), _get_first_element(b)
     return bool(a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes())
-
-
-def _is_same(a: Found, b: Found) -> bool:
-    known_alike = (a.value is None) == (b.value is None)
-    return known_alike and (a.nan is None) == (b.nan is None)
 
 
 def _get_row_fact(rows: Found, aval: Any) -> Found:

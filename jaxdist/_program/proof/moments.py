@@ -157,9 +157,7 @@ class Trial(Interpreter[Any]):
         return _Free(lambda: np.asarray(literal.val))
 
     def constant(self, variable: Any, value: Any) -> _Free:
-        # A tape stores the values of small constants in its variables.
-        held = getattr(variable, "value", None) if value is None else value
-        return self.make_free(variable.aval) if held is None else _Free(lambda: np.asarray(held))
+        return self.make_free(variable.aval) if value is None else _Free(lambda: np.asarray(value))
 
     def value(self, x: Any) -> Array:
         return x.value() if isinstance(x, _Free) else x
@@ -202,12 +200,11 @@ class Trial(Interpreter[Any]):
         if loop.length > _SMALL or (len(eqn.outvars) > carry and loop.length == 0):
             raise _NoUpdateError
         held, state, over = loop.split(inputs)
-        avals = [v.aval for v in eqn.invars[loop.num_consts + carry :]]
         for _ in range(loop.length):
             # Rows of data are made up; no update scans over its moments.
             if not all(isinstance(x, _Free) for x in over):
                 raise _NoUpdateError
-            rows = [self.make_free(_get_row_aval(a)) for a in avals]
+            rows = [self.make_free(a) for a in loop.row_avals]
             state = self.run(loop.program, [*held, *state, *rows])[:carry]
         return [*state, *(self.make_free(v.aval) for v in eqn.outvars[carry:])]
 
@@ -265,10 +262,6 @@ def _insert_ones(eqn: Any, name: str) -> tuple[int, ...]:
     for place, size in zip(eqn.params["broadcast_dimensions"], own, strict=True):
         sizes[place] = size
     return tuple(sizes)
-
-
-def _get_row_aval(aval: Any) -> Any:
-    return jax.ShapeDtypeStruct(aval.shape[1:], aval.dtype)
 
 
 def _has_numbers(aval: Any) -> bool:

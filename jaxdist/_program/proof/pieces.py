@@ -37,9 +37,6 @@ class ShardFact:
     is_uniform: bool = False  # whether all elements are one number, equal on all replicas
 
 
-_NUMBER = ShardFact(NONE, is_uniform=True)
-
-
 class ShardingProof(ForwardAnalysis[ShardFact]):
     """The analysis of which values are pieces of one array.
 
@@ -52,29 +49,35 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
             an array.
     """
 
+    of_constants = ShardFact(NONE, is_uniform=True)
+
     def __init__(self, layout: ReplicaMesh, axes: Differs) -> None:
-        self._layout = layout
+        self.layout = layout
         self._axes = axes
         self._wrong: list[str] = []
-
-    @property
-    def layout(self) -> ReplicaMesh:
-        """The layout of the strategy."""
-        return self._layout
 
     @property
     def wrong(self) -> list[str]:
         """The names of results that are declared as pieces without a proof that they are."""
         return list(dict.fromkeys(self._wrong))
 
-    def literal(self, literal: Any) -> ShardFact:
-        return _NUMBER
-
     def constant(self, variable: Any, value: Any) -> ShardFact:
         return ShardFact(NONE, None, _has_one_element(variable))
 
     def join(self, eqn: Any, aval: Any, first: ShardFact, second: ShardFact) -> ShardFact:
-        return _join_facts(eqn, first, second)
+        if first == second:
+            return first
+        for one, other in ((first, second), (second, first)):
+            if one.cut is None:
+                continue
+            # A value that is equal on all replicas can be cut locally, so it joins with a piece.
+            if other.differs:
+                _refuse(
+                    eqn, one, "in their place come values that differ between replicas otherwise"
+                )
+            return one
+        is_uniform = first.is_uniform and second.is_uniform
+        return ShardFact(first.differs | second.differs, None, is_uniform)
 
     def operation(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
         name = eqn.primitive.name
@@ -111,9 +114,9 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
         cut = eqn.params["cut"]
         if given.cut is not None and given.cut != cut:
             _refuse(eqn, given, "they are declared to be pieces cut otherwise")
-        if cut.pieces(self._layout) == 1:
+        if cut.pieces(self.layout) == 1:
             return ShardFact(NONE)
-        return ShardFact(frozenset(cut.over(self._layout)) & self._axes, cut)
+        return ShardFact(frozenset(cut.over(self.layout)) & self._axes, cut)
 
     def _open(self, eqn: Any, given: ShardFact) -> ShardFact:
         """Return the fact of `OPEN`: its operand must be in pieces, or equal on all replicas."""
@@ -129,7 +132,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
             self._wrong.append(eqn.params["name"])
         if given.cut is not None and given.cut != cut:
             _refuse(eqn, given, "a node of an array that is cut otherwise holds them")
-        return ShardFact(frozenset(cut.over(self._layout)) & self._axes)
+        return ShardFact(frozenset(cut.over(self.layout)) & self._axes)
 
     def call(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
         # Inside a `shard_map` of the user, arrays have other shapes.
@@ -144,8 +147,13 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
         return super().inside_of(eqn, decided_by)
 
     def decide(self, eqn: Any, values: list[ShardFact], decided_by: ShardFact) -> list[ShardFact]:
+        if not decided_by.differs:
+            return values
         what = "a branch" if eqn.primitive.name == "cond" else "the end of a loop"
-        return _apply_decision(eqn, values, decided_by.differs, what)
+        for s in values:
+            if s.cut is not None:
+                _refuse(eqn, s, f"{what} is decided by what differs between replicas")
+        return [ShardFact(s.differs | decided_by.differs) for s in values]
 
     def rows(self, eqn: Any, given: list[ShardFact], avals: Sequence[Any] = ()) -> list[ShardFact]:
         """Return the facts of one row of each array that a scan iterates over."""
@@ -163,31 +171,6 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
 
     # A solver on a piece would solve for the piece as if it were the whole array.
     linear_solve = operation
-
-
-def _join_facts(eqn: Any, first: ShardFact, second: ShardFact) -> ShardFact:
-    if first == second:
-        return first
-    for one, other in ((first, second), (second, first)):
-        if one.cut is None:
-            continue
-        # A value that is equal on all replicas can be cut locally, so it joins with a piece.
-        if other.differs:
-            _refuse(eqn, one, "in their place come values that differ between replicas otherwise")
-        return one
-    return ShardFact(first.differs | second.differs, None, first.is_uniform and second.is_uniform)
-
-
-def _apply_decision(
-    eqn: Any, values: list[ShardFact], differs: Differs, what: str
-) -> list[ShardFact]:
-    """Return the facts of values after a decision that replicas may take differently."""
-    if not differs:
-        return values
-    for s in values:
-        if s.cut is not None:
-            _refuse(eqn, s, f"{what} is decided by what differs between replicas")
-    return [ShardFact(s.differs | differs) for s in values]
 
 
 def check_results(names: Sequence[str]) -> None:

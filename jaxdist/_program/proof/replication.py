@@ -84,6 +84,8 @@ def analyse_equation(eqn: Any, inputs: Sequence[Differs], axes: Differs) -> list
 class ReplicationAnalysis(ForwardAnalysis[Differs]):
     """The replication analysis; a fact is the set of axes over which a value may differ."""
 
+    of_constants = NONE
+
     def __init__(self, axes: Differs) -> None:
         self.axes = axes
         # The key is the path of nested equations: a fixpoint analyses its body several times, and
@@ -97,12 +99,6 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
         # The plan of the current all-reduce, and the line that called it.
         self.plan: Any = None
         self.source = ""
-
-    def literal(self, literal: Any) -> Differs:
-        return NONE
-
-    def constant(self, variable: Any, value: Any) -> Differs:
-        return NONE
 
     def join(self, eqn: Any, aval: Any, first: Differs, second: Differs) -> Differs:
         return first | second

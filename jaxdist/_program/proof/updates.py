@@ -46,11 +46,7 @@ def part_of_result(jaxpr: Any, variable: Any, own: Mapping[Any, bool], result: i
 class UpdateAnalysis(ForwardAnalysis[Part]):
     """The analysis of how values depend on one argument."""
 
-    def literal(self, literal: Any) -> Part:
-        return Part.CONSTANT
-
-    def constant(self, variable: Any, value: Any) -> Part:
-        return Part.CONSTANT
+    of_constants = Part.CONSTANT
 
     def join(self, eqn: Any, aval: Any, first: Part, second: Part) -> Part:
         return max(first, second)

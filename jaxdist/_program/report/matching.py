@@ -220,6 +220,7 @@ def compiled_rows(
     """Return the compiled collectives; equal ones are one row with a count."""
     devices = list(layout.mesh.devices.ravel())
     workers = [cost.worker_of(d) for d in devices]
+    has_lines = any(c.sources for c in found)
     rows: collections.Counter[CompiledRow] = collections.Counter()
     for c, of in zip(found, origins, strict=True):
         # A program for several TPU slices is compiled for the devices of one of them.
@@ -248,7 +249,7 @@ def compiled_rows(
                 seconds=_seconds(c, size, crosses, workers, links),
                 source=sources[0] if sources else "",
                 sources=sources,
-                added=not of and (bool(c.sources) or not _has_no_lines(found)),
+                added=not of and has_lines,
             )
         ] += 1
     return tuple(dataclasses.replace(row, count=count) for row, count in rows.items())
@@ -258,10 +259,6 @@ def _crosses_workers(c: CompiledCollective, workers: list[int]) -> bool:
     """Whether some group, or some pair of a permutation, spans two workers."""
     together = c.pairs or c.groups
     return any(len({workers[d] for d in group}) > 1 for group in together)
-
-
-def _has_no_lines(found: Sequence[CompiledCollective]) -> bool:
-    return not any(c.sources for c in found)
 
 
 def _seconds(

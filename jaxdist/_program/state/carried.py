@@ -1,5 +1,6 @@
 """Results of a step that are its arguments of the next step, such as parameters."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ def find_carried_arguments(
     found: dict[int, int] = {}
     # A step that returns one value has one output; a tuple is several outputs.
     outputs = traced.template if isinstance(traced.template, tuple) else (traced.template,)
-    free = arguments_of(signature, traced)
+    free = dict(enumerate(_arguments(signature, traced)[0]))
     for output in outputs:
         out_leaves, out_treedef = jax.tree.flatten(output, is_leaf=is_static)
         for position, argument in free.items():
@@ -37,13 +38,8 @@ def find_carried_arguments(
     return found
 
 
-def arguments_of(signature: Signature, traced: TracedStep) -> dict[int, Any]:
-    """Return the positional arguments of a call, with each traced leaf replaced by its number."""
-    return dict(enumerate(_arguments(signature, traced)[0]))
-
-
 def named_arguments_of(signature: Signature, traced: TracedStep) -> dict[str, Any]:
-    """Return all arguments of a call like `arguments_of`, by their names in messages."""
+    """Return all arguments of a call, by their names in messages, with numbers as leaves."""
     args, kwargs = _arguments(signature, traced)
     return {f"args[{i}]": a for i, a in enumerate(args)} | {
         f"kwargs[{k!r}]": v for k, v in kwargs.items()
@@ -51,10 +47,13 @@ def named_arguments_of(signature: Signature, traced: TracedStep) -> dict[str, An
 
 
 def _arguments(signature: Signature, traced: TracedStep) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a call, with each traced leaf replaced by its number."""
     # The inputs begin with the variables of NNX objects; those are not among the arguments.
     count = len(signature.inputs) - traced.num_graph
     numbers = [Argument(i) for i in range(count)]
-    args, kwargs = unflatten(signature.treedef, signature.slots, numbers, _Nodes())
+    # The NNX objects are not needed here, so None stands for each.
+    nodes: defaultdict[int, None] = defaultdict(lambda: None)
+    args, kwargs = unflatten(signature.treedef, signature.slots, numbers, nodes)
     return (
         # Results with containers that JAX does not know are opened, so arguments must be, too.
         [open_containers(a, "argument", must_open=_holds_numbers) for a in args],
@@ -93,10 +92,3 @@ def _can_be_carried(
         if slot.local_shape(num_replicas) != traced.shapes[number] or slot.dtype != dtype:
             return False
     return bool(leaves)
-
-
-class _Nodes:
-    """A stand-in for the NNX objects of a call, which are not needed here."""
-
-    def __getitem__(self, index: int) -> None:
-        return None

@@ -54,16 +54,16 @@ def find_combinations(
         StateDivergenceError: A variable differs and has no rule, or a metric is not a sum.
     """
     graph = signature.graph
-    found: list[Combination] = []
+    if graph is None:
+        return ()
     diverging: list[int] = []
     integers: list[str] = []
     not_sums: list[str] = []
-    kinds = graph.types if graph else ()
-    moments = _find_moments(signature, traced, places)
     # First: the three variables of a Welford metric are not sums one by one.
-    found += [Combination(Rule.MOMENTS, three) for three in moments]
+    moments = _find_moments(graph, traced, places)
+    found = [Combination(Rule.MOMENTS, three) for three in moments]
     done = {n for c in found for n in c.numbers}
-    for i, kind in enumerate(kinds):
+    for i, kind in enumerate(graph.types):
         if i in done:
             continue
         if graph_rules.is_metric(kind):
@@ -71,17 +71,17 @@ def find_combinations(
             grown = growth(traced.jaxpr, _input_variable(traced, i), i)
             if grown is Dependence.SUM:
                 found.append(Combination(Rule.SUM, (i,)))
-            elif grown is not Dependence.SAME and graph:
+            elif grown is not Dependence.SAME:
                 not_sums.append(graph.name(i))
         elif differs[i]:
             rule = graph_rules.rule_of(kind)
             if rule is None:
                 diverging.append(i)
             elif rule is Rule.MEAN and not _has_mean(traced.jaxpr.outvars[i].aval.dtype):
-                integers.append(graph.name(i) if graph else "")
+                integers.append(graph.name(i))
             else:
                 found.append(Combination(rule, (i,)))
-    if diverging and graph:
+    if diverging:
         raise _diverging_variables_error(graph, diverging, num_replicas)
     if integers:
         raise _integer_mean_error(integers, num_replicas)
@@ -91,14 +91,14 @@ def find_combinations(
 
 
 def _find_moments(
-    signature: Signature, traced: TracedStep, places: Sequence[Mapping[str, int]]
+    graph: GraphShape, traced: TracedStep, places: Sequence[Mapping[str, int]]
 ) -> list[tuple[int, int, int]]:
     """Return the metrics of count, mean and squared deviations that the step updates with data."""
     jaxpr = traced.jaxpr
     found: list[tuple[int, int, int]] = []
     pairs = zip(traced.operands, jaxpr.invars, strict=True)
     constants = {v: o for o, v in pairs if _is_closed_over_array(o)}
-    for three in signature.graph.moments if signature.graph else ():
+    for three in graph.moments:
         inputs = [_input_variable(traced, i) for i in three]
         results = [jaxpr.outvars[i] for i in three]
         if None not in inputs and is_update(jaxpr, inputs, results, places, constants):

@@ -32,12 +32,11 @@ def check_same_collective(
     chosen = [op for op in found if op is not None]
     if len(chosen) == len(found) and len({op.name for op in chosen}) == 1:
         return chosen
-    lines = _list_groups(
-        groups,
+    lines = groups.describe(
         [
             "nothing more" if op is None else f"{op.name} at {_compat.find_source(op.eqn)}"
             for op in found
-        ],
+        ]
     )
     raise DivergentCollectiveError(
         "Replicas whose local shapes differ do not reach the same collectives in "
@@ -87,7 +86,7 @@ def check_same_loop(ops: Sequence[Op], groups: Groups) -> None:
         raise _make_shape_error(ops, groups)
     branches = [len(op.eqn.params.get("branches", ())) for op in ops]
     if len(set(branches)) > 1:
-        counts = _list_groups(groups, [f"{count} branches" for count in branches])
+        counts = groups.describe([f"{count} branches" for count in branches])
         raise DivergentCollectiveError(
             f"A switch at {where} has other numbers of branches on "
             f"different replicas, and a collective in one of them:\n{counts}\n\n"
@@ -100,7 +99,7 @@ def check_same_loop(ops: Sequence[Op], groups: Groups) -> None:
     if len(set(found)) > 1:
         raise DivergentCollectiveError(
             f"A {ops[0].name} at {where} has a collective in it, and is "
-            f"not the same loop on different replicas:\n{_list_groups(groups, found)}\n\n"
+            f"not the same loop on different replicas:\n{groups.describe(found)}\n\n"
             "Every replica has to reach every collective, so a loop that holds one carries the "
             "same values in the same direction on all replicas.\n\n"
             "Take the collective out of the loop, or write the loop in the same way for every "
@@ -134,15 +133,6 @@ def _describe_loop(op: Op) -> str:
 
 
 def _describe_operands(ops: Sequence[Op], groups: Groups) -> str:
-    return _list_groups(
-        groups,
-        [
-            ", ".join(f"{dtype_of(a)}{list(jnp.shape(abstract(a)))}" for a in op.inputs)
-            for op in ops
-        ],
+    return groups.describe(
+        [", ".join(f"{dtype_of(a)}{list(jnp.shape(abstract(a)))}" for a in op.inputs) for op in ops]
     )
-
-
-def _list_groups(groups: Groups, texts: Sequence[str]) -> str:
-    """Return one line for each group, with the numbers of its replicas."""
-    return "\n".join(f"replicas {groups.members(g)}: {text}" for g, text in enumerate(texts))

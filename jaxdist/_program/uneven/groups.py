@@ -1,6 +1,7 @@
 """The groups of replicas with equal local shapes."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,6 +25,10 @@ class Groups:
     def members(self, group: int) -> list[int]:
         """Return the replicas of one group."""
         return [r for r, g in enumerate(self.of_replica) if g == group]
+
+    def describe(self, texts: Sequence[str]) -> str:
+        """Return one line for each group: the numbers of its replicas, and its text."""
+        return "\n".join(f"replicas {self.members(g)}: {text}" for g, text in enumerate(texts))
 
     def get_own_group(self) -> Any:
         """Return the group of the current replica, traced."""

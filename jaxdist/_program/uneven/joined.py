@@ -231,10 +231,11 @@ class _Join:
         return first.val if alike else None
 
     def _run_once(self, ops: list[Op]) -> None:
+        eqn = ops[0].eqn
         operands = [
             _value(self._get_common(atoms)) for atoms in zip(*(o.inputs for o in ops), strict=True)
         ]
-        outputs = self._make_common_slots(_bind(ops[0].eqn, operands))
+        outputs = self._make_common_slots(_compat.bind_like(eqn, operands, eqn.params))
         for g, op in enumerate(ops):
             self.env[g].update(zip(op.outputs, outputs, strict=True))
 
@@ -281,7 +282,7 @@ class _Join:
                     return atom.value if isinstance(atom, Const) else atom.val
 
                 for op in self.pending[group]:
-                    results = _bind(op.eqn, [read(a) for a in op.inputs])
+                    results = _compat.bind_like(op.eqn, [read(a) for a in op.inputs], op.eqn.params)
                     env.update(zip(op.outputs, results, strict=True))
                 return [
                     _pad_to_largest(
@@ -344,7 +345,8 @@ class _Join:
         if ops[0].name in LOOPS:
             return LOOPS[ops[0].name](ops, operands, self._run_joined)
         check_same_shapes(ops, self.groups)
-        return self._make_common_slots(_bind(eqn, [s.value for s in slots]))
+        results = _compat.bind_like(eqn, [s.value for s in slots], eqn.params)
+        return self._make_common_slots(results)
 
     def _run_joined(self, programs: Sequence[Any], given: Sequence[Sequence[Slot]]) -> list[Slot]:
         return run_joined(programs, given, self.groups)
@@ -363,11 +365,6 @@ def _align(first: list[Op], second: list[Op]) -> dict[int, int]:
         for block in matcher.get_matching_blocks()
         for i in range(block.size)
     }
-
-
-def _bind(eqn: Any, operands: list[Any]) -> list[Any]:
-    results = _compat.bind_like(eqn, operands, eqn.params)
-    return list(results) if eqn.primitive.multiple_results else [results]
 
 
 def _value(ready: Any) -> Any:

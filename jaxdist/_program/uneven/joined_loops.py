@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from jaxdist._program.jaxprs.batched_while import has_active_row, keep_finished_rows
+from jaxdist._program.jaxprs.batched_while import run_while
 from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.uneven.joined_ops import Op, Slot
 
@@ -83,17 +83,12 @@ def _while(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
         given = _make_operands([of_condition for of_condition, _, _ in parts], state, start)
         return run([loop.condition for loop in loops], given)[0].value
 
-    is_batched = bool(loops[0].condition.out_avals[0].shape)
-
     def body(state: list[Any]) -> list[Any]:
         given = _make_operands([of_body for _, of_body, _ in parts], state, start)
-        after = [s.value for s in run([loop.body for loop in loops], given)]
-        # Under `vmap`, rows whose condition is False keep their state.
-        return keep_finished_rows(condition(state), after, state) if is_batched else after
+        return [s.value for s in run([loop.body for loop in loops], given)]
 
-    last = jax.lax.while_loop(
-        lambda state: has_active_row(condition(state)), body, [s.value for s in start]
-    )
+    values = [s.value for s in start]
+    last = run_while(condition, body, values, is_batched=loops[0].is_batched)
     return _make_slots(last, start)
 
 

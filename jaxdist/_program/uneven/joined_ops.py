@@ -1,6 +1,7 @@
 """The operations of a traced step as a flat list, and comparison of two operations."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,7 +11,8 @@ from jax.extend.core import Literal
 from jaxdist._collectives import UNEVEN_ALL_GATHER
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.interpreter import Interpreter
-from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
+from jaxdist._program.jaxprs.subprograms import iterate_with_inner, open_jaxpr
+from jaxdist._program.proof.replication import get_named_axes
 
 # Parameters that differ between two traces of one function and do not change the results. They are
 # rules for derivatives, which JAX has already applied when a trace is evaluated.
@@ -69,14 +71,10 @@ def dtype_of(atom: Any) -> Any:
 
 def has_collective(eqn: Any) -> bool:
     """Whether an equation is a collective over named axes, or holds a program with one."""
-    if eqn.primitive is UNEVEN_ALL_GATHER:
-        return True
-    if eqn.primitive.name in known.COLLECTIVES:
-        named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
-        flat = named if isinstance(named, (tuple, list)) else (named,)
-        return any(isinstance(a, str) for a in flat)
     return any(
-        has_collective(inner) for program in subprograms(eqn) for inner in open_jaxpr(program).eqns
+        e.primitive is UNEVEN_ALL_GATHER
+        or (e.primitive.name in known.COLLECTIVES and bool(get_named_axes(e.params)))
+        for e in iterate_with_inner(eqn)
     )
 
 
@@ -124,15 +122,22 @@ def is_same(first: Op, second: Op) -> bool:
     """Whether two operations give equal results for equal operands."""
     return (
         first.eqn.primitive is second.eqn.primitive
-        and _has_same_avals(first.eqn, second.eqn)
+        and _has_same_operands_and_results(first.eqn, second.eqn)
         and _has_same_params(first.eqn.params, second.eqn.params)
     )
 
 
-def _has_same_avals(first: Any, second: Any) -> bool:
-    pairs = zip((*first.invars, *first.outvars), (*second.invars, *second.outvars), strict=False)
-    return len(first.invars) == len(second.invars) and all(
-        a.aval.shape == b.aval.shape and a.aval.dtype == b.aval.dtype for a, b in pairs
+def _has_same_operands_and_results(first: Any, second: Any) -> bool:
+    """Whether the operands and results of two equations have the same shapes and dtypes."""
+    return _has_same_avals(first.invars, second.invars) and _has_same_avals(
+        first.outvars, second.outvars
+    )
+
+
+def _has_same_avals(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    return len(first) == len(second) and all(
+        a.aval.shape == b.aval.shape and a.aval.dtype == b.aval.dtype
+        for a, b in zip(first, second, strict=True)
     )
 
 
@@ -169,7 +174,7 @@ def _is_same_program(first: Any, second: Any) -> bool:
     a, b = open_jaxpr(first), open_jaxpr(second)
     if not hasattr(b, "eqns") or len(a.eqns) != len(b.eqns):
         return False
-    if len(a.invars) != len(b.invars) or len(a.constvars) != len(b.constvars):
+    if not _has_same_avals(a.invars, b.invars) or len(a.constvars) != len(b.constvars):
         return False
     consts = zip(getattr(first, "consts", ()), getattr(second, "consts", ()), strict=False)
     if not all(is_equal(x, y) for x, y in consts):
@@ -177,22 +182,13 @@ def _is_same_program(first: Any, second: Any) -> bool:
     mine, theirs = (*a.invars, *a.constvars), (*b.invars, *b.constvars)
     # Programs are equal up to the names of variables: map those of the first to the second.
     names: dict[Any, Any] = dict(zip(mine, theirs, strict=True))
-    if not _has_same_signature(a.invars, b.invars):
-        return False
     for e, f in zip(a.eqns, b.eqns, strict=True):
-        if e.primitive is not f.primitive or not _has_same_avals(e, f):
+        if e.primitive is not f.primitive or not _has_same_operands_and_results(e, f):
             return False
         if not _is_renamed(e.invars, f.invars, names) or not _has_same_params(e.params, f.params):
             return False
         names.update(zip(e.outvars, f.outvars, strict=True))
     return len(a.outvars) == len(b.outvars) and _is_renamed(a.outvars, b.outvars, names)
-
-
-def _has_same_signature(first: Any, second: Any) -> bool:
-    return all(
-        a.aval.shape == b.aval.shape and a.aval.dtype == b.aval.dtype
-        for a, b in zip(first, second, strict=True)
-    )
 
 
 def _is_renamed(first: Any, second: Any, names: dict[Any, Any]) -> bool:

@@ -330,9 +330,7 @@ def _is_same_mark(first: Any, other: Any) -> bool:
 
 
 def _explain_ranks(path: str, shapes: Sequence[tuple[int, ...]], groups: Groups) -> str:
-    found = "\n".join(
-        f"replicas {groups.members(g)}: {list(shape)}" for g, shape in enumerate(shapes)
-    )
+    found = groups.describe([str(list(shape)) for shape in shapes])
     return (
         f"strategy.run: {path} has another rank on other replicas.\n{found}\n\n"
         "Values of replicas may differ in size, not in rank.\n\n"

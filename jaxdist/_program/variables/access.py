@@ -6,10 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.variables.in_step import aggregate_value, collect_rows, read_aggregated
+from jaxdist._program.variables.in_step import (
+    aggregate_value,
+    cast_own_value,
+    collect_rows,
+    read_aggregated,
+)
 from jaxdist._replica import Frame, enter_frame, innermost_explicit_frame
 from jaxdist._typing import PyTree
 from jaxdist._values import (
@@ -19,7 +24,6 @@ from jaxdist._values import (
     PerReplica,
     Scatter,
     Variable,
-    cast_to_variable,
     get_own_value,
     has_any_variable,
 )
@@ -41,8 +45,16 @@ class StepAccess(abc.ABC):
         return self._own(variable)
 
     @abc.abstractmethod
+    def _write(self, variable: Variable, what: str, own: Any) -> None:
+        """Store the value of this replica's copy; `what` is the name of the called method."""
+
     def _set(self, variable: Variable, what: str, value: Any) -> None:
         """Assign a value to this replica's copy; `what` is the name of the called method."""
+        # As in TensorFlow, no gradient flows through an assignment.
+        own = jax.lax.stop_gradient(value)
+        if _compat.is_mapped(own):
+            raise _mapped_value_error(variable, what)
+        self._write(variable, what, own)
 
     @abc.abstractmethod
     def merge(self, merged: Callable[[Any, Any], Any], fn: Any, given: Any) -> Any:
@@ -65,28 +77,25 @@ class StepAccess(abc.ABC):
     def update(self, variable: Variable, change: Change, value: Any, *, read_value: bool) -> Any:
         """Change this replica's copy; aggregate the value over the replicas if needed."""
         given = aggregate_value(variable, change, value, self._layout, in_merge=self._in_merge)
-        self._set(variable, change.value, change.apply(self._own_to_change(variable), given))
+        self.change_own(variable, change, given)
         return self.read(variable) if read_value else None
 
     def scatter(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
         """Change some rows of a mirrored variable."""
         rows = collect_rows(variable, kind, slices, self._layout, in_merge=self._in_merge)
-        self._set(variable, kind.value, kind.apply(self._own_to_change(variable), rows))
+        self.change_own(variable, kind, rows)
 
     def own_copies(self) -> "OwnCopies":
         """Return an access object that changes each replica's copy without aggregation."""
         return OwnCopies(self)
 
     def update_own(self, variable: Variable, change: Change, value: Any) -> None:
-        """Change this replica's copy only."""
-        if isinstance(value, PerReplica):
-            value = jnp.asarray(get_own_value(value, self._layout))
-        given = cast_to_variable(variable, change.value, value)
-        self._set(variable, change.value, change.apply(self._own_to_change(variable), given))
+        """Change this replica's copy only, without aggregation."""
+        self.change_own(variable, change, cast_own_value(variable, change, value, self._layout))
 
-    def scatter_own(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
-        """Change some rows of this replica's copy only."""
-        self._set(variable, kind.value, kind.apply(self._own_to_change(variable), slices))
+    def change_own(self, variable: Variable, kind: Change | Scatter, given: Any) -> None:
+        """Change this replica's copy by a value of the variable's dtype, or by rows."""
+        self._set(variable, kind.value, kind.apply(self._own_to_change(variable), given))
 
     def read_own(self, variable: Variable) -> Any:
         """Return the value of this replica's copy."""
@@ -123,7 +132,7 @@ class OwnCopies:
 
     def scatter(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
         """Change some rows of this replica's copy."""
-        self._step.scatter_own(variable, kind, slices)
+        self._step.change_own(variable, kind, slices)
 
 
 def check_same_strategy(variable: Variable, layout: ReplicaMesh) -> None:
@@ -146,7 +155,7 @@ def _other_strategy_error(
     )
 
 
-def mapped_value_error(variable: Variable, what: str) -> ArgumentError:
+def _mapped_value_error(variable: Variable, what: str) -> ArgumentError:
     """Return the error for an assignment of a value that `jax.vmap` maps over."""
     return ArgumentError(
         f"Variable {variable.label!r}.{what} was given a value that jax.vmap maps over, and the "

@@ -28,9 +28,7 @@ def aggregate_value(
 ) -> Any:
     """Return the value to assign or add to the copy of one replica, after aggregation."""
     is_own = not in_merge or isinstance(value, PerReplica)
-    if isinstance(value, PerReplica):
-        value = jnp.asarray(get_own_value(value, layout))
-    given = cast_to_variable(variable, change.value, value)
+    given = cast_own_value(variable, change, value, layout)
     if layout.num_replicas == 1:
         return given
     if variable.home.per_replica:
@@ -41,6 +39,13 @@ def aggregate_value(
     if variable.home.layout is None:
         return given if change is Change.ASSIGN else _sum_additions(given, layout)
     return _aggregate_mirrored(variable, change, given, layout)
+
+
+def cast_own_value(variable: Variable, change: Change, value: Any, layout: ReplicaMesh) -> Any:
+    """Return the value for the copy of one replica, in the dtype of the variable."""
+    if isinstance(value, PerReplica):
+        value = jnp.asarray(get_own_value(value, layout))
+    return cast_to_variable(variable.label, change.value, value, variable.shape, variable.dtype)
 
 
 def _share_of_copy(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:

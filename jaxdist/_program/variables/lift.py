@@ -129,9 +129,8 @@ def lift(
 def _check_merge_calls(traces: Sequence[TracedStep], groups: Groups) -> None:
     if len({len(t.merge_calls) for t in traces}) == 1:
         return
-    listed = "\n".join(
-        f"replicas {groups.members(g)}: {len(t.merge_calls)}, at {list(t.merge_calls)[:5]}"
-        for g, t in enumerate(traces)
+    listed = groups.describe(
+        [f"{len(t.merge_calls)}, at {list(t.merge_calls)[:5]}" for t in traces]
     )
     raise DivergentCollectiveError(
         "strategy.run: some replicas made a different number of merge_calls.\n"

@@ -8,7 +8,7 @@ from jax.extend.core import Literal
 
 from jaxdist import _compat
 from jaxdist._program.jaxprs.control_flow import While
-from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
+from jaxdist._program.jaxprs.subprograms import iterate_equations, open_jaxpr
 from jaxdist.errors import ContextError
 
 
@@ -41,15 +41,14 @@ def remove_refs(traced: Any, names: Sequence[str]) -> Any:
 def _has_recomputed_refs(jaxpr: Any) -> bool:
     """Whether an operation that is recomputed for a gradient takes a ref."""
     return any(
-        (e.params.get("differentiated") and any(_compat.is_ref(v) for v in e.invars))
-        or any(_has_recomputed_refs(s) for s in subprograms(e))
-        for e in open_jaxpr(jaxpr).eqns
+        e.params.get("differentiated") and any(_compat.is_ref(v) for v in e.invars)
+        for e in iterate_equations(jaxpr)
     )
 
 
 def _has_changing_condition(jaxpr: Any) -> bool:
     """Whether a `while` reads a ref in its condition and changes it in its body."""
-    for e in open_jaxpr(jaxpr).eqns:
+    for e in iterate_equations(jaxpr):
         # A `while` has two lists of constants, so one ref may be in both, as different inputs.
         if e.primitive.name == "while":
             loop = While.of(e.params)
@@ -59,8 +58,6 @@ def _has_changing_condition(jaxpr: Any) -> bool:
             given = [p for p in zip(of_body, inner.invars, strict=False) if _is_ref(p[0])]
             if any(v in of_condition and _compat.has_write_to(inner, w) for v, w in given):
                 return True
-        if any(_has_changing_condition(s) for s in subprograms(e)):
-            return True
     return False
 
 

@@ -27,7 +27,7 @@ from jaxdist import _compat
 from jaxdist._collectives import fresh_trace_key
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs.placeholder import placeholder
-from jaxdist._program.variables.access import StepAccess, check_same_strategy, mapped_value_error
+from jaxdist._program.variables.access import StepAccess, check_same_strategy
 from jaxdist._program.variables.refs import remove_refs
 from jaxdist._values import Variable, has_any_variable
 
@@ -175,13 +175,8 @@ class TraceVariables(StepAccess):
             cell.make_ref(self._body)
         return cell.read()
 
-    def _set(self, variable: Variable, what: str, value: Any) -> None:
-        cell = self._cell(variable)
-        # As in TensorFlow, no gradient flows through an assignment.
-        own = jax.lax.stop_gradient(value)
-        if _compat.is_mapped(own):
-            raise mapped_value_error(variable, what)
-        cell.write(own)
+    def _write(self, variable: Variable, what: str, own: Any) -> None:
+        self._cell(variable).write(own)
         if id(variable) in self._read_inside:
             self._use_fresh_trace_key()
 

@@ -20,11 +20,7 @@ _SUMS = frozenset({"psum", "psum2", "psum_invariant"})
 _SCATTERS = frozenset({"reduce_scatter", "psum_scatter"})
 _GATHERS = frozenset({"all_gather", "all_gather_invariant"})
 # Collectives that only move values. `jax.vmap` over the values of all replicas computes them.
-_MOVES = frozenset({"all_to_all", "all_gather", "all_gather_invariant"})
-
-
-def _add(a: Any, b: Any) -> Any:
-    return jnp.logical_or(a, b) if a.dtype == jnp.bool_ else jax.lax.add(a, b)
+_MOVES = _GATHERS | {"all_to_all"}
 
 
 def _choose_by_dtype(
@@ -33,8 +29,9 @@ def _choose_by_dtype(
     return lambda a, b: (of_bools if a.dtype == jnp.bool_ else of_numbers)(a, b)
 
 
+_add = _choose_by_dtype(jnp.logical_or, jax.lax.add)
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
-    **dict.fromkeys(_SUMS | _SCATTERS, _add),
+    **dict.fromkeys(_SUMS, _add),
     "pmax": _choose_by_dtype(jnp.logical_or, jax.lax.max),
     "pmin": _choose_by_dtype(jnp.logical_and, jax.lax.min),
 }
@@ -52,13 +49,11 @@ def run_collective(eqn: Any, held: Sequence[Same | Own], device: VirtualDevice) 
     # Under `vmap` a collective may also reduce over a dim of the array, which no rule here does.
     positional = [a for a in (axes if isinstance(axes, tuple) else (axes,)) if isinstance(a, int)]
     if not positional:
-        if name in _COMBINE and name not in _SCATTERS and groups is None:
+        if name in _COMBINE and groups is None:
             return _reduce(_COMBINE[name], name in _SUMS, held, device)
-        if name in _COMBINE and name not in _SCATTERS:
-            return [
-                Own(_reduce_in_groups(_COMBINE[name], x, _list_members(groups, device), device))
-                for x in held
-            ]
+        if name in _COMBINE:
+            members = _list_members(groups, device)
+            return [Own(_reduce_in_groups(_COMBINE[name], x, members, device)) for x in held]
         if name in _SCATTERS:
             return [Own(_scatter(eqn.params, x, device)) for x in held]
         if name == "ppermute":

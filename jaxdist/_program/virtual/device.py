@@ -7,26 +7,19 @@ import jax
 from jax.sharding import Sharding
 
 from jaxdist import _compat
-from jaxdist._program.jaxprs.batched_while import has_active_row, keep_finished_rows
+from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.batched_while import run_while
 from jaxdist._program.jaxprs.control_flow import Scan, While, get_solve
 from jaxdist._program.jaxprs.interpreter import Interpreter
-from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
+from jaxdist._program.jaxprs.subprograms import iterate_with_inner
 from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._program.virtual.values import VirtualDevice, get_literal
 from jaxdist.errors import UnsupportedError
 
-# They change only layouts, and a virtual replica has whole arrays on one device. Their parameters
-# name the mesh of the trace, which has more devices than the machine.
-_LAYOUT_ONLY = frozenset({"sharding_constraint", "pcast", "pvary", "reshard", "mesh_cast"})
-
 
 def has_replica_number(eqn: Any, device: VirtualDevice) -> bool:
     """Whether an operation, or one inside it, reads the number of the replica."""
-    return _is_replica_number(eqn, device) or any(
-        has_replica_number(inner, device)
-        for program in subprograms(eqn)
-        for inner in open_jaxpr(program).eqns
-    )
+    return any(_is_replica_number(e, device) for e in iterate_with_inner(eqn))
 
 
 def _is_replica_number(eqn: Any, device: VirtualDevice) -> bool:
@@ -67,7 +60,9 @@ class OneReplica(Interpreter[Any]):
         return value
 
     def operation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
-        if eqn.primitive.name in _LAYOUT_ONLY:
+        # A virtual replica has whole arrays on one device. The parameters of these operations name
+        # the mesh of the trace, which has more devices than the machine.
+        if eqn.primitive.name in known.LAYOUT_ONLY:
             return inputs
         if _is_replica_number(eqn, self._device):
             return [self._number]
@@ -75,8 +70,7 @@ class OneReplica(Interpreter[Any]):
             raise UnsupportedError(_needs_a_device(eqn))
         # Shardings of results name the mesh of the trace, which does not exist here.
         params = {k: None if isinstance(v, Sharding) else v for k, v in eqn.params.items()}
-        results = _compat.bind_in_current_mesh(eqn, inputs, params)
-        return list(results) if eqn.primitive.multiple_results else [results]
+        return _compat.bind_in_current_mesh(eqn, inputs, params)
 
     def call(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         if eqn.primitive.name == "shard_map":
@@ -112,17 +106,10 @@ class OneReplica(Interpreter[Any]):
         def condition(state: list[Any]) -> Any:
             return self.run(loop.condition, [*of_condition, *state])[0]
 
-        is_batched = bool(loop.condition.out_avals[0].shape)
-
         def body(state: list[Any]) -> list[Any]:
-            after = self.run(loop.body, [*of_body, *state])
-            # Under `vmap`, rows whose condition is False keep their state.
-            return keep_finished_rows(condition(state), after, state) if is_batched else after
+            return self.run(loop.body, [*of_body, *state])
 
-        results: list[Any] = jax.lax.while_loop(
-            lambda state: has_active_row(condition(state)), body, start
-        )
-        return results
+        return run_while(condition, body, start, is_batched=loop.is_batched)
 
     def cond(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         index, *values = inputs

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jaxdist._program.jaxprs.batched_while import has_active_row, keep_finished_rows
+from jaxdist._program.jaxprs.batched_while import run_while
 from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.proof.replication import Differs
 from jaxdist._program.virtual.values import Own, Same, VirtualDevice
@@ -26,80 +26,65 @@ def _get_array(held: Same | Own) -> Any:
     return held.rows if isinstance(held, Own) else jnp.asarray(held.value)
 
 
-def _unwrap(held: Same | Own, differs: Any, device: VirtualDevice) -> Any:
-    """Return the array of a value: a row for each replica if it differs, else one value."""
-    return device.rows(held) if differs else jnp.asarray(device.get_one(held))
+def _wrap(values: Sequence[Any], differs: Sequence[Any]) -> list[Same | Own]:
+    return [Own(v) if d else Same(v) for v, d in zip(values, differs, strict=True)]
 
 
-def _wrap(value: Any, differs: Any) -> Same | Own:
-    return Own(value) if differs else Same(value)
-
-
-def _wrap_all(values: Sequence[Any], differs: Sequence[Any]) -> list[Same | Own]:
-    return [_wrap(v, d) for v, d in zip(values, differs, strict=True)]
-
-
-def _unwrap_all(held: Held, differs: Sequence[Any], device: VirtualDevice) -> list[Any]:
-    return [_unwrap(x, d, device) for x, d in zip(held, differs, strict=True)]
+def _unwrap(held: Held, differs: Sequence[Any], device: VirtualDevice) -> list[Any]:
+    """Return the array of each value: a row for each replica if it differs, else one value."""
+    return [
+        device.rows(x) if d else jnp.asarray(device.get_one(x))
+        for x, d in zip(held, differs, strict=True)
+    ]
 
 
 def _scan(
     eqn: Any, held: Held, differs: list[Differs], device: VirtualDevice, run: Run
 ) -> list[Same | Own]:
-    params, loop = eqn.params, Scan.of(eqn.params)
-    program, consts, carry = loop.program, loop.num_consts, loop.num_carry
-    end = consts + carry
-    state, of_rows = differs[:carry], differs[carry:]
+    loop = Scan.of(eqn.params)
+    consts, start, over = loop.split(held)
+    state, of_rows = differs[: loop.num_carry], differs[loop.num_carry :]
+    own_rows = [isinstance(x, Own) for x in over]
     # [iteration, replica, ...], since a scan iterates over dim 0.
     given = [
-        jnp.moveaxis(x.rows, 1, 0) if isinstance(x, Own) else jnp.asarray(x.value)
-        for x in held[end:]
+        jnp.moveaxis(x.rows, 1, 0) if isinstance(x, Own) else jnp.asarray(x.value) for x in over
     ]
 
     def body(carried: list[Any], values: list[Any]) -> Any:
-        own_rows = [isinstance(x, Own) for x in held[end:]]
-        inputs = [*held[:consts], *_wrap_all(carried, state), *_wrap_all(values, own_rows)]
-        results = run(program, inputs, device)
-        return _unwrap_all(results[:carry], state, device), _unwrap_all(
-            results[carry:], of_rows, device
-        )
+        inputs = [*consts, *_wrap(carried, state), *_wrap(values, own_rows)]
+        results = _unwrap(run(loop.program, inputs, device), differs, device)
+        return results[: loop.num_carry], results[loop.num_carry :]
 
-    start = _unwrap_all(held[consts:end], state, device)
     last, stacked = jax.lax.scan(
-        body, start, given, length=params["length"], reverse=params["reverse"]
+        body,
+        _unwrap(start, state, device),
+        given,
+        length=loop.length,
+        reverse=eqn.params["reverse"],
     )
     rows = [jnp.moveaxis(x, 0, 1) if d else x for x, d in zip(stacked, of_rows, strict=True)]
-    return [*_wrap_all(last, state), *_wrap_all(rows, of_rows)]
+    return [*_wrap(last, state), *_wrap(rows, of_rows)]
 
 
 def _while(
     eqn: Any, held: Held, differs: list[Differs], device: VirtualDevice, run: Run
 ) -> list[Same | Own]:
-    params = eqn.params
     loop = While.of(eqn.params)
     of_cond, of_body, start = loop.split(held)
 
     def condition(carried: list[Any]) -> Any:
-        results = run(params["cond_jaxpr"], [*of_cond, *_wrap_all(carried, differs)], device)
+        results = run(loop.condition, [*of_cond, *_wrap(carried, differs)], device)
         return device.get_one(results[0])
 
-    is_batched = bool(params["cond_jaxpr"].out_avals[0].shape)
-
     def body(carried: list[Any]) -> list[Any]:
-        results = run(params["body_jaxpr"], [*of_body, *_wrap_all(carried, differs)], device)
-        after = _unwrap_all(results, differs, device)
-        if not is_batched:
-            return after
-        # Values that differ have the shape [replica, rows of the loop, ...].
-        fronts = [1 if d else 0 for d in differs]
-        return keep_finished_rows(condition(carried), after, carried, fronts)
+        results = run(loop.body, [*of_body, *_wrap(carried, differs)], device)
+        return _unwrap(results, differs, device)
 
-    last = jax.lax.while_loop(
-        lambda carried: has_active_row(condition(carried)),
-        body,
-        _unwrap_all(start, differs, device),
-    )
-    return _wrap_all(last, differs)
+    values = _unwrap(start, differs, device)
+    # Values that differ have the shape [replica, rows of the loop, ...].
+    fronts = [1 if d else 0 for d in differs]
+    last = run_while(condition, body, values, is_batched=loop.is_batched, axes=fronts)
+    return _wrap(last, differs)
 
 
 def _cond(
@@ -111,14 +96,14 @@ def _cond(
     def make_branch(branch: Any) -> Callable[[list[Any]], list[Any]]:
         def run_branch(values: list[Any]) -> list[Any]:
             own = [isinstance(x, Own) for x in operands]
-            return _unwrap_all(run(branch, _wrap_all(values, own), device), differs, device)
+            return _unwrap(run(branch, _wrap(values, own), device), differs, device)
 
         return run_branch
 
     values = jax.lax.switch(
         device.get_one(index), [make_branch(b) for b in branches], [_get_array(x) for x in operands]
     )
-    return _wrap_all(values, differs)
+    return _wrap(values, differs)
 
 
 LOOPS = {"scan": _scan, "cond": _cond, "while": _while}

@@ -46,10 +46,8 @@ def call_virtually(
         results = run_virtually(traced.jaxpr, given, device)
         # Inside `shard_map`, so that the combination uses the sums in tree order, too.
         for c in combined:
-            before, after = (
-                [by_argument[i] for i in c.numbers],
-                [results[i] for i in c.numbers],
-            )
+            before = [by_argument[i] for i in c.numbers]
+            after = [results[i] for i in c.numbers]
             made = _combine(c, before, after, takes_part, device)
             for i, value in zip(c.numbers, made, strict=True):
                 results[i] = value

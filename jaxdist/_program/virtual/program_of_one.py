@@ -69,7 +69,7 @@ class _Run:
         self.ops, self.results = flatten_ops(program, list(keys), inlined=_INLINED)
         self.values: dict[Key, Same | Own] = dict(zip(keys, arguments, strict=True))
         self.differs: dict[Key, Differs] = {
-            k: self._get_axes(isinstance(x, Own)) for k, x in self.values.items()
+            k: device.axes if isinstance(x, Own) else NONE for k, x in self.values.items()
         }
         self.pending: list[Op] = []
         self.finished: set[int] = set()
@@ -78,9 +78,6 @@ class _Run:
             self.last_read.update((a, number) for a in op.inputs if isinstance(a, Key))
         end = len(self.ops)
         self.last_read.update((a, end) for a in self.results if isinstance(a, Key))
-
-    def _get_axes(self, differs: bool) -> Differs:
-        return self.device.axes if differs else NONE
 
     def run(self) -> list[Same | Own]:
         for number, op in enumerate(self.ops):

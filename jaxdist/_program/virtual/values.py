@@ -1,7 +1,6 @@
 """Values of the virtual replicas of one device."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -50,11 +49,6 @@ class VirtualDevice:
         """The number of virtual replicas on this device, V/R."""
         return self.layout.replicas_per_place
 
-    @functools.cached_property
-    def is_whole(self) -> bool:
-        """Whether one device has all virtual replicas."""
-        return self.layout.num_places == 1
-
     def get_numbers(self) -> jax.Array:
         """Return the numbers of this device's replicas, `[V/R]`."""
         first = jax.lax.axis_index(self.layout.replica_axes) * self.num_local
@@ -76,14 +70,13 @@ class VirtualDevice:
         if isinstance(held, Same):
             value = jnp.asarray(held.value)
             return jnp.broadcast_to(value[None], (self.count, *value.shape))
+        rows = held.rows
         # Arrays without elements need no communication.
-        if self.is_whole or not held.rows.size:
-            whole = held.rows
-            if not held.rows.size:
-                whole = jnp.broadcast_to(whole[:1], (self.count, *whole.shape[1:]))
-        else:
-            whole = jax.lax.all_gather(held.rows, self.layout.replica_axes, axis=0, tiled=True)
-        return barrier(whole)
+        if not rows.size:
+            rows = jnp.broadcast_to(rows[:1], (self.count, *rows.shape[1:]))
+        elif self.layout.num_places > 1:
+            rows = jax.lax.all_gather(rows, self.layout.replica_axes, axis=0, tiled=True)
+        return barrier(rows)
 
 
 def barrier(values: Any) -> Any:
