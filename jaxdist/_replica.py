@@ -20,9 +20,8 @@ from jaxdist._values import (
     CallContext,
     DistributedValues,
     Handle,
-    PerReplica,
     Variable,
-    get_own_value,
+    get_own_values,
 )
 from jaxdist.errors import ArgumentTypeError, ContextError
 
@@ -364,11 +363,7 @@ class ReplicaContext:
                 )
             with enter_frame(Frame(self._strategy, in_merge=self._traced, variables=variables)):
                 result = merge_fn(self._strategy, *given[0], **given[1])
-            return jax.tree.map(
-                lambda leaf: get_own_value(leaf, self._layout) if _is_per_replica(leaf) else leaf,
-                result,
-                is_leaf=lambda x: isinstance(x, DistributedValues),
-            )
+            return get_own_values(result, self._layout)
 
         if not self._traced:
             return merge(given, None)
@@ -409,7 +404,3 @@ class ReplicaContext:
 
 def _is_sparse(x: Any) -> bool:
     return _collectives.is_slices(x) or _collectives.is_sparse(x)
-
-
-def _is_per_replica(x: Any) -> bool:
-    return isinstance(x, PerReplica)
