@@ -305,10 +305,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
 
     def _scatter(self, kind: Scatter, given: Any, use_locking: Any, name: Any) -> jax.Array:
         check_name(self._label, kind.value, name, use_locking)
-        access = _find_access()
-        access.scatter(self, kind, check_slices(self, kind, given))
-        array: jax.Array = access.read(self)
-        return array
+        return self._apply_blocks(kind, check_slices(self, kind, given))
 
     def _apply_blocks(self, kind: Scatter, blocks: Any) -> jax.Array:
         access = _find_access()
