@@ -35,14 +35,14 @@ from jaxdist._program.arguments.arguments import (
 from jaxdist._program.arguments.deleted import deleted_arguments_error, find_deleted_arguments
 from jaxdist._program.arguments.exact import dispatch_by_structure
 from jaxdist._program.arguments.mirroring import MirrorCache, MirroringCall, has_arrays_elsewhere
-from jaxdist._program.arguments.padding import has_padding, keep_padding
+from jaxdist._program.arguments.padding import has_padding
 from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.program import Program
 from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.op_by_op.executor import OpByOpStep, Outcome
 from jaxdist._program.run.call import Call, read, run_inside_trace
 from jaxdist._program.run.call_paths import (
-    copy_host_arrays,
+    convert_arguments,
     count_steps,
     guard_against_deleted,
     has_host_arrays,
@@ -55,6 +55,7 @@ from jaxdist._program.run.programs import Programs
 from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._program.virtual.limits import check_compiled, check_inside_trace
 from jaxdist._replica import HasLayout
+from jaxdist._values import as_held, copy_writable_leaves
 from jaxdist.errors import NotFiniteError
 
 
@@ -312,9 +313,10 @@ class Step:
         if self.counts_steps:
             direct = count_steps(direct)
         if self.copies_host_arrays:
-            direct = copy_host_arrays(direct)
+            direct = convert_arguments(direct, copy_writable_leaves)
         if self.keeps_padding:
-            direct = keep_padding(direct)
+            # JAX flattens the arguments and would slice the padding off: a copy at every call.
+            direct = convert_arguments(direct, as_held)
         # The first call has not looked at the arguments yet, so it must come before all of them.
         direct = self._first or direct
         # `call` may be a `FastCall` or the slow path; these stay.
