@@ -157,16 +157,10 @@ class Step:
         CPU_STEPS.make_room()
         results = ready.run(leaves)
         result = call.update_state(program, results)
-        # Only now, because the call may have failed: add the call paths that such calls need.
         if must_count(program):
             CPU_STEPS.count_step(results)
-            self._start_counting()
-        if call.signature.structure is not None:
-            self._start_telling_structures_apart()
-        if has_host_arrays(call):
-            self._start_copying_host_arrays()
-        if call.has_padding:
-            self._start_keeping_padding()
+        # Only now, because the call may have failed.
+        self._add_call_paths(call, program)
         if is_checked:
             return _compat.answer_miss(result)
         # The dispatcher can only repeat this call if its leaves are the arguments as they came.
@@ -264,23 +258,16 @@ class Step:
             self.finds_deleted = self._is_guarded = True
             self._renew_direct()
 
-    def _start_counting(self) -> None:
-        """Count the steps in flight from now on."""
-        if not self.counts_steps:
-            self.counts_steps = True
-            self._renew_direct()
-
-    def _start_copying_host_arrays(self) -> None:
-        """Copy NumPy arrays from now on."""
-        if not self.copies_host_arrays:
-            self.copies_host_arrays = True
-            self._renew_direct()
-
-    def _start_keeping_padding(self) -> None:
-        """Pass padded arrays with their padding from now on."""
-        if not self.keeps_padding:
-            self.keeps_padding = True
-            self._renew_direct()
+    def _add_call_paths(self, call: Call, program: Program) -> None:
+        """Add the call paths that calls like this one need from now on."""
+        self.counts_steps = self.counts_steps or must_count(program)
+        self.copies_host_arrays = self.copies_host_arrays or has_host_arrays(call)
+        self.keeps_padding = self.keeps_padding or call.has_padding
+        # One C++ dispatcher for each exact structure; see Note [Equal constants].
+        if call.signature.structure is not None and not self.tells_structures_apart:
+            self.tells_structures_apart = True
+            self._dispatcher = dispatch_by_structure(self._new_dispatcher)
+        self._renew_direct()
 
     def keep_copies(self, mirrors: bool = True) -> None:
         """Start or stop the caching of copies of arrays on one device."""
@@ -290,13 +277,6 @@ class Step:
 
     def _new_dispatcher(self) -> Callable[..., Any]:
         return _compat.make_dispatcher(self.name, self._miss, copies=self.keep_copies)
-
-    def _start_telling_structures_apart(self) -> None:
-        """Use one C++ dispatcher for each exact structure; see Note [Equal constants]."""
-        if not self.tells_structures_apart:
-            self.tells_structures_apart = True
-            self._dispatcher = dispatch_by_structure(self._new_dispatcher)
-            self._renew_direct()
 
     def _renew_direct(self) -> None:
         """Wrap the C++ dispatcher into all call paths that are needed; see Note [Call paths]."""
