@@ -225,7 +225,7 @@ def reduce_list(request: Request, name: str, value: PerReplica) -> Any:
     """Reduce values that are not placed yet, or that have different shapes."""
     op = request.op
     dims = None if request.axis is None else _parse_axis(name, request.axis)
-    check_count(request, name, value)
+    check_count(request.caller, name, value.values, request.layout)
     check_reducible(request.caller, {name: value}, dims)
     for v in value.values:
         check_numeric(request.caller, name, v)
