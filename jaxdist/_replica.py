@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr
 
-from jaxdist import _collectives
+from jaxdist import _collectives, _compat
 from jaxdist._collectives import ReduceOp
 from jaxdist._hooks import GET_CALL_CONTEXT
 from jaxdist._mesh import ReplicaMesh
@@ -99,14 +99,9 @@ def set_ambient(strategy: Any | None) -> None:
     ambient[:] = [] if strategy is None else [Frame(strategy)]
 
 
-@contextlib.contextmanager
-def enter_frame(frame: Frame | None) -> Iterator[None]:
+def enter_frame(frame: Frame | None) -> contextlib.AbstractContextManager[None]:
     """Make `frame` the innermost context in the block; None means outside every strategy."""
-    token = FRAME.set(_OUTSIDE if frame is None else frame)
-    try:
-        yield
-    finally:
-        FRAME.reset(token)
+    return _compat.set_in_block(FRAME, _OUTSIDE if frame is None else frame)
 
 
 class ReplicaContext:

@@ -75,14 +75,10 @@ _LOG: ContextVar[GatherLog | None] = ContextVar("jaxdist_gathers", default=None)
 @contextlib.contextmanager
 def record_gathers(log: GatherLog) -> Iterator[None]:
     """Record the collectives of a trace in `log`."""
-    token = _LOG.set(log)
-    try:
-        # JAX would otherwise reuse the jaxpr of a nested `jit` from another round, with other rows,
-        # and the log would miss the gathers in it.
-        with fresh_trace_key():
-            yield
-    finally:
-        _LOG.reset(token)
+    # JAX would otherwise reuse the jaxpr of a nested `jit` from another round, with other rows, and
+    # the log would miss the gathers in it.
+    with _compat.set_in_block(_LOG, log), fresh_trace_key():
+        yield
 
 
 def current_log() -> GatherLog | None:
