@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr
 
-from jaxdist import _collectives
+from jaxdist import _collectives, _compat
 from jaxdist._collectives import ReduceOp
 from jaxdist._hooks import GET_CALL_CONTEXT
 from jaxdist._mesh import ReplicaMesh
@@ -20,9 +20,8 @@ from jaxdist._values import (
     CallContext,
     DistributedValues,
     Handle,
-    PerReplica,
     Variable,
-    get_own_value,
+    get_own_values,
 )
 from jaxdist.errors import ArgumentTypeError, ContextError
 
@@ -100,14 +99,9 @@ def set_ambient(strategy: Any | None) -> None:
     ambient[:] = [] if strategy is None else [Frame(strategy)]
 
 
-@contextlib.contextmanager
-def enter_frame(frame: Frame | None) -> Iterator[None]:
+def enter_frame(frame: Frame | None) -> contextlib.AbstractContextManager[None]:
     """Make `frame` the innermost context in the block; None means outside every strategy."""
-    token = FRAME.set(_OUTSIDE if frame is None else frame)
-    try:
-        yield
-    finally:
-        FRAME.reset(token)
+    return _compat.set_in_block(FRAME, _OUTSIDE if frame is None else frame)
 
 
 class ReplicaContext:
@@ -364,11 +358,7 @@ class ReplicaContext:
                 )
             with enter_frame(Frame(self._strategy, in_merge=self._traced, variables=variables)):
                 result = merge_fn(self._strategy, *given[0], **given[1])
-            return jax.tree.map(
-                lambda leaf: get_own_value(leaf, self._layout) if _is_per_replica(leaf) else leaf,
-                result,
-                is_leaf=lambda x: isinstance(x, DistributedValues),
-            )
+            return get_own_values(result, self._layout)
 
         if not self._traced:
             return merge(given, None)
@@ -409,7 +399,3 @@ class ReplicaContext:
 
 def _is_sparse(x: Any) -> bool:
     return _collectives.is_slices(x) or _collectives.is_sparse(x)
-
-
-def _is_per_replica(x: Any) -> bool:
-    return isinstance(x, PerReplica)

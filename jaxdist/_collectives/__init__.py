@@ -6,6 +6,7 @@ from jaxdist._collectives.across.kinds import Function as Function
 from jaxdist._collectives.across.kinds import Planned as Planned
 from jaxdist._collectives.across.kinds import Request as Request
 from jaxdist._collectives.across.kinds import ValueKind as ValueKind
+from jaxdist._collectives.across.kinds import check_count as check_count
 from jaxdist._collectives.across.kinds import find_kind as find_kind
 from jaxdist._collectives.across.kinds import is_slices as is_slices
 from jaxdist._collectives.across.kinds import is_sparse as is_sparse
@@ -34,6 +35,7 @@ from jaxdist._collectives.cross_device import ReductionToOneDevice as ReductionT
 from jaxdist._collectives.cross_device import check_pairs as check_pairs
 from jaxdist._collectives.cross_device import gather_by_ops as gather_by_ops
 from jaxdist._collectives.cross_device import has_override as has_override
+from jaxdist._collectives.cross_device import local_shape as local_shape
 from jaxdist._collectives.cross_device import put_on_target as put_on_target
 from jaxdist._collectives.cross_device import target_in_strategy as target_in_strategy
 from jaxdist._collectives.in_replica import all_gather as all_gather

@@ -75,14 +75,10 @@ _LOG: ContextVar[GatherLog | None] = ContextVar("jaxdist_gathers", default=None)
 @contextlib.contextmanager
 def record_gathers(log: GatherLog) -> Iterator[None]:
     """Record the collectives of a trace in `log`."""
-    token = _LOG.set(log)
-    try:
-        # JAX would otherwise reuse the jaxpr of a nested `jit` from another round, with other rows,
-        # and the log would miss the gathers in it.
-        with fresh_trace_key():
-            yield
-    finally:
-        _LOG.reset(token)
+    # JAX would otherwise reuse the jaxpr of a nested `jit` from another round, with other rows, and
+    # the log would miss the gathers in it.
+    with _compat.set_in_block(_LOG, log), fresh_trace_key():
+        yield
 
 
 def current_log() -> GatherLog | None:
@@ -134,8 +130,6 @@ def _transpose(
     cotangent: Any, array: Any, *, dim: int, axis_name: Any, sizes: tuple[int, ...]
 ) -> list[Any]:
     """Sum the gradients of all replicas, and take the rows of this one."""
-    if type(cotangent) is ad.Zero:
-        return [ad.Zero(array.aval)]
     # One program runs on all replicas, so the offset is looked up by the replica's index.
     starts = [sum(sizes[:r]) for r in range(len(sizes))]
     start = jnp.asarray(starts)[jax.lax.axis_index(axis_name)]
@@ -152,6 +146,5 @@ def _batch_gather(
 
 
 UNEVEN_ALL_GATHER.def_abstract_eval(_abstract)
-ad.deflinear2(UNEVEN_ALL_GATHER, lambda ct, x, **params: _transpose(ct, x, **params))
-ad.primitive_transposes[UNEVEN_ALL_GATHER] = _transpose
+ad.deflinear2(UNEVEN_ALL_GATHER, _transpose)
 batching.primitive_batchers[UNEVEN_ALL_GATHER] = _batch_gather

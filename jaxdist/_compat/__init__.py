@@ -1,6 +1,6 @@
-"""Everything that depends on the version of JAX, and every use of private JAX or Flax.
+"""Everything that depends on the version of JAX or Python, and every use of private JAX or Flax.
 
-Each docstring names the change in JAX that makes the entry unnecessary. Works with JAX 0.10.2 to
+Each docstring names the change that makes the entry unnecessary. Works with JAX 0.10.2 to
 0.12.
 """
 
@@ -17,6 +17,7 @@ from jaxdist._compat.binding import bind_like as bind_like
 from jaxdist._compat.binding import rewrite_derivatives as rewrite_derivatives
 from jaxdist._compat.binding import rewrite_jvp as rewrite_jvp
 from jaxdist._compat.binding import use_source_of as use_source_of
+from jaxdist._compat.context_variables import set_in_block as set_in_block
 from jaxdist._compat.dispatch import SUPPORTS_SUB_BYTE_LAYOUTS as SUPPORTS_SUB_BYTE_LAYOUTS
 from jaxdist._compat.dispatch import Answer as Answer
 from jaxdist._compat.dispatch import InvalidNumberError as InvalidNumberError

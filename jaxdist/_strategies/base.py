@@ -221,15 +221,17 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
                     why = "what it runs is part of the program around it"
                     log_without_effect("strategy.run in a merge function", "options", why)
                 return merged.run(self, merging, fn, args, kwargs)
-            if EAGERLY:
-                return self._run_eagerly(fn, args, kwargs, options)
-            if options is not None:
-                call = self._call_with(fn, options)
+            # Only functions are looked up here: the runner decides how other callables (bound
+            # methods, partials, NNX modules) are identified.
+            is_plain = options is None and type(fn) is FunctionType and not EAGERLY
+            step = self._known.get(_ref(fn)) if is_plain else None
+            if step is not None:
+                call = step.call
             else:
-                # Only functions are looked up here: the runner decides how other callables (bound
-                # methods, partials, NNX modules) are identified.
-                step = self._known.get(_ref(fn)) if type(fn) is FunctionType else None
-                call = self._call_of(fn) if step is None else step.call
+                check_callable("strategy.run", fn)
+                if EAGERLY:
+                    return self._runner.op_by_op(fn, args, kwargs, options)
+                call = self._runner.find_call(fn, options)
             return call(*args, **kwargs) if kwargs else call(*args)
         except Exception as error:
             # The C++ call path cannot name arguments, so the cause is searched after the failure,
@@ -240,24 +242,6 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
                 raise
             _compat.hide_frames(better)
             raise better from error
-
-    def _run_eagerly(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any] | None,
-        options: RunOptions | None,
-    ) -> Any:
-        check_callable("strategy.run", fn)
-        return self._runner.op_by_op(fn, args, kwargs, options)
-
-    def _call_of(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        check_callable("strategy.run", fn)
-        return self._runner.call_of(fn)
-
-    def _call_with(self, fn: Callable[..., Any], options: RunOptions) -> Callable[..., Any]:
-        check_callable("strategy.run", fn)
-        return self._runner.call_with(fn, options)
 
     @final
     @_compat.with_hidden_frames

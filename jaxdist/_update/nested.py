@@ -1,9 +1,9 @@
 """Detection of nested transformations that reduce gradients twice."""
 
 import contextlib
-from collections.abc import Iterator
 from contextvars import ContextVar
 
+from jaxdist import _compat
 from jaxdist._collectives import ReduceOp
 from jaxdist.errors import ArgumentError
 
@@ -13,14 +13,9 @@ SHARDED, COMPRESSED = "sharded_update", "compressed_update"
 _WRAPPER: ContextVar[str | None] = ContextVar("jaxdist_update", default=None)
 
 
-@contextlib.contextmanager
-def mark_wrapper(caller: str) -> Iterator[None]:
+def mark_wrapper(caller: str) -> contextlib.AbstractContextManager[None]:
     """Mark that the block calls the transformation that `caller` wraps."""
-    token = _WRAPPER.set(caller)
-    try:
-        yield
-    finally:
-        _WRAPPER.reset(token)
+    return _compat.set_in_block(_WRAPPER, caller)
 
 
 def check_nesting(caller: str, op: ReduceOp) -> None:

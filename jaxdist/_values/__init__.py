@@ -27,6 +27,7 @@ from jaxdist._values.replicas.binding import use_binding as use_binding
 from jaxdist._values.replicas.distributed import DistributedValues as DistributedValues
 from jaxdist._values.replicas.handle import Handle as Handle
 from jaxdist._values.replicas.handle import get_own_value as get_own_value
+from jaxdist._values.replicas.handle import get_own_values as get_own_values
 from jaxdist._values.replicas.numbers import check_integers as check_integers
 from jaxdist._values.replicas.numbers import explain_too_large as explain_too_large
 from jaxdist._values.replicas.numbers import is_python_number as is_python_number

@@ -90,7 +90,7 @@ gather_one = Planned(plan_one)
 def gather_list(request: Request, name: str, value: PerReplica) -> Any:
     """Gather values that are not placed yet, or that have different shapes."""
     caller, axis = request.caller, request.axis
-    check_count(request, name, value)
+    check_count(caller, name, value.values, request.layout)
     for v in value.values:
         check_supported(f"{caller} cannot gather {name}", v)
     arrays = [v if hasattr(v, "dtype") else np.asarray(v) for v in value.values]

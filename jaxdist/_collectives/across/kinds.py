@@ -10,7 +10,7 @@ a merge function and of the user's `CrossDeviceOps`. No other code asks a leaf f
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -112,14 +112,12 @@ def find_kind(leaf: Any, layout: ReplicaMesh) -> ValueKind:
     return next((kind for type_, kind in _KINDS.items() if isinstance(leaf, type_)), ValueKind.ONE)
 
 
-def check_count(request: Request, name: str, value: PerReplica) -> None:
-    """Refuse a `PerReplica` with a number of values that the strategy does not have."""
-    layout = request.layout
-    if len(value.values) != len(layout.local_replicas):
+def check_count(caller: str, name: str, values: Sequence[Any], layout: ReplicaMesh) -> None:
+    """Refuse the values of a `PerReplica` if the strategy has another number of replicas."""
+    if len(values) != len(layout.local_replicas):
         raise ReplicaValueError(
-            f"{request.caller} was given {name}, a PerReplica with {len(value.values)} values, and "
-            "the strategy has "
-            f"{len(layout.local_replicas)} replicas in this process.\n\n"
+            f"{caller} was given {name}, a PerReplica with {len(values)} values, and the strategy "
+            f"has {len(layout.local_replicas)} replicas in this process.\n\n"
             "A PerReplica has one value for each replica of the strategy that made it.\n\n"
             "Use the strategy that made the value."
         )

@@ -33,6 +33,7 @@ from jaxdist._validate import show
 from jaxdist._values import (
     PerReplica,
     Sharded,
+    combine_pairwise,
     is_mirrored,
     refuse_leaked,
 )
@@ -51,14 +52,16 @@ def plan_rows(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     on = () if not dims else _find_dims(name, jax.ShapeDtypeStruct(local, array.dtype), dims)
     shape, over = (layout.num_replicas, *local), (0, *(d + 1 for d in on))
     dtype = result_dtype(op, array.dtype)
-    if layout.num_virtual is not None:
-        return lambda array: _reduce_virtual(op, array, shape, over, dtype, layout)
+    can_fetch = not isinstance(array, jax.Array) or is_addressable(array)
+    in_tree = layout.num_virtual is not None
+    if in_tree and not can_fetch:
+        return lambda array: _reduce_tree_on_devices(array, op, shape, over, dtype, layout)
     # Sums on the host and on the devices follow the same rule for dtypes and means, so the size
     # decides about speed only.
     small = array.size * array.dtype.itemsize <= HOST_BYTES
-    if not isinstance(array, jax.Array) or (small and is_addressable(array)):
+    if can_fetch and (small or in_tree or not isinstance(array, jax.Array)):
         fetch, added = choose_fetch(array, layout), _accumulation_dtype(dtype)
-        return lambda array: _reduce_on_host(op, fetch(array).reshape(shape), over, added)
+        return lambda array: _reduce_on_host(op, fetch(array).reshape(shape), over, added, in_tree)
     return lambda array: take_plain_array(_device_reduce(array, op, shape, over, dtype))
 
 
@@ -126,34 +129,6 @@ def reduce_sharded(request: Request, name: str, leaf: Sharded) -> Any:
     return reduce(whole.astype(dtype), axis=dims)
 
 
-def _reduce_virtual(
-    op: ReduceOp,
-    array: Any,
-    shape: tuple[int, ...],
-    over: tuple[int, ...],
-    dtype: Any,
-    layout: ReplicaMesh,
-) -> Any:
-    """Reduce the values of virtual replicas in the order of their tree.
-
-    The result has the same bits on any number of devices. See `sums/tree.py`.
-    """
-    count = math.prod(shape[d] for d in over)
-    if isinstance(array, jax.core.Tracer) or (
-        isinstance(array, jax.Array) and not is_addressable(array)
-    ):
-        return _reduce_tree_on_devices(array, op, shape, over, dtype, layout)
-    rows = np.asarray(array).reshape(shape)
-    shares = prepare_summands(op, rows, count)
-    with np.errstate(all="ignore"):
-        total = np.add.reduce(shares, axis=over[1:], dtype=_accumulation_dtype(dtype))
-        # The number of virtual replicas is a power of two. NumPy's own sum adds in another order.
-        while total.shape[0] > 1:
-            total = np.add(total[0::2], total[1::2])
-        whole = finish_sum(op, np.asarray(total[0]), rows.dtype, count)
-    return put_on_default_device(np.asarray(whole))
-
-
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
 def _reduce_tree_on_devices(
     array: jax.Array,
@@ -194,16 +169,27 @@ def _accumulation_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def _reduce_on_host(
-    op: ReduceOp, rows: np.ndarray, over: tuple[int, ...], dtype: np.dtype[Any]
+    op: ReduceOp,
+    rows: np.ndarray,
+    over: tuple[int, ...],
+    dtype: np.dtype[Any],
+    in_tree: bool = False,
 ) -> jax.Array:
-    """Return the sum or mean by NumPy, with the same accumulation dtype as XLA."""
+    """Return the sum or mean by NumPy, with the same accumulation dtype as XLA.
+
+    With `in_tree`, the values of virtual replicas are added in the order of their tree. The result
+    has the same bits on any number of devices. See `sums/tree.py`.
+    """
     count = math.prod([rows.shape[d] for d in over])
     # XLA does not warn about overflow and nan, so NumPy must not either. The mean of no values is
     # nan.
     with np.errstate(all="ignore"):
-        total = np.asarray(np.add.reduce(prepare_summands(op, rows, count), over, dtype))
-        whole = np.asarray(finish_sum(op, total, rows.dtype, count))
-    return put_on_default_device(whole)
+        shares = prepare_summands(op, rows, count)
+        total = np.add.reduce(shares, over[1:] if in_tree else over, dtype)
+        # NumPy's own sum adds in another order.
+        total = combine_pairwise(total, np.add) if in_tree else total
+        whole = finish_sum(op, np.asarray(total), rows.dtype, count)
+    return put_on_default_device(np.asarray(whole))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
@@ -225,7 +211,7 @@ def reduce_list(request: Request, name: str, value: PerReplica) -> Any:
     """Reduce values that are not placed yet, or that have different shapes."""
     op = request.op
     dims = None if request.axis is None else _parse_axis(name, request.axis)
-    check_count(request, name, value)
+    check_count(request.caller, name, value.values, request.layout)
     check_reducible(request.caller, {name: value}, dims)
     for v in value.values:
         check_numeric(request.caller, name, v)

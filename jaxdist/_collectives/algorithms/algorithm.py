@@ -36,12 +36,20 @@ class Scattering(Algorithm):
     def reduce_scatter(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return this replica's part of the sum over the group, `[ceil(size / n)]`."""
 
-    @abc.abstractmethod
     def all_gather(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """Return the parts of the group, concatenated, `[n * part]`."""
+        """Return the parts of the group, concatenated, `[n * part]`; by one `all_gather` of XLA."""
+        whole: jax.Array = jax.lax.all_gather(
+            part, level.name, axis_index_groups=level.index_groups, tiled=True
+        )
+        return whole
 
 
 def pad_to_multiple(vector: jax.Array, multiple: int) -> jax.Array:
     """Return `vector` with zeros at its end, up to a multiple."""
     missing = -vector.size % multiple
     return jnp.pad(vector, (0, missing)) if missing else vector
+
+
+def exchange_parts(vector: jax.Array, level: ReplicaGroups) -> jax.Array:
+    """Return the part of this replica in the vector of each member, `[n, ceil(size / n)]`."""
+    return level.all_to_all(pad_to_multiple(vector, level.size).reshape(level.size, -1))

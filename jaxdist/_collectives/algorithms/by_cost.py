@@ -20,10 +20,7 @@ class Auto(Algorithm):
     local: int
     platform: str
 
-    @property
-    def name(self) -> str:
-        """The name in plans."""
-        return "auto"
+    name = "auto"
 
     def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return the sum by the algorithm that is fastest for this vector."""

@@ -1,7 +1,6 @@
 """The all-reduce by recursive halving and doubling."""
 
 import dataclasses
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +28,7 @@ class HalvingDoubling(Algorithm):
         `tf.contrib.distribute.MultiWorkerAllReduce`.
     """
 
-    @property
-    def name(self) -> str:
-        """The name in specs."""
-        return "rechd"
+    name = "rechd"
 
     def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return the sum by `2 log2 m` permutes, and two more if n is no power of two."""
@@ -53,7 +49,7 @@ class HalvingDoubling(Algorithm):
     def _halve(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return the sum of this replica's part of m; outside of the core the result is no sum."""
         number = _find_core_rank(level)
-        for distance in reversed(list(_list_distances(level.size))):
+        for distance in reversed(_list_distances(level.size)):
             low, high = jnp.split(vector, 2)
             is_high = number // distance % 2 == 1
             partners = _list_exchanges(level.size, distance)
@@ -78,12 +74,9 @@ def _find_core_size(n: int) -> int:
     return 1 << (n.bit_length() - 1)
 
 
-def _list_distances(n: int) -> Iterator[int]:
-    """Yield the distances between partners, from 1 up."""
-    distance = 1
-    while distance < _find_core_size(n):
-        yield distance
-        distance *= 2
+def _list_distances(n: int) -> list[int]:
+    """Return the distances between partners, from 1 up."""
+    return [1 << i for i in range(n.bit_length() - 1)]
 
 
 def _rank_of_member(number: int, n: int) -> int:

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _compat
-from jaxdist._collectives.algorithms.algorithm import Scattering, pad_to_multiple
+from jaxdist._collectives.algorithms.algorithm import Scattering, exchange_parts
 from jaxdist._collectives.algorithms.one_device import OneDevice
 from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
-from jaxdist._collectives.algorithms.xla import Xla
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,31 +30,20 @@ class Host(Scattering):
 
     platform: str
 
-    @property
-    def name(self) -> str:
-        """The name in specs."""
-        return "pscpu"
+    name = "pscpu"
 
     def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return the same sum, in the same order, computed by the host of every device."""
         if self.platform == "cpu":
             return OneDevice().all_reduce(vector, level)
-        rows = Xla().all_gather(vector, level).reshape(level.size, -1)
+        rows = self.all_gather(vector, level).reshape(level.size, -1)
         return _compat.compute_on_host(_sum_rows, rows)
 
     def reduce_scatter(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return this device's part of the sum, computed by its host, after an all-to-all."""
         if self.platform == "cpu":
             return OneDevice().reduce_scatter(vector, level)
-        parts = pad_to_multiple(vector, level.size).reshape(level.size, -1)
-        mine = jax.lax.all_to_all(
-            parts, level.name, 0, 0, axis_index_groups=level.index_groups, tiled=True
-        )
-        return _compat.compute_on_host(_sum_rows, mine)
-
-    def all_gather(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """Return the parts, gathered between the devices, since there is nothing to compute."""
-        return Xla().all_gather(part, level)
+        return _compat.compute_on_host(_sum_rows, exchange_parts(vector, level))
 
 
 def _sum_rows(rows: jax.Array) -> jax.Array:

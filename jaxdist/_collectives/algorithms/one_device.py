@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.algorithms.algorithm import Scattering, pad_to_multiple
+from jaxdist._collectives.algorithms.algorithm import Scattering, exchange_parts
 from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
 
 
@@ -21,10 +21,7 @@ class OneDevice(Scattering):
         `tf.distribute.ReductionToOneDevice`.
     """
 
-    @property
-    def name(self) -> str:
-        """The name in specs."""
-        return "psgpu"
+    name = "psgpu"
 
     def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return the sum by a binomial tree, up and down."""
@@ -40,16 +37,4 @@ class OneDevice(Scattering):
 
     def reduce_scatter(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return this replica's part of the sum, by an all-to-all."""
-        n = level.size
-        parts = pad_to_multiple(vector, n).reshape(n, -1)
-        mine = jax.lax.all_to_all(
-            parts, level.name, 0, 0, axis_index_groups=level.index_groups, tiled=True
-        )
-        return jnp.sum(mine, axis=0, dtype=vector.dtype)
-
-    def all_gather(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """Return the parts of all replicas, by an all-gather."""
-        whole: jax.Array = jax.lax.all_gather(
-            part, level.name, axis_index_groups=level.index_groups, tiled=True
-        )
-        return whole
+        return jnp.sum(exchange_parts(vector, level), axis=0, dtype=vector.dtype)

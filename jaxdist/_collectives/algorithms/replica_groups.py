@@ -55,6 +55,13 @@ class ReplicaGroups:
         places = {r: i for group in self.groups for i, r in enumerate(group)}
         return jnp.asarray([places[r] for r in range(len(places))], jnp.int32)[number]
 
+    def all_to_all(self, rows: jax.Array) -> jax.Array:
+        """Return row `i` of every member, where `i` is this replica's number in its group."""
+        mine: jax.Array = jax.lax.all_to_all(
+            rows, self.name, 0, 0, axis_index_groups=self.index_groups, tiled=True
+        )
+        return mine
+
     def permute(self, array: jax.Array, routes: Iterable[tuple[int, int]]) -> jax.Array:
         """Return `array` sent along the routes within every group; zeros where nothing arrives."""
         numbers = self._numbers_on_mesh()

@@ -29,10 +29,7 @@ class Ring(Scattering):
         workstations", 2009; `xring` in `tf.contrib.distribute.MultiWorkerAllReduce`.
     """
 
-    @property
-    def name(self) -> str:
-        """The name in specs."""
-        return "xring"
+    name = "xring"
 
     def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return the sum after two rounds."""

@@ -20,10 +20,8 @@ class Xla(Scattering):
         `nccl` in `tf.contrib.distribute.MultiWorkerAllReduce`.
     """
 
-    @property
-    def name(self) -> str:
-        """The name in reports. Specs call it `nccl`, but it is NCCL only on GPUs."""
-        return "xla"
+    # In reports. Specs call it `nccl`, but it is NCCL only on GPUs.
+    name = "xla"
 
     def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return the sum by one `psum`."""
@@ -41,13 +39,6 @@ class Xla(Scattering):
             tiled=True,
         )
         return part
-
-    def all_gather(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """Return the parts by one `all_gather`."""
-        whole: jax.Array = jax.lax.all_gather(
-            part, level.name, axis_index_groups=level.index_groups, tiled=True
-        )
-        return whole
 
 
 def hide_complex_constant(array: jax.Array) -> jax.Array:

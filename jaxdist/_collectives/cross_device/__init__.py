@@ -19,6 +19,7 @@ from jaxdist._collectives.cross_device.one_device import (
 )
 from jaxdist._collectives.cross_device.own_gather import gather_by_ops as gather_by_ops
 from jaxdist._collectives.cross_device.own_gather import has_override as has_override
+from jaxdist._collectives.cross_device.values import local_shape as local_shape
 from jaxdist._collectives.cross_device.xla_all_reduce import (
     CollectiveAllReduce as CollectiveAllReduce,
 )

@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxdist import _mesh as meshes
+from jaxdist._collectives.across.refused import join_slices
 from jaxdist._collectives.across.slices import scale_rows
 from jaxdist._collectives.cross_device.destinations import list_devices
 from jaxdist._collectives.in_replica import gather_dim, gather_over_replicas
@@ -49,10 +50,10 @@ def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
         )
     try:
         found = value if isinstance(value, PerReplica) else _as_distributed(value)
-        for v in (found.array,) if found.is_global and not isinstance(found, Handle) else ():
-            check_numeric(caller, name, v)
-        for v in () if found.is_global else found.values:
-            check_numeric(caller, name, v)
+        # The value of a handle is checked when it is reduced.
+        if not isinstance(found, Handle):
+            for v in (found.array,) if found.is_global else found.values:
+                check_numeric(caller, name, v)
     except (ArgumentTypeError, TypeError) as error:
         raise ReplicaValueError(
             f"{caller} was given {name}={value!r}, of type {type(value).__name__}.\n\n"
@@ -226,10 +227,8 @@ def read_slices(caller: str, name: str, value: Any) -> IndexedSlices | None:
             "Slices are reduced with slices, of one whole array (dense_shape).\n\n"
             "Give IndexedSlices on every replica, or slices.to_dense() on each."
         )
-    first: IndexedSlices = parts[0]
-    return first.with_parts(
-        PerReplica([p.values for p in parts]), PerReplica([p.indices for p in parts])
-    )
+    joined: IndexedSlices = join_slices(value)
+    return joined
 
 
 def reduce_slices(

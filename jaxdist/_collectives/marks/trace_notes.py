@@ -29,11 +29,8 @@ _RECORD: ContextVar[TraceNotes | None] = ContextVar("jaxdist_told", default=None
 def collect_notes() -> Iterator[TraceNotes]:
     """Collect the notes of the block."""
     record = TraceNotes()
-    token = _RECORD.set(record)
-    try:
+    with _compat.set_in_block(_RECORD, record):
         yield record
-    finally:
-        _RECORD.reset(token)
 
 
 def note_ignored(sentence: str, what: Any = None) -> None:

@@ -87,10 +87,7 @@ class CompressedSum:
         # late and not lost.
         wanted = (part + errors.given).reshape(self.workers, -1)
         code = encode(wanted)
-        theirs = jax.lax.all_to_all(
-            code, across.name, 0, 0, axis_index_groups=across.index_groups, tiled=True
-        )
-        summed = jnp.sum(decode(theirs), axis=0) + errors.summed
+        summed = jnp.sum(decode(across.all_to_all(code)), axis=0) + errors.summed
         # The sum is coded a second time, which makes a second error on the worker that sums.
         own = encode(summed[None])
         everyones = Xla().all_gather(own.ravel(), across).reshape(self.workers, -1)

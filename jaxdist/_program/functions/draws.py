@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import jax
 
+from jaxdist import _compat
 from jaxdist._program.arguments.arguments import Flat, Static
 from jaxdist._values import BatchSource, PerReplica
 from jaxdist.errors import ContextError, InputContextError, OutOfRangeError
@@ -163,12 +164,9 @@ _NOTHING = contextlib.nullcontext()
 
 @contextlib.contextmanager
 def _serve(draws: Draws) -> Iterator[None]:
-    token = _DRAWS.set(draws)
-    draws.begin_trace()
-    try:
+    with _compat.set_in_block(_DRAWS, draws):
+        draws.begin_trace()
         yield
-    finally:
-        _DRAWS.reset(token)
 
 
 def shapes_of(values: Any) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from jaxdist import _compat
 from jaxdist._devices import CPU_STEPS
 from jaxdist._program.compile.program import Program
 from jaxdist._program.run.call import Call
-from jaxdist._values import copy_writable_leaves, list_arrays
+from jaxdist._values import list_arrays
 
 
 def guard_against_deleted(
@@ -58,11 +58,13 @@ def has_host_arrays(call: Call) -> bool:
     return any(isinstance(x, (np.ndarray, np.generic)) for x in call.leaves)
 
 
-def copy_host_arrays(dispatch: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call path that passes copies of the caller's NumPy arrays."""
+def convert_arguments(
+    dispatch: Callable[..., Any], convert: Callable[[Any], Any]
+) -> Callable[..., Any]:
+    """Return a call path that passes `convert((args, kwargs))`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = copy_writable_leaves((args, kwargs))
+        args, kwargs = convert((args, kwargs))
         return dispatch(*args, **kwargs)
 
     return call

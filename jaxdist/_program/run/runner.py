@@ -36,14 +36,11 @@ class Runner:
         # Whether some step donates arguments. Then all steps must check for deleted ones.
         self._guards = False
 
-    def call_of(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the call path of `fn` with default options."""
-        return self.step(fn, None).call
-
-    def call_with(self, fn: Callable[..., Any], options: RunOptions) -> Callable[..., Any]:
-        """Return the call path of `fn` with these options."""
+    def find_call(self, fn: Callable[..., Any], options: RunOptions | None) -> Callable[..., Any]:
+        """Return the call path of `fn` with these options; None means the default ones."""
+        # A known pair needs no check of the options.
         try:
-            step = self.known.get((weakref.ref(fn), options))
+            step = None if options is None else self.known.get((weakref.ref(fn), options))
         except TypeError:
             step = None
         return self.step(fn, options).call if step is None else step.call

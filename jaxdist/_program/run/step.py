@@ -35,14 +35,14 @@ from jaxdist._program.arguments.arguments import (
 from jaxdist._program.arguments.deleted import deleted_arguments_error, find_deleted_arguments
 from jaxdist._program.arguments.exact import dispatch_by_structure
 from jaxdist._program.arguments.mirroring import MirrorCache, MirroringCall, has_arrays_elsewhere
-from jaxdist._program.arguments.padding import has_padding, keep_padding
+from jaxdist._program.arguments.padding import has_padding
 from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.program import Program
 from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.op_by_op.executor import OpByOpStep, Outcome
 from jaxdist._program.run.call import Call, read, run_inside_trace
 from jaxdist._program.run.call_paths import (
-    copy_host_arrays,
+    convert_arguments,
     count_steps,
     guard_against_deleted,
     has_host_arrays,
@@ -55,6 +55,7 @@ from jaxdist._program.run.programs import Programs
 from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._program.virtual.limits import check_compiled, check_inside_trace
 from jaxdist._replica import HasLayout
+from jaxdist._values import as_held, copy_writable_leaves
 from jaxdist.errors import NotFiniteError
 
 
@@ -156,16 +157,10 @@ class Step:
         CPU_STEPS.make_room()
         results = ready.run(leaves)
         result = call.update_state(program, results)
-        # Only now, because the call may have failed: add the call paths that such calls need.
         if must_count(program):
             CPU_STEPS.count_step(results)
-            self._start_counting()
-        if call.signature.structure is not None:
-            self._start_telling_structures_apart()
-        if has_host_arrays(call):
-            self._start_copying_host_arrays()
-        if call.has_padding:
-            self._start_keeping_padding()
+        # Only now, because the call may have failed.
+        self._add_call_paths(call, program)
         if is_checked:
             return _compat.answer_miss(result)
         # The dispatcher can only repeat this call if its leaves are the arguments as they came.
@@ -263,23 +258,16 @@ class Step:
             self.finds_deleted = self._is_guarded = True
             self._renew_direct()
 
-    def _start_counting(self) -> None:
-        """Count the steps in flight from now on."""
-        if not self.counts_steps:
-            self.counts_steps = True
-            self._renew_direct()
-
-    def _start_copying_host_arrays(self) -> None:
-        """Copy NumPy arrays from now on."""
-        if not self.copies_host_arrays:
-            self.copies_host_arrays = True
-            self._renew_direct()
-
-    def _start_keeping_padding(self) -> None:
-        """Pass padded arrays with their padding from now on."""
-        if not self.keeps_padding:
-            self.keeps_padding = True
-            self._renew_direct()
+    def _add_call_paths(self, call: Call, program: Program) -> None:
+        """Add the call paths that calls like this one need from now on."""
+        self.counts_steps = self.counts_steps or must_count(program)
+        self.copies_host_arrays = self.copies_host_arrays or has_host_arrays(call)
+        self.keeps_padding = self.keeps_padding or call.has_padding
+        # One C++ dispatcher for each exact structure; see Note [Equal constants].
+        if call.signature.structure is not None and not self.tells_structures_apart:
+            self.tells_structures_apart = True
+            self._dispatcher = dispatch_by_structure(self._new_dispatcher)
+        self._renew_direct()
 
     def keep_copies(self, mirrors: bool = True) -> None:
         """Start or stop the caching of copies of arrays on one device."""
@@ -289,13 +277,6 @@ class Step:
 
     def _new_dispatcher(self) -> Callable[..., Any]:
         return _compat.make_dispatcher(self.name, self._miss, copies=self.keep_copies)
-
-    def _start_telling_structures_apart(self) -> None:
-        """Use one C++ dispatcher for each exact structure; see Note [Equal constants]."""
-        if not self.tells_structures_apart:
-            self.tells_structures_apart = True
-            self._dispatcher = dispatch_by_structure(self._new_dispatcher)
-            self._renew_direct()
 
     def _renew_direct(self) -> None:
         """Wrap the C++ dispatcher into all call paths that are needed; see Note [Call paths]."""
@@ -312,9 +293,10 @@ class Step:
         if self.counts_steps:
             direct = count_steps(direct)
         if self.copies_host_arrays:
-            direct = copy_host_arrays(direct)
+            direct = convert_arguments(direct, copy_writable_leaves)
         if self.keeps_padding:
-            direct = keep_padding(direct)
+            # JAX flattens the arguments and would slice the padding off: a copy at every call.
+            direct = convert_arguments(direct, as_held)
         # The first call has not looked at the arguments yet, so it must come before all of them.
         direct = self._first or direct
         # `call` may be a `FastCall` or the slow path; these stay.

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._values import (
     Cut,
     Sharded,
@@ -25,17 +26,8 @@ from jaxdist.errors import ReplicaValueError, ShapeError
 _LOG = logging.getLogger("jaxdist")
 
 
-class HasCut(Protocol):
-    """An input that may be a `Sharded` array."""
-
-    @property
-    def cut(self) -> Cut | None:
-        """How the array is cut, if it is `Sharded`."""
-        ...
-
-
 def assemble_pieces(
-    values: Sequence[Any], inputs: Sequence[HasCut], layout: ReplicaMesh
+    values: Sequence[Any], inputs: Sequence[InSlot], layout: ReplicaMesh
 ) -> list[Any]:
     """Return local values, with each local piece replaced by the array that it belongs to."""
     return [
@@ -44,7 +36,7 @@ def assemble_pieces(
     ]
 
 
-def wrap_pieces(values: Sequence[Any], inputs: Sequence[HasCut]) -> list[Any]:
+def wrap_pieces(values: Sequence[Any], inputs: Sequence[InSlot]) -> list[Any]:
     """Return values in which each array in pieces is wrapped into a `Sharded` node."""
     return [
         x if slot.cut is None else make_undeclared(x, slot.cut)
@@ -52,7 +44,7 @@ def wrap_pieces(values: Sequence[Any], inputs: Sequence[HasCut]) -> list[Any]:
     ]
 
 
-def cuts_of(inputs: Sequence[HasCut]) -> dict[int, Cut]:
+def cuts_of(inputs: Sequence[InSlot]) -> dict[int, Cut]:
     """Return the inputs that are in pieces, by number."""
     return {i: slot.cut for i, slot in enumerate(inputs) if slot.cut is not None}
 

@@ -25,6 +25,7 @@ from jaxdist._values import (
     Scatter,
     Variable,
     get_own_value,
+    get_own_values,
     has_any_variable,
 )
 from jaxdist.errors import ArgumentError, MixedStrategyError
@@ -208,11 +209,7 @@ class UpdateOfCopies:
         frame: Any = innermost_explicit_frame()
         layout = frame.strategy.layout
         # Each copy gets its own part of a `PerReplica` argument.
-        own_args, own_kwargs = jax.tree.map(
-            lambda x: get_own_value(x, layout) if isinstance(x, PerReplica) else x,
-            (tuple(args), dict(kwargs or {})),
-            is_leaf=lambda x: isinstance(x, (PerReplica, Variable)),
-        )
+        own_args, own_kwargs = get_own_values((tuple(args), dict(kwargs or {})), layout)
         inside = Frame(frame.strategy, in_merge=True, variables=frame.variables.own_copies())
         with enter_frame(inside):
             return self.fn(variable, *own_args, **own_kwargs)

@@ -42,7 +42,7 @@ def reduce(request: Request, named: dict[str, Any]) -> list[Any]:
     if not own_sums:
         placed = [_make_uncommitted(v) for v in placed]
     across = op if axis is None else ReduceOp.SUM
-    shapes = [_get_local_shape(v) for v in placed]
+    shapes = [_collectives.local_shape(v) for v in placed]
     results = ops.batch_reduce(across, [(v, v) for v in placed], request.options)
     results = _collectives.check_results(ops, results, shapes)
     settled = [_collectives.take_plain_array(r) for r in results]
@@ -86,12 +86,6 @@ def _sum_locally(request: Request, name: str, value: PerReplica) -> tuple[PerRep
 def _make_uncommitted(value: PerReplica) -> PerReplica:
     """Return the values as uncommitted arrays, which JAX can combine."""
     return PerReplica([_collectives.take_plain_array(x) for x in value.values])
-
-
-def _get_local_shape(value: PerReplica) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of the value of one replica."""
-    first = value.values[0]
-    return jax.ShapeDtypeStruct(first.shape, first.dtype)
 
 
 def _as_per_replica(sums: jax.Array, replicas: int) -> PerReplica:

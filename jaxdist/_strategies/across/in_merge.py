@@ -21,7 +21,7 @@ from jaxdist._collectives import ReduceOp, Request
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
 from jaxdist._typing import PyTree
-from jaxdist._values import DistributedValues, Handle, PerReplica, get_own_value
+from jaxdist._values import DistributedValues, Handle, PerReplica, get_own_value, get_own_values
 from jaxdist.errors import ArgumentTypeError
 
 
@@ -34,11 +34,7 @@ def run(
 ) -> PyTree:
     """Call `fn` with this replica's values, and return its arrays as handles: `Strategy.run`."""
     layout: ReplicaMesh = strategy.layout
-    own_args, own_kwargs = jax.tree.map(
-        lambda x: get_own_value(x, layout) if _is_per_replica(x) else x,
-        (tuple(args), dict(kwargs or {})),
-        is_leaf=lambda x: isinstance(x, DistributedValues),
-    )
+    own_args, own_kwargs = get_own_values((tuple(args), dict(kwargs or {})), layout)
     # The surrounding step collects the variables that are read and assigned here, too.
     context = ReplicaContext(strategy)
     with enter_frame(Frame(strategy, replica=context, variables=frame.variables)):
@@ -52,14 +48,11 @@ def run(
 
 def reduce_own_values(request: Request, named: dict[str, Any]) -> list[Any]:
     """Reduce the values of this replica by one all-reduce, so that small leaves share one."""
-    given = [_reduce_dims(request, name, _get_own(leaf, request)) for name, leaf in named.items()]
+    own = get_own_values(list(named.values()), request.layout)
+    given = [_reduce_dims(request, name, local) for name, local in zip(named, own, strict=True)]
     return _collectives.all_reduce(
         request.caller, request.op, given, request.layout, request.options, request.ops
     )
-
-
-def _get_own(leaf: Any, request: Request) -> Any:
-    return get_own_value(leaf, request.layout) if isinstance(leaf, PerReplica) else leaf
 
 
 def _reduce_dims(request: Request, name: str, local: Any) -> Any:
@@ -77,8 +70,8 @@ def _reduce_dims(request: Request, name: str, local: Any) -> Any:
 
 def reduce_slices(request: Request, _: str, leaf: Any) -> Any:
     """Concatenate the rows of `IndexedSlices` of all replicas."""
-    own = jax.tree.map(lambda x: _get_own(x, request), leaf, is_leaf=_is_per_replica)
     layout = request.layout
+    own = get_own_values(leaf, layout)
     return _collectives.all_reduce_slices(request.op, own, layout.replica_axes, layout.num_replicas)
 
 

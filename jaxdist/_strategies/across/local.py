@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdist import _compat, data
+from jaxdist import _collectives, _compat, data
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._values import (
@@ -74,13 +74,7 @@ def _get_values(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
         else:
             return tuple(_get_copy(leaf, layout, r) for r in layout.local_replicas)
     values: tuple[Any, ...] = leaf.values
-    if len(values) != count:
-        raise ReplicaValueError(
-            f"experimental_local_results was given value, a PerReplica with {len(values)} values, "
-            f"and the strategy has {count} replicas in this process.\n\n"
-            "A PerReplica has one value for each replica of the strategy that made it.\n\n"
-            "Use the strategy that made the value."
-        )
+    _collectives.check_count("experimental_local_results", "value", values, layout)
     return values
 
 

@@ -6,7 +6,7 @@ Also checks for tracers that outlived their trace.
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -81,14 +81,9 @@ _BINDING: ContextVar[Binding | None] = ContextVar("jaxdist_binding", default=Non
 current_binding = _BINDING.get
 
 
-@contextlib.contextmanager
-def use_binding(binding: Binding) -> Iterator[None]:
+def use_binding(binding: Binding) -> contextlib.AbstractContextManager[None]:
     """Make `binding` the current one in the block."""
-    token = _BINDING.set(binding)
-    try:
-        yield
-    finally:
-        _BINDING.reset(token)
+    return _compat.set_in_block(_BINDING, binding)
 
 
 def is_leaked(value: Any) -> bool:

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._typing import PyTree
+from jaxdist._values.replicas.distributed import DistributedValues
 from jaxdist._values.replicas.per_replica import Form, PerReplica
 from jaxdist.errors import ReplicaValueError
 
@@ -81,3 +83,12 @@ def get_own_value(value: PerReplica, layout: ReplicaMesh) -> Any:
     # The program is the same on all replicas, so each has all values and picks its own.
     rows = jnp.stack([jnp.asarray(v) for v in value.values])
     return rows[jax.lax.axis_index(layout.replica_axes)]
+
+
+def get_own_values(tree: PyTree, layout: ReplicaMesh) -> PyTree:
+    """Return a pytree with this replica's values in place of `PerReplica`; variables stay."""
+    return jax.tree.map(
+        lambda x: get_own_value(x, layout) if isinstance(x, PerReplica) else x,
+        tree,
+        is_leaf=lambda x: isinstance(x, DistributedValues),
+    )

@@ -33,9 +33,16 @@ class BlockChanges:
     def _scatter_blocks(self, kind: Scatter, caller: str, indices: Any, updates: Any) -> jax.Array:
         return self._apply_blocks(kind, check_blocks(self, caller, indices, updates))
 
-    def _change_elements(self, change: str, index: Any, value: Any) -> jax.Array:
+    def _scatter_nd(
+        self, kind: Scatter, caller: str, indices: Any, updates: Any, name: Any
+    ) -> jax.Array:
+        check_name(self.label, caller, name)
+        return self._scatter_blocks(kind, caller, indices, updates)
+
+    def _change_elements(self, change: str, index: Any, value: Any, name: Any) -> jax.Array:
         """Do what `variable[index].assign`, `assign_add` and `assign_sub` do."""
         caller = "assign" if change == "update" else f"assign_{change}"
+        check_name(self.label, f"[...].{caller}", name)
         places, given = locate_elements(self, caller, index, value)
         return self._scatter_blocks(_KINDS[change], f"[...].{caller}", places, given)
 
@@ -118,8 +125,7 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_add`.
         """
-        check_name(self.label, "scatter_nd_add", name)
-        return self._scatter_blocks(Scatter.ADD, "scatter_nd_add", indices, updates)
+        return self._scatter_nd(Scatter.ADD, "scatter_nd_add", indices, updates, name)
 
     def scatter_nd_sub(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
         """Subtract blocks from elements or blocks, addressed by index.
@@ -149,8 +155,7 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_sub`.
         """
-        check_name(self.label, "scatter_nd_sub", name)
-        return self._scatter_blocks(Scatter.SUBTRACT, "scatter_nd_sub", indices, updates)
+        return self._scatter_nd(Scatter.SUBTRACT, "scatter_nd_sub", indices, updates, name)
 
     def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
         """Replace elements or blocks, addressed by index.
@@ -180,8 +185,7 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_update`.
         """
-        check_name(self.label, "scatter_nd_update", name)
-        return self._scatter_blocks(Scatter.UPDATE, "scatter_nd_update", indices, updates)
+        return self._scatter_nd(Scatter.UPDATE, "scatter_nd_update", indices, updates, name)
 
     def scatter_nd_min(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
         """Take the minimum of elements or blocks and the given ones, addressed by index.
@@ -211,8 +215,7 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_min`.
         """
-        check_name(self.label, "scatter_nd_min", name)
-        return self._scatter_blocks(Scatter.MIN, "scatter_nd_min", indices, updates)
+        return self._scatter_nd(Scatter.MIN, "scatter_nd_min", indices, updates, name)
 
     def scatter_nd_max(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
         """Take the maximum of elements or blocks and the given ones, addressed by index.
@@ -242,8 +245,7 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_max`.
         """
-        check_name(self.label, "scatter_nd_max", name)
-        return self._scatter_blocks(Scatter.MAX, "scatter_nd_max", indices, updates)
+        return self._scatter_nd(Scatter.MAX, "scatter_nd_max", indices, updates, name)
 
     def batch_scatter_update(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None

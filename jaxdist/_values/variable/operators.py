@@ -1,13 +1,12 @@
 """The operators of a variable: arithmetic on a variable is arithmetic on its value."""
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxdist._values.arithmetic import Arithmetic, make_operator
+from jaxdist._values.arithmetic import Arithmetic, make_operator, make_reflected_operator
 from jaxdist.errors import ContextError
 
 # Methods and properties of an array that a variable has too; they work on its value.
@@ -32,19 +31,6 @@ def _make_in_place_error(sign: str, instead: str) -> Any:
             f"Use variable.{instead} to change the variable, or variable {sign[:-1]} value for a "
             "new array."
         )
-
-    return method
-
-
-def _make_value_operator(function: Callable[..., Any], *, swapped: bool = False) -> Any:
-    """Return a method for an operator that `Arithmetic` does not have."""
-
-    def method(self: Any, *others: Any) -> Any:
-        operands = (
-            self.value(),
-            *(o.value() if isinstance(o, ValueOperators) else o for o in others),
-        )
-        return function(*(reversed(operands) if swapped else operands))
 
     return method
 
@@ -89,13 +75,13 @@ class ValueOperators(Arithmetic):
     def __dlpack_device__(self) -> Any:
         return _take_one_copy(self.value()).__dlpack_device__()
 
-    __lshift__ = _make_value_operator(operator.lshift)
-    __rlshift__ = _make_value_operator(operator.lshift, swapped=True)
-    __rshift__ = _make_value_operator(operator.rshift)
-    __rrshift__ = _make_value_operator(operator.rshift, swapped=True)
-    __divmod__ = _make_value_operator(divmod)
-    __rdivmod__ = _make_value_operator(divmod, swapped=True)
-    __round__ = _make_value_operator(round)
+    __lshift__ = make_operator(operator.lshift)
+    __rlshift__ = make_reflected_operator(operator.lshift)
+    __rshift__ = make_operator(operator.rshift)
+    __rrshift__ = make_reflected_operator(operator.rshift)
+    __divmod__ = make_operator(divmod)
+    __rdivmod__ = make_reflected_operator(divmod)
+    __round__ = make_operator(round)
     __iadd__ = _make_in_place_error("+=", "assign_add(value)")
     __isub__ = _make_in_place_error("-=", "assign_sub(value)")
     __imul__ = _make_in_place_error("*=", "assign(variable * value)")

@@ -4,7 +4,8 @@ from typing import Any, final
 
 import jax
 
-from jaxdist._values.variable.arguments import check_name, get_elements
+from jaxdist._values.variable.arguments import get_elements
+from jaxdist._values.variable.blocks import BlockChanges
 from jaxdist._values.variable.operators import ValueOperators
 
 
@@ -25,7 +26,7 @@ class VariableSlice(ValueOperators):
 
     __slots__ = ("_held", "_index", "_variable")
 
-    def __init__(self, variable: Any, index: Any, held: jax.Array) -> None:
+    def __init__(self, variable: BlockChanges, index: Any, held: jax.Array) -> None:
         # Only the index is kept: `assign` computes the indices of the elements when it is called.
         self._variable, self._index, self._held = variable, index, held
 
@@ -66,21 +67,15 @@ class VariableSlice(ValueOperators):
         Returns:
             The new value of the whole variable.
         """
-        check_name(self._variable.label, "[...].assign", name)
-        after: jax.Array = self._variable._change_elements("update", self._index, value)
-        return after
+        return self._variable._change_elements("update", self._index, value, name)
 
     def assign_add(self, delta: Any, name: str | None = None) -> jax.Array:
         """Add to these elements; the variable changes as by `scatter_nd_add`."""
-        check_name(self._variable.label, "[...].assign_add", name)
-        after: jax.Array = self._variable._change_elements("add", self._index, delta)
-        return after
+        return self._variable._change_elements("add", self._index, delta, name)
 
     def assign_sub(self, delta: Any, name: str | None = None) -> jax.Array:
         """Subtract from these elements; the variable changes as by `scatter_nd_sub`."""
-        check_name(self._variable.label, "[...].assign_sub", name)
-        after: jax.Array = self._variable._change_elements("sub", self._index, delta)
-        return after
+        return self._variable._change_elements("sub", self._index, delta, name)
 
     def __repr__(self) -> str:
         return repr(self._held)

@@ -255,10 +255,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
             >>> v.assign(5.0)
             Array(5., dtype=float32)
         """
-        # The defaults are tested here, because the call would cost more than the test.
-        if name is not None or use_locking is not False:
-            check_name(self._label, "assign", name, use_locking)
-        return self._update(Change.ASSIGN, value, read_value=read_value)
+        return self._update(Change.ASSIGN, value, use_locking, name, read_value=read_value)
 
     def assign_add(
         self,
@@ -276,9 +273,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
             >>> Variable(1.0).assign_add(5.0)
             Array(6., dtype=float32)
         """
-        if name is not None or use_locking is not False:
-            check_name(self._label, "assign_add", name, use_locking)
-        return self._update(Change.ADD, delta, read_value=read_value)
+        return self._update(Change.ADD, delta, use_locking, name, read_value=read_value)
 
     def assign_sub(
         self,
@@ -293,11 +288,14 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
             >>> Variable(1.0).assign_sub(5.0)
             Array(-4., dtype=float32)
         """
-        if name is not None or use_locking is not False:
-            check_name(self._label, "assign_sub", name, use_locking)
-        return self._update(Change.SUBTRACT, delta, read_value=read_value)
+        return self._update(Change.SUBTRACT, delta, use_locking, name, read_value=read_value)
 
-    def _update(self, change: Change, value: Any, *, read_value: bool) -> Any:
+    def _update(
+        self, change: Change, value: Any, use_locking: Any, name: Any, *, read_value: bool
+    ) -> Any:
+        # The defaults are tested here, because the call would cost more than the test.
+        if name is not None or use_locking is not False:
+            check_name(self._label, change.value, name, use_locking)
         if read_value is not True:
             as_flag(f"Variable {self._label!r}.{change.value}", "read_value", read_value)
         access = _find_access()
@@ -307,10 +305,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
 
     def _scatter(self, kind: Scatter, given: Any, use_locking: Any, name: Any) -> jax.Array:
         check_name(self._label, kind.value, name, use_locking)
-        access = _find_access()
-        access.scatter(self, kind, check_slices(self, kind, given))
-        array: jax.Array = access.read(self)
-        return array
+        return self._apply_blocks(kind, check_slices(self, kind, given))
 
     def _apply_blocks(self, kind: Scatter, blocks: Any) -> jax.Array:
         access = _find_access()
