@@ -8,7 +8,14 @@ import jax.numpy as jnp
 
 from jaxdist._collectives import ReduceOp
 from jaxdist._strategies import Strategy, check_strategy, get_replica_context
-from jaxdist._validate import CallerRename, as_array, check_callable, check_instance, show
+from jaxdist._validate import (
+    CallerRename,
+    as_array,
+    check_callable,
+    check_instance,
+    is_array,
+    show,
+)
 from jaxdist.data import InputOptions, PartialBatch
 from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 
@@ -110,6 +117,7 @@ def evaluate(
         `{name: mean, ..., "weight": sum of the weights}`.
 
     Raises:
+        ArgumentTypeError: `sums_fn` returns no dict, or a value in it is no real number.
         ShapeError: The dataset has no batches, all weights are 0, or a batch is larger than the
             first.
 
@@ -143,6 +151,12 @@ def evaluate(
                 "End it with: return training.weighted_sums(per_row, mask)."
             )
         for name, value in sorted(batch_sums.items()):
+            if not is_array(value) or jnp.shape(value) or jnp.iscomplexobj(value):
+                raise ArgumentTypeError(
+                    f"{caller} was given sums_fn, which returned {show(value)} for {name!r}.\n\n"
+                    "sums_fn returns what training.weighted_sums returns: numbers by name.\n\n"
+                    f"Give the value of each row to it, or reduce {name!r} to one real number."
+                )
             totals[name] = totals.get(name, 0.0) + float(value)
     total_weight = totals.pop(WEIGHT, 0.0)
     # 0 also if there was no batch.

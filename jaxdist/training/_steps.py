@@ -13,7 +13,14 @@ from flax import nnx
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_integer, check_callable, format_lines, is_array, show
+from jaxdist._validate import (
+    as_arrays,
+    as_integer,
+    check_callable,
+    format_lines,
+    is_array,
+    show,
+)
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 S = TypeVar("S")
@@ -54,7 +61,8 @@ def accumulate_gradients(
         ArgumentError: `num_microbatches` is not a positive integer.
         ShapeError: In a call: a leaf of the batch is a scalar or cannot be divided; `grad_fn`
             changes shapes or dtypes in the state of an NNX module.
-        ArgumentTypeError: In a call: an output of `grad_fn` is no float, so it has no mean.
+        ArgumentTypeError: In a call: an output of `grad_fn` is no float, so it has no mean; a leaf
+            of `params` or of the batch is no array.
 
     Example:
         >>> grads = jax.value_and_grad(lambda w, x: jnp.mean(w * x))
@@ -72,12 +80,13 @@ def accumulate_gradients(
     def accumulated(params: Any, batch: Any) -> Out:
         microbatches = _split_batch(batch, count)
         graph, carried = _split_modules(params)
+        _check_given("accumulate_gradients", "params", carried)
 
         def call(carried: Any, microbatch: Any) -> tuple[Any, Any]:
             # Flattened before the call: `grad_fn` may update the module in place.
             given = tree_flatten_with_path(carried)
             joined = _merge_modules(graph, carried)
-            out = _check_output(grad_fn(joined, microbatch))
+            out = _check_gradients(grad_fn(joined, microbatch))
             kept = _split_modules(joined)[1]
             _check_state_form("accumulate_gradients", "grad_fn", given, kept)
             return kept, out
@@ -90,7 +99,7 @@ def accumulate_gradients(
 
         def add(carry: tuple[Any, Any], microbatch: Any) -> tuple[tuple[Any, Any], None]:
             carried, out = call(carry[0], microbatch)
-            total = jax.tree.map(lambda t, o: t + o.astype(t.dtype), carry[1], out)
+            total = jax.tree.map(lambda t, o: t + jnp.asarray(o, t.dtype), carry[1], out)
             return (carried, total), None
 
         (carried, total), _ = jax.lax.scan(add, (carried, zeros), microbatches)
@@ -121,7 +130,8 @@ def multi_step(
         `(state, batches) -> (state, stacked outs)`. NNX state is updated in place as well.
 
     Raises:
-        ArgumentTypeError: In a call: `batches` is no list or tuple.
+        ArgumentTypeError: In a call: `batches` is no list or tuple; `step_fn` returns no pair;
+            a leaf of the state, of a batch or of a result is no array.
         ArgumentError: In a call: `batches` is empty.
         ShapeError: In a call: batches differ in structure, or in the shape or dtype of a leaf;
             `step_fn` changes shapes or dtypes of the state.
@@ -139,7 +149,7 @@ def multi_step(
     check_callable("multi_step", step_fn, "step_fn")
 
     def steps(state: S, batches: Sequence[Any]) -> tuple[S, Out]:
-        _check_batches(batches)
+        batches = _check_batches(batches)
         stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *batches)  # [step, row, ...]
 
         def run_one(carried: Any, batch: Any) -> tuple[Any, Out]:
@@ -147,10 +157,12 @@ def multi_step(
             given = tree_flatten_with_path(carried)
             after, out = _check_pair(step_fn(_merge_modules(graph, carried), batch))
             kept = _split_modules(after)[1]
+            _check_returned("multi_step", "step_fn", (kept, out))
             _check_state_form("multi_step", "step_fn", given, kept)
             return kept, out
 
         graph, carried = _split_modules(state)
+        _check_given("multi_step", "state", carried)
         carried, outs = jax.lax.scan(run_one, carried, stacked)
         return _write_back(state, graph, carried), outs
 
@@ -210,7 +222,7 @@ def _check_count(count: int) -> int:
 
 
 def _split_batch(batch: PyTree, count: int) -> PyTree:
-    leaves, treedef = tree_flatten_with_path(batch)
+    leaves, treedef = tree_flatten_with_path(as_arrays("accumulate_gradients", "batch", batch))
     bad = [
         f"batch{keystr(path)} is {_describe(leaf)}: {_explain_remainder(leaf, count)}"
         for path, leaf in leaves
@@ -258,6 +270,17 @@ def _explain_remainder(leaf: Any, count: int) -> str:
     )
 
 
+def _check_gradients(out: Any) -> Any:
+    _check_returned("accumulate_gradients", "grad_fn", out)
+    if not jax.tree.leaves(out):
+        raise ArgumentTypeError(
+            f"accumulate_gradients called grad_fn, and it returned {show(out)}, without arrays.\n\n"
+            "It takes the mean of what grad_fn returns; a function without a return statement "
+            "returns None.\n\nReturn the gradients from grad_fn."
+        )
+    return out
+
+
 def _check_floats(outputs: PyTree) -> None:
     leaves, _ = tree_flatten_with_path(outputs)
     bad = [
@@ -274,19 +297,23 @@ def _check_floats(outputs: PyTree) -> None:
         )
 
 
-def _check_output(out: Any) -> Any:
-    """Check that `grad_fn` returned arrays, and return them."""
-    leaves, _ = tree_flatten_with_path(out)
-    wrong = [f"result{keystr(path)}: {show(x)}" for path, x in leaves if not is_array(x)]
-    if wrong or not leaves:
-        found = format_lines(wrong) if wrong else f"It returned {out!r}."
+def _check_given(caller: str, name: str, tree: PyTree) -> None:
+    remedy = f"Leave it out of {name}, and use it in the function from outside."
+    _check_arrays(f"{caller} was given {name} with what is no array", name, tree, remedy)
+
+
+def _check_returned(caller: str, name: str, tree: PyTree) -> None:
+    found = f"{caller} called {name}, and it returned what is no array"
+    _check_arrays(found, "result", tree, f"Return arrays from {name}.")
+
+
+def _check_arrays(found: str, name: str, tree: PyTree, remedy: str) -> None:
+    leaves, _ = tree_flatten_with_path(tree)
+    wrong = [f"{name}{keystr(path)}: {show(x)}" for path, x in leaves if not is_array(x)]
+    if wrong:
         raise ArgumentTypeError(
-            "accumulate_gradients called grad_fn, and it returned what is no array.\n"
-            f"{found}\n\n"
-            "grad_fn returns a pytree of arrays; without a return statement it returns None.\n\n"
-            "Return arrays from grad_fn."
+            f"{found}:\n{format_lines(wrong)}\n\nEach leaf is an array or a number.\n\n{remedy}"
         )
-    return out
 
 
 def _check_state_form(caller: str, name: str, before: tuple[Any, Any], after: PyTree) -> None:
@@ -333,7 +360,7 @@ def _check_pair(result: Any) -> tuple[Any, Any]:
     return result
 
 
-def _check_batches(batches: Any) -> None:
+def _check_batches(batches: Any) -> list[PyTree]:
     if not isinstance(batches, (list, tuple)):
         raise ArgumentTypeError(
             f"multi_step was given batches={show(batches)}.\n\n"
@@ -345,6 +372,7 @@ def _check_batches(batches: Any) -> None:
             f"multi_step was given batches={batches!r}, which is empty.\n\n"
             "batches has one batch for each step.\n\nPass at least one batch."
         )
+    batches = [as_arrays("multi_step", f"batches[{i}]", one) for i, one in enumerate(batches)]
     first, treedef = tree_flatten_with_path(batches[0])
     bad: list[str] = []
     for i, batch in enumerate(batches[1:], 1):
@@ -363,6 +391,7 @@ def _check_batches(batches: Any) -> None:
             "All batches of a call have the same structure, shapes and dtypes.\n\n"
             "Drop the short one, or pad it and give each row a weight."
         )
+    return batches
 
 
 def _describe(leaf: Any) -> str:

@@ -12,11 +12,16 @@ from jaxdist.training import accumulate_gradients, evaluate, multi_step, run_loo
 from tests.strategies.oracle import refused
 
 
-def sums_of_a_number() -> Any:
-    """Evaluate with a function that returns one array."""
-    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
-    data = [({"x": jnp.ones(4)}, jnp.ones(4))]
-    return evaluate(strategy, lambda model, batch, mask: mask.sum(), 1.0, data)
+def evaluate_sums(sums: Callable[[Any, Any], Any]) -> Any:
+    """Evaluate with a function of the rows and the mask."""
+    strategy = jaxdist.MirroredStrategy(["cpu:0"])
+    data = [{"x": jnp.ones(4)}]
+    return evaluate(strategy, lambda model, batch, mask: sums(batch["x"], mask), 1.0, data)
+
+
+def give_text() -> Any:
+    """A state that is no array."""
+    return ["old"]
 
 
 Row = tuple[Callable[[], Any], type[JaxdistError], tuple[str, ...]]
@@ -31,10 +36,47 @@ ROWS: dict[str, Row] = {
         ArgumentTypeError,
         ("multi_step called step_fn, and it returned", "return state, None"),
     ),
+    "a step of several that returns a text": (
+        lambda: multi_step(lambda state, batch: (state, {"loss": [1.0, "low"]}))(
+            0.0, [jnp.ones(2)]
+        ),
+        ArgumentTypeError,
+        ("multi_step called step_fn", "result[1]['loss'][1]: 'low', of type str", "Return arrays"),
+    ),
+    "a step of several that returns a text in its state": (
+        lambda: multi_step(lambda state, batch: (give_text(), None))([0.0], [jnp.ones(2)]),
+        ArgumentTypeError,
+        ("multi_step called step_fn", "result[0][0]: 'old', of type str", "Return arrays"),
+    ),
+    "a state that holds a text": (
+        lambda: multi_step(lambda state, x: (state, x))({"name": "w", "w": 0.0}, [jnp.ones(2)]),
+        ArgumentTypeError,
+        ("multi_step was given state", "state['name']: 'w', of type str", "Leave it out of state"),
+    ),
+    "a batch of several that holds a text": (
+        lambda: multi_step(lambda state, x: (state, x))(0.0, [{"x": 1.0}, {"x": "row"}]),
+        ArgumentTypeError,
+        ("multi_step was given batches[1]['x']='row', of type str", "Pass an array"),
+    ),
+    "gradients that are texts": (
+        lambda: accumulate_gradients(lambda w, x: (1.0, {"w": "steep"}), 2)(1.0, jnp.ones(4)),
+        ArgumentTypeError,
+        ("accumulate_gradients called grad_fn", "result[1]['w']: 'steep', of type str"),
+    ),
+    "params that hold a text": (
+        lambda: accumulate_gradients(lambda w, x: w, 2)({"name": "w"}, jnp.ones(4)),
+        ArgumentTypeError,
+        ("accumulate_gradients was given params", "params['name']: 'w'", "Leave it out of params"),
+    ),
+    "a batch to cut that holds a text": (
+        lambda: accumulate_gradients(lambda w, x: w, 2)(1.0, {"x": "rows"}),
+        ArgumentTypeError,
+        ("accumulate_gradients was given batch['x']='rows', of type str", "Pass an array"),
+    ),
     "gradients that nothing returns": (
         lambda: accumulate_gradients(lambda w, x: None, 2)(1.0, jnp.ones(4)),
         ArgumentTypeError,
-        ("accumulate_gradients called", "It returned None", "return statement"),
+        ("accumulate_gradients called", "it returned None", "return statement"),
     ),
     "values of another number of rows than the weights": (
         lambda: weighted_sums({"loss": jnp.ones((4, 2))}, jnp.ones(4)),
@@ -47,11 +89,37 @@ ROWS: dict[str, Row] = {
         ("per_row['loss'] of shape []", "weight of shape []"),
     ),
     "sums that are one number": (
-        sums_of_a_number,
+        lambda: evaluate_sums(lambda x, mask: mask.sum()),
         ArgumentTypeError,
         ("evaluate was given sums_fn, which returned", "training.weighted_sums(per_row, mask)"),
     ),
+    "a sum that is a text": (
+        lambda: evaluate_sums(lambda x, mask: {"weight": mask.sum(), "x": "high"}),
+        ArgumentTypeError,
+        ("evaluate was given sums_fn, which returned 'high', of type str for 'x'", "weighted_sums"),
+    ),
+    "sums that are rows": (
+        lambda: evaluate_sums(lambda x, mask: {"weight": mask.sum(), "x": x}),
+        ArgumentTypeError,
+        (
+            "evaluate was given sums_fn, which returned array([1., 1., ",
+            "for 'x'",
+            "one real number",
+        ),
+    ),
+    "a sum that is complex": (
+        lambda: evaluate_sums(lambda x, mask: {"weight": mask.sum(), "x": x.sum() * 1j}),
+        ArgumentTypeError,
+        ("evaluate was given sums_fn, which returned array(0.+4.j", "for 'x'", "one real number"),
+    ),
 }
+
+
+def test_results_of_python_numbers_have_means() -> None:
+    result: Any = accumulate_gradients(lambda w, x: {"n": 1.5, "x": x.sum()}, 2)(
+        1.0, jnp.arange(4.0)
+    )
+    assert {name: float(value) for name, value in result.items()} == {"n": 1.5, "x": 3.0}
 
 
 @pytest.mark.parametrize("name", ROWS)

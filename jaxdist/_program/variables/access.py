@@ -24,7 +24,6 @@ from jaxdist._values import (
     PerReplica,
     Scatter,
     Variable,
-    get_own_value,
     get_own_values,
     has_any_variable,
 )

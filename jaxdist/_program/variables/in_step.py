@@ -45,7 +45,7 @@ def cast_own_value(variable: Variable, change: Change, value: Any, layout: Repli
     """Return the value for the copy of one replica, in the dtype of the variable."""
     if isinstance(value, PerReplica):
         value = jnp.asarray(get_own_value(value, layout))
-    return cast_to_variable(variable.label, change.value, value, variable.shape, variable.dtype)
+    return cast_to_variable(variable, change.value, value)
 
 
 def _share_of_copy(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:

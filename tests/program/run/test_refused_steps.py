@@ -16,11 +16,9 @@ from jaxdist import (
     RunOptions,
     Variable,
     VariableAggregation,
-    _compat,
     get_replica_context,
     partition,
 )
-from jaxdist._program.variables import lift
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -302,53 +300,3 @@ def test_a_traced_value_that_outlived_its_trace_is_named_as_a_result_of_a_functi
 
     with refused(ContextError, "dead"):
         returned(1.0)
-
-
-@pytest.mark.parametrize("k", [0, 1, 2])
-def test_ctrl_c_after_the_kth_variable_is_assigned_leaves_none_behind(
-    monkeypatch: pytest.MonkeyPatch, k: int
-) -> None:
-    strategy = two()
-    with strategy.scope():
-        held = [Variable(0.0, name=f"v{i}") for i in range(3)]
-    write, calls = lift.set_arrays, []
-
-    def interrupt(variables: Any, arrays: Any) -> None:
-        calls.append(len(variables))
-        if len(calls) == 1:
-            write(variables[:k], arrays[:k])
-            raise KeyboardInterrupt
-        write(variables, arrays)
-
-    monkeypatch.setattr(lift, "set_arrays", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        strategy.run(lambda x: [v.assign(x) for v in held] and None, (jnp.float32(5),))
-    assert [float(v.read_value()) for v in held] == [5.0] * 3
-    assert calls == [3, 3]
-
-
-@pytest.mark.parametrize("k", [0, 1, 2])
-def test_ctrl_c_after_the_kth_nnx_variable_is_written_leaves_none_behind(
-    monkeypatch: pytest.MonkeyPatch, k: int
-) -> None:
-    model = nnx.Dict({f"v{i}": nnx.Variable(jnp.zeros(())) for i in range(3)})
-    write, calls = _compat.set_variables, []
-
-    def assign(model: Any, x: Any) -> None:
-        for name in model:
-            model[name][...] = x
-
-    def interrupt(variables: Any, values: Any) -> None:
-        if any(isinstance(v, jax.core.Tracer) for v in values):
-            write(variables, values)
-            return
-        calls.append(len(variables))
-        if len(calls) == 1:
-            write(variables[:k], values[:k])
-            raise KeyboardInterrupt
-        write(variables, values)
-
-    monkeypatch.setattr(_compat, "set_variables", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        run(assign, model, jnp.float32(5))
-    assert [float(model[name][...]) for name in model] == [5.0] * 3
