@@ -18,12 +18,17 @@ def count_rows_per_replica(program: Program) -> int | None:
 
     If inputs have different lengths, it is the most frequent length.
     """
-    counts = collections.Counter(
-        slot.shape[0] // program.layout.num_replicas
-        for slot in program.signature.inputs
-        if slot.kind is Kind.PER_REPLICA and not slot.is_scalar
-    )
+    counts = collections.Counter(_get_row_counts(program).values())
     return counts.most_common(1)[0][0] if counts else None
+
+
+def _get_row_counts(program: Program) -> dict[str, int]:
+    """Return the rows for each replica of every per-replica input, by its name."""
+    return {
+        name: slot.shape[0] // program.layout.num_replicas
+        for name, slot in zip(program.input_names, program.signature.inputs, strict=True)
+        if slot.kind is Kind.PER_REPLICA and not slot.is_scalar
+    }
 
 
 def make_abstract_call(
@@ -121,12 +126,7 @@ def _check_program(program: Program) -> None:
 
 
 def _check_one_length(program: Program, rows: int) -> None:
-    count = program.layout.num_replicas
-    lengths = {
-        n: s.shape[0] // count
-        for n, s in zip(program.input_names, program.signature.inputs, strict=True)
-        if s.kind is Kind.PER_REPLICA and not s.is_scalar
-    }
+    lengths = _get_row_counts(program)
     if len(set(lengths.values())) > 1:
         raise ArgumentError(
             f"compile_for was given a global_batch of {rows} rows for each replica, and the "

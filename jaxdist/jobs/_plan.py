@@ -16,7 +16,6 @@ from jaxdist.jobs._task import Task
 _MOST_LOGICAL = 16
 
 Report = Callable[[str], None]
-_REPORT = "Pass a function of one text, such as print."
 
 
 def plan_job(
@@ -65,8 +64,7 @@ def plan_job(
         (64, True)
     """
     caller = "jobs.plan_job"
-    _check_job(caller, job)
-    check_callable(caller, report, "report", _REPORT)
+    _check_arguments(caller, job, report)
     chosen = job.rules[0] if rules is None else check_rules(caller, rules, job.rules)
     wanted = job.config.strategy.logical_devices if logical is None else logical
     with CallerRename("compile_for", caller):
@@ -116,8 +114,7 @@ def sweep_job(
         True
     """
     caller = "jobs.sweep_job"
-    _check_job(caller, job)
-    check_callable(caller, report, "report", _REPORT)
+    _check_arguments(caller, job, report)
     asked = job.config.strategy.logical_devices if logical is None else logical
     with CallerRename("compile_for", caller):
         configured = make_target(topology, asked)
@@ -133,8 +130,9 @@ def sweep_job(
     return Sweep(job.config.task, configured.name, rows, tuple(found))
 
 
-def _check_job(caller: str, job: Any) -> None:
+def _check_arguments(caller: str, job: Any, report: Any) -> None:
     check_instance(caller, "job", job, Task, "a jobs.Task", "Pass jobs.load_job(path).")
+    check_callable(caller, report, "report", "Pass a function of one text, such as print.")
 
 
 def _add_prefix(report: Report, before: str) -> Report:

@@ -12,7 +12,7 @@ from flax.errors import TraceContextError
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxdist._program.nnx.closures import find_closure_values
+from jaxdist._program.nnx.closures import find_closure_values, is_nnx_object
 from jaxdist._program.nnx.graph import split_objects
 from jaxdist.errors import ArgumentTypeError, ContextError
 
@@ -57,9 +57,9 @@ def on_device(fn: Callable[..., Any], device: int) -> Callable[..., Any]:
     """
 
     def call_on_device(*args: Any, **kwargs: Any) -> Any:
-        leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=_is_nnx)
+        leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_nnx_object)
         traced = [i for i, leaf in enumerate(leaves) if _is_traced(leaf)]
-        places = [i for i, leaf in enumerate(leaves) if _is_nnx(leaf)]
+        places = [i for i, leaf in enumerate(leaves) if is_nnx_object(leaf)]
         nodes = tuple(leaves[i] for i in places)
         shape, state = split_objects(nodes, tuple(f"argument {n}" for n in range(len(nodes))))
         written: list[int] = []
@@ -90,10 +90,6 @@ def on_device(fn: Callable[..., Any], device: int) -> Callable[..., Any]:
     return call_on_device
 
 
-def _is_nnx(value: Any) -> bool:
-    return isinstance(value, (nnx.Pytree, nnx.Variable))
-
-
 def _call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     try:
         return fn(*args, **kwargs)
@@ -101,7 +97,9 @@ def _call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if "different trace level" not in str(error):
             raise
         reached = find_closure_values(fn).items()
-        names = ", ".join(n for n, x in reached if _is_nnx(x)) or "of a function that it calls"
+        names = (
+            ", ".join(n for n, x in reached if is_nnx_object(x)) or "of a function that it calls"
+        )
         raise ContextError(
             f"on_logical_device: {getattr(fn, '__name__', type(fn).__name__)} writes to an NNX "
             f"object that it closes over: {names}.\n\n"

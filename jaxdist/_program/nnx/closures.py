@@ -90,7 +90,7 @@ def explain_errors(fn: Any) -> Iterator[None]:
         objects = {
             name: value
             for name, value in find_closure_values(fn).items()
-            if any(isinstance(x, (nnx.Pytree, nnx.Variable)) for x in _nnx_objects(value))
+            if _holds_nnx_object(value)
         }
         touched = _find_refused_object(error, objects)
         if touched is None:
@@ -148,14 +148,16 @@ def leak_error(fn: Any, dead: Any) -> ContextError:
     return make_leak_error(f"The step at {source_location(fn)} uses{where} ", dead)
 
 
-def _nnx_objects(value: Any) -> list[Any]:
-    """Return the value itself, or the leaves of a container of NNX objects."""
-    if not isinstance(value, (nnx.Pytree, nnx.Variable, dict, list, tuple)):
-        return []
-    leaves: list[Any] = jax.tree.leaves(
-        value, is_leaf=lambda x: isinstance(x, (nnx.Pytree, nnx.Variable))
-    )
-    return leaves
+def is_nnx_object(value: Any) -> bool:
+    """Whether a value is a module or a variable of NNX."""
+    return isinstance(value, (nnx.Pytree, nnx.Variable))
+
+
+def _holds_nnx_object(value: Any) -> bool:
+    """Whether a value is an NNX object, or a container with one."""
+    if not isinstance(value, (dict, list, tuple)):
+        return is_nnx_object(value)
+    return any(map(is_nnx_object, jax.tree.leaves(value, is_leaf=is_nnx_object)))
 
 
 def _find_refused_object(error: BaseException, objects: dict[str, Any]) -> tuple[str, Any] | None:

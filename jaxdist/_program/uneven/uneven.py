@@ -184,9 +184,8 @@ def _trace_with_known_gathers(
             except Exception as error:
                 error.add_note(_describe_group(groups.members(group), signature))
                 failed = failed or error
-        counts = [len(log.seen) for log in logs]
-        rows = range(min(counts))
-        found = tuple(tuple(logs[g].seen[i] for g in groups.of_replica) for i in rows)
+        # Not strict: after an error, a group has seen fewer gathers than the others.
+        found = tuple(zip(*(logs[g].seen for g in groups.of_replica), strict=False))
         # The step may fail only because the assumed sizes were wrong. So raise its error only if
         # the sizes were right.
         if failed is not None and found == assumed[: len(found)]:

@@ -10,7 +10,6 @@ import numpy as np
 from jaxdist import _compat
 from jaxdist._collectives import reduce_by_tree
 from jaxdist._program.op_by_op.rendezvous import move_to_one_axis
-from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._program.virtual.values import Own, Same, VirtualDevice, barrier
 from jaxdist._values import combine_pairwise
 from jaxdist.errors import UnsupportedError
@@ -199,8 +198,3 @@ def is_sum(eqn: Any) -> bool:
 def add_over_replicas(held: Sequence[Same | Own], device: VirtualDevice) -> list[Same | Own]:
     """Return the sums of several values over all replicas, with one exchange between devices."""
     return _reduce(_add, True, held, device)
-
-
-def is_over_replicas(eqn: Any, device: VirtualDevice) -> bool:
-    """Whether a collective communicates over a replica axis, and not only over axes of size 1."""
-    return bool(frozenset(get_named_axes(eqn.params)) & device.axes)

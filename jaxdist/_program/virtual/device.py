@@ -17,15 +17,18 @@ from jaxdist._program.virtual.values import VirtualDevice, get_literal
 from jaxdist.errors import UnsupportedError
 
 
+def is_over_replicas(eqn: Any, device: VirtualDevice) -> bool:
+    """Whether an operation is over a replica axis, and not only over axes of size 1."""
+    return bool(frozenset(get_named_axes(eqn.params)) & device.axes)
+
+
 def has_replica_number(eqn: Any, device: VirtualDevice) -> bool:
     """Whether an operation, or one inside it, reads the number of the replica."""
     return any(_is_replica_number(e, device) for e in iterate_with_inner(eqn))
 
 
 def _is_replica_number(eqn: Any, device: VirtualDevice) -> bool:
-    return eqn.primitive.name == "axis_index" and bool(
-        frozenset(get_named_axes(eqn.params)) & device.axes
-    )
+    return eqn.primitive.name == "axis_index" and is_over_replicas(eqn, device)
 
 
 def evaluate_operation(

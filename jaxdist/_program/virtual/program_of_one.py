@@ -27,11 +27,10 @@ from jaxdist._program.proof.replication import NONE, Differs, analyse_equation
 from jaxdist._program.uneven.joined_ops import Const, Key, Op, flatten_ops
 from jaxdist._program.virtual.collectives import (
     add_over_replicas,
-    is_over_replicas,
     is_sum,
     run_collective,
 )
-from jaxdist._program.virtual.device import evaluate_operation, has_replica_number
+from jaxdist._program.virtual.device import evaluate_operation, has_replica_number, is_over_replicas
 from jaxdist._program.virtual.loops import LOOPS
 from jaxdist._program.virtual.values import Own, Same, VirtualDevice, barrier, get_literal
 from jaxdist.errors import UnsupportedError

@@ -17,7 +17,6 @@ from jaxdist.jobs._config.sources import (
     GivenValue,
     check_sources,
     find_nearest,
-    get_entries,
     get_sections,
     list_names,
     read_file_entries,
@@ -117,12 +116,12 @@ def _place(
     schema: type[Any], item: GivenValue, values: dict[str, dict[str, Any]], origins: dict[str, str]
 ) -> str | None:
     """Put a value into its section. Return the problem in words if it does not fit."""
-    if item.section in get_entries(schema):
+    if item.section not in values:
+        if item.section not in {field.name for field in dataclasses.fields(schema)}:
+            return _describe_unknown_section(schema, item)
         if item.key or isinstance(item.value, dict):
             return f"{item.where}: {item.section} is an entry before the sections, and has no keys."
         item = dataclasses.replace(item, section="", key=item.section)
-    elif item.section not in values:
-        return _describe_unknown_section(schema, item)
     elif not item.key:
         if item.value == {}:
             return None

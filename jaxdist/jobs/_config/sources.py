@@ -166,12 +166,6 @@ def get_sections(schema: type[Any]) -> dict[str, Any]:
     return {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
 
 
-def get_entries(schema: type[Any]) -> dict[str, Any]:
-    """Return the entries of a schema before its first section: its other fields."""
-    hints = typing.get_type_hints(schema)
-    return {name: kind for name, kind in hints.items() if not dataclasses.is_dataclass(kind)}
-
-
 def list_names(schema: type[Any]) -> list[str]:
     """Return the names of all entries in sections of a schema, as `section.key`."""
     kinds = get_sections(schema)
