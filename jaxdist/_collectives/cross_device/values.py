@@ -50,7 +50,6 @@ def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
         )
     try:
         found = value if isinstance(value, PerReplica) else _as_distributed(value)
-        # The value of a handle is checked when it is reduced.
         if not isinstance(found, Handle):
             for v in (found.array,) if found.is_global else found.values:
                 check_numeric(caller, name, v)
