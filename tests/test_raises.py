@@ -224,23 +224,9 @@ def test_take(number):
 """
 
 
-@pytest.mark.parametrize(
-    ("arguments", "listed", "words"),
-    [
-        ("--all", f"{BELOW}  ValueError  — needs a TPU\n", []),
-        ("--long -n 2", f"{BELOW}  ValueError  — needs a TPU\n", []),
-        ("--all", "", [f"{BELOW} (line 7): no test reaches it", f"{BELOW}  ValueError  — REASON"]),
-        ("--all -n 2", f"{BELOW}  ValueError  — x\n{AGAIN}  raise  — x\n", [f"{AGAIN} (line 11)"]),
-        ("", "", []),
-        ("--all test_it.py", "", []),
-        ("--all -k take", "", []),
-        ("--all --collect-only", "", []),
-    ],
-    ids=str,
-)
-def test_a_run_of_all_tests_fails_where_a_raise_is_neither_reached_nor_listed(
-    tmp_path: pathlib.Path, arguments: str, listed: str, words: list[str]
-) -> None:
+def _run_small(
+    tmp_path: pathlib.Path, arguments: str, listed: str
+) -> subprocess.CompletedProcess[str]:
     (tmp_path / "small").mkdir()
     files = {
         "small/__init__.py": "",
@@ -255,7 +241,7 @@ def test_a_run_of_all_tests_fails_where_a_raise_is_neither_reached_nor_listed(
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     ours = {raises.VARIABLE, "PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments.split()],
         cwd=tmp_path,
         env={name: value for name, value in os.environ.items() if name not in ours},
@@ -263,6 +249,36 @@ def test_a_run_of_all_tests_fails_where_a_raise_is_neither_reached_nor_listed(
         text=True,
         timeout=100,
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "listed", "words"),
+    [
+        ("--all", f"{BELOW}  ValueError  — needs a TPU\n", []),
+        ("--long -n 2", f"{BELOW}  ValueError  — needs a TPU\n", []),
+        (
+            "--long",
+            "",
+            [f"{BELOW} (line 7): no test reaches it", f"{BELOW}  ValueError  — REASON"],
+        ),
+        ("--long -n 2", f"{BELOW}  ValueError  — x\n{AGAIN}  raise  — x\n", [f"{AGAIN} (line 11)"]),
+        ("", "", []),
+        ("--long test_it.py", "", []),
+        ("--long -k take", "", []),
+        ("--long --collect-only", "", []),
+    ],
+    ids=str,
+)
+def test_a_run_of_all_tests_fails_where_a_raise_is_neither_reached_nor_listed(
+    tmp_path: pathlib.Path, arguments: str, listed: str, words: list[str]
+) -> None:
+    done = _run_small(tmp_path, arguments, listed)
     assert done.returncode == bool(words), done.stdout + done.stderr
     assert all(word in done.stdout for word in words), done.stdout
     assert ("1 failed, 4 passed" in done.stdout) == bool(words)
+
+
+def test_a_run_without_the_long_rows_names_the_raise_and_passes(tmp_path: pathlib.Path) -> None:
+    done = _run_small(tmp_path, "--all", "")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{BELOW} (line 7): no test reaches it" in done.stdout

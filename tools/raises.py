@@ -4,7 +4,8 @@ FILE is what a run of the tests recorded; by default the last run of `pytest --a
 
 Note [Raises]: a run of all tests records each `raise` statement that it executes
 (`tools.record_raises`). At its end (`conftest.py`) each statement must be recorded, or be a line of
-`tests/unreached_raises.txt` that gives the reason; the run fails otherwise. To record a part of the
+`tests/unreached_raises.txt` that gives the reason. Otherwise a run of `--long` fails, and a run of
+`--all` names it. To record a part of the
 tests, and more parts into the same file, set `JAXDIST_RAISES=FILE`.
 """
 

@@ -39,13 +39,20 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the run where a `raise` is neither reached nor listed, or both."""
+    """Fail a run of `--long` where a `raise` is neither reached nor listed, or both.
+
+    A run of `--all` only names them: the rows that `--long` adds reach some of them.
+    """
     if not _ran_all(session):
         return
     reached = raises.read_record(pathlib.Path(os.environ[raises.VARIABLE]).read_text())
     found = raises.find(raises.PACKAGE)
     faults = raises.find_faults(raises.LISTED.read_text(), found, reached)
-    if faults:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if faults and not session.config.option.long and reporter is not None:
+        reporter.section("raises")
+        reporter.write_line(raises.make_report(faults))
+    elif faults:
         report = pytest.TestReport(
             nodeid="every raise is reached or listed",
             location=(raises.LISTED.name, None, "every raise is reached or listed"),
