@@ -76,7 +76,7 @@ def test_more_cpu_devices_than_jax_has_started_with_are_refused(
     have = len(jax.devices("cpu"))
     config = Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
     monkeypatch.chdir(tmp_path)
-    change = f"strategy.virtual_cpu_devices={2 * have}"
+    change = f"strategy.virtual_devices={2 * have}"
     assert main(["train", str(config), "--set", change]) == 2
     told = capsys.readouterr().err
     assert f"virtual_devices({2 * have})" in told
