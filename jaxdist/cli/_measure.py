@@ -19,6 +19,8 @@ from jaxdist.cost import Medium, Sample
 COUNTS = (1, 16)
 MAX_BYTES = 512 << 20  # on all devices together
 _BURST_SECONDS = 0.01
+# Bytes on a device. The time of a smaller copy is mostly that of the call, not of the memory.
+_MIN_COPY_BYTES = 4 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +82,8 @@ def measure(
         advance(f"compiling {count} x {size:,} bytes", total)
         cases[count, size] = _make_all_reduce(layout, count, size, medium.is_shared)
     advance("compiling a copy", total)
-    cases["copy"] = _make_copy(layout, largest)
+    copied = max(largest, _MIN_COPY_BYTES)
+    cases["copy"] = _make_copy(layout, copied)
     advance("compiling a reduce-scatter", total)
     cases["halves"] = _make_reduce_scatter(layout, largest)
     for case in cases.values():
@@ -97,7 +100,7 @@ def measure(
     together = layout.num_replicas if medium.is_shared else 1
     return Measurements(
         tuple(Sample(count, size, cases[count, size].median) for count, size in fits),
-        together * largest / cases["copy"].median,
+        together * copied / cases["copy"].median,
         max(0.5, cases["halves"].median / cases[1, largest].median),
     )
 
