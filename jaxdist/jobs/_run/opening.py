@@ -54,9 +54,5 @@ def describe_communication(program: Program) -> str:
 
 def _count_parameters(model: nnx.Module) -> int:
     state = nnx.state(model, nnx.Param)
-    sizes = jax.tree.map(_get_size, state, is_leaf=lambda x: is_sharded(from_state(x)))
-    return sum(jax.tree.leaves(sizes))
-
-
-def _get_size(leaf: Any) -> int:
-    return math.prod(from_state(leaf).shape)
+    leaves = jax.tree.leaves(state, is_leaf=lambda x: is_sharded(from_state(x)))
+    return sum(math.prod(from_state(leaf).shape) for leaf in leaves)
