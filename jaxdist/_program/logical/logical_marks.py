@@ -20,11 +20,7 @@ def marks_of_results(program: Any) -> list[Parts]:
 
 
 class MarkAnalysis(Interpreter[Parts]):
-    """The analysis of the layouts over logical devices with which values are marked.
-
-    A mark inside a branch, a `while` or a solver does not determine the layout of its results, so
-    these have no rule.
-    """
+    """The analysis of the layouts over logical devices with which values are marked."""
 
     def literal(self, literal: Any) -> Parts:
         return None
@@ -47,3 +43,8 @@ class MarkAnalysis(Interpreter[Parts]):
         # A scan without iterations returns its initial carry, not the marked one.
         state = [m if loop.length else None for m in inside[: loop.num_carry]]
         return [*state, *(None if m is None else (1, *m) for m in inside[loop.num_carry :])]
+
+    # A mark inside one of these does not determine the layout of the result.
+    cond = operation
+    while_loop = operation
+    linear_solve = operation
