@@ -107,102 +107,92 @@ class LocalPieces(Interpreter[Local]):
         if name == "shard_map":
             return self.operation(eqn, inputs)
         parameter = known.CALLS[name]
-        inner, facts = eqn.params[parameter], [x.fact for x in inputs]
+        inner = eqn.params[parameter]
         if name not in _REBUILT and not name.startswith("custom_"):
             with _compat.use_source_of(eqn):
                 return self.run(inner, inputs)
-        found = self._proof.equation(eqn, facts)
+        found = self._proof.equation(eqn, [x.fact for x in inputs])
+        arrays = [x.array for x in inputs]
         # The user wrote the backward rule for whole arrays. It cannot be rewritten, so jaxdist
         # evaluates the function and raises if it is differentiated.
         if name.startswith("custom_vjp"):
-            arrays = _raise_in_derivative(lambda *a: self._evaluate_as(inner, facts, found, a))(
-                *(x.array for x in inputs)
+            results = _raise_in_derivative(lambda *a: self._evaluate_as(inner, inputs, found, a))(
+                *arrays
             )
-            return [Local(s, x) for s, x in zip(found, arrays, strict=True)]
-        arrays = [x.array for x in inputs]
-        params = {**eqn.params, parameter: self._trace(inner, facts, found, arrays)}
+            return [Local(s, x) for s, x in zip(found, results, strict=True)]
+        params = {**eqn.params, parameter: self._trace(inner, inputs, found)}
         if "jvp_jaxpr_fun" in params:
-            rule = functools.partial(self._trace_jvp, facts, found, arrays)
+            rule = functools.partial(self._trace_jvp, inputs, found)
             params["jvp_jaxpr_fun"] = _compat.rewrite_jvp(params["jvp_jaxpr_fun"], rule)
         return _bind(eqn, arrays, params, found)
 
     def _trace_jvp(
         self,
-        facts: Sequence[ShardFact],
+        inputs: Sequence[Local],
         found: Sequence[ShardFact],
-        arrays: Sequence[Any],
         program: Any,
         zeros: Sequence[bool],
         out_zeros: Sequence[bool],
     ) -> Any:
         """Return the JVP rule of a custom derivative on pieces; tangents are cut like values."""
-        tangents = [i for i, zero in enumerate(zeros) if not zero]
-        given = [*facts, *(ShardFact(facts[i].differs, facts[i].cut) for i in tangents)]
+        moved = [inputs[i] for i, zero in enumerate(zeros) if not zero]
+        tangents = [Local(ShardFact(x.fact.differs, x.fact.cut), x.array) for x in moved]
         wanted = [*found, *(s for s, zero in zip(found, out_zeros, strict=True) if not zero)]
-        return self._trace(program, given, wanted, [*arrays, *(arrays[i] for i in tangents)])
+        return self._trace(program, [*inputs, *tangents], wanted)
 
     def scan(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         loop = Scan.of(eqn.params)
-        consts, carry = loop.num_consts, loop.num_carry
+        carry = loop.num_carry
         found = self._proof.equation(eqn, [x.fact for x in inputs])
-        held, start, rows = loop.split(inputs)
-        state = [self._convert(x, s) for x, s in zip(start, found[:carry], strict=True)]
-        of_rows = self._proof.rows(eqn, [x.fact for x in rows])
-        arrays = [*(x.array for x in held), *state, *(x.array for x in rows)]
-        inner = [*arrays[: consts + carry], *(_get_row_aval(x.array) for x in rows)]
-        facts = [*(x.fact for x in held), *found[:carry], *of_rows]
+        held, start, over = loop.split(inputs)
+        state = [Local(s, self._convert(x, s)) for x, s in zip(start, found[:carry], strict=True)]
+        of_rows = self._proof.rows(eqn, [x.fact for x in over])
+        rows = [Local(s, _get_row_aval(x.array)) for x, s in zip(over, of_rows, strict=True)]
         stacked = [ShardFact(s.differs, s.cut and s.cut.before(0)) for s in found[carry:]]
-        program = self._trace(eqn.params["jaxpr"], facts, [*found[:carry], *stacked], inner)
+        wanted = [*found[:carry], *stacked]
+        program = self._trace(loop.program, [*held, *state, *rows], wanted)
+        arrays = [x.array for x in (*held, *state, *over)]
         return _bind(eqn, arrays, {**eqn.params, "jaxpr": program}, found)
 
     def while_loop(self, eqn: Any, inputs: list[Local]) -> list[Local]:
-        p, loop = eqn.params, While.of(eqn.params)
-        first, second = loop.num_condition_consts, loop.num_condition_consts + loop.num_body_consts
+        loop = While.of(eqn.params)
         found = self._proof.equation(eqn, [x.fact for x in inputs])
-        state = [self._convert(x, s) for x, s in zip(inputs[second:], found, strict=True)]
-        held, of_held = [x.array for x in inputs[:second]], [x.fact for x in inputs[:second]]
-        goes_on = self._trace(
-            p["cond_jaxpr"],
-            [*of_held[:first], *found],
-            [ShardFact(frozenset())],
-            [*held[:first], *state],
-        )
-        body = self._trace(
-            p["body_jaxpr"], [*of_held[first:], *found], found, [*held[first:], *state]
-        )
-        params = {**p, "cond_jaxpr": goes_on, "body_jaxpr": body}
-        return _bind(eqn, [*held, *state], params, found)
+        of_condition, of_body, start = loop.split(inputs)
+        state = [Local(s, self._convert(x, s)) for x, s in zip(start, found, strict=True)]
+        goes_on = self._trace(loop.condition, [*of_condition, *state], [ShardFact(frozenset())])
+        body = self._trace(loop.body, [*of_body, *state], found)
+        params = {**eqn.params, "cond_jaxpr": goes_on, "body_jaxpr": body}
+        arrays = [x.array for x in (*of_condition, *of_body, *state)]
+        return _bind(eqn, arrays, params, found)
 
     def cond(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         found = self._proof.equation(eqn, [x.fact for x in inputs])
-        arrays, facts = [x.array for x in inputs], [x.fact for x in inputs[1:]]
-        branches = tuple(self._trace(b, facts, found, arrays[1:]) for b in eqn.params["branches"])
+        branches = tuple(self._trace(b, inputs[1:], found) for b in eqn.params["branches"])
+        arrays = [x.array for x in inputs]
         return _bind(eqn, arrays, {**eqn.params, "branches": branches}, found)
 
     def _evaluate_as(
         self,
         program: Any,
-        facts: Sequence[ShardFact],
+        inputs: Sequence[Local],
         wanted: Sequence[ShardFact],
         arrays: Sequence[Any],
     ) -> list[Any]:
-        """Evaluate a program, and return each result in the form of the fact in `wanted`."""
-        given = [Local(s, x) for s, x in zip(facts, arrays, strict=True)]
+        """Evaluate a program on arrays that have the facts of `inputs`.
+
+        Returns:
+            Each result in the form of the fact in `wanted`.
+        """
+        given = [Local(x.fact, array) for x, array in zip(inputs, arrays, strict=True)]
         return [self._convert(x, s) for x, s in zip(self.run(program, given), wanted, strict=True)]
 
-    def _trace(
-        self,
-        program: Any,
-        facts: Sequence[ShardFact],
-        wanted: Sequence[ShardFact],
-        arrays: Sequence[Any],
-    ) -> Any:
+    def _trace(self, program: Any, inputs: Sequence[Local], wanted: Sequence[ShardFact]) -> Any:
         """Trace a program again on local values; open or closed, as `program` is."""
 
         def local(*own: Any) -> list[Any]:
-            return self._evaluate_as(program, facts, wanted, own)
+            return self._evaluate_as(program, inputs, wanted, own)
 
-        closed = jax.make_jaxpr(local)(*map(_get_aval, arrays))
+        closed = jax.make_jaxpr(local)(*(_get_aval(x.array) for x in inputs))
         return closed if isinstance(program, ClosedJaxpr) else closed.jaxpr
 
 
