@@ -35,12 +35,11 @@ def as_transformation(
     return optax.with_extra_args_support(tx)
 
 
-def check_real_replicas(layout: ReplicaMesh) -> None:
-    """Check that replicas are not virtual: those share devices, and a piece needs its own."""
+def check_real_replicas(caller: str, layout: ReplicaMesh, why: str) -> None:
+    """Check that replicas are not virtual; `why` says why the result would depend on devices."""
     if layout.num_virtual is not None:
         raise ArgumentError(
-            "sharded_update was used with a strategy with deterministic=True.\n\n"
-            "Sums in pieces have another order than the sums of virtual replicas.\n\n"
+            f"{caller} was used with a strategy with deterministic=True.\n\n{why}\n\n"
             "Make the strategy without deterministic, or use tx itself on all-reduced gradients."
         )
 
