@@ -58,20 +58,19 @@ class Step:
         # `optax.lbfgs` takes the gradients a second time, as an extra argument. Reuse their pieces,
         # since the array itself is not reduced.
         known = {id(x): v for x, v in zip(parts[0].arrays, reduced, strict=True)}
-        others = [known.get(id(x)) or _wrap_extra(x, n, replicas) for x, n in _zip_names(parts[3])]
+        others = [
+            known.get(id(x)) or _wrap_extra(x, name, replicas)
+            for x, name in zip(parts[3].arrays, parts[3].names, strict=True)
+        ]
         new_leaves: list[Leaves] = []
 
         def flat(*arrays: Any) -> list[Any]:
-            rest = list(arrays)
-            trees = []
-            for part in parts:
-                count = len(part.arrays)
-                trees.append(part.rebuild(rest[:count]))
-                del rest[:count]
-            first, after = self.update(trees[0], trees[1], trees[2], **trees[3])
+            rest = iter(arrays)
+            own_grads, own_state, own_params, own_extra = (part.rebuild(rest) for part in parts)
+            first, after = self.update(own_grads, own_state, own_params, **own_extra)
             # Inside of the traced function, so that the addition runs on pieces too.
             if gives_params:
-                first = optax.apply_updates(trees[2], first)
+                first = optax.apply_updates(own_params, first)
             new_leaves[:] = [Leaves.flatten(first, "updates"), Leaves.flatten(after, "state")]
             return [*new_leaves[0].arrays, *new_leaves[1].arrays]
 
@@ -90,7 +89,7 @@ class Step:
             v.whole() if path not in in_pieces else _as_sharded(v, in_pieces[path])
             for v, path in zip(results[:count], new_leaves[0].paths, strict=True)
         ]
-        after = self._collect_state(results[count:], new_leaves[1], parts, cuts)
+        after = self._collect_state(results[count:], new_leaves[1], parts[1], cuts)
         return new_leaves[0].rebuild(first), new_leaves[1].rebuild(after)
 
     def _reduce_gradients(self, grads: Leaves, cuts: Cuts, replicas: Replicas) -> list[Value]:
@@ -137,13 +136,13 @@ class Step:
         return values
 
     def _collect_state(
-        self, values: Sequence[Value], after: Leaves, parts: Sequence[Leaves], cuts: Cuts
+        self, values: Sequence[Value], after: Leaves, old_state: Leaves, cuts: Cuts
     ) -> list[Any]:
         """Return the new state, sharded as the old one; `cuts` decides for whole leaves."""
         # If the transformation changed the structure of its state, leaves have no old layout.
         before: Sequence[Any] = [None] * len(values)
-        if after.treedef == parts[1].treedef and len(parts[1].arrays) == len(values):
-            before = parts[1].arrays
+        if after.treedef == old_state.treedef and len(old_state.arrays) == len(values):
+            before = old_state.arrays
         new_leaves: list[Any] = []
         for value, old, new, path in zip(values, before, after.arrays, after.paths, strict=True):
             cut = old.cut if isinstance(old, Sharded) else cuts.cut_of_leaf(new, path)
@@ -167,7 +166,3 @@ def _wrap_extra(array: Any, name: str, replicas: Replicas) -> Whole:
     # Mark a scalar now: if the step passes a loss that is not all-reduced, the error names it.
     value = Whole(array, replicas, name)
     return value if np.ndim(array) else Whole(value.check_replicated(), replicas, name)
-
-
-def _zip_names(part: Leaves) -> list[tuple[Any, str]]:
-    return list(zip(part.arrays, part.names, strict=True))
