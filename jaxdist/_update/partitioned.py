@@ -16,9 +16,10 @@ import jax
 
 from jaxdist import _compat
 from jaxdist._compat import CALLS
+from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import Interpreter
 from jaxdist._update.rules import RULES
-from jaxdist._update.values import Partial, Piece, Replicas, Value, Whole
+from jaxdist._update.values import Partial, Piece, Value, Whole
 from jaxdist._values import ELEMENTWISE, Cut
 
 
@@ -33,8 +34,8 @@ class PieceInterpreter(Interpreter[Value]):
         say so. Every other operation gets whole arrays, from an all-gather.
     """
 
-    def __init__(self, replicas: Replicas) -> None:
-        self._replicas = replicas
+    def __init__(self, layout: ReplicaMesh) -> None:
+        self._layout = layout
 
     def literal(self, literal: Any) -> Value:
         """Return the value of a literal, whole."""
@@ -45,7 +46,7 @@ class PieceInterpreter(Interpreter[Value]):
         return self._wrap_whole(value)
 
     def _wrap_whole(self, array: Any) -> Whole:
-        return Whole(array, self._replicas)
+        return Whole(array, self._layout)
 
     def equation(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         """Return the results of one operation, by the first way that is known to be right."""
@@ -90,7 +91,7 @@ class PieceInterpreter(Interpreter[Value]):
         if cut is None or shapes or eqn.primitive.multiple_results:
             return self._run_on_whole(eqn, inputs)
         local = [v.piece(cut) for v in inputs]
-        return [Piece(_compat.bind_like(eqn, local, eqn.params), cut, self._replicas)]
+        return [Piece(_compat.bind_like(eqn, local, eqn.params), cut, self._layout)]
 
     def cond(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         """Run a `cond` on pieces; a result is in pieces if an operand of its shape is."""
@@ -120,7 +121,7 @@ class PieceInterpreter(Interpreter[Value]):
         return [self._wrap(x, c) for x, c in zip(results, out, strict=True)]
 
     def _wrap(self, array: Any, cut: Cut | None) -> Value:
-        return self._wrap_whole(array) if cut is None else Piece(array, cut, self._replicas)
+        return self._wrap_whole(array) if cut is None else Piece(array, cut, self._layout)
 
 
 def _unwrap(value: Value, cut: Cut | None) -> Any:
