@@ -30,10 +30,9 @@ def shard_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
     new_leaves = []
     for array, name, path in zip(leaves.arrays, leaves.names, leaves.paths, strict=True):
         cut = None if isinstance(array, Sharded) else cuts.cut_of_leaf(array, path)
-        value = array
         if cut is not None:
-            value = Sharded(Whole(array, layout, name).piece(cut), *cut)
-        new_leaves.append(value)
+            array = Sharded(Whole(array, layout, name).piece(cut), *cut)
+        new_leaves.append(array)
     return leaves.rebuild(new_leaves)
 
 

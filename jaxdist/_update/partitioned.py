@@ -9,7 +9,6 @@ allow-list, and the rules of `rules.py`. Every other operation gets whole arrays
 all-gather makes. An unknown operation is therefore slow, but never wrong.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -53,7 +52,7 @@ class PieceInterpreter(Interpreter[Value]):
         name = eqn.primitive.name
         # An effect (a print, a callback) must see whole arrays, as it does without pieces.
         if eqn.effects:
-            return self._run_on_whole(eqn, inputs)
+            return self.operation(eqn, inputs)
         rule = RULES.get(name)
         if rule is not None:
             found = rule(eqn, inputs)
@@ -62,34 +61,31 @@ class PieceInterpreter(Interpreter[Value]):
         # `Broadcast` is not in this test: as an operand of an elementwise operation it may still
         # become a piece.
         if all(type(v) is Whole for v in inputs):
-            return self._run_on_whole(eqn, inputs)
+            return self.operation(eqn, inputs)
         if name in ELEMENTWISE:
             return self._run_elementwise(eqn, inputs)
         return super().equation(eqn, inputs)
 
     def operation(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         """Return the results of an operation that needs whole arrays."""
-        return self._run_on_whole(eqn, inputs)
+        results = _compat.bind_like(eqn, [v.whole() for v in inputs], eqn.params)
+        rows = results if eqn.primitive.multiple_results else [results]
+        return [self._wrap_whole(x) for x in rows]
 
     def call(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         """Return the results of a function that is called."""
         # A `shard_map`, or an all-reduce, is one operation here.
         inside = eqn.primitive.name in CALLS
-        return super().call(eqn, inputs) if inside else self._run_on_whole(eqn, inputs)
+        return super().call(eqn, inputs) if inside else self.operation(eqn, inputs)
 
-    def _run_on_whole(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
-        results = _compat.bind_like(eqn, [v.whole() for v in inputs], eqn.params)
-        rows = results if eqn.primitive.multiple_results else [results]
-        return [self._wrap_whole(x) for x in rows]
-
-    def _run_elementwise(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+    def _run_elementwise(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         # Operands are scalars or have the shape of the result. An operand of another shape could
         # not be sharded along the same dim.
         shape = eqn.outvars[0].aval.shape
         shapes = {tuple(v.aval.shape) for v in eqn.invars} - {(), tuple(shape)}
         cut = next((v.cut for v in inputs if isinstance(v, Piece)), None)
         if cut is None or shapes or eqn.primitive.multiple_results:
-            return self._run_on_whole(eqn, inputs)
+            return self.operation(eqn, inputs)
         local = [v.piece(cut) for v in inputs]
         return [Piece(_compat.bind_like(eqn, local, eqn.params), cut, self._layout)]
 

@@ -51,20 +51,15 @@ def _reshape(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     cut, count = operand.cut, operand.cut.pieces(operand.layout)
     # A dim is unchanged if its size and the product of the dims before it are.
     lead = math.prod(before[: cut.dim])
-    for dim in range(len(after)):
-        if math.prod(after[:dim]) != lead:
+    # Flattening. With padding the pieces would have a wrong length: the pieces of a flat array
+    # have `ceil(n*m / R)` elements, and those of its rows `ceil(n / R) * m`.
+    can_flatten = lead == 1 and not cut.padding(count)
+    for dim, size in enumerate(after):
+        is_flat = can_flatten and size == math.prod(before)
+        if math.prod(after[:dim]) != lead or not (size == cut.size or is_flat):
             continue
-        size = after[dim]
-        if size == cut.size:
-            new = Cut(dim, size, cut.axes)
-            local = new.local_shape(tuple(after), count)
-        # Flattening. With padding the pieces would have a wrong length: the pieces of a flat array
-        # have `ceil(n*m / R)` elements, and those of its rows `ceil(n / R) * m`.
-        elif lead == 1 and size == math.prod(before) and not cut.padding(count):
-            new = Cut(dim, size, cut.axes)
-            local = new.local_shape(tuple(after), count)
-        else:
-            continue
+        new = Cut(dim, size, cut.axes)
+        local = new.local_shape(tuple(after), count)
         if math.prod(local) == operand.array.size:
             return Piece(operand.array.reshape(local), new, operand.layout)
     return None
@@ -131,10 +126,8 @@ def _reduce(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     if is_bitwise or jnp.issubdtype(dtype, jnp.complexfloating):
         return None
     if cut.dim not in over:
-        [local] = _bind(eqn, operand.array)
-        dim = cut.dim - sum(d < cut.dim for d in over)
-        return Piece(local, cut._replace(dim=dim), layout)
-    [local] = _bind(eqn, operand.mask_padding(_NEUTRAL[name](dtype)))
+        return Piece(_bind(eqn, operand.array), _drop_dims(cut, over), layout)
+    local = _bind(eqn, operand.mask_padding(_NEUTRAL[name](dtype)))
     # Not reduced over the replicas yet, so that sums of several leaves share one all-reduce.
     if name == "reduce_sum":
         return Partial(local, None, layout, cut.over(layout))
@@ -152,9 +145,8 @@ def _reduce_extreme(eqn: Any, operand: Value, over: tuple[int, ...]) -> Value | 
         return None
     cut, layout = operand.cut, operand.layout
     if cut.dim not in over:
-        dim = cut.dim - sum(d < cut.dim for d in over)
         array = _restore_nan(*_separate_nan(eqn, operand.array, over, neutral))
-        return Piece(array, cut._replace(dim=dim), layout)
+        return Piece(array, _drop_dims(cut, over), layout)
     # The sign makes a minimum a maximum, so that one `pmax` reduces the number and the flag.
     largest, found = _separate_nan(eqn, operand.mask_padding(neutral), over, neutral)
     sign = -1 if eqn.primitive.name == "reduce_min" else 1
@@ -167,7 +159,7 @@ def _separate_nan(eqn: Any, array: Any, over: tuple[int, ...], neutral: Any) -> 
     """Return the largest or smallest number that is not nan, and whether there is a nan."""
     array = jnp.asarray(array)
     is_nan = jnp.isnan(array)
-    [found] = _bind(eqn, jnp.where(is_nan, jnp.asarray(neutral, array.dtype), array))
+    found = _bind(eqn, jnp.where(is_nan, jnp.asarray(neutral, array.dtype), array))
     return found, jnp.any(is_nan, axis=over)
 
 
@@ -175,8 +167,13 @@ def _restore_nan(array: Any, is_nan: Any) -> Any:
     return jnp.where(is_nan, jnp.asarray(jnp.nan, array.dtype), array)
 
 
-def _bind(eqn: Any, array: Any) -> list[Any]:
-    return [eqn.primitive.bind(array, **eqn.params)]
+def _bind(eqn: Any, array: Any) -> Any:
+    return eqn.primitive.bind(array, **eqn.params)
+
+
+def _drop_dims(cut: Cut, dims: tuple[int, ...]) -> Cut:
+    """Return the `Cut` of the array without these dims, of which none is cut."""
+    return cut._replace(dim=cut.dim - sum(d < cut.dim for d in dims))
 
 
 def _dot(eqn: Any, inputs: Sequence[Value]) -> Value | None:

@@ -18,12 +18,6 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import Cut, cut_piece, pad_dim
 
 
-def gather_piece(piece: Any, cut: Cut, layout: ReplicaMesh) -> Any:
-    """Return the whole array, gathered from all replicas."""
-    whole = jax.lax.all_gather(piece, cut.over(layout), axis=cut.dim, tiled=True)
-    return jax.lax.slice_in_dim(whole, 0, cut.size, axis=cut.dim)
-
-
 def scatter_sum(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
     """Return this replica's piece of the sum over all replicas."""
     axes = cut.over(layout)
@@ -92,7 +86,9 @@ class Piece(Value):
 
     def whole(self) -> Any:
         if self._whole is None:
-            self._whole = gather_piece(self.array, self.cut, self.layout)
+            axes, dim = self.cut.over(self.layout), self.cut.dim
+            padded = jax.lax.all_gather(self.array, axes, axis=dim, tiled=True)
+            self._whole = jax.lax.slice_in_dim(padded, 0, self.cut.size, axis=dim)
         return self._whole
 
     def piece(self, cut: Cut) -> Any:
