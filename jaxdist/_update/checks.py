@@ -238,15 +238,3 @@ def outside_step_error(describe: str, num_replicas: int) -> ContextError:
         "of the step.\n\n"
         "Call it in the function that you pass to strategy.run."
     )
-
-
-def layout_of(caller: str, strategy: Any) -> ReplicaMesh:
-    """Check that `strategy` is a strategy, and return its mesh."""
-    layout = getattr(strategy, "layout", None)
-    if not isinstance(layout, ReplicaMesh):
-        raise ArgumentTypeError(
-            f"{caller} was given strategy={show(strategy)}.\n\n"
-            "strategy is a strategy of jaxdist.\n\n"
-            "Pass for instance jaxdist.MirroredStrategy()."
-        )
-    return layout

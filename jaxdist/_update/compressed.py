@@ -21,14 +21,13 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jaxdist import _collectives, _replica, cost
 from jaxdist._collectives import CompressedSum, ReduceOp, RoundingErrors
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._replica import HasLayout
+from jaxdist._replica import HasLayout, layout_of
 from jaxdist._typing import PyTree
 from jaxdist._update.checks import (
     as_transformation,
     check_arrays,
     check_gradients,
     check_real_replicas,
-    layout_of,
 )
 from jaxdist._update.init import wrap_in_variables
 from jaxdist._update.nested import COMPRESSED, check_nesting, mark_wrapper

@@ -11,7 +11,7 @@ import optax
 from jaxdist import _collectives, _replica
 from jaxdist._collectives import ReduceOp
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._replica import HasLayout
+from jaxdist._replica import HasLayout, layout_of
 from jaxdist._typing import PyTree
 from jaxdist._update import checks
 from jaxdist._update.cuts import Cuts
@@ -258,7 +258,7 @@ def sharded_update(
     whole = checks.as_transformation(tx)
     op = _collectives.reduce_op(CALLER, reduce_op)
     if strategy is not None:
-        checks.layout_of("sharded_update", strategy)
+        layout_of("sharded_update", strategy)
     own = _Update(whole, op, check_size(CALLER, "min_bytes", min_bytes), strategy)
     return ShardedUpdate(own.init, own)
 
@@ -292,7 +292,7 @@ def shard_state(state: PyTree, strategy: HasLayout, *, min_bytes: float | None =
         >>> state[0].mu
         Sharded(float32[3, 16] cut along dim 1, held as [3, 16])
     """
-    layout = checks.layout_of("shard_state", strategy)
+    layout = layout_of("shard_state", strategy)
     check_has_arrays("shard_state", "state", state)
     checks.refuse_per_replica("shard_state", "state", state)
     with CallerRename("sharded_update: update ", "shard_state "):

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._replica import HasLayout
+from jaxdist._replica import HasLayout, layout_of
 from jaxdist._validate import check_has_arrays, show
-from jaxdist._values import Sharded, copy_if_writable, pad_dim
+from jaxdist._values import Sharded, copy_if_writable, cut_and_place
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 from jaxdist.partition._leaves import Entry, collect_entries
 from jaxdist.partition._patterns import find_nearest, is_match
@@ -68,7 +67,8 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
         >>> placed["up"]["kernel"], placed["scale"].is_fully_replicated
         (Sharded(float32[16, 3] cut along dim 0, held as [16, 3]), True)
     """
-    layout = _layout_of(strategy)
+    remedy = "Pass the strategy first: partition.place(strategy, model, rules)."
+    layout = layout_of("partition.place", strategy, remedy)
     own = as_rules("partition.place", rules)
     _check_filter(wrt)
     entries, rebuild = collect_entries(tree, wrt)
@@ -243,8 +243,7 @@ def _place_leaf(entry: Entry, found: ResolvedPlacement, layout: ReplicaMesh) -> 
         if cut is None:
             # See Note [Who owns host memory]
             return jax.device_put(copy_if_writable(value), found.sharding)
-        padded = pad_dim(jnp.asarray(value), cut.dim, cut.padding(cut.pieces(layout)))
-        return Sharded(jax.device_put(padded, found.sharding), *cut)
+        return cut_and_place(value, cut, layout)
     except (TypeError, RuntimeError) as error:
         # A value that is no array for JAX, or an array that a step has donated.
         raise ArgumentError(
@@ -252,14 +251,3 @@ def _place_leaf(entry: Entry, found: ResolvedPlacement, layout: ReplicaMesh) -> 
             "It places arrays of numbers that no step has taken by donation.\n\n"
             "Leave what is no parameter out of the tree, and place arrays before they are donated."
         ) from error
-
-
-def _layout_of(strategy: Any) -> ReplicaMesh:
-    layout = getattr(strategy, "layout", None)
-    if not isinstance(layout, ReplicaMesh):
-        raise ArgumentTypeError(
-            f"partition.place was given strategy={show(strategy)}.\n\n"
-            "strategy is a strategy of jaxdist.\n\n"
-            "Pass the strategy first: partition.place(strategy, model, rules)."
-        )
-    return layout

@@ -80,10 +80,7 @@ class Rules:
             None
         """
         path = _check_path("Rules.placement_of", "path", path)
-        found = [(p, placement) for p, placement in self.rules if is_match(p, path)]
-        if len(found) > 1:
-            raise ArgumentError(describe_conflicts([(path, [p for p, _ in found])]))
-        return found[0][1] if found else self.otherwise
+        return _find_match(self.rules, path) or self.otherwise
 
     def constrain(self, value: Any, name: str) -> Any:
         """Return an activation with the layout that the rules give its name.
@@ -108,10 +105,8 @@ class Rules:
         """
         name = _check_path("Rules.constrain", "name", name)
         check_has_arrays("Rules.constrain", "value", value)
-        found = [(p, placement) for p, placement in self.activations if is_match(p, name)]
-        if len(found) > 1:
-            raise ArgumentError(describe_conflicts([(name, [p for p, _ in found])]))
-        if not found:
+        placement = _find_match(self.activations, name)
+        if placement is None:
             known = find_nearest(name, [p for p, _ in self.activations])
             raise ArgumentError(
                 f"Rules.constrain was given name={name!r}, which no rule for activations matches."
@@ -119,7 +114,7 @@ class Rules:
                 + (f"The nearest one is {known!r}." if known else "There are none.")
                 + f"\n\nAdd it: Rules(..., activations=[({name!r}, partition.Split(-1))])."
             )
-        return constrain(value, found[0][1])
+        return constrain(value, placement)
 
     def __repr__(self) -> str:
         lines = [f"  {pattern!r}: {placement!r}" for pattern, placement in self.rules]
@@ -145,6 +140,14 @@ def as_rules(caller: str, rules: Any) -> Rules:
         "Pass partition.Rules([(pattern, placement), ...]), or ready ones such as "
         "partition.fsdp()."
     )
+
+
+def _find_match(pairs: Iterable[tuple[str, Placement]], path: str) -> Placement | None:
+    """Return the placement of the one pattern that matches a path; None if none does."""
+    found = [(p, placement) for p, placement in pairs if is_match(p, path)]
+    if len(found) > 1:
+        raise ArgumentError(describe_conflicts([(path, [p for p, _ in found])]))
+    return found[0][1] if found else None
 
 
 def describe_conflicts(found: Sequence[tuple[str, Sequence[str]]]) -> str:
