@@ -68,8 +68,8 @@ def resolve(leaf: Leaf, placement: Placement, layout: ReplicaMesh) -> ResolvedPl
     split = None
     if wanted is not None:
         split = _resolve_split(leaf, chosen, _resolve_dim(leaf, chosen, wanted), layout)
-    # No spec ends with None: JAX compares specs entry by entry, and would take an equal sharding for
-    # another one, and compile a step twice.
+    # No spec below ends with None: JAX compares specs entry by entry, so it would take an equal
+    # sharding for another one, and compile a step twice.
     cut = _resolve_cut(leaf, chosen, split, layout) if isinstance(chosen, Shard) else None
     if cut is not None:
         return ResolvedPlacement(NamedSharding(layout.mesh, cut.full_spec(layout)), cut)
