@@ -74,6 +74,12 @@ def show(value: Any) -> str:
 MAX_SHOWN = 80
 
 
+def format_lines(lines: list[str], most: int = 10) -> str:
+    """Return lines as one text: the first `most` of them, and how many more there are."""
+    more = len(lines) - most
+    return "\n".join([*lines[:most], *([f"... and {more} more."] if more > 0 else [])])
+
+
 def as_flag(caller: str, name: str, value: Any) -> bool:
     """Return `value` as a bool; raise if it is anything else."""
     # Every object has a truth value, so a misplaced argument would silently count as True.

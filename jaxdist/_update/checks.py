@@ -11,7 +11,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._update.leaves import Leaves, is_array, is_sharded_leaf
-from jaxdist._validate import as_array, show
+from jaxdist._validate import as_array, format_lines, show
 from jaxdist._validate import is_array as is_jax_array
 from jaxdist._values import PerReplica, Sharded, from_state
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, JaxdistError, ShapeError
@@ -139,11 +139,9 @@ def _differences(grads: PyTree, others: PyTree, what: str, name: str) -> list[st
 
 
 def _do_not_fit_error(lines: list[str], what: str, caller: str, name: str) -> ShapeError:
-    more = len(lines) - _MOST_LISTED
-    listed = "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
     return ShapeError(
         f"{caller}: {_METHODS[name]} was given {len(lines)} gradient(s) in {name} that do not fit "
-        f"{what}.\n{listed}\n\n"
+        f"{what}.\n{format_lines(lines)}\n\n"
         "Gradients have the structure and the shapes of the parameters that the state was made "
         "for.\n\nGradients per example are clipped and averaged over the examples first; those "
         "of a part of the parameters need optax.masked or optax.partition."

@@ -8,7 +8,7 @@ State of other shapes (adafactor's factors) is replicated. If the tree has no pa
 are matched against the paths of the state itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -16,14 +16,14 @@ from flax import nnx
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import HasLayout, layout_of
-from jaxdist._validate import check_has_arrays, show
+from jaxdist._validate import check_has_arrays, format_lines, show
 from jaxdist._values import Sharded, copy_if_writable, cut_and_place
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 from jaxdist.partition._leaves import Entry, collect_entries
 from jaxdist.partition._patterns import find_nearest, is_match
 from jaxdist.partition._placements import Placement, Replicate
 from jaxdist.partition._resolve import ResolvedPlacement, resolve
-from jaxdist.partition._rules import Rules, as_rules, describe_conflicts, format_lines
+from jaxdist.partition._rules import Rules, as_rules, describe_conflicts
 
 T = TypeVar("T")
 
@@ -70,8 +70,7 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
     remedy = "Pass the strategy first: partition.place(strategy, model, rules)."
     layout = layout_of("partition.place", strategy, remedy)
     own = as_rules("partition.place", rules)
-    _check_filter(wrt)
-    entries, rebuild = collect_entries(tree, wrt)
+    entries, rebuild = collect_entries(tree, _as_predicate(wrt))
     if not entries:
         check_has_arrays("partition.place", "tree", tree, "a pytree of arrays, or an NNX object")
     _check_wrt(entries, wrt)
@@ -82,10 +81,10 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
     return rebuild()
 
 
-def _check_filter(wrt: Any) -> None:
-    """Check that `wrt` is a filter of Flax."""
+def _as_predicate(wrt: Any) -> Callable[[Any, Any], bool]:
+    """Return a filter of Flax as a function of a path and a variable."""
     try:
-        nnx.filterlib.to_predicate(wrt)
+        return nnx.filterlib.to_predicate(wrt)
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
             f"partition.place was given wrt={show(wrt)}.\n\n"

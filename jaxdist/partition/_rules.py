@@ -10,13 +10,12 @@ need not be sorted, and lists of rules can be joined.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
-from jaxdist._validate import CallerRename, as_flag, as_list, check_has_arrays, show
+from jaxdist._validate import CallerRename, as_flag, as_list, check_has_arrays, format_lines, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist.partition._activations import check_activation, constrain
 from jaxdist.partition._patterns import find_nearest, is_match
 from jaxdist.partition._placements import ByNames, Placement, check_placement
 
-_MOST_LISTED = 10
 _CALLER = "partition.Rules"
 
 
@@ -160,12 +159,6 @@ def describe_conflicts(found: Sequence[tuple[str, Sequence[str]]]) -> str:
         "Make the patterns longer, so that each leaf matches one of them. For the rest pass "
         "Rules(..., otherwise=...)."
     )
-
-
-def format_lines(lines: Sequence[str]) -> str:
-    """Return the first lines of a message, and the number of the others."""
-    more = len(lines) - _MOST_LISTED
-    return "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
 
 
 def _check_path(caller: str, name: str, path: Any) -> str:
