@@ -35,6 +35,21 @@ class HasLayout(Protocol):
         ...
 
 
+def layout_of(
+    caller: str,
+    strategy: Any,
+    remedy: str = "Pass for instance jaxdist.MirroredStrategy().",
+) -> ReplicaMesh:
+    """Check that `strategy` is a strategy, and return its mesh."""
+    layout = getattr(strategy, "layout", None)
+    if not isinstance(layout, ReplicaMesh):
+        raise ArgumentTypeError(
+            f"{caller} was given strategy={show(strategy)}.\n\n"
+            f"strategy is a strategy of jaxdist.\n\n{remedy}"
+        )
+    return layout
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Frame:
     """One level of context: the scope of a strategy, a replica of a step, or a merge function."""

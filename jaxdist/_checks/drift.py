@@ -11,9 +11,10 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
+from jaxdist._checks.result_comparison import is_argument_leaf, is_per_replica
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
-from jaxdist._values import Kind, PerReplica, placement_of_sharding
+from jaxdist._values import Kind, placement_of_sharding
 from jaxdist.errors import ArgumentError, ReplicaDriftError
 
 
@@ -32,8 +33,8 @@ class DriftChecks:
                 "every is the number of calls from one comparison to the next: an integer from 1 "
                 "up.\n\nPass for instance every=100."
             )
-        plain = jax.tree.map(_extract_arrays, state, is_leaf=_is_graph)
-        leaves, treedef = jax.tree_util.tree_flatten_with_path(plain, is_leaf=_is_per_replica)
+        plain = jax.tree.map(_extract_arrays, state, is_leaf=is_argument_leaf)
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(plain, is_leaf=is_per_replica)
         # Calls are counted per structure: a program may check a model and an optimizer in turn.
         self._calls[treedef] += 1
         # The first call compares too, so that different initial values are found at once.
@@ -44,10 +45,11 @@ class DriftChecks:
             return False
         sums = _compute_checksums(tuple(x for _, x in mirrored), self._layout)
         table = np.asarray(sums).reshape(self._layout.num_places, len(mirrored), 2)
+        differs = (table != table[0]).any(axis=-1)
         drifted = {
-            keystr(path): np.flatnonzero((table[:, i] != table[0, i]).any(axis=-1)).tolist()
-            for i, (path, _) in enumerate(mirrored)
-            if (table[:, i] != table[0, i]).any()
+            keystr(path): np.flatnonzero(of_array).tolist()
+            for (path, _), of_array in zip(mirrored, differs.T, strict=True)
+            if of_array.any()
         }
         if drifted:
             raise ReplicaDriftError(_format_drift(drifted, len(mirrored)))
@@ -61,14 +63,6 @@ class DriftChecks:
             return False
         placed = placement_of_sharding(leaf.sharding, leaf.ndim, self._layout)
         return placed is not None and placed.kind is Kind.MIRRORED and leaf.is_fully_replicated
-
-
-def _is_per_replica(x: Any) -> bool:
-    return isinstance(x, PerReplica)
-
-
-def _is_graph(x: Any) -> bool:
-    return isinstance(x, (PerReplica, nnx.Pytree))
 
 
 def _extract_arrays(x: Any) -> Any:

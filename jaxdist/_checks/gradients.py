@@ -22,7 +22,6 @@ from jaxdist._checks.gradient_report import (
 from jaxdist._checks.result_comparison import (
     assemble_sharded,
     compare_results,
-    copy_to_host,
     is_argument_leaf,
     is_number,
     is_per_replica,
@@ -142,12 +141,9 @@ def _name(path: Any) -> str:
 
 def _concatenate_rows(name: str, value: PerReplica) -> Any:
     """Concatenate the rows of all replicas on dim 0."""
-    is_scalar = not value.is_global and np.ndim(value.values[0]) == 0
-    if not is_scalar and value.is_global:
-        is_scalar = value.values[0].ndim == 0
-    if not is_scalar:
-        return np.concatenate([np.asarray(v) for v in value.values])
     values = [np.asarray(v) for v in value.values]
+    if values[0].ndim:
+        return np.concatenate(values)
     if any(v != values[0] for v in values):
         raise ShapeError(
             f"Strategy.check_gradients cannot join {name}: {value!r} is a scalar on each replica."
@@ -214,7 +210,7 @@ class _CallCopy:
             before = self._before[name][1]
             for old, a, b in zip(before, many, theirs[name][1], strict=True):
                 if is_number(a):
-                    found = compare(name, copy_to_host(old), copy_to_host(a), copy_to_host(b), rtol)
+                    found = compare(name, np.asarray(old), np.asarray(a), np.asarray(b), rtol)
                     groups.setdefault(name.split(".")[0], []).append(found)
         return [leaf for leaves in groups.values() for leaf in raise_noise_floor(leaves)]
 
@@ -238,7 +234,7 @@ def _describe_step(
     names = {str(getattr(k, "name", getattr(k, "key", ""))) for path, _ in flat for k in path}
     for leaf in (x for _, x in flat if isinstance(x, nnx.Pytree)):
         names.update(str(p) for path, _ in nnx.to_flat_state(nnx.state(leaf)) for p in path)
-    num_real, num_rows = real if real is not None else (None, None)
+    num_real, num_rows = real or (None, None)
     more = ("random key",) if any(_is_key(x) for _, x in flat) else ()
     return Setting(
         layout.num_replicas,

@@ -141,7 +141,7 @@ def _pair_leaves(
         if isinstance(a, PerReplica):
             rest.append(name + keystr(path))
         elif is_number(a):
-            found.append((name + keystr(path), start, copy_to_host(a), copy_to_host(b)))
+            found.append((name + keystr(path), start, np.asarray(a), np.asarray(b)))
     return found, rest
 
 
@@ -156,7 +156,7 @@ def _compare_pairs(pairs: list[_Pair], rtol: float) -> list[LeafComparison]:
     if all(start is None for _, start, _, _ in pairs):
         return list(values)
     moved = raise_noise_floor(
-        [compare(n, None if s is None else copy_to_host(s), a, b, rtol) for n, s, a, b in pairs]
+        [compare(n, None if s is None else np.asarray(s), a, b, rtol) for n, s, a, b in pairs]
     )
     if not any(x.differs for x in moved) or _count_scaled(values) > _count_scaled(moved):
         return list(values)
@@ -176,11 +176,6 @@ def is_number(x: Any) -> bool:
     if not isinstance(x, (jax.Array, np.ndarray, np.generic)):
         return False
     return not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def copy_to_host(x: Any) -> np.ndarray:
-    """Return a copy of the whole array in host memory."""
-    return np.asarray(x)
 
 
 def is_per_replica(x: Any) -> bool:

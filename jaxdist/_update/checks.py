@@ -11,7 +11,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._update.leaves import Leaves, is_array, is_sharded_leaf
-from jaxdist._validate import as_array, show
+from jaxdist._validate import as_array, format_lines, show
 from jaxdist._validate import is_array as is_jax_array
 from jaxdist._values import PerReplica, Sharded, from_state
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, JaxdistError, ShapeError
@@ -35,12 +35,11 @@ def as_transformation(
     return optax.with_extra_args_support(tx)
 
 
-def check_real_replicas(layout: ReplicaMesh) -> None:
-    """Check that replicas are not virtual: those share devices, and a piece needs its own."""
+def check_real_replicas(caller: str, layout: ReplicaMesh, why: str) -> None:
+    """Check that replicas are not virtual; `why` says why the result would depend on devices."""
     if layout.num_virtual is not None:
         raise ArgumentError(
-            "sharded_update was used with a strategy with deterministic=True.\n\n"
-            "Sums in pieces have another order than the sums of virtual replicas.\n\n"
+            f"{caller} was used with a strategy with deterministic=True.\n\n{why}\n\n"
             "Make the strategy without deterministic, or use tx itself on all-reduced gradients."
         )
 
@@ -140,11 +139,9 @@ def _differences(grads: PyTree, others: PyTree, what: str, name: str) -> list[st
 
 
 def _do_not_fit_error(lines: list[str], what: str, caller: str, name: str) -> ShapeError:
-    more = len(lines) - _MOST_LISTED
-    listed = "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
     return ShapeError(
         f"{caller}: {_METHODS[name]} was given {len(lines)} gradient(s) in {name} that do not fit "
-        f"{what}.\n{listed}\n\n"
+        f"{what}.\n{format_lines(lines)}\n\n"
         "Gradients have the structure and the shapes of the parameters that the state was made "
         "for.\n\nGradients per example are clipped and averaged over the examples first; those "
         "of a part of the parameters need optax.masked or optax.partition."
@@ -239,15 +236,3 @@ def outside_step_error(describe: str, num_replicas: int) -> ContextError:
         "of the step.\n\n"
         "Call it in the function that you pass to strategy.run."
     )
-
-
-def layout_of(caller: str, strategy: Any) -> ReplicaMesh:
-    """Check that `strategy` is a strategy, and return its mesh."""
-    layout = getattr(strategy, "layout", None)
-    if not isinstance(layout, ReplicaMesh):
-        raise ArgumentTypeError(
-            f"{caller} was given strategy={show(strategy)}.\n\n"
-            "strategy is a strategy of jaxdist.\n\n"
-            "Pass for instance jaxdist.MirroredStrategy()."
-        )
-    return layout

@@ -15,20 +15,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
+from jax.flatten_util import ravel_pytree
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist import _collectives, _replica, cost
 from jaxdist._collectives import CompressedSum, ReduceOp, RoundingErrors
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._replica import HasLayout
+from jaxdist._replica import HasLayout, layout_of
 from jaxdist._typing import PyTree
 from jaxdist._update.checks import (
     as_transformation,
     check_arrays,
     check_gradients,
-    layout_of,
+    check_real_replicas,
 )
+from jaxdist._update.init import wrap_in_variables
 from jaxdist._update.nested import COMPRESSED, check_nesting, mark_wrapper
 from jaxdist._validate import show
 from jaxdist._values import Cut, Sharded, cut_and_place, from_state
@@ -164,10 +165,7 @@ class _Update:
         size = sum(int(jnp.size(x)) for x in jax.tree.leaves(params))
         inside = frame is not None and frame.is_inside_step
         errors = self._make_zero_errors(how, size, in_step=inside)
-        if any(isinstance(x, nnx.Variable) for x in jax.tree.leaves(params, is_leaf=_is_variable)):
-            # See Note [Sharded arrays in NNX state]
-            errors = CompressionErrors(*map(nnx.Variable, errors))
-        return errors, inner
+        return wrap_in_variables(errors, params), inner
 
     def _make_zero_errors(
         self, how: CompressedSum, size: int, *, in_step: bool
@@ -222,18 +220,14 @@ class _Update:
             return grads, errors
         # One vector, so that the scales of 256 numbers and the errors need no boundaries of leaves.
         leaves = [_check_real(path, leaf) for path, leaf in named]
-        vector = jnp.concatenate([x.astype(jnp.float32).ravel() for x in leaves])
+        vector, restore = ravel_pytree([x.astype(jnp.float32) for x in leaves])
         own = [x.array[0] for x in self._check_errors(how, vector.size, errors)]
         if self.op is ReduceOp.MEAN:
             # Divide before the sum. Then the errors are those of a mean, and stay valid when a
             # checkpoint restores them for another number of replicas.
             vector = vector / how.layout.num_replicas
         total, after = how(vector, RoundingErrors(*own))
-        found: list[jax.Array] = []
-        end = 0
-        for x in leaves:
-            start, end = end, end + x.size
-            found.append(total[start:end].reshape(x.shape).astype(x.dtype))
+        found = [x.astype(like.dtype) for x, like in zip(restore(total), leaves, strict=True)]
         kept = [Sharded(e[None], *old.cut) for e, old in zip(after, errors, strict=True)]
         return treedef.unflatten(found), CompressionErrors(*kept)
 
@@ -258,13 +252,9 @@ class _Update:
         count = layout.num_replicas
         if count == 1:
             return None
-        if layout.num_virtual is not None:
-            raise ArgumentError(
-                f"{CALLER} was used with a strategy with deterministic=True.\n\n"
-                "The rounding depends on the workers, and so on the devices.\n\n"
-                "Make the strategy without deterministic, or use tx itself on all-reduced "
-                "gradients."
-            )
+        check_real_replicas(
+            CALLER, layout, "The rounding depends on the workers, and so on the devices."
+        )
         workers = self.workers
         if workers is None:
             workers = len({cost.worker_of(d) for d in layout.devices})
@@ -292,7 +282,3 @@ def _check_real(path: Any, leaf: Any) -> jax.Array:
             "Use optax.masked for the others, or all_reduce and the transformation itself."
         )
     return array
-
-
-def _is_variable(x: Any) -> bool:
-    return isinstance(x, nnx.Variable)

@@ -12,7 +12,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._update.cuts import Cuts
 from jaxdist._update.leaves import Leaves
-from jaxdist._update.values import Replicas, Whole
+from jaxdist._update.values import Whole
 from jaxdist._values import (
     Cut,
     Sharded,
@@ -26,15 +26,13 @@ from jaxdist._values import (
 
 def shard_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
     """Return a state that was made inside a step, of which each replica keeps its pieces."""
-    replicas = Replicas(layout)
     leaves = Leaves.flatten(state, "state")
     new_leaves = []
     for array, name, path in zip(leaves.arrays, leaves.names, leaves.paths, strict=True):
         cut = None if isinstance(array, Sharded) else cuts.cut_of_leaf(array, path)
-        value = array
         if cut is not None:
-            value = Sharded(Whole(array, replicas, name).piece(cut), *cut)
-        new_leaves.append(value)
+            array = Sharded(Whole(array, layout, name).piece(cut), *cut)
+        new_leaves.append(array)
     return leaves.rebuild(new_leaves)
 
 

@@ -1,6 +1,7 @@
 """Flat pytrees, so that JAX can trace a function of their arrays."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -10,13 +11,16 @@ from jaxdist._typing import PyTree
 from jaxdist._validate import as_array
 from jaxdist._values import Sharded, from_state, is_sharded
 
+# A mark in the place of an array. Other leaves may be any object, also None.
+ARRAY = object()
+
 
 @dataclasses.dataclass(frozen=True)
 class Leaves:
     """A flat pytree: its arrays in order, and its other leaves, which are not traced."""
 
     treedef: PyTreeDef
-    marks: tuple[Any, ...]  # for each leaf: None if it is an array, else a `StaticLeaf`
+    leaves: tuple[Any, ...]  # in place of each array, `ARRAY`
     arrays: tuple[Any, ...]
     names: tuple[str, ...]  # of the arrays
     paths: tuple[str, ...]  # the names without that of the pytree
@@ -25,26 +29,28 @@ class Leaves:
     def flatten(cls, tree: PyTree, name: str) -> "Leaves":
         """Flatten a pytree; `Sharded` arrays are leaves."""
         flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_sharded_leaf)
-        marks: list[Any] = []
+        leaves: list[Any] = []
         arrays: list[Any] = []
         paths: list[str] = []
         for path, leaf in flat:
             leaf = from_state(leaf)
             if is_array(leaf):
-                marks.append(None)
+                leaves.append(ARRAY)
+                paths.append(keystr(path))
                 # Python numbers become arrays; objects and text raise an error that names them.
                 own = hasattr(leaf, "dtype") and getattr(leaf.dtype, "kind", "V") not in "OSUmM"
-                arrays.append(leaf if own else _convert_leaf(name, keystr(path), leaf))
-                paths.append(keystr(path))
+                if not own:
+                    leaf = as_array("sharded_update: update", name + paths[-1], leaf)
+                arrays.append(leaf)
             else:
-                marks.append(StaticLeaf(leaf))
+                leaves.append(leaf)
         names = tuple(name + path for path in paths)
-        return cls(treedef, tuple(marks), tuple(arrays), names, tuple(paths))
+        return cls(treedef, tuple(leaves), tuple(arrays), names, tuple(paths))
 
-    def rebuild(self, arrays: Any) -> PyTree:
-        """Return the pytree with other arrays."""
+    def rebuild(self, arrays: Iterable[Any]) -> PyTree:
+        """Return the pytree with other arrays; an iterator may have more than the pytree takes."""
         rest = iter(arrays)
-        leaves = [next(rest) if m is None else m.leaf for m in self.marks]
+        leaves = [next(rest) if x is ARRAY else x for x in self.leaves]
         return jax.tree.unflatten(self.treedef, leaves)
 
     def shape_structs(self) -> list[jax.ShapeDtypeStruct]:
@@ -54,17 +60,6 @@ class Leaves:
             jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=bool(getattr(x, "weak_type", False)))
             for x in self.arrays
         ]
-
-
-def _convert_leaf(name: str, path: str, leaf: Any) -> Any:
-    return as_array("sharded_update: update", name + path, leaf)
-
-
-@dataclasses.dataclass(frozen=True)
-class StaticLeaf:
-    """A leaf that is no array, wrapped to distinguish it from the mark None."""
-
-    leaf: Any
 
 
 def is_sharded_leaf(x: Any) -> bool:

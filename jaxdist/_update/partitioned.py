@@ -9,16 +9,16 @@ allow-list, and the rules of `rules.py`. Every other operation gets whole arrays
 all-gather makes. An unknown operation is therefore slow, but never wrong.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from jaxdist import _compat
 from jaxdist._compat import CALLS
+from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import Interpreter
 from jaxdist._update.rules import RULES
-from jaxdist._update.values import Partial, Piece, Replicas, Value, Whole
+from jaxdist._update.values import Partial, Piece, Value, Whole
 from jaxdist._values import ELEMENTWISE, Cut
 
 
@@ -33,8 +33,8 @@ class PieceInterpreter(Interpreter[Value]):
         say so. Every other operation gets whole arrays, from an all-gather.
     """
 
-    def __init__(self, replicas: Replicas) -> None:
-        self._replicas = replicas
+    def __init__(self, layout: ReplicaMesh) -> None:
+        self._layout = layout
 
     def literal(self, literal: Any) -> Value:
         """Return the value of a literal, whole."""
@@ -45,14 +45,14 @@ class PieceInterpreter(Interpreter[Value]):
         return self._wrap_whole(value)
 
     def _wrap_whole(self, array: Any) -> Whole:
-        return Whole(array, self._replicas)
+        return Whole(array, self._layout)
 
     def equation(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         """Return the results of one operation, by the first way that is known to be right."""
         name = eqn.primitive.name
         # An effect (a print, a callback) must see whole arrays, as it does without pieces.
         if eqn.effects:
-            return self._run_on_whole(eqn, inputs)
+            return self.operation(eqn, inputs)
         rule = RULES.get(name)
         if rule is not None:
             found = rule(eqn, inputs)
@@ -61,36 +61,33 @@ class PieceInterpreter(Interpreter[Value]):
         # `Broadcast` is not in this test: as an operand of an elementwise operation it may still
         # become a piece.
         if all(type(v) is Whole for v in inputs):
-            return self._run_on_whole(eqn, inputs)
+            return self.operation(eqn, inputs)
         if name in ELEMENTWISE:
             return self._run_elementwise(eqn, inputs)
         return super().equation(eqn, inputs)
 
     def operation(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         """Return the results of an operation that needs whole arrays."""
-        return self._run_on_whole(eqn, inputs)
+        results = _compat.bind_like(eqn, [v.whole() for v in inputs], eqn.params)
+        return [self._wrap_whole(x) for x in results]
 
     def call(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         """Return the results of a function that is called."""
         # A `shard_map`, or an all-reduce, is one operation here.
         inside = eqn.primitive.name in CALLS
-        return super().call(eqn, inputs) if inside else self._run_on_whole(eqn, inputs)
+        return super().call(eqn, inputs) if inside else self.operation(eqn, inputs)
 
-    def _run_on_whole(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
-        results = _compat.bind_like(eqn, [v.whole() for v in inputs], eqn.params)
-        return [self._wrap_whole(x) for x in results]
-
-    def _run_elementwise(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+    def _run_elementwise(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         # Operands are scalars or have the shape of the result. An operand of another shape could
         # not be sharded along the same dim.
         shape = eqn.outvars[0].aval.shape
         shapes = {tuple(v.aval.shape) for v in eqn.invars} - {(), tuple(shape)}
         cut = next((v.cut for v in inputs if isinstance(v, Piece)), None)
         if cut is None or shapes or eqn.primitive.multiple_results:
-            return self._run_on_whole(eqn, inputs)
+            return self.operation(eqn, inputs)
         local = [v.piece(cut) for v in inputs]
         [result] = _compat.bind_like(eqn, local, eqn.params)
-        return [Piece(result, cut, self._replicas)]
+        return [Piece(result, cut, self._layout)]
 
     def cond(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         """Run a `cond` on pieces; a result is in pieces if an operand of its shape is."""
@@ -120,7 +117,7 @@ class PieceInterpreter(Interpreter[Value]):
         return [self._wrap(x, c) for x, c in zip(results, out, strict=True)]
 
     def _wrap(self, array: Any, cut: Cut | None) -> Value:
-        return self._wrap_whole(array) if cut is None else Piece(array, cut, self._replicas)
+        return self._wrap_whole(array) if cut is None else Piece(array, cut, self._layout)
 
 
 def _unwrap(value: Value, cut: Cut | None) -> Any:

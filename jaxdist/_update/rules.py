@@ -25,19 +25,19 @@ def _broadcast(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     [operand] = inputs
     shape, dims = tuple(eqn.params["shape"]), tuple(eqn.params["broadcast_dimensions"])
     if isinstance(operand, Partial):
-        operand = Whole(operand.whole(), operand.replicas)
+        operand = Whole(operand.whole(), operand.layout)
     # Not computed yet: the operation that uses it may need only the piece.
     if isinstance(operand, Whole):
         array = jnp.asarray(operand.array, eqn.invars[0].aval.dtype)
-        return Broadcast(Whole(array, operand.replicas, operand.name), shape, dims)
+        return Broadcast(Whole(array, operand.layout, operand.name), shape, dims)
     if not isinstance(operand, Piece):
         return None
     cut = operand.cut._replace(dim=dims[operand.cut.dim])
     # A dim of size 1 that is broadcast is no longer the dim that was cut.
     if shape[cut.dim] != cut.size:
         return None
-    local = cut.local_shape(shape, operand.replicas.pieces(cut))
-    return Piece(jax.lax.broadcast_in_dim(operand.array, local, dims), cut, operand.replicas)
+    local = cut.local_shape(shape, cut.pieces(operand.layout))
+    return Piece(jax.lax.broadcast_in_dim(operand.array, local, dims), cut, operand.layout)
 
 
 def _reshape(eqn: Any, inputs: Sequence[Value]) -> Value | None:
@@ -48,25 +48,20 @@ def _reshape(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     if eqn.params.get("dimensions") is not None:
         return None
     before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    cut, count = operand.cut, operand.replicas.pieces(operand.cut)
+    cut, count = operand.cut, operand.cut.pieces(operand.layout)
     # A dim is unchanged if its size and the product of the dims before it are.
     lead = math.prod(before[: cut.dim])
-    for dim in range(len(after)):
-        if math.prod(after[:dim]) != lead:
+    # Flattening. With padding the pieces would have a wrong length: the pieces of a flat array
+    # have `ceil(n*m / R)` elements, and those of its rows `ceil(n / R) * m`.
+    can_flatten = lead == 1 and not cut.padding(count)
+    for dim, size in enumerate(after):
+        is_flat = can_flatten and size == math.prod(before)
+        if math.prod(after[:dim]) != lead or not (size == cut.size or is_flat):
             continue
-        size = after[dim]
-        if size == cut.size:
-            new = Cut(dim, size, cut.axes)
-            local = new.local_shape(tuple(after), count)
-        # Flattening. With padding the pieces would have a wrong length: the pieces of a flat array
-        # have `ceil(n*m / R)` elements, and those of its rows `ceil(n / R) * m`.
-        elif lead == 1 and size == math.prod(before) and not cut.padding(count):
-            new = Cut(dim, size, cut.axes)
-            local = new.local_shape(tuple(after), count)
-        else:
-            continue
+        new = Cut(dim, size, cut.axes)
+        local = new.local_shape(tuple(after), count)
         if math.prod(local) == operand.array.size:
-            return Piece(operand.array.reshape(local), new, operand.replicas)
+            return Piece(operand.array.reshape(local), new, operand.layout)
     return None
 
 
@@ -76,7 +71,7 @@ def _transpose(eqn: Any, inputs: Sequence[Value]) -> Value | None:
         return None
     order = tuple(eqn.params["permutation"])
     cut = operand.cut._replace(dim=order.index(operand.cut.dim))
-    return Piece(jax.lax.transpose(operand.array, order), cut, operand.replicas)
+    return Piece(jax.lax.transpose(operand.array, order), cut, operand.layout)
 
 
 def _smallest(dtype: Any) -> Any:
@@ -124,21 +119,19 @@ def _reduce(eqn: Any, inputs: Sequence[Value]) -> Value | None:
         return _reduce_extreme(eqn, operand, over)
     if not isinstance(operand, Piece):
         return None
-    dtype, cut, replicas = operand.array.dtype, operand.cut, operand.replicas
+    dtype, cut, layout = operand.array.dtype, operand.cut, operand.layout
     # `and` and `or` of booleans are their minimum and maximum. Those of the bits of integers are
     # not.
     is_bitwise = name in ("reduce_and", "reduce_or") and dtype != np.bool_
     if is_bitwise or jnp.issubdtype(dtype, jnp.complexfloating):
         return None
     if cut.dim not in over:
-        [local] = _bind(eqn, operand.array)
-        dim = cut.dim - sum(d < cut.dim for d in over)
-        return Piece(local, cut._replace(dim=dim), replicas)
-    [local] = _bind(eqn, operand.mask_padding(_NEUTRAL[name](dtype)))
+        return Piece(_bind(eqn, operand.array), _drop_dims(cut, over), layout)
+    local = _bind(eqn, operand.mask_padding(_NEUTRAL[name](dtype)))
     # Not reduced over the replicas yet, so that sums of several leaves share one all-reduce.
     if name == "reduce_sum":
-        return Partial(local, None, replicas, cut.over(replicas.layout))
-    return Whole(_reduce_over_replicas(name, local, cut.over(replicas.layout)), replicas)
+        return Partial(local, None, layout, cut.over(layout))
+    return Whole(_reduce_over_replicas(name, local, cut.over(layout)), layout)
 
 
 def _reduce_extreme(eqn: Any, operand: Value, over: tuple[int, ...]) -> Value | None:
@@ -146,28 +139,27 @@ def _reduce_extreme(eqn: Any, operand: Value, over: tuple[int, ...]) -> Value | 
     neutral = _NEUTRAL[eqn.primitive.name](eqn.invars[0].aval.dtype)
     if isinstance(operand, Whole):
         return Whole(
-            _restore_nan(*_separate_nan(eqn, operand.array, over, neutral)), operand.replicas
+            _restore_nan(*_separate_nan(eqn, operand.array, over, neutral)), operand.layout
         )
     if not isinstance(operand, Piece):
         return None
-    cut, replicas = operand.cut, operand.replicas
+    cut, layout = operand.cut, operand.layout
     if cut.dim not in over:
-        dim = cut.dim - sum(d < cut.dim for d in over)
         array = _restore_nan(*_separate_nan(eqn, operand.array, over, neutral))
-        return Piece(array, cut._replace(dim=dim), replicas)
+        return Piece(array, _drop_dims(cut, over), layout)
     # The sign makes a minimum a maximum, so that one `pmax` reduces the number and the flag.
     largest, found = _separate_nan(eqn, operand.mask_padding(neutral), over, neutral)
     sign = -1 if eqn.primitive.name == "reduce_min" else 1
     both = jnp.stack([largest * sign, found.astype(largest.dtype)])
-    both = jax.lax.pmax(both, cut.over(replicas.layout))
-    return Whole(_restore_nan(both[0] * sign, both[1] > 0), replicas)
+    both = jax.lax.pmax(both, cut.over(layout))
+    return Whole(_restore_nan(both[0] * sign, both[1] > 0), layout)
 
 
 def _separate_nan(eqn: Any, array: Any, over: tuple[int, ...], neutral: Any) -> tuple[Any, Any]:
     """Return the largest or smallest number that is not nan, and whether there is a nan."""
     array = jnp.asarray(array)
     is_nan = jnp.isnan(array)
-    [found] = _bind(eqn, jnp.where(is_nan, jnp.asarray(neutral, array.dtype), array))
+    found = _bind(eqn, jnp.where(is_nan, jnp.asarray(neutral, array.dtype), array))
     return found, jnp.any(is_nan, axis=over)
 
 
@@ -175,8 +167,13 @@ def _restore_nan(array: Any, is_nan: Any) -> Any:
     return jnp.where(is_nan, jnp.asarray(jnp.nan, array.dtype), array)
 
 
-def _bind(eqn: Any, array: Any) -> list[Any]:
-    return [eqn.primitive.bind(array, **eqn.params)]
+def _bind(eqn: Any, array: Any) -> Any:
+    return eqn.primitive.bind(array, **eqn.params)
+
+
+def _drop_dims(cut: Cut, dims: tuple[int, ...]) -> Cut:
+    """Return the `Cut` of the array without these dims, of which none is cut."""
+    return cut._replace(dim=cut.dim - sum(d < cut.dim for d in dims))
 
 
 def _dot(eqn: Any, inputs: Sequence[Value]) -> Value | None:
@@ -190,7 +187,7 @@ def _dot(eqn: Any, inputs: Sequence[Value]) -> Value | None:
         return None
     # Both are masked: the padding of one may be nan, and nan times 0 is nan.
     local = eqn.primitive.bind(left.mask_padding(0), right.mask_padding(0), **eqn.params)
-    return Partial(local, None, left.replicas, left.cut.over(left.replicas.layout))
+    return Partial(local, None, left.layout, left.cut.over(left.layout))
 
 
 def _add(eqn: Any, inputs: Sequence[Value]) -> Value | None:

@@ -18,7 +18,7 @@ from jaxdist._update.cuts import Cuts
 from jaxdist._update.leaves import Leaves
 from jaxdist._update.nested import SHARDED
 from jaxdist._update.partitioned import PieceInterpreter
-from jaxdist._update.values import Piece, Replicas, Value, Whole
+from jaxdist._update.values import Piece, Value, Whole, scatter_sum
 from jaxdist._values import Cut, Sharded
 
 CALLER = SHARDED
@@ -43,7 +43,6 @@ class Step:
         gives_params: bool,
     ) -> tuple[PyTree, PyTree]:
         """Return updates, or new parameters, whole on every replica; and the new state."""
-        replicas = Replicas(self.layout)
         parts = [
             Leaves.flatten(grads, "grads"),
             Leaves.flatten(state, "state"),
@@ -53,31 +52,30 @@ class Step:
         for part in parts[:3]:
             check_pieces(part)
         cuts = Cuts(self.layout, self.min_bytes, parts[2])
-        reduced = self._reduce_gradients(parts[0], cuts, replicas)
-        given = [self._as_values(p, cuts, replicas) for p in parts[1:3]]
+        reduced = self._reduce_gradients(parts[0], cuts)
+        given = [self._as_values(p, cuts) for p in parts[1:3]]
         # `optax.lbfgs` takes the gradients a second time, as an extra argument. Reuse their pieces,
         # since the array itself is not reduced.
         known = {id(x): v for x, v in zip(parts[0].arrays, reduced, strict=True)}
-        others = [known.get(id(x)) or _wrap_extra(x, n, replicas) for x, n in _zip_names(parts[3])]
+        others = [
+            known.get(id(x)) or _wrap_extra(x, name, self.layout)
+            for x, name in zip(parts[3].arrays, parts[3].names, strict=True)
+        ]
         new_leaves: list[Leaves] = []
 
         def flat(*arrays: Any) -> list[Any]:
-            rest = list(arrays)
-            trees = []
-            for part in parts:
-                count = len(part.arrays)
-                trees.append(part.rebuild(rest[:count]))
-                del rest[:count]
-            first, after = self.update(trees[0], trees[1], trees[2], **trees[3])
+            rest = iter(arrays)
+            own_grads, own_state, own_params, own_extra = (part.rebuild(rest) for part in parts)
+            first, after = self.update(own_grads, own_state, own_params, **own_extra)
             # Inside of the traced function, so that the addition runs on pieces too.
             if gives_params:
-                first = optax.apply_updates(trees[2], first)
+                first = optax.apply_updates(own_params, first)
             new_leaves[:] = [Leaves.flatten(first, "updates"), Leaves.flatten(after, "state")]
             return [*new_leaves[0].arrays, *new_leaves[1].arrays]
 
         traced = jax.make_jaxpr(flat)(*(a for part in parts for a in part.shape_structs()))
         inputs = [v for values in (reduced, *given, others) for v in values]
-        results = PieceInterpreter(replicas).run(traced, inputs)
+        results = PieceInterpreter(self.layout).run(traced, inputs)
         count = len(new_leaves[0].arrays)
         # An update of a `Sharded` gradient or parameter stays `Sharded`; all others are gathered.
         in_pieces = {
@@ -90,10 +88,10 @@ class Step:
             v.whole() if path not in in_pieces else _as_sharded(v, in_pieces[path])
             for v, path in zip(results[:count], new_leaves[0].paths, strict=True)
         ]
-        after = self._collect_state(results[count:], new_leaves[1], parts, cuts)
+        after = self._collect_state(results[count:], new_leaves[1], parts[1], cuts)
         return new_leaves[0].rebuild(first), new_leaves[1].rebuild(after)
 
-    def _reduce_gradients(self, grads: Leaves, cuts: Cuts, replicas: Replicas) -> list[Value]:
+    def _reduce_gradients(self, grads: Leaves, cuts: Cuts) -> list[Value]:
         """Return the gradients, reduced over all replicas; large ones in pieces."""
         of_leaves = [
             _cut_of_gradient(g, p, cuts) for g, p in zip(grads.arrays, grads.paths, strict=True)
@@ -103,47 +101,51 @@ class Step:
             for g, c in zip(grads.arrays, of_leaves, strict=True)
             if c is None and not isinstance(g, Sharded)
         ]
+        count = self.layout.num_replicas
         # One call for all small leaves, so that they share an all-reduce.
-        sums = iter(_collectives.all_reduce(CALLER, self.op, small, replicas.layout))
+        sums = iter(_collectives.all_reduce(CALLER, self.op, small, self.layout))
         values: list[Value] = []
         for array, cut in zip(grads.arrays, of_leaves, strict=True):
             # The gradient of a `Sharded` parameter is the mean already: the transpose of its
             # gather is a reduce-scatter.
             if isinstance(array, Sharded):
-                times = 1 if self.op is ReduceOp.MEAN else replicas.count
+                times = 1 if self.op is ReduceOp.MEAN else count
                 held = array.array if times == 1 else array.array * times
-                values.append(Piece(held, array.cut, replicas))
+                values.append(Piece(held, array.cut, self.layout))
                 continue
             if cut is None:
-                values.append(Whole(next(sums), replicas))
+                values.append(Whole(next(sums), self.layout))
                 continue
-            piece = replicas.scatter_sum(prepare_summands(self.op, array, replicas.count), cut)
-            mean = finish_sum(self.op, piece, array.dtype, replicas.count)
-            values.append(Piece(mean, cut, replicas))
+            summands = prepare_summands(self.op, array, count)
+            piece = scatter_sum(summands, cut, self.layout)
+            mean = finish_sum(self.op, piece, array.dtype, count)
+            values.append(Piece(mean, cut, self.layout))
         return values
 
-    def _as_values(self, part: Leaves, cuts: Cuts, replicas: Replicas) -> list[Value]:
+    def _as_values(self, part: Leaves, cuts: Cuts) -> list[Value]:
         """Return the values of the parameters, or of the state."""
         values: list[Value] = []
         for array, name, path in zip(part.arrays, part.names, part.paths, strict=True):
             if isinstance(array, Sharded):
-                values.append(Piece(array.array, array.cut, replicas))
+                values.append(Piece(array.array, array.cut, self.layout))
                 continue
-            whole = Whole(array, replicas, name)
+            whole = Whole(array, self.layout, name)
             cut = cuts.cut_of_leaf(array, path)
             # A `Piece` that also knows its whole array: operations on it run on pieces, and one
             # that needs the whole array gets it without an all-gather.
-            values.append(whole if cut is None else Piece(whole.piece(cut), cut, replicas, array))
+            values.append(
+                whole if cut is None else Piece(whole.piece(cut), cut, self.layout, array)
+            )
         return values
 
     def _collect_state(
-        self, values: Sequence[Value], after: Leaves, parts: Sequence[Leaves], cuts: Cuts
+        self, values: Sequence[Value], after: Leaves, old_state: Leaves, cuts: Cuts
     ) -> list[Any]:
         """Return the new state, sharded as the old one; `cuts` decides for whole leaves."""
         # If the transformation changed the structure of its state, leaves have no old layout.
         before: Sequence[Any] = [None] * len(values)
-        if after.treedef == parts[1].treedef and len(parts[1].arrays) == len(values):
-            before = parts[1].arrays
+        if after.treedef == old_state.treedef and len(old_state.arrays) == len(values):
+            before = old_state.arrays
         new_leaves: list[Any] = []
         for value, old, new, path in zip(values, before, after.arrays, after.paths, strict=True):
             cut = old.cut if isinstance(old, Sharded) else cuts.cut_of_leaf(new, path)
@@ -162,12 +164,8 @@ def _cut_of_gradient(grad: Any, path: str, cuts: Cuts) -> Cut | None:
     return cuts.cut_of_leaf(grad, path)
 
 
-def _wrap_extra(array: Any, name: str, replicas: Replicas) -> Whole:
+def _wrap_extra(array: Any, name: str, layout: ReplicaMesh) -> Whole:
     """Return the value of an extra argument."""
     # Mark a scalar now: if the step passes a loss that is not all-reduced, the error names it.
-    value = Whole(array, replicas, name)
-    return value if np.ndim(array) else Whole(value.check_replicated(), replicas, name)
-
-
-def _zip_names(part: Leaves) -> list[tuple[Any, str]]:
-    return list(zip(part.arrays, part.names, strict=True))
+    value = Whole(array, layout, name)
+    return value if np.ndim(array) else Whole(value.check_replicated(), layout, name)

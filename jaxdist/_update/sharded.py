@@ -1,6 +1,8 @@
 """`sharded_update`, which runs the update of any optax transformation on pieces."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -9,7 +11,7 @@ import optax
 from jaxdist import _collectives, _replica
 from jaxdist._collectives import ReduceOp
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._replica import HasLayout
+from jaxdist._replica import HasLayout, layout_of
 from jaxdist._typing import PyTree
 from jaxdist._update import checks
 from jaxdist._update.cuts import Cuts
@@ -19,6 +21,8 @@ from jaxdist._update.nested import check_nesting, mark_wrapper
 from jaxdist._update.run import CALLER, Step
 from jaxdist._validate import CallerRename, check_has_arrays, check_size
 from jaxdist._values import Sharded, find_layout_of_pieces, gather_whole, is_sharded
+
+_WHY_REAL = "Sums in pieces have another order than the sums of virtual replicas."
 
 
 class ShardedUpdate(optax.GradientTransformationExtraArgs):
@@ -95,7 +99,7 @@ class _Update:
         layout = find_layout_of_pieces(params) if strategy is None else strategy.layout
         if layout is None or layout.num_replicas == 1:
             return self.tx.init(params)
-        checks.check_real_replicas(layout)
+        checks.check_real_replicas(CALLER, layout, _WHY_REAL)
         cuts = Cuts(layout, self.min_bytes, Leaves.flatten(params, "params"))
         # In a step the replicas are manual, so each of them takes its pieces. Outside, a jitted
         # `init` with `out_shardings` avoids that a device holds the whole state.
@@ -110,7 +114,8 @@ class _Update:
         with mark_wrapper(CALLER):
             if step is None:
                 return self._run_on_one_replica(updates, state, params, extra, "updates")
-            return self._run_step(step, updates, state, params, extra, gives_params=False)
+            with self._explain_errors(updates, state, params, "updates"):
+                return step.run(updates, state, params, extra, gives_params=False)
 
     def apply_gradients(
         self, grads: PyTree, state: PyTree, params: PyTree, extra: dict[str, Any]
@@ -121,8 +126,11 @@ class _Update:
             if step is None:
                 updates, state = self._run_on_one_replica(grads, state, params, extra, "grads")
                 return optax.apply_updates(params, updates), state
-            with CallerRename("sharded_update: update ", "sharded_update: apply_gradients "):
-                return self._run_step(step, grads, state, params, extra, gives_params=True)
+            with (
+                CallerRename("sharded_update: update ", "sharded_update: apply_gradients "),
+                self._explain_errors(grads, state, params, "grads"),
+            ):
+                return step.run(grads, state, params, extra, gives_params=True)
 
     def _make_step(self, grads: PyTree, state: PyTree, params: PyTree, name: str) -> Step | None:
         """Return the update to run, or None for one replica."""
@@ -135,27 +143,21 @@ class _Update:
         layout: ReplicaMesh = frame.strategy.layout
         if layout.num_replicas == 1:
             return None
-        checks.check_real_replicas(layout)
+        checks.check_real_replicas(CALLER, layout, _WHY_REAL)
         if frame.replica is None:
             raise checks.outside_step_error(frame.describe(), layout.num_replicas)
         return Step(self.tx.update, self.op, layout, self.min_bytes)
 
-    def _run_step(
-        self,
-        step: Step,
-        grads: PyTree,
-        state: PyTree,
-        params: PyTree,
-        extra: dict[str, Any],
-        *,
-        gives_params: bool,
-    ) -> tuple[PyTree, PyTree]:
+    @contextlib.contextmanager
+    def _explain_errors(
+        self, grads: PyTree, state: PyTree, params: PyTree, name: str
+    ) -> Iterator[None]:
+        """Raise better errors in the block for gradients or a state of a wrong structure."""
         # A transformation raises JAX's own errors for a wrong pytree. The search for the cause
         # traces `init`, so it runs only after an error.
         try:
-            return step.run(grads, state, params, extra, gives_params=gives_params)
+            yield
         except checks.OF_WRONG_TREES as error:
-            name = "grads" if gives_params else "updates"
             checks.explain_gradients(error, grads, state, params, name)
             like = grads if params is None else params
             checks.explain_state(error, self.tx.init, state, like, name)
@@ -167,15 +169,10 @@ class _Update:
         """Run the update of one replica, whose state may still be `Sharded`, in one piece each."""
         held, treedef = jax.tree.flatten(state, is_leaf=is_sharded)
         whole = [x.whole() if isinstance(x, Sharded) else x for x in held]
-        try:
+        with self._explain_errors(grads, state, params, name):
             updates, after = self.tx.update(
                 grads, jax.tree.unflatten(treedef, whole), params, **extra
             )
-        except checks.OF_WRONG_TREES as error:
-            checks.explain_gradients(error, grads, state, params, name)
-            like = grads if params is None else params
-            checks.explain_state(error, self.tx.init, state, like, name)
-            raise
         if not any(map(is_sharded, held)):
             return updates, after
         # The new state has the structure of the old one, as a loop over steps requires.
@@ -261,7 +258,7 @@ def sharded_update(
     whole = checks.as_transformation(tx)
     op = _collectives.reduce_op(CALLER, reduce_op)
     if strategy is not None:
-        checks.layout_of("sharded_update", strategy)
+        layout_of("sharded_update", strategy)
     own = _Update(whole, op, check_size(CALLER, "min_bytes", min_bytes), strategy)
     return ShardedUpdate(own.init, own)
 
@@ -295,7 +292,7 @@ def shard_state(state: PyTree, strategy: HasLayout, *, min_bytes: float | None =
         >>> state[0].mu
         Sharded(float32[3, 16] cut along dim 1, held as [3, 16])
     """
-    layout = checks.layout_of("shard_state", strategy)
+    layout = layout_of("shard_state", strategy)
     check_has_arrays("shard_state", "state", state)
     checks.refuse_per_replica("shard_state", "state", state)
     with CallerRename("sharded_update: update ", "shard_state "):

@@ -18,50 +18,18 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import Cut, cut_piece, pad_dim
 
 
-class Replicas:
-    """The replicas over which arrays are sharded, as one of them sees them."""
-
-    def __init__(self, layout: ReplicaMesh) -> None:
-        self.layout = layout
-        self.axes = layout.replica_axes
-        self.count = layout.num_replicas
-
-    def pieces(self, cut: Cut) -> int:
-        """Return the number of pieces of an array with this `Cut`."""
-        return cut.pieces(self.layout)
-
-    def start_of(self, cut: Cut) -> Any:
-        """Return the index at which the piece of this replica starts."""
-        return jax.lax.axis_index(cut.over(self.layout)) * cut.rows(self.pieces(cut))
-
-    def take_piece(self, array: Any, cut: Cut) -> Any:
-        """Return this replica's piece of an array that every replica has whole."""
-        return cut_piece(array, cut, self.layout)
-
-    def gather(self, piece: Any, cut: Cut) -> Any:
-        """Return the whole array, gathered from all replicas."""
-        whole = jax.lax.all_gather(piece, cut.over(self.layout), axis=cut.dim, tiled=True)
-        return jax.lax.slice_in_dim(whole, 0, cut.size, axis=cut.dim)
-
-    def scatter_sum(self, array: Any, cut: Cut) -> Any:
-        """Return this replica's piece of the sum over all replicas."""
-        axes = cut.over(self.layout)
-        array = pad_dim(array, cut.dim, cut.padding(self.pieces(cut)))
-        # Scatter over the axes of the cut, then all-reduce the piece over the other replica axes.
-        # This order sends fewer bytes over the other axes, which may be slow links. XLA aborts the
-        # process when it sums complex constants, so they are hidden from it.
-        piece = jax.lax.psum_scatter(
-            hide_complex_constant(array), axes, scatter_dimension=cut.dim, tiled=True
-        )
-        others = tuple(a for a in self.axes if a not in axes)
-        return jax.lax.psum(piece, others) if others else piece
-
-    def mask_padding(self, piece: Any, cut: Cut, neutral: Any) -> Any:
-        """Return a piece whose padding is replaced by `neutral`. See Note [Padding of pieces]."""
-        if not cut.padding(self.pieces(cut)):
-            return piece
-        places = jax.lax.broadcasted_iota(jnp.int32, piece.shape, cut.dim) + self.start_of(cut)
-        return jnp.where(places < cut.size, piece, jnp.asarray(neutral, piece.dtype))
+def scatter_sum(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
+    """Return this replica's piece of the sum over all replicas."""
+    axes = cut.over(layout)
+    array = pad_dim(array, cut.dim, cut.padding(cut.pieces(layout)))
+    # Scatter over the axes of the cut, then all-reduce the piece over the other replica axes. This
+    # order sends fewer bytes over the other axes, which may be slow links. XLA aborts the process
+    # when it sums complex constants, so they are hidden from it.
+    piece = jax.lax.psum_scatter(
+        hide_complex_constant(array), axes, scatter_dimension=cut.dim, tiled=True
+    )
+    others = tuple(a for a in layout.replica_axes if a not in axes)
+    return jax.lax.psum(piece, others) if others else piece
 
 
 class Value:
@@ -85,7 +53,7 @@ class Whole(Value):
     """A value that every replica has whole."""
 
     array: Any
-    replicas: Replicas
+    layout: ReplicaMesh
     name: str = "a value that the update of the optimizer state uses"
     _checked: Any = None
 
@@ -94,7 +62,7 @@ class Whole(Value):
 
     def piece(self, cut: Cut) -> Any:
         array = self.check_replicated()
-        return array if not np.ndim(array) else self.replicas.take_piece(array, cut)
+        return array if not np.ndim(array) else cut_piece(array, cut, self.layout)
 
     def check_replicated(self) -> Any:
         """Return the array, with a mark that `run` proves to be equal on all replicas."""
@@ -113,23 +81,30 @@ class Piece(Value):
 
     array: Any
     cut: Cut
-    replicas: Replicas
+    layout: ReplicaMesh
     _whole: Any = None
 
     def whole(self) -> Any:
         if self._whole is None:
-            self._whole = self.replicas.gather(self.array, self.cut)
+            axes, dim = self.cut.over(self.layout), self.cut.dim
+            padded = jax.lax.all_gather(self.array, axes, axis=dim, tiled=True)
+            self._whole = jax.lax.slice_in_dim(padded, 0, self.cut.size, axis=dim)
         return self._whole
 
     def piece(self, cut: Cut) -> Any:
         # `cut.split` is not compared: XLA itself handles the layout over logical devices.
         if cut[:3] == self.cut[:3]:
             return self.array
-        return self.replicas.take_piece(self.whole(), cut)
+        return cut_piece(self.whole(), cut, self.layout)
 
     def mask_padding(self, neutral: Any) -> Any:
-        """Return the piece with `neutral` as padding."""
-        return self.replicas.mask_padding(self.array, self.cut, neutral)
+        """Return the piece with `neutral` as padding. See Note [Padding of pieces]."""
+        count = self.cut.pieces(self.layout)
+        if not self.cut.padding(count):
+            return self.array
+        start = jax.lax.axis_index(self.cut.over(self.layout)) * self.cut.rows(count)
+        places = jax.lax.broadcasted_iota(jnp.int32, self.array.shape, self.cut.dim) + start
+        return jnp.where(places < self.cut.size, self.array, jnp.asarray(neutral, self.array.dtype))
 
 
 @dataclasses.dataclass(eq=False)
@@ -147,14 +122,14 @@ class Broadcast(Value):
         return self._whole
 
     def piece(self, cut: Cut) -> Any:
-        replicas = self.source.replicas
-        shape = cut.local_shape(self.shape, replicas.pieces(cut))
+        layout = self.source.layout
+        shape = cut.local_shape(self.shape, cut.pieces(layout))
         array = self.source.check_replicated()
         # If the cut dim is a new dim, or a dim of size 1, every piece is the same broadcast.
         if cut.dim in self.dims:
             dim = self.dims.index(cut.dim)
             if array.shape[dim] == cut.size and cut.size > 1:
-                array = replicas.take_piece(array, cut._replace(dim=dim))
+                array = cut_piece(array, cut._replace(dim=dim), layout)
         return jax.lax.broadcast_in_dim(array, shape, self.dims)
 
 
@@ -168,7 +143,7 @@ class Partial(Value):
 
     array: Any
     plus: Any  # None, or a value that is equal on all replicas
-    replicas: Replicas
+    layout: ReplicaMesh
     axes: tuple[str, ...]  # axes over which the pieces are sharded whose sum this is
     _whole: Any = None
 
@@ -179,19 +154,19 @@ class Partial(Value):
         return self._whole
 
     def piece(self, cut: Cut) -> Any:
-        return Whole(self.whole(), self.replicas).piece(cut)
+        return Whole(self.whole(), self.layout).piece(cut)
 
     def add(self, other: Value) -> "Partial":
         """Return the sum with another value of the same shape."""
         if isinstance(other, Partial) and other.axes == self.axes:
             both = [x for x in (self.plus, other.plus) if x is not None]
             plus = both[0] + both[1] if len(both) == 2 else both[0] if both else None
-            return Partial(self.array + other.array, plus, self.replicas, self.axes)
+            return Partial(self.array + other.array, plus, self.layout, self.axes)
         # `plus` is added once, after the all-reduce, so it must not be part of the local sums.
         # `piece` of a scalar marks it as equal on all replicas.
         more = other.piece(Cut(0, 1)) if not _rank(other) else other.whole()
         plus = more if self.plus is None else self.plus + more
-        return Partial(self.array, plus, self.replicas, self.axes)
+        return Partial(self.array, plus, self.layout, self.axes)
 
 
 def _rank(value: Value) -> int:

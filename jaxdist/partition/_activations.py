@@ -81,7 +81,7 @@ def _constrain_array(array: Any, dim: int | None, axes: tuple[str, ...]) -> Any:
                     else "Pass partition.Replicate() for a scalar."
                 )
             )
-        spec[dim] = axes[0] if len(axes) == 1 else axes
+        spec[dim] = axes
     # A `PartitionSpec` alone: inside `shard_map` the mesh of the context has manual replica axes,
     # and a `NamedSharding` of the strategy's mesh would not fit it.
     return jax.lax.with_sharding_constraint(array, PartitionSpec(*spec))

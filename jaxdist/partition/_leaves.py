@@ -29,17 +29,18 @@ class Entry:
     assign: Callable[[Any], None]  # puts the placed array into the tree
 
 
-def collect_entries(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], PyTree]]:
+def collect_entries(
+    tree: PyTree, is_param: Callable[[Any, Any], bool]
+) -> tuple[list[Entry], Callable[[], PyTree]]:
     """Return every array of a pytree, and a function that rebuilds the pytree.
 
-    The pytree may contain NNX objects, which are changed in place. A variable that two objects
-    share is returned once.
+    `is_param` says of a path and an NNX variable whether it is a parameter. The pytree may contain
+    NNX objects, which are changed in place. A variable that two objects share is returned once.
     """
     states, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_special_node)
     entries: list[Entry] = []
     rebuilt: list[Any] = []
     seen: set[int] = set()
-    is_param = nnx.filterlib.to_predicate(wrt)
     for path, node in states:
         prefix = _join_path(_key_name(k) for k in path)
         if isinstance(node, (PerReplica, Variable)):
@@ -53,7 +54,7 @@ def collect_entries(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], P
         # field `opt_state`.
         in_optimizer = _is_optax_state(node) or "opt_state" in prefix.split("/")
         if isinstance(node, nnx.Pytree):
-            entries += _collect_from_graph(node, wrt, seen)
+            entries += _collect_from_graph(node, is_param, seen)
             rebuilt.append(lambda node=node: node)
             continue
         # A second flatten for the arrays in the node: a list of values, which the setters change
@@ -83,9 +84,10 @@ def _make_setter(values: list[Any], index: int, old: Any) -> Callable[[Any], Non
     return assign
 
 
-def _collect_from_graph(node: Any, wrt: Any, seen: set[int]) -> Iterator[Entry]:
+def _collect_from_graph(
+    node: Any, is_param: Callable[[Any, Any], bool], seen: set[int]
+) -> Iterator[Entry]:
     """Yield the variables of an NNX object that hold arrays."""
-    is_param = nnx.filterlib.to_predicate(wrt)
     for path, variable in nnx.iter_graph(node):
         if not isinstance(variable, nnx.Variable) or id(variable) in seen:
             continue

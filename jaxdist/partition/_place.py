@@ -8,23 +8,22 @@ State of other shapes (adafactor's factors) is replicated. If the tree has no pa
 are matched against the paths of the state itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._replica import HasLayout
-from jaxdist._validate import check_has_arrays, show
-from jaxdist._values import Sharded, copy_if_writable, pad_dim
+from jaxdist._replica import HasLayout, layout_of
+from jaxdist._validate import check_has_arrays, format_lines, show
+from jaxdist._values import Sharded, copy_if_writable, cut_and_place
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 from jaxdist.partition._leaves import Entry, collect_entries
 from jaxdist.partition._patterns import find_nearest, is_match
 from jaxdist.partition._placements import Placement, Replicate
 from jaxdist.partition._resolve import ResolvedPlacement, resolve
-from jaxdist.partition._rules import Rules, as_rules, describe_conflicts, format_lines
+from jaxdist.partition._rules import Rules, as_rules, describe_conflicts
 
 T = TypeVar("T")
 
@@ -68,10 +67,10 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
         >>> placed["up"]["kernel"], placed["scale"].is_fully_replicated
         (Sharded(float32[16, 3] cut along dim 0, held as [16, 3]), True)
     """
-    layout = _layout_of(strategy)
+    remedy = "Pass the strategy first: partition.place(strategy, model, rules)."
+    layout = layout_of("partition.place", strategy, remedy)
     own = as_rules("partition.place", rules)
-    _check_filter(wrt)
-    entries, rebuild = collect_entries(tree, wrt)
+    entries, rebuild = collect_entries(tree, _as_predicate(wrt))
     if not entries:
         check_has_arrays("partition.place", "tree", tree, "a pytree of arrays, or an NNX object")
     _check_wrt(entries, wrt)
@@ -82,10 +81,10 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
     return rebuild()
 
 
-def _check_filter(wrt: Any) -> None:
-    """Check that `wrt` is a filter of Flax."""
+def _as_predicate(wrt: Any) -> Callable[[Any, Any], bool]:
+    """Return a filter of Flax as a function of a path and a variable."""
     try:
-        nnx.filterlib.to_predicate(wrt)
+        return nnx.filterlib.to_predicate(wrt)
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
             f"partition.place was given wrt={show(wrt)}.\n\n"
@@ -243,8 +242,7 @@ def _place_leaf(entry: Entry, found: ResolvedPlacement, layout: ReplicaMesh) -> 
         if cut is None:
             # See Note [Who owns host memory]
             return jax.device_put(copy_if_writable(value), found.sharding)
-        padded = pad_dim(jnp.asarray(value), cut.dim, cut.padding(cut.pieces(layout)))
-        return Sharded(jax.device_put(padded, found.sharding), *cut)
+        return cut_and_place(value, cut, layout)
     except (TypeError, RuntimeError) as error:
         # A value that is no array for JAX, or an array that a step has donated.
         raise ArgumentError(
@@ -252,14 +250,3 @@ def _place_leaf(entry: Entry, found: ResolvedPlacement, layout: ReplicaMesh) -> 
             "It places arrays of numbers that no step has taken by donation.\n\n"
             "Leave what is no parameter out of the tree, and place arrays before they are donated."
         ) from error
-
-
-def _layout_of(strategy: Any) -> ReplicaMesh:
-    layout = getattr(strategy, "layout", None)
-    if not isinstance(layout, ReplicaMesh):
-        raise ArgumentTypeError(
-            f"partition.place was given strategy={show(strategy)}.\n\n"
-            "strategy is a strategy of jaxdist.\n\n"
-            "Pass the strategy first: partition.place(strategy, model, rules)."
-        )
-    return layout

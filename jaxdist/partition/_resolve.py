@@ -64,31 +64,19 @@ def resolve(leaf: Leaf, placement: Placement, layout: ReplicaMesh) -> ResolvedPl
     )
     if not leaf.shape or isinstance(chosen, Replicate):
         return ResolvedPlacement(layout.replicated)
-    if isinstance(chosen, Split):
-        split = _resolve_split(leaf, chosen, _resolve_dim(leaf, chosen, chosen.dim), layout)
-        return ResolvedPlacement(_make_sharding(leaf, layout, None, split))
+    wanted = chosen.dim if isinstance(chosen, Split) else chosen.split
     split = None
-    if chosen.split is not None:
-        split = _resolve_split(leaf, chosen, _resolve_dim(leaf, chosen, chosen.split), layout)
-    cut = _resolve_cut(leaf, chosen, split, layout)
-    return ResolvedPlacement(_make_sharding(leaf, layout, cut, split), cut)
-
-
-def _make_sharding(
-    leaf: Leaf, layout: ReplicaMesh, cut: Cut | None, split: int | None
-) -> NamedSharding:
-    entries: list[Any] = [None] * len(leaf.shape)
+    if wanted is not None:
+        split = _resolve_split(leaf, chosen, _resolve_dim(leaf, chosen, wanted), layout)
+    # No spec below ends with None: JAX compares specs entry by entry, so it would take an equal
+    # sharding for another one, and compile a step twice.
+    cut = _resolve_cut(leaf, chosen, split, layout) if isinstance(chosen, Shard) else None
     if cut is not None:
-        axes = cut.over(layout)
-        entries[cut.dim] = axes[0] if len(axes) == 1 else axes
-    if split is not None:
-        logical = layout.logical_axes
-        entries[split] = logical[0] if len(logical) == 1 else logical
-    # JAX compares specs entry by entry: with trailing Nones an equal sharding would be another
-    # one, and a step would be compiled twice.
-    while entries and entries[-1] is None:
-        entries.pop()
-    return NamedSharding(layout.mesh, PartitionSpec(*entries))
+        return ResolvedPlacement(NamedSharding(layout.mesh, cut.full_spec(layout)), cut)
+    if split is None:
+        return ResolvedPlacement(layout.replicated)
+    spec = PartitionSpec(*[None] * split, layout.logical_axes)
+    return ResolvedPlacement(NamedSharding(layout.mesh, spec))
 
 
 def _resolve_dim(leaf: Leaf, placement: Placement, dim: int) -> int:

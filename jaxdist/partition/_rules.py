@@ -10,13 +10,12 @@ need not be sorted, and lists of rules can be joined.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
-from jaxdist._validate import CallerRename, as_flag, as_list, check_has_arrays, show
+from jaxdist._validate import CallerRename, as_flag, as_list, check_has_arrays, format_lines, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist.partition._activations import check_activation, constrain
 from jaxdist.partition._patterns import find_nearest, is_match
 from jaxdist.partition._placements import ByNames, Placement, check_placement
 
-_MOST_LISTED = 10
 _CALLER = "partition.Rules"
 
 
@@ -80,10 +79,7 @@ class Rules:
             None
         """
         path = _check_path("Rules.placement_of", "path", path)
-        found = [(p, placement) for p, placement in self.rules if is_match(p, path)]
-        if len(found) > 1:
-            raise ArgumentError(describe_conflicts([(path, [p for p, _ in found])]))
-        return found[0][1] if found else self.otherwise
+        return _find_match(self.rules, path) or self.otherwise
 
     def constrain(self, value: Any, name: str) -> Any:
         """Return an activation with the layout that the rules give its name.
@@ -108,10 +104,8 @@ class Rules:
         """
         name = _check_path("Rules.constrain", "name", name)
         check_has_arrays("Rules.constrain", "value", value)
-        found = [(p, placement) for p, placement in self.activations if is_match(p, name)]
-        if len(found) > 1:
-            raise ArgumentError(describe_conflicts([(name, [p for p, _ in found])]))
-        if not found:
+        placement = _find_match(self.activations, name)
+        if placement is None:
             known = find_nearest(name, [p for p, _ in self.activations])
             raise ArgumentError(
                 f"Rules.constrain was given name={name!r}, which no rule for activations matches."
@@ -119,7 +113,7 @@ class Rules:
                 + (f"The nearest one is {known!r}." if known else "There are none.")
                 + f"\n\nAdd it: Rules(..., activations=[({name!r}, partition.Split(-1))])."
             )
-        return constrain(value, found[0][1])
+        return constrain(value, placement)
 
     def __repr__(self) -> str:
         lines = [f"  {pattern!r}: {placement!r}" for pattern, placement in self.rules]
@@ -147,6 +141,14 @@ def as_rules(caller: str, rules: Any) -> Rules:
     )
 
 
+def _find_match(pairs: Iterable[tuple[str, Placement]], path: str) -> Placement | None:
+    """Return the placement of the one pattern that matches a path; None if none does."""
+    found = [(p, placement) for p, placement in pairs if is_match(p, path)]
+    if len(found) > 1:
+        raise ArgumentError(describe_conflicts([(path, [p for p, _ in found])]))
+    return found[0][1] if found else None
+
+
 def describe_conflicts(found: Sequence[tuple[str, Sequence[str]]]) -> str:
     """Return the message for leaves that more than one rule matches."""
     lines = [f"{path}: {' and '.join(map(repr, patterns))}" for path, patterns in found]
@@ -157,12 +159,6 @@ def describe_conflicts(found: Sequence[tuple[str, Sequence[str]]]) -> str:
         "Make the patterns longer, so that each leaf matches one of them. For the rest pass "
         "Rules(..., otherwise=...)."
     )
-
-
-def format_lines(lines: Sequence[str]) -> str:
-    """Return the first lines of a message, and the number of the others."""
-    more = len(lines) - _MOST_LISTED
-    return "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
 
 
 def _check_path(caller: str, name: str, path: Any) -> str:

@@ -30,7 +30,7 @@ from jaxdist._program.proof.updates import Part, UpdateAnalysis
 from jaxdist._program.uneven.joined_ops import FlatList
 from jaxdist._program.virtual.device import OneReplica
 from jaxdist._update.partitioned import PieceInterpreter
-from jaxdist._update.values import Replicas, Whole
+from jaxdist._update.values import Whole
 from jaxdist.errors import UnsupportedError
 
 AXES = frozenset({"replica"})
@@ -204,8 +204,8 @@ def _one_replica(program: Any) -> list[Any]:
 
 
 def _pieces(program: Any) -> list[Any]:
-    runs = PieceInterpreter(Replicas(_layout()))
-    return [v.whole() for v in runs.run(program, [Whole(x, Replicas(_layout())) for x in (X, Y)])]
+    runs = PieceInterpreter(_layout())
+    return [v.whole() for v in runs.run(program, [Whole(x, _layout()) for x in (X, Y)])]
 
 
 RUNS = [
