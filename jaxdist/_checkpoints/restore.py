@@ -5,14 +5,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 from jax.sharding import Sharding
 
 from jaxdist._checkpoints import errors as failures
-from jaxdist._checkpoints.compression_errors import (
-    divide_errors,
-    find_moved_pairs,
-    make_saved_shape,
-)
 from jaxdist._checkpoints.files import list_steps
 from jaxdist._checkpoints.leaves import list_differences, name_leaves, rebuild_tree
 from jaxdist._checkpoints.manifest import find_damage
@@ -21,6 +18,7 @@ from jaxdist._checkpoints.orbax import read_arrays, read_notes
 from jaxdist._checkpoints.pieces import cut_like, get_layouts_of_pieces, get_whole_shapes
 from jaxdist._checkpoints.records import find_changed_values
 from jaxdist._typing import PyTree
+from jaxdist._update import divide_errors, find_moved_pairs
 from jaxdist.errors import DamagedCheckpointError
 
 
@@ -65,18 +63,20 @@ def _restore_plain(directory: Path, step: int, like: PyTree, sharding: Sharding 
     _raise_if_any(find_damage(directory, step))
     wanted = name_leaves(get_whole_shapes(like))
     records, notes = read_notes(directory / str(step))
-    pairs = find_moved_pairs(records, wanted)
+    shapes = {name: np.shape(leaf) for name, leaf in wanted.items()}
+    saved = {name: tuple(record["shape"]) for name, record in records.items()}
+    pairs = find_moved_pairs(saved, shapes)
     # Read these with the shapes that were saved; `divide_errors` then gives them the shapes of this
     # run.
-    now = {name: wanted[name] for pair in pairs for name in pair}
-    wanted.update((name, make_saved_shape(records, name)) for name in now)
+    moved = {name for pair in pairs for name in pair}
+    wanted.update((n, jax.ShapeDtypeStruct(saved[n], records[n]["dtype"])) for n in moved)
     problems = list_differences(records, wanted)
     if problems:
         raise failures.make_mismatch_error(directory, step, problems)
-    layouts = {n: s for n, s in get_layouts_of_pieces(like).items() if n not in now}
+    layouts = {n: s for n, s in get_layouts_of_pieces(like).items() if n not in moved}
     arrays = read_arrays(directory / str(step), wanted, sharding, layouts)
     _raise_if_any(find_changed_values(records, arrays))
-    divide_errors(arrays, pairs, now)
+    divide_errors(arrays, pairs, shapes)
     return Restored(step, cut_like(rebuild_tree(arrays, get_whole_shapes(like)), like), notes)
 
 

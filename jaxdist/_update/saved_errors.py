@@ -1,19 +1,64 @@
 """Rounding errors of `compressed_update`, converted for another number of replicas.
 
-The errors of all replicas represent one vector of the size of the gradients: the rest that has to
-be added to the next gradients. The vector is the sum of the errors of all replicas, each at its
-place. It does not depend on the number of replicas. So a checkpoint is restored by computing the
-vector and splitting it again. See Note [Error feedback].
+`compressed_update` keeps what it has not sent yet in two arrays, `given` and `summed`. Their shapes
+depend on the number of replicas. The errors of all replicas represent one vector of the size of the
+gradients: the rest that has to be added to the next gradients. The vector is the sum of the errors
+of all replicas, each at its place. It does not depend on the number of replicas. So a checkpoint is
+restored by computing the vector and splitting it again. See Note [Error feedback].
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+_LOG = logging.getLogger("jaxdist")
+_GIVEN, _SUMMED = "given", "summed"
+
+Shape = tuple[int, ...]
 
 
-def can_be_errors(shapes: Sequence[tuple[int, ...]]) -> bool:
+def find_moved_pairs(
+    saved: Mapping[str, Shape], wanted: Mapping[str, Shape]
+) -> list[tuple[str, str]]:
+    """Return the names of each pair of error arrays that was saved with other replicas.
+
+    Args:
+        saved: The shape of each leaf as it was saved, by the path of the leaf.
+        wanted: The shape of each leaf in this run.
+    """
+    found = []
+    for given in wanted:
+        parts = given.split(".")
+        # Every part of the path may be the field of the state: a module may be called "given", too.
+        for place in (i for i, part in enumerate(parts) if part == _GIVEN):
+            pair = (given, ".".join([*parts[:place], _SUMMED, *parts[place + 1 :]]))
+            if all(n in saved and n in wanted for n in pair):
+                old, new = ([shapes[n] for n in pair] for shapes in (saved, wanted))
+                if old != new and _can_be_errors(*old) and _can_be_errors(*new):
+                    found.append(pair)
+    return found
+
+
+def divide_errors(
+    arrays: dict[str, Any], pairs: list[tuple[str, str]], wanted: Mapping[str, Shape]
+) -> None:
+    """Divide the errors in `arrays`, in place, among the replicas of this run."""
+    for pair in pairs:
+        given, summed = (np.asarray(arrays[n]) for n in pair)
+        shapes = (wanted[pair[0]], wanted[pair[1]])
+        arrays.update(zip(pair, _move_errors(given, summed, shapes), strict=True))
+        _LOG.info(
+            "%s: what compressed_update had not sent yet was kept by %d replicas, and is divided "
+            "among %d",
+            pair[0],
+            given.shape[0],
+            shapes[0][0],
+        )
+
+
+def _can_be_errors(*shapes: Shape) -> bool:
     """Whether arrays of these two shapes can be the `given` and `summed` errors of replicas."""
     if not all(len(s) == 2 and min(s) > 0 for s in shapes) or shapes[0][0] != shapes[1][0]:
         return False
@@ -21,8 +66,8 @@ def can_be_errors(shapes: Sequence[tuple[int, ...]]) -> bool:
     return part % chunk == 0 and replicas % (part // chunk) == 0
 
 
-def move_errors(
-    given: np.ndarray, summed: np.ndarray, wanted: Shapes
+def _move_errors(
+    given: np.ndarray, summed: np.ndarray, wanted: tuple[Shape, Shape]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the errors of all replicas in the shapes of other replicas and workers.
 
