@@ -80,7 +80,8 @@ def test_failure_of_one_process_ends_the_wait_for_the_others():
             group.call(arms.first_hangs_second_fails)
     finally:
         group.close()
-    assert time.monotonic() - start < 30
+    # `first_hangs_second_fails` sleeps for 600 s.
+    assert time.monotonic() - start < 300
 
 
 def test_children_end_with_the_bench():
