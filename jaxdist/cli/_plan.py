@@ -85,11 +85,11 @@ def plan(arguments: argparse.Namespace) -> int:
     job = jobs.load_job(arguments.config, arguments.overrides)
     console = Console(file=sys.stdout)
     found = _make_plan(job, topology, arguments)
-    console.print(found.text(), markup=False, highlight=False, soft_wrap=True)
+    jobs.say(console, found.text())
     best = found.best if isinstance(found, Sweep) else found
     if arguments.png is not None and best is not None:
         written = best.figure(arguments.png)
-        console.print(f"Drawn: {written}", markup=False, highlight=False, soft_wrap=True)
+        jobs.say(console, f"Drawn: {written}")
     return 0
 
 
@@ -112,9 +112,7 @@ def _show_progress() -> Iterator[Callable[[str], None]]:
     # On stderr, so that stdout has the plan only and can be redirected.
     console = Console(file=sys.stderr)
     if not console.is_terminal:
-        yield lambda what: console.print(
-            f"jaxdist plan: {what}", markup=False, highlight=False, soft_wrap=True
-        )
+        yield lambda what: jobs.say(console, f"jaxdist plan: {what}")
         return
     columns = (
         SpinnerColumn(),
