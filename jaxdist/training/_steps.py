@@ -282,10 +282,9 @@ def _check_gradients(out: Any) -> Any:
 
 
 def _check_floats(outputs: PyTree) -> None:
-    leaves, _ = tree_flatten_with_path(outputs)
     bad = [
         f"result{keystr(path)} is {_describe(leaf)}"
-        for path, leaf in leaves
+        for path, leaf in jax.tree.leaves_with_path(outputs)
         if not jnp.issubdtype(leaf.dtype, jnp.inexact)
     ]
     if bad:
@@ -308,7 +307,7 @@ def _check_returned(caller: str, name: str, tree: PyTree) -> None:
 
 
 def _check_arrays(found: str, name: str, tree: PyTree, remedy: str) -> None:
-    leaves, _ = tree_flatten_with_path(tree)
+    leaves = jax.tree.leaves_with_path(tree)
     wrong = [f"{name}{keystr(path)}: {show(x)}" for path, x in leaves if not is_array(x)]
     if wrong:
         raise ArgumentTypeError(

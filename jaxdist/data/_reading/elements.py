@@ -206,14 +206,11 @@ def _describe_structure(treedef: PyTreeDef, dtypes: list[Any]) -> str:
     return repr(treedef.unflatten([_DtypeLabel(str(d)) for d in dtypes]))
 
 
-class _DtypeLabel:
+class _DtypeLabel(str):
     """A dtype in a structure that is printed, without the quotes of a string."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __repr__(self) -> str:
-        return self.text
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 def _changed_error(caller: str, before: str, now: str, index: int) -> ShapeError:
