@@ -181,9 +181,7 @@ def cheapest(
     caller = "cost.cheapest"
     num_replicas = as_integer(caller, "num_replicas", num_replicas, least=1, most=_MOST)
     remedy = "Pass for instance algorithms=cost.ALGORITHMS."
-    algorithms = as_list(caller, "algorithms", algorithms, "a list of names", remedy)
-    for name in algorithms:
-        check_instance(caller, "algorithms", name, str, "a list of names", remedy)
+    algorithms = as_list(caller, "algorithms", algorithms, "a list of names", remedy, kind=str)
     inside = num_replicas
     if local is not None:
         inside = as_integer(caller, "local", local, least=1, most=num_replicas)

@@ -17,6 +17,7 @@ from jaxdist._validate import (
     as_arrays,
     as_integer,
     check_callable,
+    check_instance,
     format_lines,
     is_array,
     show,
@@ -360,12 +361,9 @@ def _check_pair(result: Any) -> tuple[Any, Any]:
 
 
 def _check_batches(batches: Any) -> list[PyTree]:
-    if not isinstance(batches, (list, tuple)):
-        raise ArgumentTypeError(
-            f"multi_step was given batches={show(batches)}.\n\n"
-            "batches is a list or tuple of batches, one for each step.\n\n"
-            "Collect K of them: list(itertools.islice(data, K))."
-        )
+    what = "a list or tuple of batches, one for each step"
+    remedy = "Collect K of them: list(itertools.islice(data, K))."
+    check_instance("multi_step", "batches", batches, (list, tuple), what, remedy)
     if not batches:
         raise ArgumentError(
             f"multi_step was given batches={batches!r}, which is empty.\n\n"
