@@ -85,11 +85,11 @@ def plan(arguments: argparse.Namespace) -> int:
     job = jobs.load_job(arguments.config, arguments.overrides)
     console = Console(file=sys.stdout)
     found = _make_plan(job, topology, arguments)
-    jobs.say(console, found.text())
+    console.print(found.text(), markup=False, highlight=False, soft_wrap=True)
     best = found.best if isinstance(found, Sweep) else found
     if arguments.png is not None and best is not None:
         written = best.figure(arguments.png)
-        jobs.say(console, f"Drawn: {written}")
+        console.print(f"Drawn: {written}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -112,7 +112,9 @@ def _show_progress() -> Iterator[Callable[[str], None]]:
     # On stderr, so that stdout has the plan only and can be redirected.
     console = Console(file=sys.stderr)
     if not console.is_terminal:
-        yield lambda what: jobs.say(console, f"jaxdist plan: {what}")
+        yield lambda what: console.print(
+            f"jaxdist plan: {what}", markup=False, highlight=False, soft_wrap=True
+        )
         return
     columns = (
         SpinnerColumn(),

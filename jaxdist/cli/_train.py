@@ -21,8 +21,8 @@ def train(arguments: argparse.Namespace) -> int:
     # Before JAX starts: a finished run needs no device.
     finished = jobs.finished_run(loaded, accept_changes=arguments.accept_changes)
     if finished is not None:
-        jobs.say(console, jobs.finished_line(finished, loaded))
-        jobs.say(console, format_final_line(finished))
+        _print(console, jobs.finished_line(finished, loaded))
+        _print(console, format_final_line(finished))
         return 0
     _ask_for_cpu_devices(jobs.count_cpu_devices(config))
     report = jobs.train(
@@ -36,8 +36,12 @@ def train(arguments: argparse.Namespace) -> int:
         folder = Path(config.checkpoint.directory)
         print(f"jaxdist train: {format_interrupted_line(report, folder)}", file=sys.stderr)
         return 130
-    jobs.say(console, format_final_line(report))
+    _print(console, format_final_line(report))
     return 0
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def format_final_line(report: TrainingReport) -> str:

@@ -8,7 +8,6 @@ from jaxdist.jobs._plan import sweep_job as sweep_job
 from jaxdist.jobs._run.finished import finished_line as finished_line
 from jaxdist.jobs._run.finished import finished_run as finished_run
 from jaxdist.jobs._run.metrics import versions as versions
-from jaxdist.jobs._run.progress import say as say
 from jaxdist.jobs._run.report import TrainingReport as TrainingReport
 from jaxdist.jobs._run.train import train as train
 from jaxdist.jobs._strategy.build import count_cpu_devices as count_cpu_devices
