@@ -266,27 +266,25 @@ def check_parts(
     what: str, shape: tuple[int, ...], parts: tuple[int, ...], num_logical: int
 ) -> None:
     """Raise an error if the parts do not fit the array or the number of logical devices."""
+    remedy = _suggest_parts(shape, num_logical)
     if len(parts) != len(shape):
         raise ShapeError(
             f"{what} has {len(shape)} dim(s), and partition_dimensions={list(parts)} is for "
             f"{len(parts)}.\n\n"
-            "There is one number for each dim, 1 for a dim that is not split.\n\n"
-            f"{_suggest_parts(shape, num_logical)}"
+            f"There is one number for each dim, 1 for a dim that is not split.\n\n{remedy}"
         )
     for dim, (size, count) in enumerate(zip(shape, parts, strict=True)):
         if count < 1:
             raise ArgumentError(
                 f"{what} has {size} element(s) in dim {dim}, and "
                 f"partition_dimensions={list(parts)} wants {count} parts of dim {dim}.\n\n"
-                "A dim is split into one part (not at all) or more.\n\n"
-                f"{_suggest_parts(shape, num_logical)}"
+                f"A dim is split into one part (not at all) or more.\n\n{remedy}"
             )
         if size < count:
             raise ShapeError(
                 f"{what} has {size} element(s) in dim {dim}, and "
                 f"partition_dimensions={list(parts)} splits it into {count} parts.\n\n"
-                "No part may be empty.\n\n"
-                f"{_suggest_parts(shape, num_logical)}"
+                f"No part may be empty.\n\n{remedy}"
             )
     product = math.prod(parts)
     if product != num_logical:
@@ -294,8 +292,7 @@ def check_parts(
             f"{what} would be split into {product} part(s) by "
             f"partition_dimensions={list(parts)}, and a replica has {num_logical} logical "
             "device(s).\n\n"
-            "Each logical device gets one part.\n\n"
-            f"{_suggest_parts(shape, num_logical)}"
+            f"Each logical device gets one part.\n\n{remedy}"
         )
 
 
