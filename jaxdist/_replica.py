@@ -196,8 +196,7 @@ class ReplicaContext:
             >>> get_replica_context().devices
             ('/job:localhost/replica:0/task:0/device:CPU:0',)
         """
-        names: tuple[str, ...] = self._strategy.extended.worker_devices
-        return names
+        return self._strategy.extended.worker_devices
 
     def all_reduce(
         self,

@@ -232,14 +232,19 @@ def as_iterator(caller: str, name: str, value: Any, what: str, remedy: str) -> I
     )
 
 
-def as_list(caller: str, name: str, value: Any, what: str, remedy: str) -> list[Any]:
-    """Return `value` as a list; raise for texts, mappings, sets and single values."""
+def as_list(
+    caller: str, name: str, value: Any, what: str, remedy: str, kind: type = object
+) -> list[Any]:
+    """Return `value` as a list of `kind`; raise for texts, mappings, sets and single values."""
     # A set has no order, so its elements could belong to any replica.
     if isinstance(value, (set, frozenset)):
         raise ArgumentTypeError(
             f"{caller} was given {name}={show(value)}.\n\n{name} is {what}.\n\n{remedy}"
         )
-    return list(as_iterator(caller, name, value, what, remedy))
+    listed = list(as_iterator(caller, name, value, what, remedy))
+    for entry in listed:
+        check_instance(caller, name, entry, kind, what, remedy)
+    return listed
 
 
 def check_has_arrays(caller: str, name: str, tree: Any, what: str = "a pytree of arrays") -> None:

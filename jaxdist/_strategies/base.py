@@ -603,7 +603,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         check_across(self, "distribute_datasets_from_function", CALL_BEFORE_RUN)
         check_callable("distribute_datasets_from_function", dataset_fn, "dataset_fn")
         options = data.checked_options("distribute_datasets_from_function", options)
-        if self._unwraps and _is_per_replica_input(options):
+        if self._unwraps and options.is_per_replica:
             raise UnsupportedError(
                 f"{type(self).__name__}.distribute_datasets_from_function was given "
                 "InputReplicationMode.PER_REPLICA, and it has one replica.\n\n"
@@ -637,8 +637,3 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.layout!r})"
-
-
-def _is_per_replica_input(options: data.InputOptions | None) -> bool:
-    mode = data.InputReplicationMode.PER_REPLICA
-    return options is not None and options.experimental_replication_mode is mode

@@ -72,8 +72,7 @@ def get_strategy() -> Strategy:
         `tf.distribute.get_strategy`.
     """
     frame = _replica.current_frame()
-    strategy: Strategy = _default() if frame is None else frame.strategy
-    return strategy
+    return _default() if frame is None else frame.strategy
 
 
 def has_strategy() -> bool:

@@ -37,12 +37,12 @@ def split(strategy: Any, caller: str, value: PyTree, partition_dimensions: Any) 
         check_parts(f"{caller}: {name}, {dtype}{list(shape)},", shape, parts, layout.num_logical)
         return parts
 
-    return _map_leaves(strategy, caller, value, check)
+    return _lay_out(strategy, caller, value, check)
 
 
 def replicate(strategy: Any, caller: str, value: PyTree) -> PyTree:
     """Replicate every leaf of `value` to all logical devices."""
-    return _map_leaves(strategy, caller, value, lambda _, shape, __: (1,) * len(shape))
+    return _lay_out(strategy, caller, value, lambda _, shape, __: (1,) * len(shape))
 
 
 def assign(strategy: Any, caller: str, value: PyTree, device: Any) -> PyTree:
@@ -50,17 +50,12 @@ def assign(strategy: Any, caller: str, value: PyTree, device: Any) -> PyTree:
     number = _validate_device(strategy, caller, device)
     layout = _require_layout(strategy, caller)
 
-    def assign_leaf(path: Any, leaf: Any) -> Any:
-        name = "tensor" + jax.tree_util.keystr(path)
-        if isinstance(leaf, (PerReplica, Sharded)):
-            raise _make_type_error(caller, name, leaf)
-        array = _as_array(caller, name, leaf.value() if isinstance(leaf, Variable) else leaf)
+    def assign_leaf(name: str, leaf: Any) -> Any:
+        array = _as_array(caller, name, leaf)
         # With one logical device (also on the twin of `check_gradients`) a mark has no effect.
         return array if layout.num_logical == 1 else assigned(array, number)
 
-    return jax.tree_util.tree_map_with_path(
-        assign_leaf, value, is_leaf=lambda x: isinstance(x, _LEAF_TYPES)
-    )
+    return _map_leaves(assign_leaf, value)
 
 
 def on_logical_device(
@@ -147,34 +142,36 @@ def find_layout_in_step(strategy: Any, caller: str) -> ReplicaMesh | None:
             "Call it in the function that you pass to strategy.run, before the merge_call, with "
             "the strategy that runs it: jaxdist.get_replica_context().strategy."
         )
-    layout: ReplicaMesh = runs.layout
-    return layout
+    return runs.layout
 
 
 Check = Callable[[str, tuple[int, ...], Any], tuple[int, ...]]
 
 
-def _map_leaves(strategy: Any, caller: str, value: PyTree, check: Check) -> PyTree:
+def _lay_out(strategy: Any, caller: str, value: PyTree, check: Check) -> PyTree:
     inside = find_layout_in_step(strategy, caller)
 
-    def map_leaf(path: Any, leaf: Any) -> Any:
-        name = "tensor" + jax.tree_util.keystr(path)
-        if isinstance(leaf, Variable):
-            leaf = leaf.value()
+    def lay_out_leaf(name: str, leaf: Any) -> Any:
         if inside is not None:
             return _constrain_in_step(caller, name, leaf, check, inside)
         return _place_outside_step(caller, name, leaf, check, strategy.layout)
 
-    return jax.tree_util.tree_map_with_path(
-        map_leaf, value, is_leaf=lambda x: isinstance(x, _LEAF_TYPES)
+    return _map_leaves(lay_out_leaf, value)
+
+
+def _map_leaves(function: Callable[[str, Any], Any], value: PyTree) -> PyTree:
+    """Apply `function` to the name and the value of each leaf, of a variable its array."""
+    return jax.tree.map_with_path(
+        lambda path, leaf: function(
+            "tensor" + jax.tree_util.keystr(path),
+            leaf.value() if isinstance(leaf, Variable) else leaf,
+        ),
+        value,
+        is_leaf=lambda x: isinstance(x, _LEAF_TYPES),
     )
 
 
 def _constrain_in_step(caller: str, name: str, leaf: Any, check: Check, layout: ReplicaMesh) -> Any:
-    # Values in a step belong to one replica. A `PerReplica` or `Sharded` is a closed-over value of
-    # all replicas.
-    if isinstance(leaf, (PerReplica, Sharded)):
-        raise _make_type_error(caller, name, leaf)
     array = _as_array(caller, name, leaf)
     parts = check(name, array.shape, array.dtype)
     return array if layout.num_logical == 1 else laid_out(array, parts, layout)
@@ -269,27 +266,25 @@ def check_parts(
     what: str, shape: tuple[int, ...], parts: tuple[int, ...], num_logical: int
 ) -> None:
     """Raise an error if the parts do not fit the array or the number of logical devices."""
+    remedy = _suggest_parts(shape, num_logical)
     if len(parts) != len(shape):
         raise ShapeError(
             f"{what} has {len(shape)} dim(s), and partition_dimensions={list(parts)} is for "
             f"{len(parts)}.\n\n"
-            "There is one number for each dim, 1 for a dim that is not split.\n\n"
-            f"{_suggest_parts(shape, num_logical)}"
+            f"There is one number for each dim, 1 for a dim that is not split.\n\n{remedy}"
         )
     for dim, (size, count) in enumerate(zip(shape, parts, strict=True)):
         if count < 1:
             raise ArgumentError(
                 f"{what} has {size} element(s) in dim {dim}, and "
                 f"partition_dimensions={list(parts)} wants {count} parts of dim {dim}.\n\n"
-                "A dim is split into one part (not at all) or more.\n\n"
-                f"{_suggest_parts(shape, num_logical)}"
+                f"A dim is split into one part (not at all) or more.\n\n{remedy}"
             )
         if size < count:
             raise ShapeError(
                 f"{what} has {size} element(s) in dim {dim}, and "
                 f"partition_dimensions={list(parts)} splits it into {count} parts.\n\n"
-                "No part may be empty.\n\n"
-                f"{_suggest_parts(shape, num_logical)}"
+                f"No part may be empty.\n\n{remedy}"
             )
     product = math.prod(parts)
     if product != num_logical:
@@ -297,8 +292,7 @@ def check_parts(
             f"{what} would be split into {product} part(s) by "
             f"partition_dimensions={list(parts)}, and a replica has {num_logical} logical "
             "device(s).\n\n"
-            "Each logical device gets one part.\n\n"
-            f"{_suggest_parts(shape, num_logical)}"
+            f"Each logical device gets one part.\n\n{remedy}"
         )
 
 
@@ -315,6 +309,10 @@ def _suggest_parts(shape: tuple[int, ...], num_logical: int) -> str:
 
 
 def _as_array(caller: str, name: str, leaf: Any) -> jax.Array:
+    # Values in a step belong to one replica. A `PerReplica` or `Sharded` is a closed-over value of
+    # all replicas.
+    if isinstance(leaf, (PerReplica, Sharded)):
+        raise _make_type_error(caller, name, leaf)
     is_array = isinstance(leaf, jax.Array) or hasattr(leaf, "__jax_array__")
     if not is_array and not _is_numeric(np.asarray(leaf).dtype):
         raise _make_type_error(caller, name, leaf)

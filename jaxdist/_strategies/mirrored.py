@@ -85,24 +85,22 @@ class MirroredStrategy(Strategy):
                     "A mesh has its devices already.\n\n"
                     "Leave devices out: MirroredStrategy(mesh=mesh)."
                 )
-            layout = meshes.adopt(mesh, replica_axes)
-            check_one_process("MirroredStrategy", layout, were_chosen=True)
-            layout = add_virtual_replicas("MirroredStrategy", layout, deterministic)
-            self._set_up(layout, communication)
-            return
-        if replica_axes is not None:
+            layout, were_chosen = meshes.adopt(mesh, replica_axes), True
+        elif replica_axes is not None:
             raise ArgumentError(
                 f"MirroredStrategy was given replica_axes={replica_axes!r} without a mesh.\n\n"
                 "replica_axes are names of axes of mesh.\n\n"
                 "Pass the mesh too, MirroredStrategy(mesh=mesh, replica_axes=mesh.axis_names[:1]), "
                 "or leave replica_axes out."
             )
-        # A string is a sequence of letters, which would be read as names of devices.
-        if isinstance(devices, (str, jax.Device)):
-            devices = [devices]
-        given: Sequence[str | jax.Device] = [] if devices is None else devices
-        named = runtime.distinct_devices("MirroredStrategy", given)
-        layout = meshes.build(named or runtime.default_devices())
-        check_one_process("MirroredStrategy", layout, were_chosen=bool(named))
+        else:
+            # A string is a sequence of letters, which would be read as names of devices.
+            if isinstance(devices, (str, jax.Device)):
+                devices = [devices]
+            given: Sequence[str | jax.Device] = [] if devices is None else devices
+            named = runtime.distinct_devices("MirroredStrategy", given)
+            layout = meshes.build(named or runtime.default_devices())
+            were_chosen = bool(named)
+        check_one_process("MirroredStrategy", layout, were_chosen=were_chosen)
         layout = add_virtual_replicas("MirroredStrategy", layout, deterministic)
         self._set_up(layout, communication)

@@ -9,7 +9,7 @@ from jaxdist._strategies import logical_devices
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.processes import warn_if_alone
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_flag, show
+from jaxdist._validate import as_flag, check_instance, show
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.errors import ArgumentTypeError, TopologyError
 from jaxdist.tpu import TPUSystem, system_of
@@ -310,12 +310,10 @@ def check_assignment(name: str, assignment: Any) -> None:
 
     `name` is the name of the parameter.
     """
-    if assignment is not None and not isinstance(assignment, DeviceAssignment):
-        raise ArgumentTypeError(
-            f"TPUStrategy was given {name}={show(assignment)}.\n\n"
-            f"{name} is a jaxdist.tpu.experimental.DeviceAssignment.\n\n"
-            "Pass what jaxdist.tpu.experimental.DeviceAssignment.build returns."
-        )
+    if assignment is not None:
+        what = "a jaxdist.tpu.experimental.DeviceAssignment"
+        remedy = "Pass what jaxdist.tpu.experimental.DeviceAssignment.build returns."
+        check_instance("TPUStrategy", name, assignment, DeviceAssignment, what, remedy)
 
 
 def _validate_assignment(

@@ -15,6 +15,7 @@ _GIB = 1 << 30
 _DOCS = "https://docs.cloud.google.com/tpu/docs"
 _CACM = "Jouppi et al., A domain-specific supercomputer, https://doi.org/10.1145/3360307"
 _BOOK = "https://jax-ml.github.io/scaling-book/tpus"
+_ONE_CARD = "assumed: one 100 Gbit/s card for 8 cores"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,101 +85,50 @@ class Chip:
         )
 
 
-_ROWS = (
-    Chip(
-        "v2",
-        46e12,
-        16 * _GIB,
-        700e9,
-        248e9,
-        3.125e9,
-        2,
-        (16, 16),
-        _CACM,
-        f"4 x 496 Gbit/s a chip, {_CACM}",
-        "assumed: one 100 Gbit/s card for 8 cores",
-    ),
-    Chip(
-        "v3",
-        123e12,
-        32 * _GIB,
-        900e9,
-        328e9,
-        3.125e9,
-        2,
-        (32, 32),
-        f"{_DOCS}/v3",
-        f"4 x 656 Gbit/s a chip, {_CACM}",
-        "assumed: one 100 Gbit/s card for 8 cores",
-    ),
-    Chip(
-        "v4",
-        275e12,
-        32 * _GIB,
-        1200e9,
-        270e9,
-        6.25e9,
-        1,
-        (16, 16, 16),
+# Peaks of each chip: FLOP/s, bytes of memory, bytes/s of memory, of ICI and of DCN, devices, pod.
+_PEAKS: dict[str, tuple[float, int, float, float, float, int, tuple[int, ...]]] = {
+    "v2": (46e12, 16 * _GIB, 700e9, 248e9, 3.125e9, 2, (16, 16)),
+    "v3": (123e12, 32 * _GIB, 900e9, 328e9, 3.125e9, 2, (32, 32)),
+    "v4": (275e12, 32 * _GIB, 1200e9, 270e9, 6.25e9, 1, (16, 16, 16)),
+    "v5e": (197e12, 16 * _GIB, 819e9, 200e9, 3.125e9, 1, (16, 16)),
+    "v5p": (459e12, 95 * _GIB, 2765e9, 600e9, 6.25e9, 1, (16, 16, 24)),
+    "v6e": (918e12, 32 * _GIB, 1638e9, 400e9, 12.5e9, 1, (16, 16)),
+    "7x": (2307e12, 192 * _GIB, 7380e9, 600e9, 12.5e9, 2, (16, 24, 24)),
+}
+# Where they are published: all but the two networks, ICI, DCN.
+_SOURCES = {
+    "v2": (_CACM, f"4 x 496 Gbit/s a chip, {_CACM}", _ONE_CARD),
+    "v3": (f"{_DOCS}/v3", f"4 x 656 Gbit/s a chip, {_CACM}", _ONE_CARD),
+    "v4": (
         f"{_DOCS}/v4",
         f"6 x 45 GB/s a chip, {_BOOK}; memory {_DOCS}/v4",
         f"50 Gbit/s a chip, {_BOOK}",
     ),
-    Chip(
-        "v5e",
-        197e12,
-        16 * _GIB,
-        819e9,
-        200e9,
-        3.125e9,
-        1,
-        (16, 16),
+    "v5e": (
         f"{_DOCS}/v5e",
         f"400 GB/s a chip in both directions, {_DOCS}/v5e",
         f"25 Gbit/s a chip: 6.4 Tbit/s for 256, {_DOCS}/v5e",
     ),
-    Chip(
-        "v5p",
-        459e12,
-        95 * _GIB,
-        2765e9,
-        600e9,
-        6.25e9,
-        1,
-        (16, 16, 24),
+    "v5p": (
         f"{_DOCS}/v5p",
         f"1200 GB/s a chip in both directions, {_DOCS}/v5p",
         f"50 Gbit/s a chip, {_DOCS}/v5p",
     ),
-    Chip(
-        "v6e",
-        918e12,
-        32 * _GIB,
-        1638e9,
-        400e9,
-        12.5e9,
-        1,
-        (16, 16),
+    "v6e": (
         f"{_DOCS}/v6e",
         f"800 GB/s a chip in both directions, {_DOCS}/tpu7x",
         f"100 Gbit/s a chip, {_DOCS}/tpu7x",
     ),
-    Chip(
-        "7x",
-        2307e12,
-        192 * _GIB,
-        7380e9,
-        600e9,
-        12.5e9,
-        2,
-        (16, 24, 24),
+    "7x": (
         f"{_DOCS}/tpu7x",
         f"1200 GB/s a chip in both directions, {_DOCS}/tpu7x",
         f"100 Gbit/s a chip, {_DOCS}/tpu7x",
     ),
-)
+}
 
-CHIPS: dict[str, Chip] = {row.name: row for row in _ROWS}
+CHIPS: dict[str, Chip] = {
+    name: Chip(name, *peaks, *_SOURCES[name]) for name, peaks in _PEAKS.items()
+}
 
 # Words of a device kind, and their generation. The first match counts, so "v5 lite" comes before
 # "v5", which alone is a v5p.

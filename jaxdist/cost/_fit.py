@@ -65,9 +65,7 @@ def fitted(
     """
     caller = "cost.fitted"
     check_instance(caller, "known", known, Link, "a cost.Link", "Pass a row of cost.TABLE.")
-    samples = as_list(caller, "samples", samples, *_SAMPLES)
-    for sample in samples:
-        check_instance(caller, "samples", sample, Sample, *_SAMPLES)
+    samples = as_list(caller, "samples", samples, *_SAMPLES, kind=Sample)
     num_devices = as_integer(caller, "num_devices", num_devices, least=1, most=_MOST_DEVICES)
     check_positive(caller, "memory_bytes_per_second", memory_bytes_per_second)
     check_positive(caller, "scatter_gather", scatter_gather)

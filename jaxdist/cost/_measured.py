@@ -133,9 +133,7 @@ def save_links(path: Path, measured: Iterable[Link], notes: dict[str, Any] | Non
     caller = "cost.save_links"
     path = as_path(caller, "path", path, "links.json")
     what, remedy = "a list of cost.Link", "Pass for instance measured=[fit.link]."
-    links_to_write = as_list(caller, "measured", measured, what, remedy)
-    for link in links_to_write:
-        check_instance(caller, "measured", link, Link, what, remedy)
+    links_to_write = as_list(caller, "measured", measured, what, remedy, kind=Link)
     if notes is not None:
         rule = "a dict that JSON can hold, or None"
         check_instance(caller, "notes", notes, dict, rule, "Pass for instance {'host': 'a'}.")

@@ -27,20 +27,11 @@ from jaxdist._validate import (
 from jaxdist.cost._link import Link, Links, Medium
 from jaxdist.cost._table import TABLE
 from jaxdist.errors import ArgumentError
+from jaxdist.hlo import KINDS
 
 _FLAT = ("xla", "xring", "rechd", "psgpu", "pscpu")
 ALGORITHMS = (*_FLAT, "xla/xla", "xla/xring", "xla/rechd", "xla/pscpu", "pscpu/pscpu")
 _ALIASES = {"nccl": "xla"}
-# The names of collectives in HLO.
-_KINDS = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-)
 _MOST = 1 << 40  # replicas, operands or groups
 
 
@@ -144,10 +135,10 @@ def collective_seconds(
         '2.01e-05'
     """
     caller = "cost.collective_seconds"
-    if not isinstance(kind, str) or kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ArgumentError(
             f"{caller} was given kind={show(kind)}.\n\n"
-            f"kind is one of {', '.join(_KINDS)}.\n\nPass for instance kind='all-gather'."
+            f"kind is one of {', '.join(KINDS)}.\n\nPass for instance kind='all-gather'."
         )
     n = as_integer(caller, "group_size", group_size, least=1, most=_MOST)
     as_number(caller, "num_bytes", num_bytes, least=0)
@@ -190,9 +181,7 @@ def cheapest(
     caller = "cost.cheapest"
     num_replicas = as_integer(caller, "num_replicas", num_replicas, least=1, most=_MOST)
     remedy = "Pass for instance algorithms=cost.ALGORITHMS."
-    algorithms = as_list(caller, "algorithms", algorithms, "a list of names", remedy)
-    for name in algorithms:
-        check_instance(caller, "algorithms", name, str, "a list of names", remedy)
+    algorithms = as_list(caller, "algorithms", algorithms, "a list of names", remedy, kind=str)
     inside = num_replicas
     if local is not None:
         inside = as_integer(caller, "local", local, least=1, most=num_replicas)

@@ -122,9 +122,9 @@ def _shapes_differ_error(slots: list[Slot], index: int, *, from_dim: int = 0) ->
     present = [(replica, slot) for replica, slot in enumerate(slots) if slot is not None]
     first_replica, first = present[0]
     lines: list[str] = []
-    for leaf, name in enumerate(first.names()):
+    for leaf, (name, one) in enumerate(first.named_leaves()):
         for replica, element in present:
-            one, other = first.leaves[leaf], element.leaves[leaf]
+            other = element.leaves[leaf]
             if one.ndim != other.ndim or one.shape[from_dim:] != other.shape[from_dim:]:
                 lines.append(
                     f"{name} is {describe_array(one)} for replica {first_replica} and "

@@ -135,8 +135,7 @@ def checked_options(caller: str, options: Any) -> InputOptions:
         "a jaxdist.InputOptions",
         "Pass options=jaxdist.InputOptions(experimental_fetch_to_device=True), or leave it out.",
     )
-    chosen: InputOptions = options
-    return chosen
+    return options
 
 
 def check_is_shared(options: InputOptions) -> None:

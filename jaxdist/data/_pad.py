@@ -50,10 +50,7 @@ class FixedRows:
         return counts
 
     def _too_large_error(self, element: Element, count: int, index: int) -> ShapeError:
-        lines = [
-            f"{n} is {describe_array(x)}"
-            for n, x in zip(element.names(), element.leaves, strict=True)
-        ]
+        lines = [f"{n} is {describe_array(x)}" for n, x in element.named_leaves()]
         up = round_up(count, self._multiple)
         return ShapeError(
             f"{self._caller} cannot pad batch {index} of the dataset to {self.rows} rows: it has "

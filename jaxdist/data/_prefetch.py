@@ -144,8 +144,7 @@ class Prefetcher(Generic[T]):
             self._start()
         item = self._channel.items.get()
         if not isinstance(item, _Stop):
-            made: T = item
-            return made
+            return item
         self._has_ended = True
         self._channel.stop_and_join()
         try:

@@ -53,7 +53,7 @@ def _cannot_split_error(
 ) -> ShapeError:
     scalars: list[str] = []
     uneven: list[str] = []
-    for name, leaf in zip(element.names(), element.leaves, strict=True):
+    for name, leaf in element.named_leaves():
         if not leaf.ndim:
             scalars.append(f"{name} is a scalar ({leaf.dtype}): it has no dim 0 to split")
         elif policy is PartialBatch.ERROR and leaf.shape[0] % num_replicas:

@@ -9,6 +9,7 @@ from jaxdist.explain._plan import CAVEAT as CAVEAT
 from jaxdist.explain._plan import SlicePlan as SlicePlan
 from jaxdist.explain._sweep import Candidate as Candidate
 from jaxdist.explain._sweep import Sweep as Sweep
+from jaxdist.explain._tables import Report as Report
 from jaxdist.explain._tables import Table as Table
 from jaxdist.explain._tables import as_html as as_html
 from jaxdist.explain._tables import as_rich as as_rich

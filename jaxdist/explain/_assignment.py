@@ -50,18 +50,20 @@ class Picture:
         """Yield planes of chips as text. Of many planes, only the first ones."""
         replicas, _ = self.grids
         x, y, z, cores = replicas.shape
-        per_slice = z // self.num_slices
         what = "replica" if self.assignment.num_cores_per_replica == 1 else "replica.logical device"
         more = f", {what} of its {cores} cores" if cores > 1 else f", {what} of each chip"
         yield f"Assignment (x to the right, y down{more})"
         # The other planes look alike, and a pod has up to 24.
         for plane in range(min(z, _MOST_PLANES)):
-            slice_number, depth = divmod(plane, per_slice)
-            of = f"slice {slice_number}, " if self.num_slices > 1 else ""
-            yield f"  {of}z = {depth}"
+            yield f"  {self._name_plane(plane)}"
             yield from self._plane(plane, x, y)
         if z > _MOST_PLANES:
             yield f"  and {plural(z - _MOST_PLANES, 'plane')} more of {x} x {y} chips"
+
+    def _name_plane(self, plane: int) -> str:
+        """Return the slice of a plane, if there are several, and its depth there."""
+        number, depth = divmod(plane, self.grids[0].shape[2] // self.num_slices)
+        return f"slice {number}, z = {depth}" if self.num_slices > 1 else f"z = {depth}"
 
     def _plane(self, plane: int, x: int, y: int) -> Iterator[str]:
         """Yield the rows of one plane of chips."""
@@ -114,9 +116,7 @@ class Picture:
         # One range of colours for all planes, so that a colour means the same replica everywhere.
         # `vmax` may not be 0 with one replica.
         axis.imshow(shown, cmap="viridis", vmin=0, vmax=max(1, count - 1), aspect="auto")
-        per_slice = z // self.num_slices
-        of = f"slice {plane // per_slice}, " if self.num_slices > 1 else ""
-        axis.set_title(f"{of}z = {plane % per_slice}", fontsize=7)
+        axis.set_title(self._name_plane(plane), fontsize=7)
         if numbers.size * z > _MOST_NUMBERED:
             return
         for (j, i), replica in np.ndenumerate(numbers):

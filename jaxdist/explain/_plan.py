@@ -4,13 +4,10 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import RenderableType
-
 from jaxdist.cost import Chip
-from jaxdist.explain import _tables
 from jaxdist.explain._assignment import Picture
 from jaxdist.explain._parts import Memory, Times, Traffic
-from jaxdist.explain._tables import Table
+from jaxdist.explain._tables import Report, Table
 from jaxdist.explain._words import count, plural, seconds, share, size
 from jaxdist.tpu.experimental import DeviceAssignment
 
@@ -23,7 +20,7 @@ CAVEAT = (
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class SlicePlan:
+class SlicePlan(Report):
     """What one step needs on a slice of TPUs, and how long it takes.
 
     The step is compiled for the slice with the compiler for TPUs. All sizes and times are of one
@@ -107,16 +104,6 @@ class SlicePlan:
     def bytes_sent(self, link: str) -> float:
         """Return the least bytes that one device sends in a step over `"ICI"` or `"DCN"`."""
         return sum(row.bytes_sent for row in self.traffic if row.link == link)
-
-    def text(self) -> str:
-        """Return the whole plan as aligned text.
-
-        Example:
-            >>> program = OneDeviceStrategy("cpu:0").lower(lambda x: x + 1, (jnp.ones(4),))
-            >>> print(program.compile_for("v5e:2x2").text().splitlines()[0])
-            Plan of <lambda> for v5e:2x2: 4 chips, 4 replicas x 1 logical device
-        """
-        return _tables.as_text(list(self.parts()))
 
     def figure(self, path: str | Path) -> Path:
         """Draw the assignment with a panel for each plane of chips; the suffix gives the format.
@@ -262,14 +249,3 @@ class SlicePlan:
             ),
             frozenset({"runs", "bytes", "a device sends", "predicted"}),
         )
-
-    def __str__(self) -> str:
-        return self.text()
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return _tables.as_html(list(self.parts()))
-
-    def __rich__(self) -> RenderableType:
-        return _tables.as_rich(list(self.parts()))

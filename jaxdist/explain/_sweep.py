@@ -3,11 +3,8 @@
 import dataclasses
 from collections.abc import Iterator
 
-from rich.console import RenderableType
-
-from jaxdist.explain import _tables
 from jaxdist.explain._plan import CAVEAT, SlicePlan
-from jaxdist.explain._tables import Table
+from jaxdist.explain._tables import Report, Table
 from jaxdist.explain._words import seconds, size
 
 
@@ -30,7 +27,7 @@ class Candidate:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Sweep:
+class Sweep(Report):
     """Placements of a job on a slice, the fastest of those that fit first.
 
     All have the same global batch, so a shorter step is more work in the same time.
@@ -59,10 +56,6 @@ class Sweep:
         first = next(iter(self.ranked), None)
         return first.plan if first is not None and first.seconds is not None else None
 
-    def text(self) -> str:
-        """Return the comparison as aligned text."""
-        return _tables.as_text(list(self.parts()))
-
     def parts(self) -> Iterator[Table | str]:
         """Yield tables and sentences."""
         yield (
@@ -90,14 +83,3 @@ class Sweep:
         times = c.plan.times
         predicted, bound = seconds(times.predicted), seconds(times.bound)
         return (str(number), c.rules, mesh, predicted, bound, times.bound_by, peak, "fits")
-
-    def __str__(self) -> str:
-        return self.text()
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return _tables.as_html(list(self.parts()))
-
-    def __rich__(self) -> RenderableType:
-        return _tables.as_rich(list(self.parts()))

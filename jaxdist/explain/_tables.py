@@ -1,8 +1,9 @@
 """Tables as aligned text, as HTML and for rich."""
 
+import abc
 import dataclasses
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
@@ -55,7 +56,7 @@ class Table:
         return table
 
 
-def as_text(parts: Sequence[Table | str]) -> str:
+def as_text(parts: Iterable[Table | str]) -> str:
     """Return tables and sentences as text."""
     lines: list[str] = []
     for part in parts:
@@ -63,7 +64,7 @@ def as_text(parts: Sequence[Table | str]) -> str:
     return "\n".join(lines)
 
 
-def as_html(parts: Sequence[Table | str]) -> str:
+def as_html(parts: Iterable[Table | str]) -> str:
     """Return tables and sentences as HTML, for a notebook."""
     return "".join(p.html() if isinstance(p, Table) else _format_block(p) for p in parts)
 
@@ -75,6 +76,35 @@ def _format_block(text: str) -> str:
     return f"<{tag}>{html.escape(text)}</{tag}>"
 
 
-def as_rich(parts: Sequence[Table | str]) -> RenderableType:
+def as_rich(parts: Iterable[Table | str]) -> RenderableType:
     """Return tables and sentences for rich."""
     return Group(*(p.rich() if isinstance(p, Table) else Text(p) for p in parts))
+
+
+class Report(abc.ABC):
+    """Base class of what is shown as tables and sentences: in a terminal, a notebook, by rich."""
+
+    @abc.abstractmethod
+    def parts(self) -> Iterable[Table | str]:
+        """Return tables and sentences."""
+
+    def text(self) -> str:
+        """Return all of it as aligned text.
+
+        Example:
+            >>> program = OneDeviceStrategy("cpu:0").lower(lambda x: x + 1, (jnp.ones(4),))
+            >>> print(program.compile_for("v5e:2x2").text().splitlines()[0])
+            Plan of <lambda> for v5e:2x2: 4 chips, 4 replicas x 1 logical device
+        """
+        return as_text(self.parts())
+
+    def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return as_html(self.parts())
+
+    def __rich__(self) -> RenderableType:
+        return as_rich(self.parts())

@@ -3,6 +3,7 @@
 from jaxdist.hlo._collectives import CompiledCollective as CompiledCollective
 from jaxdist.hlo._collectives import collectives as collectives
 from jaxdist.hlo._groups import decoded as decoded
+from jaxdist.hlo._known import KINDS as KINDS
 from jaxdist.hlo._known import unknown as unknown
 from jaxdist.hlo._text import end_sources_at as end_sources_at
 from jaxdist.hlo._text import num_participants as num_participants

@@ -6,18 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from jaxdist.hlo import _text
 from jaxdist.hlo._groups import GROUPS, PAIRS, Groups, decoded, find_connected, parse_pairs
+from jaxdist.hlo._known import KINDS
 from jaxdist.hlo._text import Instruction, Module
 from jaxdist.hlo._trips import count_trips
 
-KINDS = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-    "ragged-all-to-all",
-)
 # Between slices of TPUs, a collective is a pair of send and recv, which another runtime executes.
 _BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="[^"]*"')

@@ -100,12 +100,10 @@ def _parse_mesh(text: str) -> Groups:
         return ()
     sizes = {m["name"]: int(m["whole"]) for m in _AXIS.finditer(match["sizes"])}
     devices = np.arange(math.prod(sizes.values()))
-    if match["devices"]:
-        given = match["devices"]
-        listed = (
+    if given := match["devices"]:
+        devices = (
             _parse_iota(given).ravel() if given.startswith("[") else np.array(_parse_numbers(given))
         )
-        devices = listed
     over = list(_AXIS.finditer(match["over"] or ""))
     # Every axis is divided into several dims, so that each part of an axis that the groups use is
     # one dim, or several.

@@ -28,16 +28,20 @@ _MOVE = frozenset(
     transpose tuple while xor
     """.split()
 )
-_COLLECTIVES = frozenset(
-    {
-        "all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute",
-        "ragged-all-to-all", "reduce-scatter",
-    }
-)  # fmt: skip
+# Collectives.
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
 PRODUCTS = frozenset({"convolution", "dot", "scaled-dot"})
 # Opcodes with matrix products that no reader here counts.
 _SOLVERS = frozenset({"cholesky", "triangular-solve", "ragged-dot"})
-_KNOWN = _MOVE | _COLLECTIVES | PRODUCTS | _SOLVERS | {"async", "custom-call", "fusion"}
+_KNOWN = _MOVE.union(KINDS) | PRODUCTS | _SOLVERS | {"async", "custom-call", "fusion"}
 _ASYNC = re.compile(r"-(start|update|done)$")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -119,15 +119,14 @@ class _Window:
         return int(inside.sum())
 
 
+# Attributes of a window in the text, and the fields that hold them.
+_FIELDS = {"stride": "stride", "pad": "low", "lhs_dilate": "of_input", "rhs_dilate": "of_kernel"}
+
+
 def _windows(i: Instruction) -> Iterator[_Window]:
     """Yield the window of each spatial dim."""
     found = _WINDOW.search(i.rest)
-    fields = dict(part.split("=") for part in found[1].split()) if found else {}
-    count = len(fields.get("size", "").split("x")) if fields.get("size") else 0
-    for dim in range(count):
-
-        def of(name: str, default: int, dim: int = dim) -> int:
-            values: Sequence[str] = fields.get(name, "").split("x")
-            return int(values[dim].split("_")[0]) if values != [""] else default
-
-        yield _Window(of("stride", 1), of("pad", 0), of("lhs_dilate", 1), of("rhs_dilate", 1))
+    given = dict(part.split("=") for part in found[1].split()) if found else {}
+    numbers = {n: [int(v.split("_")[0]) for v in of.split("x")] for n, of in given.items()}
+    for dim in range(len(numbers.get("size", ()))):
+        yield _Window(**{field: numbers[n][dim] for n, field in _FIELDS.items() if n in numbers})

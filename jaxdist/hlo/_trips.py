@@ -52,12 +52,9 @@ def _find_limit(
     if constant is not None:
         return constant
     place = _find_index(condition, name)
-    root = _find_root(body)
-    if place is None or root is None or place >= len(root.operands):
-        return None
     # XLA may move a constant out of the condition into the loop's tuple. It is constant only if the
     # body returns it unchanged.
-    if _find_index(body, root.operands[place]) != place:
+    if _find_index(body, _get_element(_find_root(body), place)) != place:
         return None
     return _find_start(within, loop, place)
 
@@ -65,17 +62,12 @@ def _find_limit(
 def _find_start(within: dict[str, Instruction], loop: Instruction, place: int | None) -> int | None:
     """Return the constant with which an element of the loop's tuple starts."""
     given = within.get(loop.operands[0]) if loop.operands else None
-    if place is None or given is None or given.opcode != "tuple" or place >= len(given.operands):
-        return None
-    return _find_constant(within, given.operands[place])
+    return _find_constant(within, _get_element(given, place))
 
 
 def _find_step(body: dict[str, Instruction], place: int | None) -> int | None:
     """Return the constant that each run of the body adds to an element of the loop's tuple."""
-    root = _find_root(body)
-    if place is None or root is None or place >= len(root.operands):
-        return None
-    add = _follow_copies(body, root.operands[place])
+    add = _follow_copies(body, _get_element(_find_root(body), place))
     if add is None or add.opcode != "add" or len(add.operands) != 2:
         return None
     # The compiler may have swapped the operands of the addition.
@@ -89,6 +81,13 @@ def _find_root(body: dict[str, Instruction]) -> Instruction | None:
     """Return the tuple that a body returns."""
     # The last tuple of a computation is its result.
     return next((i for i in reversed(body.values()) if i.opcode == "tuple"), None)
+
+
+def _get_element(made: Instruction | None, place: int | None) -> str:
+    """Return the name of an element of a tuple; "" if it is unknown."""
+    if place is None or made is None or made.opcode != "tuple":
+        return ""
+    return next(iter(made.operands[place:]), "")
 
 
 def _follow_copies(within: dict[str, Instruction], name: str) -> Instruction | None:

@@ -23,18 +23,12 @@ class TopologyFields(NamedTuple):
 def write(fields: TopologyFields) -> bytes:
     """Return the message for `fields`, byte for byte as TensorFlow writes it."""
     # As in proto3, fields with the default value are omitted.
-    shape, coordinates = _pack(fields.mesh_shape), _pack(fields.coordinates)
-    parts = [
-        _encode_varint(_MESH_SHAPE << 3 | _BYTES) + _encode_varint(len(shape)) + shape
-        if shape
-        else b"",
-        _encode_number(_NUM_TASKS, fields.num_tasks),
-        _encode_number(_DEVICES_PER_TASK, fields.devices_per_task),
-        _encode_varint(_COORDINATES << 3 | _BYTES) + _encode_varint(len(coordinates)) + coordinates
-        if coordinates
-        else b"",
-    ]
-    return b"".join(parts)
+    return (
+        _encode_packed(_MESH_SHAPE, fields.mesh_shape)
+        + _encode_number(_NUM_TASKS, fields.num_tasks)
+        + _encode_number(_DEVICES_PER_TASK, fields.devices_per_task)
+        + _encode_packed(_COORDINATES, fields.coordinates)
+    )
 
 
 class _GarbageError(Exception):
@@ -71,8 +65,10 @@ def _read(message: bytes) -> TopologyFields:
     return TopologyFields(shape, numbers[_NUM_TASKS], numbers[_DEVICES_PER_TASK], coordinates)
 
 
-def _pack(numbers: Iterable[int]) -> bytes:
-    return b"".join(map(_encode_varint, numbers))
+def _encode_packed(field: int, numbers: Iterable[int]) -> bytes:
+    packed = b"".join(map(_encode_varint, numbers))
+    start = _encode_varint(field << 3 | _BYTES) + _encode_varint(len(packed))
+    return start + packed if packed else b""
 
 
 def _encode_number(field: int, value: int) -> bytes:

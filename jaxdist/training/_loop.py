@@ -4,14 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-from jaxdist._validate import (
-    as_integer,
-    as_iterator,
-    as_list,
-    check_callable,
-    check_instance,
-    show,
-)
+from jaxdist._validate import as_integer, as_iterator, as_list, check_callable, show
 from jaxdist.errors import ArgumentTypeError
 
 _ACTIONS = ("a list of training.Every", "Pass for instance actions=[training.Every(100, save)].")
@@ -97,9 +90,7 @@ def run_loop(
     check_callable(caller, step_fn, "step_fn", "Pass a function (state, batch) -> (state, out).")
     if on_output is not None:
         check_callable(caller, on_output, "on_output", "Pass a function (step, out), or None.")
-    each = as_list(caller, "actions", actions, *_ACTIONS)
-    for action in each:
-        check_instance(caller, "actions", action, Every, *_ACTIONS)
+    each = as_list(caller, "actions", actions, *_ACTIONS, kind=Every)
     step = as_integer(caller, "first_step", first_step, least=0)
     try:
         for batch in as_iterator(caller, "data", data, "an iterable of batches", _DATA):

@@ -17,6 +17,7 @@ from jaxdist._validate import (
     as_arrays,
     as_integer,
     check_callable,
+    check_instance,
     format_lines,
     is_array,
     show,
@@ -282,10 +283,9 @@ def _check_gradients(out: Any) -> Any:
 
 
 def _check_floats(outputs: PyTree) -> None:
-    leaves, _ = tree_flatten_with_path(outputs)
     bad = [
         f"result{keystr(path)} is {_describe(leaf)}"
-        for path, leaf in leaves
+        for path, leaf in jax.tree.leaves_with_path(outputs)
         if not jnp.issubdtype(leaf.dtype, jnp.inexact)
     ]
     if bad:
@@ -308,7 +308,7 @@ def _check_returned(caller: str, name: str, tree: PyTree) -> None:
 
 
 def _check_arrays(found: str, name: str, tree: PyTree, remedy: str) -> None:
-    leaves, _ = tree_flatten_with_path(tree)
+    leaves = jax.tree.leaves_with_path(tree)
     wrong = [f"{name}{keystr(path)}: {show(x)}" for path, x in leaves if not is_array(x)]
     if wrong:
         raise ArgumentTypeError(
@@ -361,12 +361,9 @@ def _check_pair(result: Any) -> tuple[Any, Any]:
 
 
 def _check_batches(batches: Any) -> list[PyTree]:
-    if not isinstance(batches, (list, tuple)):
-        raise ArgumentTypeError(
-            f"multi_step was given batches={show(batches)}.\n\n"
-            "batches is a list or tuple of batches, one for each step.\n\n"
-            "Collect K of them: list(itertools.islice(data, K))."
-        )
+    what = "a list or tuple of batches, one for each step"
+    remedy = "Collect K of them: list(itertools.islice(data, K))."
+    check_instance("multi_step", "batches", batches, (list, tuple), what, remedy)
     if not batches:
         raise ArgumentError(
             f"multi_step was given batches={batches!r}, which is empty.\n\n"

@@ -4,9 +4,7 @@ import collections
 import dataclasses
 import os
 
-from rich.console import RenderableType
-
-from jaxdist import cost, explain, hlo
+from jaxdist import cost, hlo
 from jaxdist._collectives import TraceNotes
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.logical.placed_work import PlacedWork
@@ -17,11 +15,11 @@ from jaxdist._program.report.matching import (
     compiled_rows,
     match_collectives,
 )
-from jaxdist.explain import Table
+from jaxdist.explain import Report, Table
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Explanation:
+class Explanation(Report):
     """The collectives that a step asked for, those that XLA compiled, and their predicted times.
 
     Args:
@@ -72,18 +70,8 @@ class Explanation:
         """The time of all collectives in sequence. A loop of unknown length runs once."""
         return sum(row.seconds * row.count * (row.times or 1) for row in self.compiled)
 
-    def __str__(self) -> str:
-        return explain.as_text(self._parts())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return explain.as_html(self._parts())
-
-    def __rich__(self) -> RenderableType:
-        return explain.as_rich(self._parts())
-
-    def _parts(self) -> list[Table | str]:
+    def parts(self) -> list[Table | str]:
+        """Return tables and sentences."""
         parts: list[Table | str] = [f"Collectives of {self.name} for {self.where}"]
         if not self.compiled:
             parts.append("The compiled program has none.")

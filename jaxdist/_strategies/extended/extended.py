@@ -21,6 +21,7 @@ from jaxdist._validate import (
     as_list,
     check_call_arguments,
     check_callable,
+    check_instance,
     show,
 )
 from jaxdist._values import Variable, copy_if_writable, refuse_leaked
@@ -418,8 +419,5 @@ class StrategyExtended(ExtendedV1):
 
 
 def _check_variable(caller: str, value: Any, name: str = "v") -> None:
-    if not isinstance(value, Variable):
-        raise ArgumentTypeError(
-            f"{caller} was given {name}={show(value)}.\n\n"
-            f"{name} is a jaxdist.Variable.\n\nMake one in the scope of the strategy."
-        )
+    remedy = "Make one in the scope of the strategy."
+    check_instance(caller, name, value, Variable, "a jaxdist.Variable", remedy)

@@ -51,10 +51,7 @@ class StrategyMethodsV1:
         name = "distribute_datasets_from_function"
         # Errors of the newer method begin with its name; the user called the older one.
         with CallerRename(name, f"experimental_{name}"):
-            distributed: data.DistributedDataset = self._strategy.distribute_datasets_from_function(
-                dataset_fn, options
-            )
-        return distributed
+            return self._strategy.distribute_datasets_from_function(dataset_fn, options)
 
     def unwrap(self, value: PyTree) -> tuple[Any, ...]:
         """Call `experimental_local_results`; this is its older name.
@@ -115,10 +112,7 @@ class StrategyMethodsV1:
             `tf.compat.v1.distribute.Strategy.make_dataset_iterator`.
         """
         with CallerRename("experimental_distribute_dataset", "Strategy.make_dataset_iterator"):
-            iterator: data.DistributedIterator = iter(
-                self._strategy.experimental_distribute_dataset(dataset)
-            )
-        return iterator
+            return iter(self._strategy.experimental_distribute_dataset(dataset))
 
     def make_input_fn_iterator(
         self,
@@ -151,9 +145,7 @@ class StrategyMethodsV1:
         name = "distribute_datasets_from_function"
         make = input_v1.make_dataset_fn(input_fn)
         with CallerRename(f"{name} was given dataset_fn", f"{caller} was given input_fn"):
-            dataset = self._strategy.distribute_datasets_from_function(make)
-            iterator: data.DistributedIterator = iter(dataset)
-        return iterator
+            return iter(self._strategy.distribute_datasets_from_function(make))
 
     def experimental_make_numpy_dataset(
         self, numpy_input: PyTree, session: Any = None
@@ -225,10 +217,7 @@ class StrategyMethodsV1:
         Source:
             `tf.compat.v1.distribute.Strategy.colocate_vars_with`.
         """
-        block: contextlib.AbstractContextManager[None] = self._strategy.extended.colocate_vars_with(
-            colocate_with_variable
-        )
-        return block
+        return self._strategy.extended.colocate_vars_with(colocate_with_variable)
 
     # Type checkers must not see this method: they would accept every misspelled member.
     if not TYPE_CHECKING:

@@ -25,10 +25,10 @@ class Element:
     # Rows of all leaves that are no scalars; None if all leaves are scalars.
     rows: int | None
 
-    def names(self) -> list[str]:
-        """Return the name of each leaf in messages."""
-        index = self.treedef.unflatten(range(len(self.leaves)))
-        return [leaf_name(path) for path, _ in jax.tree.leaves_with_path(index)]
+    def named_leaves(self) -> list[tuple[str, Leaf]]:
+        """Return each leaf with its name in messages."""
+        whole = self.treedef.unflatten(self.leaves)
+        return [(leaf_name(path), leaf) for path, leaf in jax.tree.leaves_with_path(whole)]
 
 
 class ElementReader:
@@ -179,11 +179,7 @@ def check_not_traced(start: str, name: str, tree: Any) -> None:
 
 
 def _rows_differ_error(caller: str, element: Element, index: int) -> ShapeError:
-    named = [
-        (name, leaf)
-        for name, leaf in zip(element.names(), element.leaves, strict=True)
-        if leaf.ndim
-    ]
+    named = [(name, leaf) for name, leaf in element.named_leaves() if leaf.ndim]
     (first, like), count = named[0], named[0][1].shape[0]
     others = [(name, leaf) for name, leaf in named if leaf.shape[0] != count]
     lines = [
@@ -206,14 +202,11 @@ def _describe_structure(treedef: PyTreeDef, dtypes: list[Any]) -> str:
     return repr(treedef.unflatten([_DtypeLabel(str(d)) for d in dtypes]))
 
 
-class _DtypeLabel:
+class _DtypeLabel(str):
     """A dtype in a structure that is printed, without the quotes of a string."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __repr__(self) -> str:
-        return self.text
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 def _changed_error(caller: str, before: str, now: str, index: int) -> ShapeError:

@@ -71,8 +71,7 @@ class Source:
     def _new_iterator(self) -> Iterator[Any]:
         data = self._dataset
         if hasattr(data, "as_numpy_iterator"):  # tf.data: arrays in place of its tensors
-            iterator: Iterator[Any] = data.as_numpy_iterator()
-            return iterator
+            return data.as_numpy_iterator()
         # A list's own iterator has no `set_state`.
         if isinstance(data, (list, range)):
             return ListIterator(data)

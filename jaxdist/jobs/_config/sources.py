@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxdist._validate import as_list, as_path, check_instance
+from jaxdist._validate import as_list, as_path
 from jaxdist.errors import ConfigError
 
 
@@ -36,9 +36,7 @@ def check_sources(caller: str, path: Any, overrides: Any) -> tuple[str, list[str
     """Check the path of a configuration file and its overrides, and return them."""
     remedy = "Pass for instance overrides=['training.steps=10']."
     what = "a list of texts 'section.key=value'"
-    texts = as_list(caller, "overrides", overrides, what, remedy)
-    for text in texts:
-        check_instance(caller, "overrides", text, str, what, remedy)
+    texts = as_list(caller, "overrides", overrides, what, remedy, kind=str)
     return as_path(caller, "path", path, "configs/digits_mirrored.toml"), texts
 
 
