@@ -123,8 +123,7 @@ def call_without_layout_checks(
     executable: Any = compiled._executable
     given = [*executable.shard_const_args(compiled._params.const_args), *leaves]
     kept = [x for i, x in enumerate(given) if i in executable._kept_var_idx]
-    results: Sequence[Any] = executable.unsafe_call(*kept)
-    return results
+    return executable.unsafe_call(*kept)
 
 
 def _get_physical_sharding(sharding: Any, aval: Any) -> Any:

@@ -70,8 +70,7 @@ def assume_replicated(value: T) -> T:
             "Inside a replica there is only its own value.\n\n"
             "Pass what the step was given: strategy.run(fn, args=(value,))."
         )
-    marked: T = jax.tree.map(ASSUME_REPLICATED.bind, as_arrays("assume_replicated", "value", value))
-    return marked
+    return jax.tree.map(ASSUME_REPLICATED.bind, as_arrays("assume_replicated", "value", value))
 
 
 def require_replicated(array: Any, what: str) -> jax.Array:
@@ -81,5 +80,4 @@ def require_replicated(array: Any, what: str) -> jax.Array:
         array: A traced value inside a replica.
         what: A description of the value, for the error.
     """
-    marked: jax.Array = REQUIRE_REPLICATED.bind(array, what=what)
-    return marked
+    return REQUIRE_REPLICATED.bind(array, what=what)

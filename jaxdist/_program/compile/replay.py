@@ -85,5 +85,4 @@ class Replay:
             axis_names=traced.manual_axes,
             check_vma=False,
         )
-        results: list[Any] = mapped(*leaves, *traced.given(leaves))
-        return results
+        return mapped(*leaves, *traced.given(leaves))

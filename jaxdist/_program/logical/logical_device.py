@@ -28,8 +28,7 @@ def assigned(array: Any, device: int) -> jax.Array:
     Shapes:
         That of `array`.
     """
-    marked: jax.Array = ASSIGN.bind(array, device=device, backward=False)
-    return marked
+    return ASSIGN.bind(array, device=device, backward=False)
 
 
 def _transpose(cotangent: Any, *_: Any, device: int, backward: bool) -> list[Any]:
