@@ -7,7 +7,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.algorithms import InShards, OneDevice, group_all
+from jaxdist._collectives.algorithms import OneDevice, group_all
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
 from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing
@@ -79,8 +79,7 @@ class ReductionToOneDevice(AlgorithmicOps):
         # The tree ends at the first member of its group, so the groups start with the wanted
         # replica.
         level = group_all(layout).rotate(self._find_root(layout))
-        entry = Entry(InShards(OneDevice(), 1), -1)
-        return AllReducePlan("psgpu", f"{self!r}"), SumBySize(level, (entry,))
+        return AllReducePlan("psgpu", f"{self!r}"), SumBySize(level, (Entry(OneDevice()),))
 
     def sums(
         self, arrays: list[jax.Array], layout: ReplicaMesh, options: CommunicationOptions
