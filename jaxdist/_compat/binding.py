@@ -31,7 +31,7 @@ def rewrite_derivatives(
 
 def _rewrite_rule(rule: Any, rewrite: Callable[[Any, Sequence[Any]], Any], mesh: Any) -> Any:
     def trace_rule(*zeros: Any) -> Any:
-        with contextlib.nullcontext() if mesh is None else _use_mesh(mesh):
+        with _use_mesh(mesh):
             jaxpr, consts, *rest = rule.call_wrapped(*zeros)
         closed = rewrite(jaxpr, consts)
         return closed.jaxpr, closed.consts, *rest
@@ -57,7 +57,13 @@ def rewrite_jvp(rule: Any, rewrite: Callable[[Any, Any, Any], Any]) -> Any:
 
 @contextlib.contextmanager
 def _use_mesh(mesh: Any) -> Iterator[None]:
-    """Trace over this mesh; the public context manager rejects another number of devices."""
+    """Trace over this mesh, if it is one.
+
+    The public context manager rejects another number of devices.
+    """
+    if mesh is None:
+        yield
+        return
     around = _MESH_CONTEXT.swap_local(mesh)
     try:
         yield
@@ -71,29 +77,24 @@ def use_source_of(eqn: Any) -> Any:
     return _source_info.user_context(eqn.source_info.traceback, name_stack=names)
 
 
-def bind_like(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+def bind_like(
+    eqn: Any, operands: Sequence[Any], params: dict[str, Any], *, in_current_mesh: bool = False
+) -> list[Any]:
     """Bind the operation of an equation again, with its source line and configuration.
+
+    Args:
+        eqn: The equation.
+        operands: The new operands.
+        params: The new parameters.
+        in_current_mesh: Whether the mesh is that of the caller instead of that of the equation.
 
     Returns:
         Its results: a list of one if the primitive has a single result.
     """
-    return _bind_under(contextlib.nullcontext(), eqn, operands, params)
-
-
-def bind_in_current_mesh(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-    """Bind as `bind_like` does, under the mesh of the caller instead of that of the equation."""
-    return _bind_under(_use_mesh(_mesh.get_abstract_mesh()), eqn, operands, params)
-
-
-def _bind_under(
-    mesh: contextlib.AbstractContextManager[None],
-    eqn: Any,
-    operands: Sequence[Any],
-    params: dict[str, Any],
-) -> list[Any]:
+    around = _mesh.get_abstract_mesh() if in_current_mesh else None
     params = eqn.primitive.get_bind_params(params)
-    # `mesh` is entered last: the configuration of an equation contains a mesh too.
-    with use_source_of(eqn), eqn.ctx.manager, mesh:
+    # The mesh is entered last: the configuration of an equation contains a mesh too.
+    with use_source_of(eqn), eqn.ctx.manager, _use_mesh(around):
         results = eqn.primitive.bind(*operands, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
 
