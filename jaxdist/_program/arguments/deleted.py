@@ -11,9 +11,8 @@ import jax
 
 from jaxdist import _compat
 from jaxdist._program.arguments.arguments import Flat, argument_name
+from jaxdist._validate import format_lines
 from jaxdist.errors import DonationError
-
-_MOST_LISTED = 4
 
 
 def is_about_deleted(error: Exception) -> bool:
@@ -41,13 +40,12 @@ def find_deleted_arguments(
 
 def deleted_arguments_error(step: str, names: list[str], donated: tuple[int, ...]) -> DonationError:
     """Return the error for arguments whose buffers are deleted."""
-    more = len(names) - _MOST_LISTED
-    listed = "\n".join([*names[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
     numbers = donated or (0,)
     return DonationError(
-        f"strategy.run({step}) was given {len(names)} array(s) whose buffers are gone:\n{listed}"
-        "\n\nA step with donate_argnums gives the buffers of those arguments to its results, so "
-        "they hold nothing afterwards.\n\n"
+        f"strategy.run({step}) was given {len(names)} array(s) whose buffers are gone:\n"
+        f"{format_lines(names, 4)}\n\n"
+        "A step with donate_argnums gives the buffers of those arguments to its results, so they "
+        "hold nothing afterwards.\n\n"
         "Pass what the step returned: state = strategy.run(step, (state, batch), options). To use "
         "the old arrays again, copy them before (jax.tree.map(jnp.copy, state)), or leave the "
         f"argument out of RunOptions(donate_argnums={numbers})."
