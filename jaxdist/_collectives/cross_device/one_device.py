@@ -123,15 +123,10 @@ class ReductionToOneDevice(AlgorithmicOps):
         )
 
     def __repr__(self) -> str:
-        given = (
-            [] if self.reduce_to_device is None else [f"reduce_to_device={self.reduce_to_device}"]
-        )
-        given += (
-            []
-            if self.accumulation_fn is None
-            else [f"accumulation_fn={_function_name(self.accumulation_fn)}"]
-        )
-        return f"ReductionToOneDevice({', '.join(given)})"
+        fn = None if self.accumulation_fn is None else _function_name(self.accumulation_fn)
+        given = {"reduce_to_device": self.reduce_to_device, "accumulation_fn": fn}
+        shown = [f"{name}={value}" for name, value in given.items() if value is not None]
+        return f"ReductionToOneDevice({', '.join(shown)})"
 
 
 def _accumulate(
