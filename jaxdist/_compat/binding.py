@@ -31,7 +31,7 @@ def rewrite_derivatives(
 
 def _rewrite_rule(rule: Any, rewrite: Callable[[Any, Sequence[Any]], Any], mesh: Any) -> Any:
     def trace_rule(*zeros: Any) -> Any:
-        with _use_mesh(mesh):
+        with contextlib.nullcontext() if mesh is None else _use_mesh(mesh):
             jaxpr, consts, *rest = rule.call_wrapped(*zeros)
         closed = rewrite(jaxpr, consts)
         return closed.jaxpr, closed.consts, *rest
@@ -57,13 +57,7 @@ def rewrite_jvp(rule: Any, rewrite: Callable[[Any, Any, Any], Any]) -> Any:
 
 @contextlib.contextmanager
 def _use_mesh(mesh: Any) -> Iterator[None]:
-    """Trace over this mesh, if it is one.
-
-    The public context manager rejects another number of devices.
-    """
-    if mesh is None:
-        yield
-        return
+    """Trace over this mesh; the public context manager rejects another number of devices."""
     around = _MESH_CONTEXT.swap_local(mesh)
     try:
         yield
@@ -91,10 +85,10 @@ def bind_like(
     Returns:
         Its results: a list of one if the primitive has a single result.
     """
-    around = _mesh.get_abstract_mesh() if in_current_mesh else None
+    mesh = _use_mesh(_mesh.get_abstract_mesh()) if in_current_mesh else contextlib.nullcontext()
     params = eqn.primitive.get_bind_params(params)
-    # The mesh is entered last: the configuration of an equation contains a mesh too.
-    with use_source_of(eqn), eqn.ctx.manager, _use_mesh(around):
+    # `mesh` is entered last: the configuration of an equation contains a mesh too.
+    with use_source_of(eqn), eqn.ctx.manager, mesh:
         results = eqn.primitive.bind(*operands, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
 

@@ -26,16 +26,11 @@ def find_deleted_arguments(
     flat: Flat, name_of_state: Callable[[int], str], state: list[Any]
 ) -> list[str]:
     """Return names, dtypes and shapes of the call's leaves and NNX variables that are deleted."""
-    found = [
-        f"{name_of_state(i)}: {x.dtype}{list(x.shape)}"
-        for i, x in enumerate(state)
-        if _compat.has_deleted([x])
-    ]
+    named = [(name_of_state(i), x) for i, x in enumerate(state)]
     for path, slot in zip(flat.paths(), flat.slots, strict=True):
-        for leaf in jax.tree.leaves(flat.dynamic[slot]) if isinstance(slot, int) else ():
-            if _compat.has_deleted([leaf]):
-                found.append(f"{argument_name(path)}: {leaf.dtype}{list(leaf.shape)}")
-    return found
+        if isinstance(slot, int):
+            named += [(argument_name(path), x) for x in jax.tree.leaves(flat.dynamic[slot])]
+    return [f"{n}: {x.dtype}{list(x.shape)}" for n, x in named if _compat.has_deleted([x])]
 
 
 def deleted_arguments_error(step: str, names: list[str], donated: tuple[int, ...]) -> DonationError:

@@ -163,7 +163,7 @@ def _make_asked_for(
     places: list[tuple[CompiledCollective, list[TracedCollective]]],
     lines_noted: bool,
 ) -> AskedFor:
-    outcome, words = _outcome(a, places, lines_noted)
+    outcome, words = _outcome(places, lines_noted)
     return AskedFor(
         a.kind,
         a.operands,
@@ -179,7 +179,6 @@ def _make_asked_for(
 
 
 def _outcome(
-    a: TracedCollective,
     places: list[tuple[CompiledCollective, list[TracedCollective]]],
     lines_noted: bool,
 ) -> tuple[str, str]:
