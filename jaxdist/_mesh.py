@@ -228,17 +228,12 @@ class ReplicaMesh:
         return Mesh(devices, self.logical_axes, axis_types=(AxisType.Auto,) * len(shape))
 
     def __repr__(self) -> str:
+        what = f"{self.num_replicas} replicas x {self.num_logical} logical on {self.platform}"
         if self.num_virtual is not None:
-            return (
-                f"ReplicaMesh({self.num_virtual} virtual replicas on {self.num_places} device(s) "
-                f"of {self.platform}, axes {dict(self.mesh.shape)}, replicas over "
-                f"{self.replica_axes})"
-            )
-        return (
-            f"ReplicaMesh({self.num_replicas} replicas x {self.num_logical} logical "
-            f"on {self.platform}, axes {dict(self.mesh.shape)}, replicas over "
-            f"{self.replica_axes})"
-        )
+            places = f"{self.num_places} device(s) of {self.platform}"
+            what = f"{self.num_virtual} virtual replicas on {places}"
+        axes = f"axes {dict(self.mesh.shape)}, replicas over {self.replica_axes}"
+        return f"ReplicaMesh({what}, {axes})"
 
 
 def build(

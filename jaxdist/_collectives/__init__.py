@@ -47,11 +47,13 @@ from jaxdist._collectives.in_replica import mean_over_replicas as mean_over_repl
 from jaxdist._collectives.in_replica import sum_over_replicas as sum_over_replicas
 from jaxdist._collectives.marks.fresh_trace_key import fresh_trace_key as fresh_trace_key
 from jaxdist._collectives.marks.fresh_trace_key import shared_trace_key as shared_trace_key
+from jaxdist._collectives.marks.plan import NO_PLAN as NO_PLAN
 from jaxdist._collectives.marks.plan import AllReducePlan as AllReducePlan
 from jaxdist._collectives.marks.reduction import ALL_REDUCE as ALL_REDUCE
 from jaxdist._collectives.marks.replicated import ASSUME_REPLICATED as ASSUME_REPLICATED
 from jaxdist._collectives.marks.replicated import REQUIRE_REPLICATED as REQUIRE_REPLICATED
 from jaxdist._collectives.marks.replicated import assume_replicated as assume_replicated
+from jaxdist._collectives.marks.replicated import make_mark as make_mark
 from jaxdist._collectives.marks.replicated import require_replicated as require_replicated
 from jaxdist._collectives.marks.trace_notes import TraceNotes as TraceNotes
 from jaxdist._collectives.marks.trace_notes import collect_notes as collect_notes

@@ -199,18 +199,16 @@ def _refuse_per_replica(caller: str, name: str, leaf: Any) -> None:
 def sum_over_replicas(value: T, axes: AxisNames) -> T:
     """Return the sum over the replicas of every array of a pytree."""
     leaves, treedef = jax.tree.flatten(value)
-    whole: T = jax.tree.unflatten(
+    return jax.tree.unflatten(
         treedef, jax.lax.psum([hide_complex_constant(x) for x in leaves], axes)
     )
-    return whole
 
 
 def mean_over_replicas(array: jax.Array, axes: AxisNames) -> jax.Array:
     """Return the mean over the replicas of one array, by the rule of `_values/mean.py`."""
     count = jax.lax.axis_size(axes)
     total = jax.lax.psum(hide_complex_constant(share_of_mean(array, count)), axes)
-    mean: jax.Array = mean_of_shares(total, array.dtype, count)
-    return mean
+    return mean_of_shares(total, array.dtype, count)
 
 
 def all_gather(caller: str, value: PyTree, axis: int, axes: AxisNames) -> PyTree:
@@ -242,8 +240,7 @@ def gather_over_replicas(array: jax.Array, dim: int, axes: AxisNames) -> jax.Arr
         # JAX cannot lower an all-gather of an array without elements. The result depends on no
         # values, so it is equal on all replicas; the replication analysis cannot see that.
         return assume_replicated(jnp.concatenate([array] * jax.lax.axis_size(axes), axis=dim))
-    whole: jax.Array = jax.lax.all_gather(array, axes, axis=dim, tiled=True)
-    return whole
+    return jax.lax.all_gather(array, axes, axis=dim, tiled=True)
 
 
 def gather_dim(caller: str, name: str, array: Any, axis: Any) -> int:

@@ -105,10 +105,7 @@ def uneven_all_gather(
     array: jax.Array, dim: int, axes: AxisNames, sizes: tuple[int, ...]
 ) -> jax.Array:
     """Return `array` of all replicas, concatenated on `dim`; replica `r` has `sizes[r]` rows."""
-    whole: jax.Array = UNEVEN_ALL_GATHER.bind(
-        array, dim=dim, axis_name=tuple(axes), sizes=tuple(sizes)
-    )
-    return whole
+    return UNEVEN_ALL_GATHER.bind(array, dim=dim, axis_name=tuple(axes), sizes=tuple(sizes))
 
 
 def gather_padded(rows: jax.Array, params: dict[str, Any]) -> jax.Array:

@@ -12,7 +12,6 @@ from jaxdist._compat.arrays import is_committed as is_committed
 from jaxdist._compat.arrays import make_uncommitted as make_uncommitted
 from jaxdist._compat.arrays import put_uncommitted as put_uncommitted
 from jaxdist._compat.arrays import set_variables as set_variables
-from jaxdist._compat.binding import bind_in_current_mesh as bind_in_current_mesh
 from jaxdist._compat.binding import bind_like as bind_like
 from jaxdist._compat.binding import rewrite_derivatives as rewrite_derivatives
 from jaxdist._compat.binding import rewrite_jvp as rewrite_jvp

@@ -67,8 +67,7 @@ def put_uncommitted(array: np.ndarray) -> jax.Array:
     if isinstance(device, str):
         return jax.device_put(array)
     aval, layout = _get_aval_and_sharding(array.shape, array.dtype, device)
-    placed: jax.Array = _pxla.batched_device_put(aval, layout, [array], [device], committed=False)
-    return placed
+    return _pxla.batched_device_put(aval, layout, [array], [device], committed=False)
 
 
 def get_shards(array: jax.Array) -> list[Any]:

@@ -71,26 +71,21 @@ def use_source_of(eqn: Any) -> Any:
     return _source_info.user_context(eqn.source_info.traceback, name_stack=names)
 
 
-def bind_like(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+def bind_like(
+    eqn: Any, operands: Sequence[Any], params: dict[str, Any], *, in_current_mesh: bool = False
+) -> list[Any]:
     """Bind the operation of an equation again, with its source line and configuration.
+
+    Args:
+        eqn: The equation.
+        operands: The new operands.
+        params: The new parameters.
+        in_current_mesh: Whether the mesh is that of the caller instead of that of the equation.
 
     Returns:
         Its results: a list of one if the primitive has a single result.
     """
-    return _bind_under(contextlib.nullcontext(), eqn, operands, params)
-
-
-def bind_in_current_mesh(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-    """Bind as `bind_like` does, under the mesh of the caller instead of that of the equation."""
-    return _bind_under(_use_mesh(_mesh.get_abstract_mesh()), eqn, operands, params)
-
-
-def _bind_under(
-    mesh: contextlib.AbstractContextManager[None],
-    eqn: Any,
-    operands: Sequence[Any],
-    params: dict[str, Any],
-) -> list[Any]:
+    mesh = _use_mesh(_mesh.get_abstract_mesh()) if in_current_mesh else contextlib.nullcontext()
     params = eqn.primitive.get_bind_params(params)
     # `mesh` is entered last: the configuration of an equation contains a mesh too.
     with use_source_of(eqn), eqn.ctx.manager, mesh:

@@ -1,6 +1,5 @@
 """JAX's C++ call path, used for compiled programs of jaxdist."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -90,19 +89,12 @@ def fast_call_record(
     const_args = executable.shard_const_args(compiled._params.const_args)
     # C++ drops arguments that the compiled program does not use: one flag per passed argument.
     kept = [i in executable._kept_var_idx for i in range(len(const_args) + num_arguments)]
-    pairs = functools.partial(zip, strict=True)
     _, out_tree = _tree_util.dispatch_registry.flatten(template, None)
     return _pxla.MeshExecutableFastpathData(
         executable.xla_executable,
         out_tree,
-        [
-            _get_physical_sharding(s, a)
-            for s, a in pairs(executable._in_shardings, executable.in_avals)
-        ],
-        [
-            _get_physical_sharding(s, a)
-            for s, a in pairs(executable._out_shardings, executable.out_avals)
-        ],
+        _get_physical_shardings(executable._in_shardings, executable.in_avals),
+        _get_physical_shardings(executable._out_shardings, executable.out_avals),
         [o.aval for o in outputs],
         [o._committed for o in outputs],
         kept,
@@ -123,8 +115,11 @@ def call_without_layout_checks(
     executable: Any = compiled._executable
     given = [*executable.shard_const_args(compiled._params.const_args), *leaves]
     kept = [x for i, x in enumerate(given) if i in executable._kept_var_idx]
-    results: Sequence[Any] = executable.unsafe_call(*kept)
-    return results
+    return executable.unsafe_call(*kept)
+
+
+def _get_physical_shardings(shardings: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
+    return [_get_physical_sharding(s, a) for s, a in zip(shardings, avals, strict=True)]
 
 
 def _get_physical_sharding(sharding: Any, aval: Any) -> Any:

@@ -28,53 +28,20 @@ class HeldTracer(_core.Tracer[Any]):
     def full_lower(self) -> "HeldTracer":
         return self
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.held.__array__(*args, **kwargs)
-
-    def __float__(self) -> float:
-        return float(self.held)
-
-    def __complex__(self) -> complex:
-        return complex(self.held)
-
-    def tolist(self) -> Any:
-        return self.held.tolist()
-
-    def tobytes(self, order: Any = "C") -> Any:
-        return self.held.tobytes(order)
-
-    def item(self, *args: Any) -> Any:
-        return self.held.item(*args)
-
-    @property
-    def sharding(self) -> Any:
-        return self.held.sharding
-
-    def devices(self) -> Any:
-        return self.held.devices()
-
     def block_until_ready(self) -> "HeldTracer":
         self.held.block_until_ready()
         return self
-
-    def __repr__(self) -> str:
-        return repr(self.held)
-
-    def __str__(self) -> str:
-        return str(self.held)
-
-    def __format__(self, spec: str) -> str:
-        return format(self.held, spec)
 
 
 def _forward_to_held(name: str) -> property:
     return property(lambda self: getattr(self.held, name))
 
 
-# JAX raises an error for these members of a tracer; a concrete array has them.
+# JAX raises an error for most of these members of a tracer; a concrete array has them.
 for _name in (
-    "addressable_data addressable_shards committed copy_to_host_async device format "
-    "global_shards is_deleted is_fully_addressable is_fully_replicated on_device_size_in_bytes "
-    "unsafe_buffer_pointer __dlpack__ __dlpack_device__ __reduce__"
+    "addressable_data addressable_shards committed copy_to_host_async device devices format "
+    "global_shards is_deleted is_fully_addressable is_fully_replicated item "
+    "on_device_size_in_bytes sharding tobytes tolist unsafe_buffer_pointer __array__ __complex__ "
+    "__dlpack__ __dlpack_device__ __float__ __format__ __reduce__ __repr__ __str__"
 ).split():
     setattr(HeldTracer, _name, _forward_to_held(_name))

@@ -40,8 +40,7 @@ class _OpByOp(_core.Trace):
             return f.call_wrapped(*tracers)
 
     def process_shard_map(self, primitive: Any, *args: Any, **params: Any) -> Any:
-        with _core.set_current_trace(_core.eval_trace):
-            return self._handler(primitive, args, params)
+        return self.process_primitive(primitive, args, params)
 
     # Under `jax.grad` JAX applies the custom rule before the call reaches this trace. So a custom
     # function that arrives here is not differentiated, and its body alone is enough.

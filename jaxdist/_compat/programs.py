@@ -69,9 +69,7 @@ def stage_with_params(
         shape = tuple(n * count if d == dim else n for d, n in enumerate(local.shape))
         results.append(_core.Var(local.update(shape=shape)))
     last = eqn.replace(params=params, outvars=results)
-    jaxpr = closed.jaxpr.replace(eqns=[*closed.jaxpr.eqns[:-1], last], outvars=results)
-    # JAX 0.12 has one class for open and closed jaxprs.
-    program = jaxpr if closed.jaxpr is closed else closed.replace(jaxpr=jaxpr)
+    program = _replace_last(closed, last, outvars=results)
     bound = _make_jit_params(program, len(arguments), len(results))
     return list(_jit_equation().primitive.bind(*arguments, **bound))
 
@@ -105,13 +103,13 @@ def remove_placeholders(program: Any, primitive: Any) -> tuple[Any, dict[int, An
 
 def append_inputs(jaxpr: Any, variables: Sequence[Any]) -> Any:
     """Return an open program with these variables appended to its inputs."""
-    return _replace_inputs(jaxpr, [*jaxpr.invars, *variables])
+    return jaxpr.replace(**_make_inputs(jaxpr, [*jaxpr.invars, *variables]))
 
 
 def move_constants_to_inputs(jaxpr: Any) -> ClosedJaxpr:
     """Return a program that takes its constants as its first inputs."""
     inputs = [*jaxpr.constvars, *jaxpr.invars]
-    return ClosedJaxpr(_replace_inputs(jaxpr.replace(constvars=[]), inputs), ())
+    return ClosedJaxpr(jaxpr.replace(constvars=[], **_make_inputs(jaxpr, inputs)), ())
 
 
 def add_body_inputs(
@@ -132,15 +130,19 @@ def add_body_inputs(
     params = {**eqn.params, "jaxpr": body, "in_specs": specs}
     last = eqn.replace(params=params, invars=[*eqn.invars, *added])
     inputs = [*closed.jaxpr.invars, *added]
-    jaxpr = closed.jaxpr.replace(eqns=[*closed.jaxpr.eqns[:-1], last])
-    jaxpr = _replace_inputs(jaxpr, [inputs[n] for n in order])
-    return jaxpr if closed.jaxpr is closed else closed.replace(jaxpr=jaxpr)
+    return _replace_last(closed, last, **_make_inputs(closed.jaxpr, [inputs[n] for n in order]))
 
 
-def _replace_inputs(jaxpr: Any, variables: Sequence[Any]) -> Any:
+def _make_inputs(jaxpr: Any, variables: Sequence[Any]) -> dict[str, Any]:
     # JAX checks that there are as many argument names as inputs; the old names do not fit.
     info = jaxpr.debug_info._replace(arg_names=("",) * len(variables))
-    return jaxpr.replace(invars=list(variables), debug_info=info)
+    return {"invars": list(variables), "debug_info": info}
+
+
+def _replace_last(closed: Any, last: Any, **changes: Any) -> Any:
+    jaxpr = closed.jaxpr.replace(eqns=[*closed.jaxpr.eqns[:-1], last], **changes)
+    # JAX 0.12 has one class for open and closed jaxprs.
+    return jaxpr if closed.jaxpr is closed else closed.replace(jaxpr=jaxpr)
 
 
 def is_ref(variable: Any) -> bool:
@@ -172,10 +174,7 @@ def discharge_refs(closed: Any) -> Any:
         pure = _pxla._discharge_internal_refs(ClosedJaxpr(eqn.params["jaxpr"], ()))
     params = {**eqn.params, "jaxpr": getattr(pure, "jaxpr", pure)}
     last = eqn.replace(params=params, effects=_without_ref_effects(eqn.effects))
-    jaxpr = closed.jaxpr.replace(
-        eqns=[*closed.jaxpr.eqns[:-1], last], effects=_without_ref_effects(closed.jaxpr.effects)
-    )
-    return jaxpr if closed.jaxpr is closed else closed.replace(jaxpr=jaxpr)
+    return _replace_last(closed, last, effects=_without_ref_effects(closed.jaxpr.effects))
 
 
 def _without_ref_effects(effects: Any) -> frozenset[Any]:

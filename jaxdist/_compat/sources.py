@@ -1,6 +1,5 @@
 """User source lines of operations and errors, and tracebacks without frames of jaxdist."""
 
-import dataclasses
 import functools
 import os
 from collections.abc import Callable
@@ -15,10 +14,14 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 def find_source(eqn: Any) -> str:
     """Return `file:line (function)` of the user code that made an equation."""
-    for frame in _source_info.user_frames(eqn.source_info.traceback):
+    return _find_line(eqn.source_info)
+
+
+def _find_line(source: Any) -> str:
+    for frame in _source_info.user_frames(source.traceback):
         if not frame.file_name.startswith(PACKAGE):
             return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
-    return str(_source_info.summarize(eqn.source_info))
+    return str(_source_info.summarize(source))
 
 
 _LIBRARIES = tuple(f"site-packages{os.sep}{n}{os.sep}" for n in ("flax", "optax", "chex"))
@@ -47,7 +50,7 @@ def is_transposed(eqn: Any) -> bool:
 
 def find_callers_line() -> str:
     """Return `file:line (function)` of the user code that called the caller."""
-    return find_source(_Here(_source_info.current()))
+    return _find_line(_source_info.current())
 
 
 def find_line_of_error(error: BaseException) -> str:
@@ -66,11 +69,6 @@ def find_line_of_error(error: BaseException) -> str:
 def get_current_source() -> Any:
     """Return the source information that an equation made here would get."""
     return _source_info.current()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Here:
-    source_info: Any
 
 
 # A source for operations that no message names; to capture a real one walks the Python stack.

@@ -57,8 +57,7 @@ def is_staged_in(outer: Any) -> bool:
 
 def is_jit_disabled() -> bool:
     """Whether the caller is under `jax.disable_jit()`."""
-    disabled: bool = _config.disable_jit.value
-    return disabled
+    return _config.disable_jit.value
 
 
 def is_mapped(value: Any) -> bool:

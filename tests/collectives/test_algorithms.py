@@ -15,11 +15,11 @@ from jaxdist._collectives.algorithms import (
     NAMES,
     Algorithm,
     HalvingDoubling,
-    InShards,
     group_all,
     make_algorithm,
     split,
 )
+from jaxdist._collectives.sums.sum_by_size import Entry
 from jaxdist.errors import ArgumentError
 from tests.tables import sampled
 
@@ -96,7 +96,7 @@ def test_small_vectors_of_every_dtype_are_summed_in_shards_too(count: int) -> No
     def each(*rows: jax.Array) -> list[list[jax.Array]]:
         level = group_all(layout)
         return [
-            [InShards(_algorithm(n, count), 3).all_reduce(x[0], level)[None] for x in rows]
+            [Entry(_algorithm(n, count), 3).all_reduce(x[0], level)[None] for x in rows]
             for n in EVERY
         ]
 
@@ -188,7 +188,7 @@ def test_the_compiled_program_has_the_collectives_of_the_formula(name: str, coun
 def test_shards_are_as_many_all_reduces(name: str, shards: int) -> None:
     def each(x: jax.Array) -> jax.Array:
         level = group_all(layout)
-        return InShards(_algorithm(name, 4), shards).all_reduce(x[0], level)[None]
+        return Entry(_algorithm(name, 4), shards).all_reduce(x[0], level)[None]
 
     program, layout = _mapped(each, 4)
     shape = jax.ShapeDtypeStruct((4, 4096), np.float32, sharding=layout.per_replica)

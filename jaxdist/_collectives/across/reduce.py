@@ -148,10 +148,9 @@ def _reduce_tree_on_devices(
             lambda x: jnp.sum(x, [d - 1 for d in over[1:]], _accumulation_dtype(dtype)), rows
         )
         (total,) = reduce_by_tree([sums], jax.lax.add, layout.replica_axes, layout.num_places)
-        whole: jax.Array = finish_sum(op, total, local.dtype, count)
-        return whole
+        return finish_sum(op, total, local.dtype, count)
 
-    whole: jax.Array = jax.shard_map(
+    return jax.shard_map(
         device,
         mesh=layout.mesh,
         in_specs=layout.replica_spec,
@@ -159,7 +158,6 @@ def _reduce_tree_on_devices(
         axis_names=frozenset(layout.mesh.axis_names),
         check_vma=False,
     )(array)
-    return whole
 
 
 def _accumulation_dtype(dtype: Any) -> np.dtype[Any]:
@@ -203,8 +201,7 @@ def _device_reduce(
         axis=over,
         dtype=_accumulation_dtype(dtype),
     )
-    result: jax.Array = finish_sum(op, total, array.dtype, count)
-    return result
+    return finish_sum(op, total, array.dtype, count)
 
 
 def reduce_list(request: Request, name: str, value: PerReplica) -> Any:

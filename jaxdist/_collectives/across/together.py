@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._validate import format_lines
 from jaxdist._values import (
     IndexedSlices,
     PerReplica,
@@ -14,8 +15,6 @@ from jaxdist._values import (
     is_python_number,
 )
 from jaxdist.errors import ReplicaValueError, ShapeError
-
-_MOST_LISTED = 10
 
 
 def check_together(
@@ -56,14 +55,12 @@ def check_together(
             wrong.append(f"{name}: {each}")
     if not wrong:
         return
-    more = len(wrong) - _MOST_LISTED
-    listed = "\n".join([*wrong[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
     advice = ["Cast them to one dtype first (x.astype)."] if dtypes else []
     advice += [remedy or "Pad them to one shape first, with a mask."] if shapes else []
     but_for = f", but for dim {', '.join(map(str, free))}" if free else ""
     raise ShapeError(
         f"{caller} was given {len(wrong)} value{'s' * (len(wrong) > 1)} that "
-        f"differ{'s' * (len(wrong) == 1)} between replicas:\n{listed}\n\n"
+        f"differ{'s' * (len(wrong) == 1)} between replicas:\n{format_lines(wrong)}\n\n"
         f"What is put together has one dtype and one shape on all replicas{but_for}.\n\n"
         + " ".join(advice)
     )

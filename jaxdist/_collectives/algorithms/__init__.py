@@ -14,7 +14,6 @@ from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups as Repl
 from jaxdist._collectives.algorithms.replica_groups import group_all as group_all
 from jaxdist._collectives.algorithms.replica_groups import split as split
 from jaxdist._collectives.algorithms.ring import Ring as Ring
-from jaxdist._collectives.algorithms.shards import InShards as InShards
 from jaxdist._collectives.algorithms.two_level import TwoLevel as TwoLevel
 from jaxdist._collectives.algorithms.xla import Xla as Xla
 from jaxdist._collectives.algorithms.xla import hide_complex_constant as hide_complex_constant

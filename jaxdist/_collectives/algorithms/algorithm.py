@@ -38,10 +38,9 @@ class Scattering(Algorithm):
 
     def all_gather(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return the parts of the group, concatenated, `[n * part]`; by one `all_gather` of XLA."""
-        whole: jax.Array = jax.lax.all_gather(
+        return jax.lax.all_gather(
             part, level.name, axis_index_groups=level.index_groups, tiled=True
         )
-        return whole
 
 
 def pad_to_multiple(vector: jax.Array, multiple: int) -> jax.Array:

@@ -57,10 +57,9 @@ class ReplicaGroups:
 
     def all_to_all(self, rows: jax.Array) -> jax.Array:
         """Return row `i` of every member, where `i` is this replica's number in its group."""
-        mine: jax.Array = jax.lax.all_to_all(
+        return jax.lax.all_to_all(
             rows, self.name, 0, 0, axis_index_groups=self.index_groups, tiled=True
         )
-        return mine
 
     def permute(self, array: jax.Array, routes: Iterable[tuple[int, int]]) -> jax.Array:
         """Return `array` sent along the routes within every group; zeros where nothing arrives."""
@@ -78,8 +77,7 @@ class ReplicaGroups:
         sizes = dict(self.on_mesh)
         grid = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
         order = [list(sizes).index(a) for a in self.axes]
-        numbers: list[int] = grid.transpose(order).ravel().tolist()
-        return numbers
+        return grid.transpose(order).ravel().tolist()
 
     def rotate(self, by: int) -> "ReplicaGroups":
         """Return the same groups, each listed from another member."""

@@ -25,20 +25,18 @@ class Xla(Scattering):
 
     def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return the sum by one `psum`."""
-        total: jax.Array = jax.lax.psum(
+        return jax.lax.psum(
             hide_complex_constant(vector), level.name, axis_index_groups=level.index_groups
         )
-        return total
 
     def reduce_scatter(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return this replica's part of the sum by one `psum_scatter`."""
-        part: jax.Array = jax.lax.psum_scatter(
+        return jax.lax.psum_scatter(
             hide_complex_constant(pad_to_multiple(vector, level.size)),
             level.name,
             axis_index_groups=level.index_groups,
             tiled=True,
         )
-        return part
 
 
 def hide_complex_constant(array: jax.Array) -> jax.Array:

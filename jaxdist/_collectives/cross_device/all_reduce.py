@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdist._collectives.algorithms import Algorithm, InShards, TwoLevel, Xla, group_all
+from jaxdist._collectives.algorithms import Algorithm, TwoLevel, Xla, group_all
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
 from jaxdist._collectives.cross_device.checks import check_count
 from jaxdist._collectives.cross_device.hierarchical import find_group_size
@@ -102,11 +102,8 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
         algorithm: Algorithm = Xla()
         if self.all_reduce_alg == "hierarchical_copy" and (local := find_group_size(layout)):
             algorithm = TwoLevel(Xla(), Xla(), local)
-        level = group_all(layout)
-        entry = Entry(InShards(algorithm, 1), -1)
-        return AllReducePlan(algorithm.name, repr(self)), SumBySize(
-            level, (entry,), self.packing, self.is_packed
-        )
+        how = SumBySize(group_all(layout), (Entry(algorithm),), self.packing, self.is_packed)
+        return AllReducePlan(algorithm.name, repr(self)), how
 
     def __repr__(self) -> str:
         return (

@@ -5,7 +5,6 @@ from typing import Any, final
 
 from jaxdist._collectives.algorithms import (
     Algorithm,
-    InShards,
     TwoLevel,
     Xla,
     find_worker_size,
@@ -68,9 +67,7 @@ class HierarchicalCopyAllReduce(AlgorithmicOps):
             algorithm = TwoLevel(Xla(), Xla(), local)
             reason = f"{self!r}: {count // local} groups of {local} replicas"
         packing = EqualPacks(self.num_packs) if self.num_packs else Alone()
-        entry = Entry(InShards(algorithm, 1), -1)
-        level = group_all(layout)
-        how = SumBySize(level, (entry,), packing, apart=self.num_packs > 0)
+        how = SumBySize(group_all(layout), (Entry(algorithm),), packing, self.num_packs > 0)
         return AllReducePlan(algorithm.name, reason), how
 
     def __repr__(self) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdist._collectives.algorithms import InShards, group_all, make_algorithm
+from jaxdist._collectives.algorithms import group_all, make_algorithm
 from jaxdist._collectives.cross_device.all_reduce import AllReduceCrossDeviceOps
 from jaxdist._collectives.cross_device.checks import check_count
 from jaxdist._collectives.cross_device.spec import AllReduceSpec, parse_specs
@@ -110,10 +110,8 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
             )
         entries = tuple(
             Entry(
-                InShards(
-                    make_algorithm(repr(self), s.alg, local=local, platform=layout.platform),
-                    s.shards,
-                ),
+                make_algorithm(repr(self), s.alg, local=local, platform=layout.platform),
+                s.shards,
                 s.limit,
             )
             for s in self.all_reduce_spec

@@ -7,7 +7,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.algorithms import InShards, OneDevice, group_all
+from jaxdist._collectives.algorithms import OneDevice, group_all
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
 from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing
@@ -79,8 +79,7 @@ class ReductionToOneDevice(AlgorithmicOps):
         # The tree ends at the first member of its group, so the groups start with the wanted
         # replica.
         level = group_all(layout).rotate(self._find_root(layout))
-        entry = Entry(InShards(OneDevice(), 1), -1)
-        return AllReducePlan("psgpu", f"{self!r}"), SumBySize(level, (entry,))
+        return AllReducePlan("psgpu", f"{self!r}"), SumBySize(level, (Entry(OneDevice()),))
 
     def sums(
         self, arrays: list[jax.Array], layout: ReplicaMesh, options: CommunicationOptions
@@ -124,15 +123,10 @@ class ReductionToOneDevice(AlgorithmicOps):
         )
 
     def __repr__(self) -> str:
-        given = (
-            [] if self.reduce_to_device is None else [f"reduce_to_device={self.reduce_to_device}"]
-        )
-        given += (
-            []
-            if self.accumulation_fn is None
-            else [f"accumulation_fn={_function_name(self.accumulation_fn)}"]
-        )
-        return f"ReductionToOneDevice({', '.join(given)})"
+        fn = None if self.accumulation_fn is None else _function_name(self.accumulation_fn)
+        given = {"reduce_to_device": self.reduce_to_device, "accumulation_fn": fn}
+        shown = [f"{name}={value}" for name, value in given.items() if value is not None]
+        return f"ReductionToOneDevice({', '.join(shown)})"
 
 
 def _accumulate(

@@ -226,8 +226,7 @@ def read_slices(caller: str, name: str, value: Any) -> IndexedSlices | None:
             "Slices are reduced with slices, of one whole array (dense_shape).\n\n"
             "Give IndexedSlices on every replica, or slices.to_dense() on each."
         )
-    joined: IndexedSlices = join_slices(value)
-    return joined
+    return join_slices(value)
 
 
 def reduce_slices(

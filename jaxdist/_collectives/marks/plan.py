@@ -16,3 +16,6 @@ class AllReducePlan:
     alternatives: tuple[tuple[str, float], ...] = ()
     ignored: tuple[str, ...] = ()
     pack_bytes: int = 0
+
+
+NO_PLAN = AllReducePlan("", "")

@@ -61,20 +61,17 @@ def _bind(arrays: Sequence[Any], plan: AllReducePlan, how: Summing) -> list[Any]
         return [assume_replicated(x) for x in how(list(given))]
 
     program = jax.make_jaxpr(sum_and_mark)(*arrays)
-    sums: list[Any] = ALL_REDUCE.bind(*arrays, program=program, plan=plan, how=how)
-    return sums
+    return ALL_REDUCE.bind(*arrays, program=program, plan=plan, how=how)
 
 
 def _evaluate(*arrays: Any, program: Any, plan: AllReducePlan, how: Summing) -> list[Any]:
     """Run the program of the primitive."""
-    results: list[Any] = jaxpr_as_fun(program)(*arrays)
-    return results
+    return jaxpr_as_fun(program)(*arrays)
 
 
 def _shapes(*arrays: Any, program: Any, plan: AllReducePlan, how: Summing) -> list[Any]:
     """Return the shapes and dtypes of the results."""
-    avals: list[Any] = program.out_avals
-    return avals
+    return program.out_avals
 
 
 def _transpose(

@@ -1,5 +1,6 @@
 """The marks of values that are equal on all replicas: by promise, or by requirement."""
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -12,23 +13,26 @@ from jaxdist.errors import ArgumentTypeError
 
 T = TypeVar("T")
 
-ASSUME_REPLICATED = Primitive("jaxdist_assume_replicated")
-ASSUME_REPLICATED.def_impl(lambda x: x)
-ASSUME_REPLICATED.def_abstract_eval(lambda x: x)
-# The compiled program does not have the mark.
-mlir.register_lowering(ASSUME_REPLICATED, lambda ctx, x: [x])
-# The derivative is the identity, without the mark. A value that is equal on all replicas may have
-# tangents and cotangents that differ.
-ad.deflinear2(ASSUME_REPLICATED, lambda ct, _: [ct])
-batching.defvectorized(ASSUME_REPLICATED)
 
+def make_mark(
+    name: str, transpose: Callable[..., list[Any]] = lambda cotangent, *_, **__: [cotangent]
+) -> Primitive:
+    """Return a primitive that marks a value in a trace, and does not change it."""
+    mark = Primitive(name)
+    mark.def_impl(lambda x, **_: x)
+    mark.def_abstract_eval(lambda x, **_: x)
+    # The compiled program does not have the mark.
+    mlir.register_lowering(mark, lambda _, x, **__: [x])
+    ad.deflinear2(mark, transpose)
+    batching.defvectorized(mark)
+    return mark
+
+
+# The derivatives are the identity, without the mark. A value that is equal on all replicas may have
+# tangents and cotangents that differ.
+ASSUME_REPLICATED = make_mark("jaxdist_assume_replicated")
 # The analysis runs after the trace is complete, so the requirement is an operation of the trace.
-REQUIRE_REPLICATED = Primitive("jaxdist_require_replicated")
-REQUIRE_REPLICATED.def_impl(lambda x, **_: x)
-REQUIRE_REPLICATED.def_abstract_eval(lambda x, **_: x)
-mlir.register_lowering(REQUIRE_REPLICATED, lambda ctx, x, **_: [x])
-ad.deflinear2(REQUIRE_REPLICATED, lambda ct, *_, **__: [ct])
-batching.defvectorized(REQUIRE_REPLICATED)
+REQUIRE_REPLICATED = make_mark("jaxdist_require_replicated")
 
 
 def _is_per_replica(value: Any) -> bool:
@@ -70,8 +74,7 @@ def assume_replicated(value: T) -> T:
             "Inside a replica there is only its own value.\n\n"
             "Pass what the step was given: strategy.run(fn, args=(value,))."
         )
-    marked: T = jax.tree.map(ASSUME_REPLICATED.bind, as_arrays("assume_replicated", "value", value))
-    return marked
+    return jax.tree.map(ASSUME_REPLICATED.bind, as_arrays("assume_replicated", "value", value))
 
 
 def require_replicated(array: Any, what: str) -> jax.Array:
@@ -81,5 +84,4 @@ def require_replicated(array: Any, what: str) -> jax.Array:
         array: A traced value inside a replica.
         what: A description of the value, for the error.
     """
-    marked: jax.Array = REQUIRE_REPLICATED.bind(array, what=what)
-    return marked
+    return REQUIRE_REPLICATED.bind(array, what=what)

@@ -41,10 +41,9 @@ class ReduceOp(enum.Enum):
         Source:
             `tf.distribute.ReduceOp.from_variable_aggregation`.
         """
-        if aggregation is VariableAggregation.SUM:
-            return ReduceOp.SUM
-        if aggregation is VariableAggregation.MEAN:
-            return ReduceOp.MEAN
+        known = ReduceOp.__members__
+        if isinstance(aggregation, VariableAggregation) and aggregation.name in known:
+            return known[aggregation.name]
         raise ArgumentError(
             f"ReduceOp.from_variable_aggregation was given {aggregation!r}.\n\n"
             "A ReduceOp is a sum or a mean, and only two aggregations are one: NONE combines "

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jaxdist import cost
-from jaxdist._collectives.algorithms import Auto, InShards, group_all, make_auto
+from jaxdist._collectives.algorithms import Auto, group_all, make_auto
 from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing, bind_all_reduce
 from jaxdist._collectives.marks.trace_notes import note_ignored, note_plan
@@ -43,8 +43,7 @@ def plan_default_sum(
         _give_reason(leaves, packing, layout),
         _predict_times(leaves, layout),
     )
-    entry = Entry(InShards(choice, 1), -1)
-    return plan, SumBySize(group_all(layout), (entry,), packing or Alone())
+    return plan, SumBySize(group_all(layout), (Entry(choice),), packing or Alone())
 
 
 def sum_by_default(

@@ -98,17 +98,14 @@ class EqualPacks(Packing):
         size = total // self.count
         # With fewer elements than packs, `size` is 0, and all elements share one vector.
         cuts = [size * k for k in range(1, self.count)] + [total] if size else [total]
-        place = 0
-        todo = [_whole_leaf(i, leaves[i]) for i in numbers if leaves[i].size]
-        for cut in cuts:
-            pack: list[Piece] = []
-            while todo and place < cut:
-                piece = todo.pop(0)
-                stop = min(piece.stop, piece.start + cut - place)
-                pack.append(Piece(piece.leaf, piece.start, stop))
-                place += stop - piece.start
-                if stop < piece.stop:
-                    todo.insert(0, Piece(piece.leaf, stop, piece.stop))
+        ends = list(itertools.accumulate(leaves[i].size for i in numbers))
+        ranges = list(zip(numbers, [0, *ends], ends, strict=False))
+        for first, last in itertools.pairwise([0, *cuts]):
+            pack = [
+                Piece(i, max(first, start) - start, min(last, end) - start)
+                for i, start, end in ranges
+                if max(first, start) < min(last, end)
+            ]
             if pack:
                 yield pack
 

@@ -5,22 +5,45 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from jaxdist._collectives.algorithms import InShards, ReplicaGroups
+from jaxdist._collectives.algorithms import Algorithm, ReplicaGroups
 from jaxdist._collectives.marks.after import order_after
 from jaxdist._collectives.sums.packing import Alone, Packing
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """The algorithm for leaves of up to `limit` bytes; -1 means no limit."""
+    """The algorithm for leaves of up to `limit` bytes; -1 means no limit.
 
-    algorithm: InShards
-    limit: int
+    It runs as `shards` all-reduces at the same time, each of one shard of the vector. Each lists
+    the replicas from another first member. So several devices share the work of a reduction at one
+    device, and XLA does not combine the all-reduces. With more shards than replicas, a shard waits
+    for an earlier one. See Note [Collectives that stay apart].
+    """
+
+    algorithm: Algorithm
+    shards: int = 1
+    limit: int = -1
 
     def can_take(self, leaf: Any) -> bool:
         """Whether a leaf is small enough."""
         return self.limit < 0 or leaf.size * leaf.dtype.itemsize <= self.limit
+
+    def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
+        """Return the sum over the group, `[size]`."""
+        # No shard may be empty, because JAX cannot lower some collectives without elements.
+        count = min(self.shards, max(vector.size, 1))
+        ends = [vector.size * (i + 1) // count for i in range(count)]
+        shards = [vector[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+        sums: list[jax.Array] = []
+        for i, shard in enumerate(shards):
+            # There are only as many rotations as replicas. Beyond them two shards have equal
+            # groups, and XLA would combine them.
+            if i >= level.size:
+                (shard,) = order_after([sums[i - level.size]], [shard])
+            sums.append(self.algorithm.all_reduce(shard, self.algorithm.rotate(level, i)))
+        return sums[0] if count == 1 else jnp.concatenate(sums)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +70,7 @@ class SumBySize:
             for vector in packed.vectors:
                 # See Note [Collectives that stay apart].
                 own = order_after(sums[-1:], [vector])[0] if self.apart and sums else vector
-                sums.append(entry.algorithm.all_reduce(own, self.level))
+                sums.append(entry.all_reduce(own, self.level))
             for i, total in zip(mine, packed.unpack(sums), strict=True):
                 results[i] = total
         return results

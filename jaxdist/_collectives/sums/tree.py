@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from jaxdist._collectives.marks.replicated import assume_replicated
 from jaxdist._typing import AxisNames
@@ -53,12 +54,10 @@ def reduce_by_tree(
             (number,) = numbers
             whole[number] = _exchange(whole[number], combine, axes, num_places)
             continue
-        joined = jnp.concatenate([whole[i].ravel() for i in numbers])
-        flat, start = _exchange(joined, combine, axes, num_places), 0
-        for i in numbers:
-            size = whole[i].size
-            whole[i] = flat[start : start + size].reshape(whole[i].shape)
-            start += size
+        joined, divide = ravel_pytree([whole[i] for i in numbers])
+        parts = divide(_exchange(joined, combine, axes, num_places))
+        for i, part in zip(numbers, parts, strict=True):
+            whole[i] = part
     # The barrier also separates the result from the operations that use it.
     same = jax.lax.optimization_barrier(tuple(map(_unify_nans, whole)))
     return [assume_replicated(x) for x in same]

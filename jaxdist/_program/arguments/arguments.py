@@ -153,7 +153,7 @@ def flatten(
         elif isinstance(leaf, Variable):
             slots.append(VariableItself(leaf))
         elif is_dynamic(leaf):
-            has_tracer = has_tracer or _is_traced(leaf)
+            has_tracer = has_tracer or is_traced(leaf)
             slots.append(len(dynamic))
             dynamic.append(leaf)
         else:
@@ -211,7 +211,8 @@ def is_dynamic(leaf: Any) -> bool:
     return isinstance(leaf, (int, float, complex)) or hasattr(leaf, "__jax_array__")
 
 
-def _is_traced(leaf: Any) -> bool:
+def is_traced(leaf: Any) -> bool:
+    """Whether a leaf that is no static argument holds a traced array."""
     if isinstance(leaf, Sharded):
         leaf = leaf.held
     if isinstance(leaf, PerReplica):

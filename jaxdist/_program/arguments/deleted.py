@@ -11,9 +11,8 @@ import jax
 
 from jaxdist import _compat
 from jaxdist._program.arguments.arguments import Flat, argument_name
+from jaxdist._validate import format_lines
 from jaxdist.errors import DonationError
-
-_MOST_LISTED = 4
 
 
 def is_about_deleted(error: Exception) -> bool:
@@ -27,27 +26,21 @@ def find_deleted_arguments(
     flat: Flat, name_of_state: Callable[[int], str], state: list[Any]
 ) -> list[str]:
     """Return names, dtypes and shapes of the call's leaves and NNX variables that are deleted."""
-    found = [
-        f"{name_of_state(i)}: {x.dtype}{list(x.shape)}"
-        for i, x in enumerate(state)
-        if _compat.has_deleted([x])
-    ]
+    named = [(name_of_state(i), x) for i, x in enumerate(state)]
     for path, slot in zip(flat.paths(), flat.slots, strict=True):
-        for leaf in jax.tree.leaves(flat.dynamic[slot]) if isinstance(slot, int) else ():
-            if _compat.has_deleted([leaf]):
-                found.append(f"{argument_name(path)}: {leaf.dtype}{list(leaf.shape)}")
-    return found
+        if isinstance(slot, int):
+            named += [(argument_name(path), x) for x in jax.tree.leaves(flat.dynamic[slot])]
+    return [f"{n}: {x.dtype}{list(x.shape)}" for n, x in named if _compat.has_deleted([x])]
 
 
 def deleted_arguments_error(step: str, names: list[str], donated: tuple[int, ...]) -> DonationError:
     """Return the error for arguments whose buffers are deleted."""
-    more = len(names) - _MOST_LISTED
-    listed = "\n".join([*names[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
     numbers = donated or (0,)
     return DonationError(
-        f"strategy.run({step}) was given {len(names)} array(s) whose buffers are gone:\n{listed}"
-        "\n\nA step with donate_argnums gives the buffers of those arguments to its results, so "
-        "they hold nothing afterwards.\n\n"
+        f"strategy.run({step}) was given {len(names)} array(s) whose buffers are gone:\n"
+        f"{format_lines(names, 4)}\n\n"
+        "A step with donate_argnums gives the buffers of those arguments to its results, so they "
+        "hold nothing afterwards.\n\n"
         "Pass what the step returned: state = strategy.run(step, (state, batch), options). To use "
         "the old arrays again, copy them before (jax.tree.map(jnp.copy, state)), or leave the "
         f"argument out of RunOptions(donate_argnums={numbers})."

@@ -80,11 +80,10 @@ def make_in_slot(leaf: Any, layout: ReplicaMesh) -> InSlot:
     placement = placement_of(leaf, layout)
     scalar = isinstance(leaf, PerReplica) and leaf.form is Form.SCALARS
     array = leaf.array if isinstance(leaf, PerReplica) else leaf
-    if isinstance(array, (jax.Array, jax.ShapeDtypeStruct)):
-        weak = bool(getattr(array, "weak_type", False))
-        return InSlot(placement, tuple(array.shape), array.dtype, weak, scalar)
-    aval = jax.typeof(array)
-    return InSlot(placement, tuple(aval.shape), aval.dtype, bool(aval.weak_type), scalar)
+    has_aval = isinstance(array, (jax.Array, jax.ShapeDtypeStruct))
+    aval = array if has_aval else jax.typeof(array)
+    weak = bool(getattr(aval, "weak_type", False))
+    return InSlot(placement, tuple(aval.shape), aval.dtype, weak, scalar)
 
 
 def must_move(leaf: Any, slot: InSlot) -> bool:

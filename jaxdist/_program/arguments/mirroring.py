@@ -83,26 +83,24 @@ def _is_whole(x: Any) -> bool:
     return is_unit(x) or isinstance(x, Donated)
 
 
-class MirroringCall:
-    """A call path that uses the cached copies of arrays that are on one device.
+def mirror_arguments(
+    dispatch: Callable[..., Any],
+    mirror: MirrorCache,
+    donated: Collection[int],
+    end: Callable[[], None],
+) -> Callable[..., Any]:
+    """Return a call path that uses the cached copies of arrays that are on one device.
 
-    It removes itself at the first call without such arrays. From then on the arguments are
-    usually results of the step, which are mirrored already.
+    It calls `end` at the first call without such arrays. From then on the arguments are usually
+    results of the step, which are mirrored already.
     """
 
-    dispatch: Callable[..., Any]
-
-    def __init__(
-        self, mirror: MirrorCache, donated: Collection[int], end: Callable[[], None]
-    ) -> None:
-        self._mirror = mirror
-        self._donated = donated
-        self._end = end
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        copied = self._mirror.replace_arguments(args, kwargs, self._donated)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        copied = mirror.replace_arguments(args, kwargs, donated)
         if copied is None:
-            self._end()
-            return self.dispatch(*args, **kwargs)
-        args, kwargs = copied
-        return self.dispatch(*args, **kwargs)
+            end()
+        else:
+            args, kwargs = copied
+        return dispatch(*args, **kwargs)
+
+    return call

@@ -61,7 +61,7 @@ def check_step_holds_no_arrays(caller: str, fn: Any) -> None:
 
 
 def _step_with_array_message(caller: str, fn: Any, holder: Any, where: str) -> str:
-    kind = _class_name(holder)
+    kind = type(holder).__name__
     is_method = isinstance(fn, types.MethodType)
     what = f"the method {fn.__name__} of a {kind}" if is_method else f"a {kind} as a function"
     call = f"object.{fn.__name__}" if is_method else "object"
@@ -161,7 +161,7 @@ def _iterate_slots(value: Any) -> Iterator[tuple[str, Any]]:
 
 def hidden_array_message(caller: str, name: str, value: Any, where: str) -> str:
     """Return the message for an argument that is no pytree and holds arrays."""
-    kind = _class_name(value)
+    kind = type(value).__name__
     place = f" ({name}{where})" if where else ""
     return (
         f"{caller} was given {name}, a {kind}, which holds arrays{place} and is no pytree.\n\n"
@@ -198,7 +198,7 @@ def _remedy_for_argument(value: Any, kind: str) -> str:
 
 def hidden_tracer_message(what: str, name: str, value: Any, where: str) -> str:
     """Return the message for a result that is no pytree and holds tracers."""
-    kind = _class_name(value)
+    kind = type(value).__name__
     return (
         f"{what} returned a {kind} as {name}, which holds a traced array: {name}{where}.\n\n"
         "JAX does not know what is in it, so the array would not come out of the program.\n\n"
@@ -217,7 +217,3 @@ def _remedy_for_result(value: Any, kind: str) -> str:
         "Return a dict of its arrays, or register its class once: "
         f"jax.tree_util.register_pytree_node({kind}, flatten, unflatten)."
     )
-
-
-def _class_name(value: Any) -> str:
-    return type(value).__name__

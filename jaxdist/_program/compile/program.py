@@ -21,7 +21,7 @@ from jaxdist._program.proof.replication import TracedCollective
 from jaxdist._program.report.compiled_program import CompiledProgram
 from jaxdist._program.report.explanation import Explanation
 from jaxdist._program.report.matching import CompiledRow
-from jaxdist._program.report.program_text import shapes_text, text
+from jaxdist._program.report.program_text import describe_slots, text
 from jaxdist._program.trace.trace import Signature, TracedStep, scalar_form
 from jaxdist._program.uneven.uneven import cut
 from jaxdist._program.variables.lift import NO_VARIABLES, LiftedVariables
@@ -84,12 +84,8 @@ class Program:
             >>> OneDeviceStrategy("cpu:0").lower(lambda x: x + 1, (np.zeros(3, "float32"),)).inputs
             {'args[0]': 'mirrored float32[3]'}
         """
-        real = dict(self.signature.uneven)
-        slots = zip(self.input_names, self.signature.inputs, strict=True)
-        return {
-            n: f"{s.kind.value} {s.dtype}{shapes_text(real.get(i), s.shape)}"
-            for i, (n, s) in enumerate(slots)
-        }
+        slots = self.signature.inputs
+        return describe_slots(self.input_names, slots, dict(self.signature.uneven))
 
     @property
     def results(self) -> dict[str, str]:
@@ -99,11 +95,8 @@ class Program:
             >>> OneDeviceStrategy("cpu:0").lower(lambda: {"a": jnp.ones(2)}).results
             {"result['a']": 'mirrored float32[2]'}
         """
-        real = self.traced.uneven
-        return {
-            o.name: f"{o.kind.value} {o.dtype}{shapes_text(real.get(i), o.shape)}"
-            for i, o in enumerate(self.outputs)
-        }
+        names = [o.name for o in self.outputs]
+        return describe_slots(names, self.outputs, self.traced.uneven)
 
     def call(self, *leaves: Any) -> list[Any]:
         """Run on flat global arrays. `lowered` compiles this function."""
@@ -221,7 +214,7 @@ class Program:
         """
         if self.layout.num_virtual is not None:
             return _compat.get_exact_options(self.layout.platform)
-        asked = max((c.pack_bytes for c in self.traced_collectives), default=0)
+        asked = max((c.plan.pack_bytes for c in self.traced_collectives), default=0)
         if self.layout.platform != "gpu" or not asked:
             return {}
         return {"xla_gpu_all_reduce_combine_threshold_bytes": str(asked)}

@@ -1,5 +1,6 @@
 """A second evaluation of a trace, with some operations replaced."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -15,50 +16,44 @@ from jaxdist._program.state.rows import replicas_with_rows
 from jaxdist._program.trace.trace import Signature, TracedStep
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Replay:
     """A trace that is evaluated again to combine NNX variables and to rewrite operations."""
 
-    def __init__(
-        self,
-        layout: ReplicaMesh,
-        signature: Signature,
-        traced: TracedStep,
-        combined: tuple[Combination, ...],
-    ) -> None:
-        self._layout = layout
-        self._signature = signature
-        self._traced = traced
-        self._combined = combined
-        self._takes_part = replicas_with_rows(signature, layout.num_replicas)
+    layout: ReplicaMesh
+    signature: Signature
+    traced: TracedStep
+    combined: tuple[Combination, ...]
 
     @property
     def is_needed(self) -> bool:
         """Whether the trace must be changed. Otherwise it is called as it is."""
-        return bool(self._combined) or self._is_rewritten
+        return bool(self.combined) or self._is_rewritten
 
     @functools.cached_property
     def _is_rewritten(self) -> bool:
         """Whether some operation cannot run unchanged, or XLA would compile it wrongly."""
-        return self._rewrite.applies_to(self._traced.jaxpr)
+        return self._rewrite.applies_to(self.traced.jaxpr)
 
     @property
     def _automatic(self) -> frozenset[str]:
-        return frozenset(self._layout.mesh.axis_names) - self._traced.manual_axes
+        return frozenset(self.layout.mesh.axis_names) - self.traced.manual_axes
 
     @functools.cached_property
     def _rewrite(self) -> Rewrite:
         # XLA's CPU backend cannot reduce bf16 with automatic axes, and the collectives of its CPU
         # and GPU backends lose nan in `pmax` and `pmin`.
-        platform = self._layout.platform
-        several = self._layout.num_replicas > 1
+        platform = self.layout.platform
+        several = self.layout.num_replicas > 1
         return Rewrite(
             self._automatic, widens=platform == "cpu", keeps_nan=several and platform != "tpu"
         )
 
     def call(self, leaves: Sequence[Any], specs: Sequence[PartitionSpec]) -> list[Any]:
         """Run on global arrays, with the results laid out by `specs`."""
-        traced, layout = self._traced, self._layout
+        traced, layout = self.traced, self.layout
         count = len(leaves)
+        takes_part = replicas_with_rows(self.signature, layout.num_replicas)
 
         # The inputs are all leaves, with the old values of variables, then the trace's operands.
         def replica(*local: Any) -> list[Any]:
@@ -67,9 +62,9 @@ class Replay:
             else:
                 results = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, ()))(*local[count:])
             # The old values of variables are among the leaves, the new ones among the results.
-            for c in self._combined:
+            for c in self.combined:
                 before, after = [local[i] for i in c.numbers], [results[i] for i in c.numbers]
-                made = combine(c, before, after, layout.replica_axes, self._takes_part)
+                made = combine(c, before, after, layout.replica_axes, takes_part)
                 for i, value in zip(c.numbers, made, strict=True):
                     results[i] = value
             return results
@@ -78,12 +73,11 @@ class Replay:
             replica,
             mesh=layout.mesh,
             in_specs=(
-                *(i.placement.manual_spec(layout) for i in self._signature.inputs),
+                *(i.placement.manual_spec(layout) for i in self.signature.inputs),
                 *traced.eqn.params["in_specs"],
             ),
             out_specs=list(specs),
             axis_names=traced.manual_axes,
             check_vma=False,
         )
-        results: list[Any] = mapped(*leaves, *traced.given(leaves))
-        return results
+        return mapped(*leaves, *traced.given(leaves))

@@ -35,8 +35,7 @@ def run_while(
     def has_active_row(state: list[Any]) -> Any:
         return jnp.any(condition(state)) if is_batched else condition(state)
 
-    last: list[Any] = jax.lax.while_loop(has_active_row, run_body, start)
-    return last
+    return jax.lax.while_loop(has_active_row, run_body, start)
 
 
 def keep_finished_rows(

@@ -34,9 +34,7 @@ class Scan:
 
     def split(self, operands: Values[V]) -> tuple[list[V], list[V], list[V]]:
         """Return the constants, the initial carry, and the arrays that the loop iterates over."""
-        end = self.num_consts + self.num_carry
-        whole = list(operands)
-        return whole[: self.num_consts], whole[self.num_consts : end], whole[end:]
+        return _split(operands, self.num_consts, self.num_carry)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,13 +59,12 @@ class While:
 
     def split(self, operands: Values[V]) -> tuple[list[V], list[V], list[V]]:
         """Return the constants of the condition, those of the body, and the initial state."""
-        end = self.num_condition_consts + self.num_body_consts
-        whole = list(operands)
-        return (
-            whole[: self.num_condition_consts],
-            whole[self.num_condition_consts : end],
-            whole[end:],
-        )
+        return _split(operands, self.num_condition_consts, self.num_body_consts)
+
+
+def _split(operands: Values[V], first: int, second: int) -> tuple[list[V], list[V], list[V]]:
+    whole = list(operands)
+    return whole[:first], whole[first : first + second], whole[first + second :]
 
 
 def get_solve(eqn: Any, operands: Values[V]) -> tuple[Any, list[V]]:

@@ -7,6 +7,7 @@ order. A nan becomes the largest integer for a maximum and the smallest for a mi
 again in the result. -0.0 is less than 0.0.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,10 +42,7 @@ def compute_extreme(name: str, rows: Sequence[Any]) -> Any:
     keeps nan when it compares two arrays.
     """
     combine = jax.lax.max if name == "pmax" else jax.lax.min
-    whole = rows[0]
-    for row in rows[1:]:
-        whole = combine(whole, row)
-    return whole
+    return functools.reduce(combine, rows)
 
 
 def _is_float(x: Any) -> bool:

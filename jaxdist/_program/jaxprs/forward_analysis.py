@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -117,9 +118,7 @@ class ForwardAnalysis(Interpreter[L]):
         index, *operands = inputs
         with self.inside_of(eqn, index):
             ways = [self.run(branch, operands) for branch in eqn.params["branches"]]
-        results = ways[0]
-        for way in ways[1:]:
-            results = self.join_all(eqn, results, way)
+        results = functools.reduce(functools.partial(self.join_all, eqn), ways)
         return self.decide(eqn, results, index)
 
     def linear_solve(self, eqn: Any, inputs: list[L]) -> list[L]:

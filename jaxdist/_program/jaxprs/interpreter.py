@@ -124,8 +124,7 @@ class Interpreter(abc.ABC, Generic[V]):
         rule = rule_for(eqn)
         if rule is None:
             return self.operation(eqn, inputs)
-        found: list[V] = getattr(self, rule)(eqn, inputs)
-        return found
+        return getattr(self, rule)(eqn, inputs)
 
     def call(self, eqn: Any, inputs: list[V]) -> list[V]:
         """Return the results of a call of a function."""

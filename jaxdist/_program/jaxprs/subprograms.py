@@ -14,8 +14,7 @@ def open_jaxpr(program: Any) -> Any:
 
 def get_consts(program: Any) -> Sequence[Any]:
     """Return the constants of a closed program; an open program has none."""
-    held: Sequence[Any] = getattr(program, "consts", ())
-    return held
+    return getattr(program, "consts", ())
 
 
 def subprograms(eqn: Any) -> list[Any]:

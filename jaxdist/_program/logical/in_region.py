@@ -31,7 +31,7 @@ def _evaluate(eqns: Sequence[Any], env: Environment[Any], results: Sequence[Any]
     for eqn in eqns:
         params = {k: _use_current_mesh(v) for k, v in eqn.params.items()}
         params = _compat.rewrite_derivatives(params, _trace_again, eqn)
-        made = _compat.bind_in_current_mesh(eqn, env.read_all(eqn.invars), params)
+        made = _compat.bind_like(eqn, env.read_all(eqn.invars), params, in_current_mesh=True)
         env.write(eqn.outvars, made)
     return env.read_all(results)
 

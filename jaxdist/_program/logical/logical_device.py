@@ -9,17 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.errors import TraceContextError
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
+from jaxdist._collectives import make_mark
 from jaxdist._program.nnx.closures import find_closure_values, is_nnx_object
 from jaxdist._program.nnx.graph import split_objects
 from jaxdist.errors import ArgumentTypeError, ContextError
 
+
+def _transpose(cotangent: Any, *_: Any, device: int, backward: bool) -> list[Any]:
+    return [ASSIGN.bind(cotangent, device=device, backward=not backward)]
+
+
 # A tangent gets the mark of its value. A mark in the forward pass places the operations before it.
 # In the backward pass their transposes come after the cotangent of the marked value, so the
 # transpose of a mark has `backward=True`, and places the operations after it, up to the next mark.
-ASSIGN = Primitive("jaxdist_logical_device")
+ASSIGN = make_mark("jaxdist_logical_device", _transpose)
 
 
 def assigned(array: Any, device: int) -> jax.Array:
@@ -28,19 +32,7 @@ def assigned(array: Any, device: int) -> jax.Array:
     Shapes:
         That of `array`.
     """
-    marked: jax.Array = ASSIGN.bind(array, device=device, backward=False)
-    return marked
-
-
-def _transpose(cotangent: Any, *_: Any, device: int, backward: bool) -> list[Any]:
-    return [ASSIGN.bind(cotangent, device=device, backward=not backward)]
-
-
-ASSIGN.def_impl(lambda x, **_: x)
-ASSIGN.def_abstract_eval(lambda x, **_: x)
-mlir.register_lowering(ASSIGN, lambda _, x, **__: [x])
-ad.deflinear2(ASSIGN, _transpose)
-batching.defvectorized(ASSIGN)
+    return ASSIGN.bind(array, device=device, backward=False)
 
 
 # The device is part of the function's name, since JAX's transformations keep the name of a jitted

@@ -32,8 +32,7 @@ def laid_out(array: Any, parts: Sequence[int], layout: ReplicaMesh) -> jax.Array
     """
     [axis] = layout.logical_axes
     shape = tuple(layout.mesh.shape.items())
-    marked: jax.Array = LOGICAL_LAYOUT.bind(array, parts=tuple(parts), axis=axis, mesh_shape=shape)
-    return marked
+    return LOGICAL_LAYOUT.bind(array, parts=tuple(parts), axis=axis, mesh_shape=shape)
 
 
 def _lower(context: Any, value: Any, *, parts: Any, axis: str, mesh_shape: Any) -> list[Any]:

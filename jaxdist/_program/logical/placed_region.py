@@ -51,8 +51,7 @@ class Part:
                 return [results[i] for i in out_floats]
 
             _, pull = jax.vjp(forward, *(own[i] for i in floats))
-            gradients: Sequence[Any] = pull(given)
-            return gradients
+            return pull(given)
 
         return Part(
             pull_back,
@@ -149,8 +148,7 @@ class PlacedCall:
             axis_names={self.axis},
             check_vma=False,
         )
-        results: list[Any] = mapped(*operands)
-        return results
+        return mapped(*operands)
 
 
 def find_floats(values: Sequence[Any]) -> list[int]:

@@ -168,8 +168,7 @@ class Rewrite:
             axis_names=self.automatic,
             check_vma=False,
         )
-        results: list[Any] = mapped(*operands)
-        return results
+        return mapped(*operands)
 
     def _trace_again(
         self,

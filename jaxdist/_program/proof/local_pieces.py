@@ -72,14 +72,14 @@ class LocalPieces(Interpreter[Local]):
         if eqn.primitive.name in ELEMENTWISE:
             cut = next(x.fact.cut for x in inputs if x.fact.cut is not None)
             facts = self._proof.equation(eqn, [x.fact for x in inputs])
-            local = [self._cut_piece(x, cut) for x in inputs]
+            local = [Local(x.fact, self._cut_piece(x, cut)) for x in inputs]
             return _bind(eqn, local, eqn.params, facts)
         return self._bind_unchanged(eqn, inputs)
 
     def _bind_unchanged(self, eqn: Any, inputs: Sequence[Local]) -> list[Local]:
         """Bind an operation without changing it."""
         facts = self._proof.equation(eqn, [x.fact for x in inputs])
-        return _bind(eqn, [x.array for x in inputs], eqn.params, facts)
+        return _bind(eqn, inputs, eqn.params, facts)
 
     def _cut_piece(self, value: Local, cut: Cut) -> Any:
         """Return the piece of this replica; scalars stay as they are."""
@@ -112,19 +112,17 @@ class LocalPieces(Interpreter[Local]):
             with _compat.use_source_of(eqn):
                 return self.run(inner, inputs)
         found = self._proof.equation(eqn, [x.fact for x in inputs])
-        arrays = [x.array for x in inputs]
         # The user wrote the backward rule for whole arrays. It cannot be rewritten, so jaxdist
         # evaluates the function and raises if it is differentiated.
         if name.startswith("custom_vjp"):
-            results = _raise_in_derivative(lambda *a: self._evaluate_as(inner, inputs, found, a))(
-                *arrays
-            )
+            evaluate = _raise_in_derivative(lambda *a: self._evaluate_as(inner, inputs, found, a))
+            results = evaluate(*(x.array for x in inputs))
             return [Local(s, x) for s, x in zip(found, results, strict=True)]
         params = {**eqn.params, parameter: self._trace(inner, inputs, found)}
         if "jvp_jaxpr_fun" in params:
             rule = functools.partial(self._trace_jvp, inputs, found)
             params["jvp_jaxpr_fun"] = _compat.rewrite_jvp(params["jvp_jaxpr_fun"], rule)
-        return _bind(eqn, arrays, params, found)
+        return _bind(eqn, inputs, params, found)
 
     def _trace_jvp(
         self,
@@ -151,8 +149,7 @@ class LocalPieces(Interpreter[Local]):
         stacked = [ShardFact(s.differs, s.cut and s.cut.before(0)) for s in found[carry:]]
         wanted = [*found[:carry], *stacked]
         program = self._trace(loop.program, [*held, *state, *rows], wanted)
-        arrays = [x.array for x in (*held, *state, *over)]
-        return _bind(eqn, arrays, {**eqn.params, "jaxpr": program}, found)
+        return _bind(eqn, [*held, *state, *over], {**eqn.params, "jaxpr": program}, found)
 
     def while_loop(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         loop = While.of(eqn.params)
@@ -162,14 +159,12 @@ class LocalPieces(Interpreter[Local]):
         goes_on = self._trace(loop.condition, [*of_condition, *state], [ShardFact(frozenset())])
         body = self._trace(loop.body, [*of_body, *state], found)
         params = {**eqn.params, "cond_jaxpr": goes_on, "body_jaxpr": body}
-        arrays = [x.array for x in (*of_condition, *of_body, *state)]
-        return _bind(eqn, arrays, params, found)
+        return _bind(eqn, [*of_condition, *of_body, *state], params, found)
 
     def cond(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         found = self._proof.equation(eqn, [x.fact for x in inputs])
         branches = tuple(self._trace(b, inputs[1:], found) for b in eqn.params["branches"])
-        arrays = [x.array for x in inputs]
-        return _bind(eqn, arrays, {**eqn.params, "branches": branches}, found)
+        return _bind(eqn, inputs, {**eqn.params, "branches": branches}, found)
 
     def _evaluate_as(
         self,
@@ -207,10 +202,10 @@ def is_marked(eqn: Any) -> bool:
 
 
 def _bind(
-    eqn: Any, arrays: Sequence[Any], params: dict[str, Any], facts: Sequence[ShardFact]
+    eqn: Any, inputs: Sequence[Local], params: dict[str, Any], facts: Sequence[ShardFact]
 ) -> list[Local]:
     """Bind an operation on local arrays; return its results with these facts."""
-    results = _compat.bind_like(eqn, arrays, params)
+    results = _compat.bind_like(eqn, [x.array for x in inputs], params)
     return [Local(s, x) for s, x in zip(facts, results, strict=True)]
 
 

@@ -7,6 +7,8 @@ at random points (the lemma of Schwartz and Zippel). This module tests that in f
 operations that use the moments.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -98,17 +100,16 @@ def _merge(a: Sequence[Array], b: Sequence[Array]) -> list[Array]:
     return [num, a[1] + apart * b[0] / num, a[2] + b[2] + apart**2 * a[0] * b[0] / num]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Free:
     """A value that does not depend on the moments; made up when it is first read, then cached."""
 
-    def __init__(self, make: Callable[[], Array]) -> None:
-        self._make = make
-        self._made: Array = None
+    make: Callable[[], Array]
 
+    @functools.cached_property
     def value(self) -> Array:
-        if self._made is None:
-            self._made = self._make()
-        return self._made
+        """The value."""
+        return self.make()
 
 
 # Only rational functions: for others, agreement at random points proves nothing.
@@ -160,7 +161,7 @@ class Trial(Interpreter[Any]):
         return self.make_free(variable.aval) if value is None else _Free(lambda: np.asarray(value))
 
     def value(self, x: Any) -> Array:
-        return x.value() if isinstance(x, _Free) else x
+        return x.value if isinstance(x, _Free) else x
 
     def equation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         if all(isinstance(x, _Free) for x in inputs) and rule_for(eqn) != "call":
@@ -175,7 +176,7 @@ class Trial(Interpreter[Any]):
         if not isinstance(inputs[0], _Free):
             return self.operation(eqn, inputs)
         branches = eqn.params["branches"]
-        chosen = int(np.clip(int(inputs[0].value()), 0, len(branches) - 1))
+        chosen = int(np.clip(int(inputs[0].value), 0, len(branches) - 1))
         return self.run(branches[chosen], inputs[1:])
 
     def _compute_rational(
@@ -219,10 +220,10 @@ class Trial(Interpreter[Any]):
         if name not in known.FIRST_ORDER or eqn.effects or not is_small:
             return [self.make_free(v.aval) for v in eqn.outvars]
         whole = _Free(lambda: self._evaluate(eqn, name, operands))
-        return [_Free(lambda i=i: whole.value()[i]) for i in range(len(eqn.outvars))]
+        return [_Free(lambda i=i: whole.value[i]) for i in range(len(eqn.outvars))]
 
     def _evaluate(self, eqn: Any, name: str, operands: list[Any]) -> list[Array]:
-        values = [x.value() for x in operands]
+        values = [x.value for x in operands]
         if name in _RATIONAL or name in ("reshape", "broadcast_in_dim"):
             try:
                 made = self._compute_rational(eqn, name, values, operands)
@@ -237,7 +238,7 @@ class Trial(Interpreter[Any]):
                 made = eqn.primitive.bind(*typed, **eqn.primitive.get_bind_params(eqn.params))
         except Exception:
             # JAX cannot evaluate it without its mesh or layout. Any value serves as data.
-            return [self.make_free(v.aval).value() for v in eqn.outvars]
+            return [self.make_free(v.aval).value for v in eqn.outvars]
         results = made if eqn.primitive.multiple_results else [made]
         return [
             self._replace_non_finite(np.asarray(x), v.aval)
@@ -250,7 +251,7 @@ class Trial(Interpreter[Any]):
         A made-up label may be out of range, for example.
         """
         is_float = jnp.issubdtype(value.dtype, jnp.inexact)
-        return value if not is_float or np.isfinite(value).all() else self.make_free(aval).value()
+        return value if not is_float or np.isfinite(value).all() else self.make_free(aval).value
 
 
 def _insert_ones(eqn: Any, name: str) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from jaxdist import _compat
-from jaxdist._collectives import ASSUME_REPLICATED, REQUIRE_REPLICATED
+from jaxdist._collectives import ASSUME_REPLICATED, NO_PLAN, REQUIRE_REPLICATED, AllReducePlan
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
@@ -34,13 +34,12 @@ class TracedCollective:
     grouped: bool
     source: str
     times: int | None  # how often it runs in a step; None where a loop decides while running
-    # For a collective of an all-reduce: the algorithm, the reason for it, the alternatives with
-    # their predicted seconds, and the hints that jaxdist ignored.
-    algorithm: str = ""
-    reason: str = ""
-    alternatives: tuple[tuple[str, float], ...] = ()
-    ignored: tuple[str, ...] = ()
-    pack_bytes: int = 0
+    plan: AllReducePlan = NO_PLAN  # of the all-reduce that it is a part of
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm of the all-reduce; empty for other collectives."""
+        return self.plan.algorithm
 
     def __repr__(self) -> str:
         times = "" if self.times == 1 else f" x {self.times or '(a while loop)'}"
@@ -97,7 +96,7 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
         self.divergent: Differs = NONE
         self.times: int | None = 1
         # The plan of the current all-reduce, and the line that called it.
-        self.plan: Any = None
+        self.plan = NO_PLAN
         self.source = ""
 
     def join(self, eqn: Any, aval: Any, first: Differs, second: Differs) -> Differs:
@@ -184,11 +183,7 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
             eqn.params.get("axis_index_groups") is not None,
             self.source or _compat.find_source(eqn),
             self.times,
-            algorithm=getattr(self.plan, "algorithm", ""),
-            reason=getattr(self.plan, "reason", ""),
-            alternatives=tuple(getattr(self.plan, "alternatives", ())),
-            ignored=tuple(getattr(self.plan, "ignored", ())),
-            pack_bytes=getattr(self.plan, "pack_bytes", 0),
+            self.plan,
         )
 
     def scan(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:

@@ -123,7 +123,7 @@ def explain_program(
         f"{layout.platform}"
     )
     # One hint may be ignored at several places; `dict.fromkeys` below keeps one sentence.
-    by_plan = (sentence for a in asked for sentence in a.ignored)
+    by_plan = (sentence for a in asked for sentence in a.plan.ignored)
     return Explanation(
         name,
         where,
@@ -143,14 +143,7 @@ def _add_plan(asked: TracedCollective, told: TraceNotes) -> TracedCollective:
     if plan is None or asked.algorithm or asked.kind != "psum":
         return asked
     # Computed only here, since most programs are never explained.
-    made = plan()
-    return dataclasses.replace(
-        asked,
-        algorithm=made.algorithm,
-        reason=made.reason,
-        alternatives=made.alternatives,
-        ignored=made.ignored,
-    )
+    return dataclasses.replace(asked, plan=plan())
 
 
 def _compiled_table(rows: tuple[CompiledRow, ...]) -> Table:
@@ -220,7 +213,8 @@ def _placed_table(placed: tuple[PlacedWork, ...]) -> Table:
 def _choices(asked: tuple[AskedFor, ...]) -> list[Table | str]:
     """Return the lines that show each chosen algorithm, and the times of the alternatives."""
     lines: list[Table | str] = []
-    for a in dict.fromkeys(a.choice for a in asked if a.algorithm):
+    chosen = {(a.source, a.algorithm, a.reason, a.alternatives): a for a in asked if a.algorithm}
+    for a in chosen.values():
         if not lines:
             lines.append("Algorithms")
         times = dict(a.alternatives)

@@ -27,16 +27,6 @@ _KINDS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """The algorithm that an all-reduce uses, and the alternatives."""
-
-    source: str
-    algorithm: str
-    reason: str
-    alternatives: tuple[tuple[str, float], ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class AskedFor:
     """A collective in the trace of a step, and what became of it.
 
@@ -54,11 +44,6 @@ class AskedFor:
     algorithm: str = ""
     reason: str = ""
     alternatives: tuple[tuple[str, float], ...] = ()
-
-    @property
-    def choice(self) -> Choice:
-        """The algorithm, without the operation itself."""
-        return Choice(self.source, self.algorithm, self.reason, self.alternatives)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +163,7 @@ def _make_asked_for(
     places: list[tuple[CompiledCollective, list[TracedCollective]]],
     lines_noted: bool,
 ) -> AskedFor:
-    outcome, words = _outcome(a, places, lines_noted)
+    outcome, words = _outcome(places, lines_noted)
     return AskedFor(
         a.kind,
         a.operands,
@@ -187,14 +172,13 @@ def _make_asked_for(
         a.source,
         outcome,
         words,
-        a.algorithm,
-        a.reason,
-        a.alternatives,
+        a.plan.algorithm,
+        a.plan.reason,
+        a.plan.alternatives,
     )
 
 
 def _outcome(
-    a: TracedCollective,
     places: list[tuple[CompiledCollective, list[TracedCollective]]],
     lines_noted: bool,
 ) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """The text of a program: inputs and results with their kinds, and the collectives of the step."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -30,9 +31,15 @@ def text(program: Any) -> str:
     return "\n".join(lines)
 
 
-def shapes_text(uneven: tuple[tuple[int, ...], ...] | None, shape: tuple[int, ...]) -> str:
-    """Return one shape, or the shapes of all replicas if they differ."""
-    return str(list(shape)) if uneven is None else ", ".join(str(list(s)) for s in uneven)
+def describe_slots(
+    names: Sequence[str], slots: Sequence[Any], uneven: Mapping[int, Sequence[tuple[int, ...]]]
+) -> dict[str, str]:
+    """Return the kind, dtype and shape of each slot by name; all shapes if replicas differ."""
+    shapes = [
+        ", ".join(str(list(x)) for x in uneven.get(i, [s.shape])) for i, s in enumerate(slots)
+    ]
+    rows = zip(names, slots, shapes, strict=True)
+    return {name: f"{s.kind.value} {s.dtype}{shape}" for name, s, shape in rows}
 
 
 def _section(title: str, rows: dict[str, str]) -> list[str]:

@@ -4,11 +4,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.arguments.arguments import Static
+from jaxdist._program.arguments.arguments import Static, is_traced
 from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.run.call import Call
 from jaxdist._program.trace.trace import Signature
@@ -69,7 +68,7 @@ def find_later_steps(call: Call, layout: ReplicaMesh) -> LaterSteps | None:
             continue
         ahead = steps_ahead(leaf) if isinstance(leaf, PerReplica) else ()
         # A concrete array in an enclosing trace is a constant: it stays the same for later batches.
-        if call.is_traced and not _is_traced(leaf):
+        if call.is_traced and not is_traced(leaf):
             ahead = ()
         found.add(ahead)
         shapes.append((number, slot.shape[1:]))
@@ -81,10 +80,6 @@ def find_later_steps(call: Call, layout: ReplicaMesh) -> LaterSteps | None:
         return None
     arguments = (flat.treedef, signature.structure, flat.slots)
     return LaterSteps(ahead, tuple(shapes), arguments) if ahead else None
-
-
-def _is_traced(leaf: PerReplica) -> bool:
-    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(leaf))
 
 
 def _is_number(value: Any) -> bool:

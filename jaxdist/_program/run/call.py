@@ -53,16 +53,22 @@ class Call:
 
     def update_state(self, program: Program, results: Sequence[Any]) -> Any:
         """Update the state with the results, and return the step's result."""
-        rebuilt = program.rebuild(results)
-        if not program.has_state:
-            return rebuilt
-        variables = program.variables
-        state, result = rebuilt
-        if self.cached_graph is not None:
-            self.cached_graph.write(state[: variables.after] if variables else state)
-        if variables:
+        return update_state(program.rebuild(results), self.cached_graph, program.variables)
+
+
+def update_state(rebuilt: Any, cached_graph: CachedGraph | None, variables: LiftedVariables) -> Any:
+    """Update the state with the rebuilt results of a program, and return the step's result."""
+    if cached_graph is None and not variables.written:
+        return rebuilt
+    state, result = rebuilt
+    # Even if the first assignment is interrupted, the variables get their new values.
+    try:
+        if cached_graph is not None:
+            cached_graph.write(state[: variables.after] if variables.written else state)
+    finally:
+        if variables.written:
             variables.write(state[variables.after :])
-        return result
+    return result
 
 
 def read(flat: Flat, cached_graph: CachedGraph | None, layout: ReplicaMesh) -> Call:

@@ -12,6 +12,7 @@ from jaxdist._devices import CPU_STEPS
 from jaxdist._program.arguments.arguments import Flat, GraphNode, Static, flatten
 from jaxdist._program.arguments.exact import exact, exact_structure
 from jaxdist._program.nnx.graph import CachedGraph
+from jaxdist._program.run.call import update_state
 from jaxdist._program.run.donation import has_repeats
 from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._values import as_held, copy_writable_leaves, get_arrays, list_arrays
@@ -135,7 +136,7 @@ class FastCall:
         # Only a dispatcher that has worked is kept.
         if is_new:
             known[key] = dispatch
-        result = self._update_state(results, cached_graph)
+        result = update_state(results, cached_graph, variables)
         if step.counts_steps:
             CPU_STEPS.count_step(results, list_arrays)
         return result
@@ -153,24 +154,6 @@ class FastCall:
             step.keep_copies(False)
             return rest, named
         return copied
-
-    def _update_state(self, results: Any, cached_graph: CachedGraph | None) -> Any:
-        """Update the state with the results, and return the step's result."""
-        variables = self.variables
-        if cached_graph is None and not variables.written:
-            return results
-        state, result = results
-        if cached_graph is None:
-            variables.write(state[variables.after :])
-        elif not variables.written:
-            cached_graph.write(state)
-        else:
-            # Even if the first assignment is interrupted, the variables get their new values.
-            try:
-                cached_graph.write(state[: variables.after])
-            finally:
-                variables.write(state[variables.after :])
-        return result
 
     def _make_dispatcher(
         self, cached_graph: CachedGraph | None, count: int, static: list[Any]

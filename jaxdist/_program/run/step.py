@@ -14,6 +14,7 @@ Static arguments, NNX objects and variables are no leaves for the dispatcher. `F
 out of the arguments first.
 """
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -34,7 +35,7 @@ from jaxdist._program.arguments.arguments import (
 )
 from jaxdist._program.arguments.deleted import deleted_arguments_error, find_deleted_arguments
 from jaxdist._program.arguments.exact import dispatch_by_structure
-from jaxdist._program.arguments.mirroring import MirrorCache, MirroringCall, has_arrays_elsewhere
+from jaxdist._program.arguments.mirroring import MirrorCache, has_arrays_elsewhere, mirror_arguments
 from jaxdist._program.arguments.padding import has_padding
 from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.program import Program
@@ -97,7 +98,6 @@ class Step:
         # Whether uncommitted arrays are copied to all devices only once.
         self.mirrors = False
         self.mirror = MirrorCache(self._layout)
-        self._mirroring = MirroringCall(self.mirror, self.donated, lambda: self.keep_copies(False))
         self._dispatcher = self._new_dispatcher()
         self._donating = DonatingCall(
             self._dispatcher,
@@ -282,8 +282,8 @@ class Step:
         """Wrap the C++ dispatcher into all call paths that are needed; see Note [Call paths]."""
         direct = self._dispatcher
         if self.mirrors:
-            self._mirroring.dispatch = direct
-            direct = self._mirroring
+            end = functools.partial(self.keep_copies, False)
+            direct = mirror_arguments(direct, self.mirror, self.donated, end)
         # Around the copies: it must see the caller's own arrays, one of which may be passed twice.
         self._donating.dispatch = direct
         if self.donates:

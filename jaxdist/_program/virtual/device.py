@@ -73,7 +73,7 @@ class OneReplica(Interpreter[Any]):
             raise UnsupportedError(_needs_a_device(eqn))
         # Shardings of results name the mesh of the trace, which does not exist here.
         params = {k: None if isinstance(v, Sharding) else v for k, v in eqn.params.items()}
-        return _compat.bind_in_current_mesh(eqn, inputs, params)
+        return _compat.bind_like(eqn, inputs, params, in_current_mesh=True)
 
     def call(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         if eqn.primitive.name == "shard_map":

@@ -19,7 +19,7 @@ from rich.console import Console
 
 import jaxdist
 from jaxdist import cost
-from jaxdist._collectives import TraceNotes
+from jaxdist._collectives import AllReducePlan, TraceNotes
 from jaxdist._program.jaxprs import primitives
 from jaxdist._program.report import explanation
 from tests.hlo.test_compiled import EXPECTED, every_collective
@@ -192,16 +192,6 @@ def test_hints_without_effect_are_named_with_the_reason_in_the_program_that_had_
     assert "Hints without effect" not in str(explain(without))
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Stands in for what an all-reduce decides."""
-
-    algorithm: str
-    reason: str
-    alternatives: tuple[tuple[str, float], ...]
-    ignored: tuple[str, ...]
-
-
 # A call-like primitive that holds a plan.
 ALL_REDUCE = Primitive("stand_in_all_reduce")
 ALL_REDUCE.multiple_results = True
@@ -216,7 +206,9 @@ def test_algorithm_of_an_all_reduce_is_shown_with_what_was_not_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(primitives.CALLS, ALL_REDUCE.name, "jaxpr")
-    plan = Plan("xring", "large", (("xring", 2e-3), ("xla", 3e-3)), ("timeout_seconds: no",))
+    plan = AllReducePlan(
+        "xring", "large", (("xring", 2e-3), ("xla", 3e-3)), ("timeout_seconds: no",)
+    )
 
     def step(x: Any) -> Any:
         ring = [(i, (i + 1) % 8) for i in range(8)]
