@@ -36,8 +36,7 @@ class GraphShape:
     def merge(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """Return new NNX objects of this shape that hold `leaves`."""
         state = jax.tree.unflatten(self.treedef, leaves)
-        merged: tuple[Any, ...] = nnx.merge(self.graphdef, state)
-        return merged
+        return nnx.merge(self.graphdef, state)
 
     def leaves_of(self, nodes: tuple[Any, ...]) -> list[Any]:
         """Return the leaves of `nodes` after a step; raise if the step changed their structure."""

@@ -224,8 +224,7 @@ class ReplicaOps:
 
     def _call(self, program: Any, args: Sequence[Any]) -> list[Any]:
         closed = program if hasattr(program, "consts") else ClosedJaxpr(program, ())
-        results: list[Any] = _compat.call_in_trace(self.trace, jaxpr_as_fun(closed), *args)
-        return results
+        return _compat.call_in_trace(self.trace, jaxpr_as_fun(closed), *args)
 
     def _run_control_flow(
         self, name: str, args: Sequence[Any], params: dict[str, Any]
@@ -286,10 +285,7 @@ class _ExchangedSizes(GatherLog):
         self._number = number
 
     def next(self, rows: int) -> tuple[int, ...]:
-        sizes: tuple[int, ...] = self._scheduler.meet(
-            self._number, NumRows(rows, _compat.find_callers_line())
-        )
-        return sizes
+        return self._scheduler.meet(self._number, NumRows(rows, _compat.find_callers_line()))
 
 
 def _explain_shard_map() -> str:

@@ -66,8 +66,7 @@ def call_virtually(
         axis_names=frozenset(layout.mesh.axis_names),
         check_vma=False,
     )
-    results: list[Any] = mapped(*leaves, *constants)
-    return results
+    return mapped(*leaves, *constants)
 
 
 def _to_local(local: Any, is_own: bool, device: VirtualDevice) -> Same | Own:

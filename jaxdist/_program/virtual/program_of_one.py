@@ -229,8 +229,7 @@ def _loop_over_rows(
 
     # `jnp.zeros` does not support random keys.
     start = [jax.lax.full((1, *s.shape), 0, s.dtype) for s in shapes]
-    made: list[Any] = jax.lax.while_loop(lambda s: s[0] < last, body, (jnp.int32(0), start))[1]
-    return made
+    return jax.lax.while_loop(lambda s: s[0] < last, body, (jnp.int32(0), start))[1]
 
 
 def _list_keys(atoms: Iterable[Any]) -> list[Key]:

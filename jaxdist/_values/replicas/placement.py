@@ -91,8 +91,7 @@ def _is_split_over_replicas(sharding: Any, layout: ReplicaMesh) -> bool:
 
 
 def _is_equivalent(sharding: Any, other: NamedSharding, ndim: int) -> bool:
-    same: bool = sharding.is_equivalent_to(other, ndim)
-    return same
+    return sharding.is_equivalent_to(other, ndim)
 
 
 def placement_of(leaf: Any, layout: ReplicaMesh) -> Placement:
@@ -329,10 +328,7 @@ def _as_array(name: object, replica: int, value: Any) -> Any:
 def _join_on_devices(rows: list[Any], layout: ReplicaMesh) -> jax.Array:
     # Tracers have no buffers to put together; in a trace the constraint places the rows.
     if any(isinstance(r, jax.core.Tracer) for r in rows):
-        whole: jax.Array = jax.lax.with_sharding_constraint(
-            jax.numpy.concatenate(rows), layout.per_replica
-        )
-        return whole
+        return jax.lax.with_sharding_constraint(jax.numpy.concatenate(rows), layout.per_replica)
     local = rows[0].shape
     shape = (local[0] * layout.num_replicas, *local[1:])
     shared = layout.replicas_per_place

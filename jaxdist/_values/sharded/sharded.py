@@ -188,8 +188,7 @@ class Sharded(Arithmetic):
     @property
     def ndim(self) -> int:
         """The rank of the array."""
-        rank: int = self._held.ndim
-        return rank
+        return self._held.ndim
 
     def whole(self) -> Any:
         """Return the whole array, without padding.

@@ -65,8 +65,7 @@ class ValueOperators(Arithmetic):
         return format(self.value(), spec) if spec else str(self)
 
     def __jax_array__(self) -> jax.Array:
-        array: jax.Array = self.value()
-        return array
+        return self.value()
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         # A copy: another library may write to the memory that it gets.
