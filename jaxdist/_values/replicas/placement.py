@@ -39,11 +39,10 @@ class Placement:
         )
 
 
-def _keep_axes(entry: Any, axes: tuple[str, ...]) -> Any:
-    """Return an entry of a `PartitionSpec` with only these axes; None if none is left."""
+def _keep_axes(entry: Any, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return an entry of a `PartitionSpec` with only these axes."""
     names = entry if isinstance(entry, tuple) else (entry,)
-    kept = tuple(n for n in names if n in axes)
-    return None if not kept else kept[0] if len(kept) == 1 else kept
+    return tuple(n for n in names if n in axes)
 
 
 # Cached: comparing shardings takes microseconds, and `run` asks for every argument it reads.
