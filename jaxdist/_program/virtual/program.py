@@ -63,7 +63,6 @@ def call_virtually(
             *(PartitionSpec() for _ in constants),
         ),
         out_specs=[spec if kind is Kind.PER_REPLICA else PartitionSpec() for kind in kinds],
-        axis_names=frozenset(layout.mesh.axis_names),
         check_vma=False,
     )
     return mapped(*leaves, *constants)
