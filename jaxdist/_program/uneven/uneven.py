@@ -21,7 +21,7 @@ from jaxdist._program.uneven.groups import Groups
 from jaxdist._program.uneven.joined import Slot, pad_to_shape, run_joined
 from jaxdist._program.uneven.joined_ops import Const, is_equal
 from jaxdist._replica import HasLayout
-from jaxdist._values import PerReplica, copy_if_writable
+from jaxdist._values import PerReplica
 from jaxdist.errors import ShapeError, StateDivergenceError
 
 # A gather whose size depends on the gathers before it needs one more round of tracing.
@@ -70,22 +70,17 @@ def not_virtually(shapes: Shapes) -> ShapeError:
     )
 
 
-def padded(value: PerReplica, shapes: Shapes, layout: ReplicaMesh) -> PerReplica:
-    """Pad separate values with zeros to the largest shape, and make one global array of them."""
+def padded(value: PerReplica, shapes: Shapes) -> PerReplica:
+    """Return separate values, padded with zeros to the largest shape."""
     largest = _find_largest(shapes)
-    pieces = []
-    for array, device in zip(value.values, layout.device_grid[:, 0], strict=True):
-        if isinstance(array, np.ndarray):
-            widths = [(0, n - have) for n, have in zip(largest, array.shape, strict=True)]
-            # Padding on the host compiles nothing, however many shapes a dataset has.
-            whole = copy_if_writable(np.pad(array, widths))
-        else:
-            whole = pad_to_shape(array, largest)
-        pieces.append(jax.device_put(whole, device))
-    shape = (largest[0] * layout.num_replicas, *largest[1:])
-    return PerReplica.of_global(
-        jax.make_array_from_single_device_arrays(shape, layout.per_replica, pieces)
-    )
+
+    def pad(array: Any) -> Any:
+        if not isinstance(array, np.ndarray):
+            return pad_to_shape(array, largest)
+        # Padding on the host compiles nothing, however many shapes a dataset has.
+        return np.pad(array, [(0, n - m) for n, m in zip(largest, array.shape, strict=True)])
+
+    return PerReplica(map(pad, value.values))
 
 
 def cut(array: jax.Array, shapes: Shapes) -> PerReplica:
