@@ -32,7 +32,6 @@ from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
 from jaxdist._validate import as_array
 from jaxdist._values import (
     Cut,
-    Form,
     PerReplica,
     Sharded,
     Variable,
@@ -445,8 +444,3 @@ def refused_result_message(name: str, leaf: Any, what: str) -> str:
         "NNX objects that are arguments are updated in place.\n\n"
         "Return arrays only; the object that you passed has the new values after the call."
     )
-
-
-def scalar_form(shape: tuple[int, ...]) -> Form:
-    """Return the form that holds a per-replica result of this local shape."""
-    return Form.SCALARS if shape == () else Form.ROWS
