@@ -50,5 +50,4 @@ class CallContext:
 
 def get_call_context() -> CallContext:
     """Return the context of the caller."""
-    context: CallContext = GET_CALL_CONTEXT.call()
-    return context
+    return GET_CALL_CONTEXT.call()

@@ -92,8 +92,7 @@ class IndexedSlices:
                 "Pass it when you make the slices: IndexedSlices(values, indices, "
                 "dense_shape=table.shape)."
             )
-        whole: jax.Array = jnp.zeros(self.dense_shape, self.dtype).at[self.indices].add(self.values)
-        return whole
+        return jnp.zeros(self.dense_shape, self.dtype).at[self.indices].add(self.values)
 
     def with_parts(self, values: Any, indices: Any) -> "IndexedSlices":
         """Return slices of the same whole array; values and indices may be `PerReplica`."""

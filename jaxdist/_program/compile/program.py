@@ -22,12 +22,12 @@ from jaxdist._program.report.compiled_program import CompiledProgram
 from jaxdist._program.report.explanation import Explanation
 from jaxdist._program.report.matching import CompiledRow
 from jaxdist._program.report.program_text import describe_slots, text
-from jaxdist._program.trace.trace import Signature, TracedStep, scalar_form
+from jaxdist._program.trace.trace import Signature, TracedStep
 from jaxdist._program.uneven.uneven import cut
 from jaxdist._program.variables.lift import NO_VARIABLES, LiftedVariables
 from jaxdist._program.virtual.program import call_virtually
 from jaxdist._program.virtual.values import VirtualDevice
-from jaxdist._values import Form, Kind, PiecesOfResult, hold_global, rebuild_on_unflatten
+from jaxdist._values import Kind, PiecesOfResult, hold_global, rebuild_on_unflatten
 from jaxdist.errors import ContextError
 from jaxdist.explain import SlicePlan
 
@@ -156,9 +156,8 @@ class Program:
                 return PiecesOfResult(number, out.cut)
             if out.kind is not Kind.PER_REPLICA or count + number in self.traced.uneven:
                 return number
-            scalars = scalar_form(out.shape) is Form.SCALARS
             shared = self.layout.replicas_per_place
-            return hold_global(number, scalars=scalars, replicas_per_shard=shared)
+            return hold_global(number, scalars=out.shape == (), replicas_per_shard=shared)
 
         result = jax.tree.map(node, self.traced.template, is_leaf=lambda x: isinstance(x, Static))
         result = rebuild_on_unflatten(result, Static)

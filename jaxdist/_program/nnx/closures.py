@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import traceback
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,7 @@ from jaxdist import _compat
 from jaxdist._program.arguments.arguments import argument_name
 from jaxdist._program.arguments.retrace import source_location
 from jaxdist._program.nnx.graph import path_suffix
-from jaxdist._values import Sharded, is_sharded, make_leak_error
+from jaxdist._values import Sharded, list_arrays, make_leak_error
 from jaxdist.errors import ArgumentTypeError, ContextError
 
 # How deep the search follows functions that a step calls.
@@ -53,11 +54,7 @@ def _iterate_reachable(fn: Any) -> Iterator[tuple[str, Any]]:
         yield "self", fn.__self__
         yield from _iterate_reachable(fn.__func__)
     elif isinstance(fn, types.FunctionType):
-        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-            try:
-                yield name, cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
+        yield from iterate_cells(fn)
         for name in _iterate_global_names(fn.__code__):
             if name in fn.__globals__:
                 yield name, fn.__globals__[name]
@@ -65,6 +62,14 @@ def _iterate_reachable(fn: Any) -> Iterator[tuple[str, Any]]:
         yield from (fn.__kwdefaults__ or {}).items()
     elif hasattr(fn, "__wrapped__"):
         yield "__wrapped__", fn.__wrapped__
+
+
+def iterate_cells(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each variable in the closure of a function."""
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        # A variable that is not assigned yet has an empty cell.
+        with contextlib.suppress(ValueError):
+            yield name, cell.cell_contents
 
 
 def _iterate_global_names(code: types.CodeType) -> Iterator[str]:
@@ -115,8 +120,7 @@ def raise_if_leaked(fn: Any, error: Exception) -> None:
 def _raise_for_global_array(fn: Any, error: Exception) -> None:
     """Raise a named error if JAX refused a closed-over array because of its sharding."""
     for name, value in find_closure_values(fn).items():
-        for leaf in jax.tree.leaves(value, is_leaf=is_sharded):
-            array = leaf.held if is_sharded(leaf) else leaf
+        for array in list_arrays(value):
             if isinstance(getattr(array, "sharding", None), NamedSharding):
                 shown = f"{array.dtype}{list(array.shape)} laid out as {array.sharding.spec}"
                 raise ContextError(
@@ -167,14 +171,11 @@ def _find_refused_object(error: BaseException, objects: dict[str, Any]) -> tuple
         for path, part in nnx.iter_graph(value):
             known.setdefault(id(part), (name + path_suffix(path), part))
     found = None
-    traceback = error.__traceback__
-    while traceback is not None:
-        frame = traceback.tb_frame
+    for frame, _ in traceback.walk_tb(error.__traceback__):
         # Frames of the user also hold closed-over objects that are not the cause.
         if str(frame.f_globals.get("__name__", "")).startswith("flax."):
             for local in frame.f_locals.values():
                 found = known.get(id(local), found)
-        traceback = traceback.tb_next
     return found
 
 

@@ -13,7 +13,7 @@ from jax.tree_util import PyTreeDef, treedef_is_leaf
 
 from jaxdist import _compat
 from jaxdist._program.arguments.exact import exact
-from jaxdist._values import Sharded, is_leaked, is_sharded, make_leak_error
+from jaxdist._values import is_leaked, is_sharded, list_arrays, make_leak_error
 from jaxdist.errors import ArgumentTypeError, ContextError, StateDivergenceError
 
 
@@ -36,8 +36,7 @@ class GraphShape:
     def merge(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """Return new NNX objects of this shape that hold `leaves`."""
         state = jax.tree.unflatten(self.treedef, leaves)
-        merged: tuple[Any, ...] = nnx.merge(self.graphdef, state)
-        return merged
+        return nnx.merge(self.graphdef, state)
 
     def leaves_of(self, nodes: tuple[Any, ...]) -> list[Any]:
         """Return the leaves of `nodes` after a step; raise if the step changed their structure."""
@@ -206,8 +205,7 @@ class CachedGraph:
 
     def find_leak(self, caller: str) -> ContextError | None:
         """Return the error for a variable that holds a tracer of an ended trace; None without."""
-        for number, leaf in enumerate(self.read()):
-            value = leaf.held if isinstance(leaf, Sharded) else leaf
+        for number, value in enumerate(list_arrays(self.read())):
             if is_leaked(value):
                 return make_leak_error(f"{caller} was given {self.shape.name(number)}, ", value)
         return None

@@ -3,8 +3,7 @@
 import logging
 from typing import Any
 
-from jaxdist._validate import show
-from jaxdist.errors import ArgumentTypeError
+from jaxdist._validate import check_instance
 
 _LOG = logging.getLogger("jaxdist")
 # Empty while steps are compiled. A list, since `Strategy.run` reads it at every step, and the truth
@@ -68,11 +67,10 @@ def run_eagerly(enabled: bool = True) -> RestoreOnExit:
     Source:
         `tf.config.run_functions_eagerly`.
     """
-    if not isinstance(enabled, bool):
-        raise ArgumentTypeError(
-            f"jaxdist.config.run_eagerly was given enabled={show(enabled)}.\n\n"
-            "enabled is either True or False.\n\nPass enabled=True or enabled=False."
-        )
+    remedy = "Pass enabled=True or enabled=False."
+    check_instance(
+        "jaxdist.config.run_eagerly", "enabled", enabled, bool, "either True or False", remedy
+    )
     before = bool(EAGERLY)
     _set(enabled)
     return RestoreOnExit(before)

@@ -161,17 +161,15 @@ class OpByOpStep:
             combined = list(dict.fromkeys(c for one in found for c in one))
             check_functional_state(signature, first, of_results, donated, num_replicas, where)
             check_equal(changed, of_variables, num_replicas)
-        cuts = first.cuts
         made = self._combine(combined, columns)
+        joined = {i: join_pieces(columns[i], cut, layout) for i, cut in first.cuts.items()}
         state = [
-            join_pieces(columns[i], cuts[i], layout)
-            if i in cuts
-            else self._place_state(i, made.get(i, columns[i][0]))
+            joined[i] if i in joined else self._place_state(i, made.get(i, columns[i][0]))
             for i in range(first.num_graph)
         ]
         results = [
-            join_pieces(columns[i], cuts[i], layout)
-            if i in cuts
+            joined[i]
+            if i in joined
             else self._place_result(columns[i], first.shapes[i] == (), is_equal=not of_results[i])
             for i in range(first.num_graph, count)
         ]

@@ -63,8 +63,7 @@ def remedy(name: str, *, came_in: bool) -> str:
 def kind_of(error: Exception) -> str:
     """Return `nan` or `inf`: the kind of number that JAX's exception is about."""
     # A `FloatingPointError` has it only in its text.
-    kind: str = getattr(error, "ty", "inf" if _SAYS_INF.search(str(error)) else "nan")
-    return kind
+    return getattr(error, "ty", "inf" if _SAYS_INF.search(str(error)) else "nan")
 
 
 def has_kind(kind: str, value: Any) -> bool:

@@ -19,6 +19,7 @@ from jaxdist import _compat
 from jaxdist._collectives import GatherLog, record_gathers
 from jaxdist._program.arguments.arguments import Static
 from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
+from jaxdist._program.nnx.closures import iterate_cells
 from jaxdist._program.uneven.joined_ops import is_equal
 from jaxdist._program.variables.step_variables import Lifting
 from jaxdist._values import Variable
@@ -150,12 +151,8 @@ def _iterate_closure(fn: Any, depth: int) -> Iterator[Any]:
     elif isinstance(fn, types.MethodType):
         held = [fn.__func__]
     elif isinstance(fn, types.FunctionType):
-        held = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
-        for cell in fn.__closure__ or ():
-            try:
-                held.append(cell.cell_contents)
-            except ValueError:  # not assigned yet
-                continue
+        in_cells = (value for _, value in iterate_cells(fn))
+        held = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), *in_cells]
     else:
         return
     for value in held:

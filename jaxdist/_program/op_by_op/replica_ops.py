@@ -171,17 +171,13 @@ class ReplicaOps:
 
     def meet(self, request: Any) -> Any:
         """Wait for the other replicas; return the answer of the rendezvous for this replica."""
-        return self._running_scheduler.meet(self._number, request)
-
-    @property
-    def _running_scheduler(self) -> ThreadScheduler:
         if self.scheduler is None:
             raise ContextError(
                 "A collective was called on a replica that is not running.\n\n"
                 "The replicas of a step meet in its collectives while the step runs.\n\n"
                 "Return the value from the step, and use what strategy.run returns."
             )
-        return self.scheduler
+        return self.scheduler.meet(self._number, request)
 
     def _get_index(self, params: dict[str, Any]) -> Any:
         index = 0
@@ -191,7 +187,7 @@ class ReplicaOps:
 
     def make_gather_log(self) -> GatherLog:
         """Return a log that asks the other replicas for the sizes of gathers."""
-        return _ExchangedSizes(self._running_scheduler, self._number, self._layout.num_replicas)
+        return _ExchangedSizes(self, self._layout.num_replicas)
 
     # Arrays in pieces. Here every replica has the whole array, so operations on it are right
     # however it is cut. The proof on the tape finds steps that would fail when compiled.
@@ -224,8 +220,7 @@ class ReplicaOps:
 
     def _call(self, program: Any, args: Sequence[Any]) -> list[Any]:
         closed = program if hasattr(program, "consts") else ClosedJaxpr(program, ())
-        results: list[Any] = _compat.call_in_trace(self.trace, jaxpr_as_fun(closed), *args)
-        return results
+        return _compat.call_in_trace(self.trace, jaxpr_as_fun(closed), *args)
 
     def _run_control_flow(
         self, name: str, args: Sequence[Any], params: dict[str, Any]
@@ -280,16 +275,12 @@ class ReplicaOps:
 class _ExchangedSizes(GatherLog):
     """Sizes of gathers that each replica gets from the other replicas."""
 
-    def __init__(self, scheduler: ThreadScheduler, number: int, num_replicas: int) -> None:
+    def __init__(self, ops: ReplicaOps, num_replicas: int) -> None:
         super().__init__((), num_replicas)
-        self._scheduler = scheduler
-        self._number = number
+        self._ops = ops
 
     def next(self, rows: int) -> tuple[int, ...]:
-        sizes: tuple[int, ...] = self._scheduler.meet(
-            self._number, NumRows(rows, _compat.find_callers_line())
-        )
-        return sizes
+        return self._ops.meet(NumRows(rows, _compat.find_callers_line()))
 
 
 def _explain_shard_map() -> str:

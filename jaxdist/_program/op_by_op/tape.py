@@ -82,8 +82,7 @@ class Tape:
 
     def _value(self, x: Any) -> TapedValue:
         if isinstance(x, _compat.HeldTracer):
-            mark: TapedValue = x.mark
-            return mark
+            return x.mark
         return self.add_constant(x)
 
     def add_constant(self, x: Any) -> TapedValue:

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -41,11 +41,9 @@ class VariablesNow(StepAccess):
         self._cells: dict[int, _Cell] = {}
         self._tracing = contextlib.ExitStack()
 
-    @contextlib.contextmanager
-    def body(self) -> Iterator[None]:
-        """Run the body of one replica."""
-        with self._tracing:
-            yield
+    def body(self) -> contextlib.AbstractContextManager[object]:
+        """Return the context in which the body of one replica runs."""
+        return self._tracing
 
     def merge(self, merged: Callable[[Any, Any], Any], fn: Any, given: Any) -> Any:
         """Call a merge function: once for all replicas if their Python inputs are equal."""

@@ -132,7 +132,7 @@ def _check_values(
             shapes = None if is_placed else uneven_shapes(leaf, layout)
             if shapes is not None:
                 uneven.append((num_state + number, shapes))
-                leaf = padded(leaf, shapes, layout)
+                leaf = padded(leaf, shapes)
             try:
                 checked = place_per_replica(_LeafName(flat, None, number), leaf, layout)
             except ShapeError as error:

@@ -1,6 +1,5 @@
 """A traced step that returns what each replica added to a metric, instead of the metric's value."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.nnx.graph_rules import Combination, Rule
 from jaxdist._program.proof.from_zero import run_twice
-from jaxdist._program.trace.trace import Argument, Signature, TracedStep, trace_local
+from jaxdist._program.trace.trace import Argument, Signature, TracedStep, trace_again
 
 _FROM_ZERO = frozenset({Rule.SUM, Rule.MOMENTS})
 
@@ -27,32 +26,15 @@ def trace_increments(
     numbers = numbers_of_metrics(combined)
     if not numbers:
         return traced
-    made = trace_local(traced.manual_axes, _FromZero(traced, numbers), signature, layout)
-    # `trace_local` does not know these two.
-    return dataclasses.replace(made, uneven=traced.uneven, means=traced.means)
+    wanted = [i in numbers for i in range(len(traced.shapes))]
 
-
-class _FromZero:
-    """A traced step as a function from flat local values, with increments as results."""
-
-    def __init__(self, traced: TracedStep, numbers: tuple[int, ...]) -> None:
-        self._traced = traced
-        self._numbers = frozenset(numbers)
-        self.template = traced.template
-        self.num_graph = traced.num_graph
-        self.paths = traced.paths
-        self.shapes = traced.shapes
-        self.cuts = traced.cuts
-        self.__name__ = "step"
-
-    def __call__(self, *leaves: Any) -> list[Any]:
-        operands = self._traced.operands
-        given = [leaves[o] if type(o) is Argument else o for o in operands]
+    def step(*leaves: Any) -> list[Any]:
         zeros = [
-            jnp.zeros_like(leaves[o]) if type(o) is Argument and o in self._numbers else None
-            for o in operands
+            jnp.zeros_like(leaves[o]) if type(o) is Argument and o in numbers else None
+            for o in traced.operands
         ]
-        wanted = [i in self._numbers for i in range(len(self._traced.shapes))]
         # Both values at once: all other results need the metrics' real values.
-        results, found = run_twice(self._traced.jaxpr, given, zeros, wanted)
+        results, found = run_twice(traced.jaxpr, traced.given(leaves), zeros, wanted)
         return [r if f is None else f for r, f in zip(results, found, strict=True)]
+
+    return trace_again(traced, step, signature, layout)

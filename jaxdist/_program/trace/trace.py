@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,6 @@ from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
 from jaxdist._validate import as_array
 from jaxdist._values import (
     Cut,
-    Form,
     PerReplica,
     Sharded,
     Variable,
@@ -145,7 +144,8 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: HasLayout) -> 
         variables = signature.lifting.begin()
         local = LocalStep(fn, signature, strategy, variables)
         try:
-            traced: TracedStep = variables.finish(trace_local(axes, local, signature, layout))
+            closed = _trace_local(local, axes, signature, layout)
+            traced: TracedStep = variables.finish(local.describe(closed, axes))
         except ValueError as error:
             # JAX has no class for the error about an operation that names a manual axis.
             if axes == partial or "manual" not in str(error).lower():
@@ -191,48 +191,58 @@ def trace_on_pieces(traced: TracedStep, signature: Signature, layout: ReplicaMes
         given = [Local(ShardFact(d), x) for d, x in zip(differs, local, strict=True)]
         return [x.array for x in LocalPieces(walk).run(traced.jaxpr, given)]
 
-    mapped = jax.shard_map(
-        replica,
-        mesh=layout.traced_mesh,
-        in_specs=traced.eqn.params["in_specs"],
-        out_specs=PartitionSpec(),
-        axis_names=traced.manual_axes,
-        check_vma=False,
-    )
-    slots = map(_drop_layout, signature.inputs)
-    closed = jax.make_jaxpr(lambda *leaves: mapped(*traced.given(leaves)))(*slots)
-    closed = closed.replace(consts=[copy_if_writable(c) for c in closed.consts])
+    in_specs = traced.eqn.params["in_specs"]
+    mapped = _map_over_replicas(replica, in_specs, traced.manual_axes, layout)
+    closed = _close(lambda *leaves: mapped(*traced.given(leaves)), signature)
     check_results(walk.wrong)
     return dataclasses.replace(traced, closed=closed, operands=_operands(closed))
 
 
-def trace_local(
-    manual_axes: frozenset[str], local: "LocalFunction", signature: Signature, layout: ReplicaMesh
+def trace_again(
+    traced: TracedStep, fn: Callable[..., list[Any]], signature: Signature, layout: ReplicaMesh
 ) -> TracedStep:
+    """Return `traced` with the program of `fn`, from flat local values to flat local results.
+
+    The results of `fn` have the structure and the shapes of those of `traced`.
+    """
+    closed = _trace_local(fn, traced.manual_axes, signature, layout)
+    return dataclasses.replace(traced, closed=closed, operands=_operands(closed))
+
+
+def _trace_local(
+    fn: Callable[..., list[Any]],
+    manual_axes: frozenset[str],
+    signature: Signature,
+    layout: ReplicaMesh,
+) -> Any:
     """Trace a function from flat local values to flat local results."""
-    mapped = jax.shard_map(
-        local,
+    in_specs = tuple(i.placement.manual_spec(layout) for i in signature.inputs)
+    return _close(_map_over_replicas(fn, in_specs, manual_axes, layout), signature)
+
+
+def _map_over_replicas(
+    fn: Callable[..., list[Any]],
+    in_specs: tuple[PartitionSpec, ...],
+    manual_axes: frozenset[str],
+    layout: ReplicaMesh,
+) -> Callable[..., Any]:
+    return jax.shard_map(
+        fn,
         mesh=layout.traced_mesh,
-        in_specs=tuple(i.placement.manual_spec(layout) for i in signature.inputs),
+        in_specs=in_specs,
         out_specs=PartitionSpec(),
         axis_names=manual_axes,
         # Gradients stay local until they are all-reduced: with `check_vma=True` the gradient with
         # respect to a replicated parameter already holds the sum over the replicas.
         check_vma=False,
     )
-    closed = jax.make_jaxpr(mapped)(*(_drop_layout(i) for i in signature.inputs))
+
+
+def _close(mapped: Callable[..., Any], signature: Signature) -> Any:
+    """Trace a function of all inputs of a step."""
+    closed = jax.make_jaxpr(mapped)(*map(_drop_layout, signature.inputs))
     # The program may be compiled later, after the caller changed the arrays in place.
-    closed = closed.replace(consts=[copy_if_writable(c) for c in closed.consts])
-    return TracedStep(
-        closed,
-        _operands(closed),
-        local.template,
-        local.num_graph,
-        local.paths,
-        local.shapes,
-        manual_axes,
-        cuts=local.cuts,
-    )
+    return closed.replace(consts=[copy_if_writable(c) for c in closed.consts])
 
 
 def _operands(closed: Any) -> tuple[Any, ...]:
@@ -247,20 +257,6 @@ def _operands(closed: Any) -> tuple[Any, ...]:
 
 def _drop_layout(slot: InSlot) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(slot.shape, slot.dtype, weak_type=slot.weak_type)
-
-
-class LocalFunction(Protocol):
-    """A function from flat local values to flat local results, which also describes them."""
-
-    template: Any
-    num_graph: int
-    paths: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    cuts: dict[int, Cut]
-
-    def __call__(self, *leaves: Any) -> list[Any]:
-        """Run the step on one replica."""
-        ...
 
 
 class LocalStep:
@@ -330,6 +326,19 @@ class LocalStep:
         except ValueError as error:
             closures.raise_if_leaked(self.fn, error)
             raise
+
+    def describe(self, closed: Any, manual_axes: frozenset[str]) -> TracedStep:
+        """Return the trace of this step, after the call that found its results."""
+        return TracedStep(
+            closed,
+            _operands(closed),
+            self.template,
+            self.num_graph,
+            self.paths,
+            self.shapes,
+            manual_axes,
+            cuts=self.cuts,
+        )
 
     def _enter(self, leaves: list[Any]) -> list[Any]:
         """Return the variables of NNX objects as this replica sees them."""
@@ -435,8 +444,3 @@ def refused_result_message(name: str, leaf: Any, what: str) -> str:
         "NNX objects that are arguments are updated in place.\n\n"
         "Return arrays only; the object that you passed has the new values after the call."
     )
-
-
-def scalar_form(shape: tuple[int, ...]) -> Form:
-    """Return the form that holds a per-replica result of this local shape."""
-    return Form.SCALARS if shape == () else Form.ROWS

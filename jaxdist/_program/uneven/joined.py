@@ -16,6 +16,7 @@
 # (joined_loops.py). Errors about groups that diverge are in divergence.py.
 
 import difflib
+import functools
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -216,14 +217,11 @@ class _Join:
 
     def _get_common(self, atoms: Sequence[Any]) -> Any:
         """Return a value that is computed and the same in all groups: a slot or a constant."""
-        if any(a is None for a in atoms):
-            return None
         first = atoms[0]
         if isinstance(first, Key):
             slot = self.env[0].get(first)
-            others = (self.env[g].get(a) for g, a in enumerate(atoms) if isinstance(a, Key))
-            whole = all(isinstance(a, Key) for a in atoms)
-            return slot if whole and slot is not None and all(o is slot for o in others) else None
+            pairs = zip(self.env, atoms, strict=True)
+            return slot if all(isinstance(a, Key) and e.get(a) is slot for e, a in pairs) else None
         if isinstance(first, Const):
             alike = all(isinstance(a, Const) and is_equal(a.value, first.value) for a in atoms)
             return first.value if alike else None
@@ -343,13 +341,11 @@ class _Join:
             check_same_gather(ops, slots[0].shapes, self.groups)
             return self._make_common_slots([gather_padded(slots[0].value, eqn.params)])
         if ops[0].name in LOOPS:
-            return LOOPS[ops[0].name](ops, operands, self._run_joined)
+            run = functools.partial(run_joined, groups=self.groups)
+            return LOOPS[ops[0].name](ops, operands, run)
         check_same_shapes(ops, self.groups)
         results = _compat.bind_like(eqn, [s.value for s in slots], eqn.params)
         return self._make_common_slots(results)
-
-    def _run_joined(self, programs: Sequence[Any], given: Sequence[Sequence[Slot]]) -> list[Slot]:
-        return run_joined(programs, given, self.groups)
 
 
 def _align(first: list[Op], second: list[Op]) -> dict[int, int]:

@@ -55,8 +55,7 @@ class Op:
     @property
     def name(self) -> str:
         """The name of its primitive."""
-        name: str = self.eqn.primitive.name
-        return name
+        return self.eqn.primitive.name
 
 
 def abstract(atom: Any) -> Any:

@@ -16,12 +16,12 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static
 from jaxdist._program.proof.uneven_mean import find_lines_of_averages, find_lines_of_means
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input, rows_of
-from jaxdist._program.trace.trace import Argument, Signature, TracedStep, trace, trace_local
+from jaxdist._program.trace.trace import Argument, Signature, TracedStep, trace, trace_again
 from jaxdist._program.uneven.groups import Groups
 from jaxdist._program.uneven.joined import Slot, pad_to_shape, run_joined
 from jaxdist._program.uneven.joined_ops import Const, is_equal
 from jaxdist._replica import HasLayout
-from jaxdist._values import PerReplica, copy_if_writable
+from jaxdist._values import PerReplica
 from jaxdist.errors import ShapeError, StateDivergenceError
 
 # A gather whose size depends on the gathers before it needs one more round of tracing.
@@ -70,22 +70,17 @@ def not_virtually(shapes: Shapes) -> ShapeError:
     )
 
 
-def padded(value: PerReplica, shapes: Shapes, layout: ReplicaMesh) -> PerReplica:
-    """Pad separate values with zeros to the largest shape, and make one global array of them."""
+def padded(value: PerReplica, shapes: Shapes) -> PerReplica:
+    """Return separate values, padded with zeros to the largest shape."""
     largest = _find_largest(shapes)
-    pieces = []
-    for array, device in zip(value.values, layout.device_grid[:, 0], strict=True):
-        if isinstance(array, np.ndarray):
-            widths = [(0, n - have) for n, have in zip(largest, array.shape, strict=True)]
-            # Padding on the host compiles nothing, however many shapes a dataset has.
-            whole = copy_if_writable(np.pad(array, widths))
-        else:
-            whole = pad_to_shape(array, largest)
-        pieces.append(jax.device_put(whole, device))
-    shape = (largest[0] * layout.num_replicas, *largest[1:])
-    return PerReplica.of_global(
-        jax.make_array_from_single_device_arrays(shape, layout.per_replica, pieces)
-    )
+
+    def pad(array: Any) -> Any:
+        if not isinstance(array, np.ndarray):
+            return pad_to_shape(array, largest)
+        # Padding on the host compiles nothing, however many shapes a dataset has.
+        return np.pad(array, [(0, n - m) for n, m in zip(largest, array.shape, strict=True)])
+
+    return PerReplica(map(pad, value.values))
 
 
 def cut(array: jax.Array, shapes: Shapes) -> PerReplica:
@@ -141,12 +136,41 @@ def joined_trace(
     for group, (of_group, one) in enumerate(zip(own, traces, strict=True)):
         if has_empty_input(of_group, layout.num_replicas):
             check_without_rows(signature, of_group, one, groups.members(group), layout)
-    local = _JoinedStep(signature, own, traces, groups, layout.num_replicas)
-    traced = trace_local(traces[0].manual_axes, local, signature, layout)
+    template = join_templates(traces, groups)
+    check_ranks(traces, groups)
+    by_group = list(zip(*(t.shapes for t in traces), strict=True))
+    uneven = {
+        i: tuple(shapes[g] for g in groups.of_replica)
+        for i, shapes in enumerate(by_group)
+        if len(set(shapes)) > 1
+    }
     has_rows = len(set(rows_of(signature, layout.num_replicas))) > 1
     axes = frozenset(layout.replica_axes)
     means = find_lines_of_means(traces[0].jaxpr, axes, layout.num_replicas) if has_rows else ()
-    return dataclasses.replace(traced, uneven=local.uneven, means=(*traces[0].means, *means))
+    joined = dataclasses.replace(
+        traces[0],
+        template=template,
+        shapes=tuple(map(_find_largest, by_group)),
+        uneven=uneven,
+        means=(*traces[0].means, *means),
+    )
+    padded_inputs = dict(signature.uneven)
+
+    def step(*leaves: Any) -> list[Any]:
+        shapes = [
+            tuple(
+                s.inputs[i].local_shape(layout.num_replicas) if i in padded_inputs else leaf.shape
+                for s in own
+            )
+            for i, leaf in enumerate(leaves)
+        ]
+        slots = [Slot(leaf, of_leaf) for leaf, of_leaf in zip(leaves, shapes, strict=True)]
+        given = [
+            [slots[o] if type(o) is Argument else Const(o) for o in t.operands] for t in traces
+        ]
+        return [s.value for s in run_joined([t.jaxpr for t in traces], given, groups)]
+
+    return trace_again(joined, step, signature, layout)
 
 
 def _use_group_shapes(signature: Signature, kind: tuple[Any, ...], num_replicas: int) -> Signature:
@@ -235,53 +259,6 @@ def _clear_log_at_start(fn: Callable[..., Any], log: GatherLog) -> Callable[...,
         return fn(*args, **kwargs)
 
     return clear_and_call
-
-
-class _JoinedStep:
-    """The joined traces, as a function of flat, padded local values."""
-
-    def __init__(
-        self,
-        signature: Signature,
-        own: list[Signature],
-        traces: list[TracedStep],
-        groups: Groups,
-        num_replicas: int,
-    ) -> None:
-        first = traces[0]
-        self._own, self._traces, self._groups = own, traces, groups
-        self._num_replicas = num_replicas
-        self._real = dict(signature.uneven)
-        self.num_graph = first.num_graph
-        self.paths = first.paths
-        self.template = join_templates(traces, groups)
-        self.cuts = first.cuts
-        check_ranks(traces, groups)
-        by_group = list(zip(*(t.shapes for t in traces), strict=True))
-        self.shapes = tuple(_find_largest(shapes) for shapes in by_group)
-        self.uneven = {
-            i: tuple(shapes[g] for g in groups.of_replica)
-            for i, shapes in enumerate(by_group)
-            if len(set(shapes)) > 1
-        }
-        self.__name__ = "step"
-
-    def __call__(self, *leaves: Any) -> list[Any]:
-        slots = [self._make_slot(i, leaf) for i, leaf in enumerate(leaves)]
-        given = [
-            [slots[o] if type(o) is Argument else Const(o) for o in t.operands]
-            for t in self._traces
-        ]
-        programs = [t.jaxpr for t in self._traces]
-        return [s.value for s in run_joined(programs, given, self._groups)]
-
-    def _make_slot(self, number: int, leaf: Any) -> Slot:
-        shapes: list[tuple[int, ...]] = []
-        for signature in self._own:
-            known = number in self._real
-            inner = signature.inputs[number].local_shape(self._num_replicas)
-            shapes.append(inner if known else tuple(leaf.shape))
-        return Slot(leaf, tuple(shapes))
 
 
 def check_ranks(traces: Sequence[TracedStep], groups: Groups) -> None:

@@ -123,8 +123,7 @@ class OneReplica(Interpreter[Any]):
             fits = [p is None or here in p for p in platforms]
             return self.run(eqn.params["branches"][fits.index(True)], values)
         branches = [lambda *x, b=branch: self.run(b, x) for branch in eqn.params["branches"]]
-        results: list[Any] = jax.lax.switch(index, branches, *values)
-        return results
+        return jax.lax.switch(index, branches, *values)
 
     def linear_solve(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         return self.run(*get_solve(eqn, inputs))

@@ -63,11 +63,9 @@ def call_virtually(
             *(PartitionSpec() for _ in constants),
         ),
         out_specs=[spec if kind is Kind.PER_REPLICA else PartitionSpec() for kind in kinds],
-        axis_names=frozenset(layout.mesh.axis_names),
         check_vma=False,
     )
-    results: list[Any] = mapped(*leaves, *constants)
-    return results
+    return mapped(*leaves, *constants)
 
 
 def _to_local(local: Any, is_own: bool, device: VirtualDevice) -> Same | Own:

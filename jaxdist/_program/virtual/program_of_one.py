@@ -85,25 +85,19 @@ class _Run:
             self.differs.update(zip(op.outputs, differs, strict=True))
             # The user states that the replicas are equal: take the row of the first, as one value.
             if op.eqn.primitive is ASSUME_REPLICATED:
-                values = [self._value(a, number) for a in op.inputs]
-                self.values.update(
-                    zip(op.outputs, [Same(self.device.get_one(x)) for x in values], strict=True)
-                )
+                self._store_same(op, map(self.device.get_one, self._read(op, number)))
             elif id(op) in self.finished:
                 continue
             elif is_sum(op.eqn) and self._must_communicate(op):
                 self._run_sums(number)
             elif op.has_collective and self._must_communicate(op):
-                outputs = self._run_collective(
-                    op, [self._value(a, number) for a in op.inputs], differs
-                )
+                outputs = self._run_collective(op, self._read(op, number), differs)
                 self.values.update(zip(op.outputs, outputs, strict=True))
             elif any(came_in) or any(differs):
                 self.pending.append(op)
             else:
-                values = [self.device.get_one(self._value(a, number)) for a in op.inputs]
-                made = evaluate_operation(op.eqn, values, None, self.device)
-                self.values.update((k, Same(v)) for k, v in zip(op.outputs, made, strict=True))
+                values = list(map(self.device.get_one, self._read(op, number)))
+                self._store_same(op, evaluate_operation(op.eqn, values, None, self.device))
         results = [self._value(a, len(self.ops)) for a in self.results]
         # Nobody reads the results of a debug.print, and it has to run all the same.
         if any(op.eqn.effects for op in self.pending):
@@ -122,6 +116,13 @@ class _Run:
         if atom not in self.values:
             self._run_pending(number)
         return self.values[atom]
+
+    def _read(self, op: Op, number: int) -> list[Same | Own]:
+        """Return the operands of an operation for operation `number`, which may be another one."""
+        return [self._value(a, number) for a in op.inputs]
+
+    def _store_same(self, op: Op, values: Iterable[Any]) -> None:
+        self.values.update(zip(op.outputs, map(Same, values), strict=True))
 
     # The loop over virtual replicas
 
@@ -167,7 +168,7 @@ class _Run:
 
         One exchange for all of them is faster, and does not change the order of any sum.
         """
-        given = [[self._value(a, number) for a in self.ops[number].inputs]]
+        given = self._read(self.ops[number], number)
         ops = [self.ops[number]]
         for op in self.ops[number + 1 :]:
             keys = [a for a in op.inputs if isinstance(a, Key)]
@@ -177,8 +178,8 @@ class _Run:
                 and all(k in self.values for k in keys)
             ):
                 ops.append(op)
-                given.append([self._value(a, number) for a in op.inputs])
-        sums = iter(add_over_replicas([x for held in given for x in held], self.device))
+                given += self._read(op, number)
+        sums = iter(add_over_replicas(given, self.device))
         for op in ops:
             self.finished.add(id(op))
             self.values.update((k, next(sums)) for k in op.outputs)
@@ -229,8 +230,7 @@ def _loop_over_rows(
 
     # `jnp.zeros` does not support random keys.
     start = [jax.lax.full((1, *s.shape), 0, s.dtype) for s in shapes]
-    made: list[Any] = jax.lax.while_loop(lambda s: s[0] < last, body, (jnp.int32(0), start))[1]
-    return made
+    return jax.lax.while_loop(lambda s: s[0] < last, body, (jnp.int32(0), start))[1]
 
 
 def _list_keys(atoms: Iterable[Any]) -> list[Key]:

@@ -42,8 +42,7 @@ def mark_with_steps_ahead(batch: Any, ahead: Ahead) -> None:
 def steps_ahead(value: PerReplica) -> Ahead:
     """Return the uneven steps of the pass that gave this value; `()` if they are not known."""
     # The slot is empty for values that no dataset gave.
-    found: Ahead = getattr(value, "_ahead", ())
-    return found
+    return getattr(value, "_ahead", ())
 
 
 def copy_steps_ahead(given: Any, to: Any) -> None:

@@ -35,10 +35,9 @@ class Handle(PerReplica):
     @property
     def array(self) -> jax.Array:
         """The values of all replicas as one array, as in a `PerReplica`; runs an all-gather."""
-        gathered: jax.Array = jax.lax.all_gather(
+        return jax.lax.all_gather(
             self.local, self._layout.replica_axes, axis=0, tiled=self.local.ndim > 0
         )
-        return gathered
 
     @property
     def form(self) -> Form:

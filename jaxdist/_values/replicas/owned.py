@@ -54,8 +54,7 @@ def copy_writable_leaves(tree: T) -> T:
         return tree
     # Not through NNX modules: unflattening makes another module, and updates of it would be lost.
     leaves, treedef = jax.tree.flatten(tree, is_leaf=is_updated_in_place)
-    copied: T = jax.tree.unflatten(treedef, map(copy_if_writable, leaves))
-    return copied
+    return jax.tree.unflatten(treedef, map(copy_if_writable, leaves))
 
 
 def is_updated_in_place(x: Any) -> bool:

@@ -184,8 +184,7 @@ class PerReplica(DistributedValues):
                 "Values that are on no devices yet, or have different shapes, are not one array."
                 "\n\nUse .values, or strategy.gather(value, axis=0)."
             )
-        array: jax.Array = self._data
-        return array
+        return self._data
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -200,8 +199,7 @@ class PerReplica(DistributedValues):
             (3, 4)
         """
         if self._form is Form.LOCAL:
-            held: tuple[Any, ...] = self._data
-            return held
+            return self._data
         if isinstance(self._data, jax.core.Tracer) or not isinstance(self._data, jax.Array):
             raise ReplicaValueError(
                 "PerReplica.values was read, and the array that PerReplica.of_global was given is "

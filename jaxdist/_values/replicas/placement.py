@@ -39,11 +39,10 @@ class Placement:
         )
 
 
-def _keep_axes(entry: Any, axes: tuple[str, ...]) -> Any:
-    """Return an entry of a `PartitionSpec` with only these axes; None if none is left."""
+def _keep_axes(entry: Any, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return an entry of a `PartitionSpec` with only these axes."""
     names = entry if isinstance(entry, tuple) else (entry,)
-    kept = tuple(n for n in names if n in axes)
-    return None if not kept else kept[0] if len(kept) == 1 else kept
+    return tuple(n for n in names if n in axes)
 
 
 # Cached: comparing shardings takes microseconds, and `run` asks for every argument it reads.
@@ -91,8 +90,7 @@ def _is_split_over_replicas(sharding: Any, layout: ReplicaMesh) -> bool:
 
 
 def _is_equivalent(sharding: Any, other: NamedSharding, ndim: int) -> bool:
-    same: bool = sharding.is_equivalent_to(other, ndim)
-    return same
+    return sharding.is_equivalent_to(other, ndim)
 
 
 def placement_of(leaf: Any, layout: ReplicaMesh) -> Placement:
@@ -113,16 +111,14 @@ def placement_of(leaf: Any, layout: ReplicaMesh) -> Placement:
         # An uncommitted array is where it is only by default, so its sharding is not kept.
         if found is not None and (found.kind is not Kind.MIRRORED or _compat.is_committed(leaf)):
             return found
-    if isinstance(leaf, jax.core.Tracer) and (origin := origin_of(leaf)) is not None:
-        if origin.sharding is not None and origin.is_committed:
-            found = placement_of_sharding(origin.sharding, leaf.ndim, layout)
-            if found is not None:
-                return found
-    if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None:
-        found = placement_of_sharding(leaf.sharding, leaf.ndim, layout)
-        if found is not None:
-            return found
-    return Placement(Kind.MIRRORED, layout.replicated)
+    sharding = None
+    if isinstance(leaf, jax.core.Tracer):
+        origin = origin_of(leaf)
+        sharding = origin.sharding if origin is not None and origin.is_committed else None
+    elif isinstance(leaf, jax.ShapeDtypeStruct):
+        sharding = leaf.sharding
+    found = None if sharding is None else placement_of_sharding(sharding, leaf.ndim, layout)
+    return found or Placement(Kind.MIRRORED, layout.replicated)
 
 
 def is_mirrored(value: Any, layout: ReplicaMesh) -> bool:
@@ -311,28 +307,25 @@ def _place_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> P
 
 def _as_array(name: object, replica: int, value: Any) -> Any:
     # NumPy arrays stay NumPy arrays, so that each value is copied straight to its own device.
-    array = value if hasattr(value, "dtype") and hasattr(value, "ndim") else jax.numpy.asarray
-    if callable(array):
-        if not isinstance(value, (bool, int, float, complex, list)):
-            raise ReplicaValueError(
-                f"{name} is a PerReplica whose value on replica {replica} is "
-                f"{type(value).__name__}: {value!r}.\n\n"
-                "A step takes arrays and numbers that differ between replicas; other objects "
-                "have to be the same everywhere, since one program runs on all replicas.\n\n"
-                "Pass it as a plain argument instead."
-            )
-        check_integers(name, replica, value)
-        return array(value)
-    return array
+    # A class such as `np.float32` has these attributes, too.
+    if hasattr(value, "dtype") and hasattr(value, "ndim") and not callable(value):
+        return value
+    if not isinstance(value, (bool, int, float, complex, list)):
+        raise ReplicaValueError(
+            f"{name} is a PerReplica whose value on replica {replica} is "
+            f"{type(value).__name__}: {value!r}.\n\n"
+            "A step takes arrays and numbers that differ between replicas; other objects "
+            "have to be the same everywhere, since one program runs on all replicas.\n\n"
+            "Pass it as a plain argument instead."
+        )
+    check_integers(name, replica, value)
+    return jax.numpy.asarray(value)
 
 
 def _join_on_devices(rows: list[Any], layout: ReplicaMesh) -> jax.Array:
     # Tracers have no buffers to put together; in a trace the constraint places the rows.
     if any(isinstance(r, jax.core.Tracer) for r in rows):
-        whole: jax.Array = jax.lax.with_sharding_constraint(
-            jax.numpy.concatenate(rows), layout.per_replica
-        )
-        return whole
+        return jax.lax.with_sharding_constraint(jax.numpy.concatenate(rows), layout.per_replica)
     local = rows[0].shape
     shape = (local[0] * layout.num_replicas, *local[1:])
     shared = layout.replicas_per_place

@@ -41,8 +41,7 @@ class Cut(NamedTuple):
 
     def spec(self, layout: ReplicaMesh) -> PartitionSpec:
         """Return the layout over the replica axes."""
-        axes = self.over(layout)
-        return PartitionSpec(*[None] * self.dim, axes[0] if len(axes) == 1 else axes)
+        return PartitionSpec(*[None] * self.dim, self.over(layout))
 
     def insert_dim(self, dim: int) -> "Cut":
         """Return the cut of the array after a dim was inserted at `dim`, as `vmap` does."""
@@ -59,6 +58,5 @@ class Cut(NamedTuple):
         if self.split is None or layout.num_logical == 1:
             return self.spec(layout)
         entries = [*self.spec(layout), *[None] * (self.split - self.dim)]
-        logical = layout.logical_axes
-        entries[self.split] = logical[0] if len(logical) == 1 else logical
+        entries[self.split] = layout.logical_axes
         return PartitionSpec(*entries)

@@ -139,11 +139,6 @@ def _flatten_held(node: HeldPieces) -> tuple[tuple[Any, ...], Cut]:
     return (node.held,), node.cut
 
 
-def _rebuild_held(cut: Cut, children: Iterable[Any]) -> HeldPieces:
-    [held] = children
-    return HeldPieces(held, cut)
-
-
 def _rebuild_result(cut: Cut, children: Iterable[Any]) -> Any:
     [held] = children
     node = PiecesOfResult(held, cut)
@@ -151,5 +146,5 @@ def _rebuild_result(cut: Cut, children: Iterable[Any]) -> Any:
     return node.sharded() if hasattr(held, "shape") else node
 
 
-register_pytree_node(HeldPieces, _flatten_held, _rebuild_held)
+register_pytree_node(HeldPieces, _flatten_held, lambda cut, held: HeldPieces(next(iter(held)), cut))
 register_pytree_node(PiecesOfResult, _flatten_held, _rebuild_result)

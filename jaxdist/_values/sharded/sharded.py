@@ -188,8 +188,7 @@ class Sharded(Arithmetic):
     @property
     def ndim(self) -> int:
         """The rank of the array."""
-        rank: int = self._held.ndim
-        return rank
+        return self._held.ndim
 
     def whole(self) -> Any:
         """Return the whole array, without padding.
@@ -402,7 +401,7 @@ def _all_gather(own: Any, cut: Cut, layout: ReplicaMesh) -> Any:
     if cut.split is None or manual != frozenset(layout.replica_axes):
         return gather(own)
     axes = layout.logical_axes
-    spec = PartitionSpec(*[None] * cut.split, axes[0] if len(axes) == 1 else axes)
+    spec = PartitionSpec(*[None] * cut.split, axes)
     inner = jax.shard_map(
         gather, in_specs=spec, out_specs=spec, axis_names=set(axes), check_vma=False
     )

@@ -29,8 +29,7 @@ class Across:
         if not variable.home.per_replica:
             return held
         check_can_combine(variable, "read")
-        combined: jax.Array = variable.home.combine(held, variable.aggregation)
-        return combined
+        return variable.home.combine(held, variable.aggregation)
 
     def update(self, variable: Any, change: Change, value: Any, *, read_value: bool) -> Any:
         """Change every copy."""
@@ -92,8 +91,7 @@ class Across:
                 "combine the values first (strategy.reduce('MEAN', value, axis=None)), or let "
                 "every replica have its own: synchronization=VariableSynchronization.ON_READ."
             )
-        combined: jax.Array = home.combine(rows, variable.aggregation)
-        return combined
+        return home.combine(rows, variable.aggregation)
 
     def scatter(self, variable: Any, kind: Scatter, slices: IndexedSlices) -> None:
         """Change rows of all copies of a mirrored variable."""

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._validate import log_without_effect, show
+from jaxdist._validate import check_instance, log_without_effect, show
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
@@ -18,16 +18,12 @@ _INDICES = (
 
 def check_name(label: str, caller: str, name: Any, use_locking: Any = False) -> None:
     """Raise if `name` is no text or `use_locking` no bool; log once that they have no effect."""
-    if name is not None and not isinstance(name, str):
-        raise ArgumentTypeError(
-            f"Variable {label!r}.{caller} was given name={show(name)}.\n\n"
-            "name is a text or None; it has no effect.\n\nLeave name out."
-        )
-    if use_locking is not False and use_locking is not True:
-        raise ArgumentTypeError(
-            f"Variable {label!r}.{caller} was given use_locking={show(use_locking)}.\n\n"
-            "use_locking is either True or False; it has no effect.\n\nLeave use_locking out."
-        )
+    method = f"Variable {label!r}.{caller}"
+    if name is not None:
+        text = "a text or None; it has no effect"
+        check_instance(method, "name", name, str, text, "Leave name out.")
+    flag = "either True or False; it has no effect"
+    check_instance(method, "use_locking", use_locking, bool, flag, "Leave use_locking out.")
     if name is not None:
         log_without_effect(f"Variable.{caller}", "name", "there are no operations to name")
     if use_locking:

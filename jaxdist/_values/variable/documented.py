@@ -3,9 +3,9 @@
 from typing import Any
 
 from jaxdist._devices import device_name
-from jaxdist._validate import CallerRename, log_without_effect, show
+from jaxdist._validate import CallerRename, check_instance, log_without_effect
 from jaxdist._values.variable.arguments import check_name
-from jaxdist.errors import ArgumentTypeError, MissingNameError, ShapeError
+from jaxdist.errors import MissingNameError, ShapeError
 
 _GRAPHS = "JAX has no graphs and sessions: a variable has its value at once, read_value()."
 _SAVED = "A checkpoint saves the value: jaxdist.training.Checkpoints, or read_value()."
@@ -32,16 +32,17 @@ class DocumentedNames:
 
     __slots__ = ()
 
+    # `self` is a `Variable`, which this module cannot import.
+
     def __getattr__(self, name: str) -> Any:
         if name in REPLACED:
             raise MissingNameError(
                 f"Variable.{name} is not there.\n\ntf.Variable has it.\n\n{REPLACED[name]}"
             )
-        kind = type(self).__name__
-        raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=self)
+        return super().__getattribute__(name)
 
     @property
-    def device(self) -> str:
+    def device(self: Any) -> str:
         """The full name of the device that holds the first copy.
 
         Example:
@@ -51,13 +52,11 @@ class DocumentedNames:
         Source:
             `tf.Variable.device`.
         """
-        # This class is a base of `Variable`, which a type checker cannot know here.
-        held: Any = self
-        layout = held.home.layout
+        layout = self.home.layout
         first: Any = None if layout is None else layout.devices[0]
-        return device_name(next(iter(held.read_value().devices())) if first is None else first)
+        return device_name(next(iter(self.read_value().devices())) if first is None else first)
 
-    def get_shape(self) -> tuple[int, ...]:
+    def get_shape(self: Any) -> tuple[int, ...]:
         """Return the shape, the same as `shape`.
 
         Example:
@@ -67,10 +66,9 @@ class DocumentedNames:
         Source:
             `tf.Variable.get_shape`.
         """
-        held: Any = self
-        return tuple(held.shape)
+        return tuple(self.shape)
 
-    def set_shape(self, shape: Any) -> None:
+    def set_shape(self: Any, shape: Any) -> None:
         """Check the shape; None means a dim of any size.
 
         Raises:
@@ -82,36 +80,31 @@ class DocumentedNames:
         Source:
             `tf.Variable.set_shape`.
         """
-        held: Any = self
-        if not isinstance(shape, (tuple, list)):
-            raise ArgumentTypeError(
-                f"Variable {held.label!r}.set_shape was given shape={show(shape)}.\n\n"
-                "shape is a tuple or list of integers and None.\n\n"
-                f"Pass shape={tuple(held.shape)}."
-            )
+        kinds, what = (tuple, list), "a tuple or list of integers and None"
+        remedy = f"Pass shape={tuple(self.shape)}."
+        check_instance(f"Variable {self.label!r}.set_shape", "shape", shape, kinds, what, remedy)
         wanted = tuple(shape)
-        fits = len(wanted) == len(held.shape) and all(
-            w in (None, n) for w, n in zip(wanted, held.shape, strict=True)
+        fits = len(wanted) == len(self.shape) and all(
+            w in (None, n) for w, n in zip(wanted, self.shape, strict=True)
         )
         if not fits:
             raise ShapeError(
-                f"Variable {held.label!r}.set_shape was given shape={list(wanted)}, and the "
-                f"variable has the shape {list(held.shape)}.\n\nA variable keeps its shape.\n\n"
+                f"Variable {self.label!r}.set_shape was given shape={list(wanted)}, and the "
+                f"variable has the shape {list(self.shape)}.\n\nA variable keeps its shape.\n\n"
                 "Make another variable for another shape."
             )
 
-    def is_initialized(self, name: str | None = None) -> bool:
+    def is_initialized(self: Any, name: str | None = None) -> bool:
         """Return True: a variable always has a value.
 
         Example:
             >>> Variable(1.0).is_initialized()
             True
         """
-        held: Any = self
-        check_name(held.label, "is_initialized", name)
+        check_name(self.label, "is_initialized", name)
         return True
 
-    def load(self, value: Any, session: Any = None) -> None:
+    def load(self: Any, value: Any, session: Any = None) -> None:
         """Assign `value` without a result, as `assign(value, read_value=False)` does.
 
         Args:
@@ -124,18 +117,17 @@ class DocumentedNames:
         Source:
             `tf.Variable.load`.
         """
-        held: Any = self
         if session is not None:
             log_without_effect("Variable.load", "session", "there are no sessions")
         # Errors of `assign` must name `load`, which is what the user called.
-        name = f"Variable {held.label!r}"
+        name = f"Variable {self.label!r}"
         with (
             CallerRename(f"{name}.assign ", f"{name}.load "),
             CallerRename(f"The value of {name}.assign ", f"The value of {name}.load "),
         ):
-            held.assign(value, read_value=False)
+            self.assign(value, read_value=False)
 
-    def experimental_ref(self) -> Any:
+    def experimental_ref(self: Any) -> Any:
         """Return `ref()`; this is its older name.
 
         Example:
@@ -146,5 +138,4 @@ class DocumentedNames:
         Source:
             `tf.Variable.experimental_ref`.
         """
-        held: Any = self
-        return held.ref()
+        return self.ref()

@@ -44,11 +44,7 @@ class ValueOperators(Arithmetic):
         if name in ARRAY_NAMES:
             return getattr(self.value(), name)
         # The next base class may have a `__getattr__` of its own (`DocumentedNames`).
-        return getattr(super(), "__getattr__", self._raise_missing)(name)
-
-    def _raise_missing(self, name: str) -> Any:
-        kind = type(self).__name__
-        raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=self)
+        return getattr(super(), "__getattr__", super().__getattribute__)(name)
 
     def value(self) -> Any:
         """Return the value that operators work on."""
@@ -65,8 +61,7 @@ class ValueOperators(Arithmetic):
         return format(self.value(), spec) if spec else str(self)
 
     def __jax_array__(self) -> jax.Array:
-        array: jax.Array = self.value()
-        return array
+        return self.value()
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         # A copy: another library may write to the memory that it gets.

@@ -91,8 +91,7 @@ class VariablePlacement:
         """Combine an array with one value for each replica into one mirrored value."""
         if self.layout is None:
             return held
-        combined: jax.Array = _make_combine(self.layout, how, self.shape)(held)
-        return combined
+        return _make_combine(self.layout, how, self.shape)(held)
 
     def split_sum(self, value: Any) -> jax.Array:
         """Return an array with a share for each replica; the sum of the shares is `value`.

@@ -154,8 +154,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
             >>> Variable(3.0).value()
             Array(3., dtype=float32)
         """
-        array: jax.Array = _find_access().read(self)
-        return array
+        return _find_access().read(self)
 
     def read_value(self) -> jax.Array:
         """Return the value, as `value()` does.
@@ -310,8 +309,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
     def _apply_blocks(self, kind: Scatter, blocks: Any) -> jax.Array:
         access = _find_access()
         access.scatter(self, kind, blocks)
-        array: jax.Array = access.read(self)
-        return array
+        return access.read(self)
 
     def __getitem__(self, index: Any) -> VariableSlice:
         held = self.value()
@@ -382,8 +380,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         binding = current_binding()
         if binding is None:
             return self._held
-        array: jax.Array = binding.held(self, self._held)
-        return array
+        return binding.held(self, self._held)
 
     @held.setter
     def held(self, array: jax.Array) -> None:
