@@ -1,5 +1,6 @@
 """Checks of arguments that several rooms share."""
 
+import collections
 import contextlib
 import logging
 import math
@@ -255,6 +256,23 @@ def check_has_arrays(caller: str, name: str, tree: Any, what: str = "a pytree of
             f"{caller} was given {name}={show(tree)}, in which no leaf is an array.\n\n"
             f"{name} is {what}.\n\nPass for instance {name}={{'w': jnp.ones((2, 2))}}."
         )
+
+
+def check_keys(found: str, name: str, tree: Any) -> None:
+    """Raise if dicts in a pytree have keys that JAX cannot sort. JAX's own error names no place."""
+    # JAX does not sort an OrderedDict, and other subclasses are leaves.
+    if type(tree) in (dict, collections.defaultdict):
+        try:
+            sorted(tree)
+        except TypeError as error:
+            raise ArgumentError(
+                f"{found} {name}, a dict with the keys {', '.join(map(repr, tree))}: {error}.\n\n"
+                "JAX sorts the keys of each dict, so they can be compared with each other.\n\n"
+                "Use texts as keys, or numbers, in one dict."
+            ) from error
+    if type(tree) in (dict, collections.defaultdict, collections.OrderedDict, list, tuple):
+        for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            check_keys(found, f"{name}[{key!r}]", part)
 
 
 def check_size(caller: str, name: str, value: Any) -> float | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxdist._planning import SLICES, Source, count_slices, list_logical_counts, make_target, plan
 from jaxdist._validate import CallerRename, as_integer, check_callable, check_instance
-from jaxdist.errors import JaxdistError, TopologyError
+from jaxdist.errors import JaxdistError
 from jaxdist.explain import Candidate, SlicePlan, Sweep
 from jaxdist.jobs._config.checks import MOST_ROWS, check_rules
 from jaxdist.jobs._partitions import find_partition
@@ -169,9 +169,7 @@ def _plan_candidate(
             quick=True,
             report=_add_prefix(report, f"{rules}, {sizes[0]} x {sizes[1]}: "),
         )
-    # A wrong slice would fail for every combination, so it is no candidate.
-    except TopologyError:
-        raise
+    # `sweep_job` has checked the slice, and each combination divides it.
     except JaxdistError as error:
         return Candidate(rules, *sizes, None, str(error).split("\n")[0])
     return Candidate(rules, *sizes, dataclasses.replace(made, name=job.config.task))

@@ -13,6 +13,7 @@ from jaxdist._validate import (
     as_array,
     check_callable,
     check_instance,
+    check_keys,
     is_array,
     show,
 )
@@ -65,6 +66,7 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
     what = "a dict of arrays by name, one value for each row"
     remedy = "Pass for instance per_row={'loss': losses}."
     check_instance(caller, "per_row", per_row, Mapping, what, remedy)
+    check_keys(f"{caller} was given", "per_row", per_row)
     weight = as_array(caller, "weight", weight).astype(jnp.float32)
     rows = {name: as_array(caller, f"per_row[{name!r}]", v) for name, v in per_row.items()}
     for name, value in rows.items():
@@ -117,6 +119,7 @@ def evaluate(
         `{name: mean, ..., "weight": sum of the weights}`.
 
     Raises:
+        ArgumentError: A dict has keys that cannot be sorted, such as 1 and 'a'.
         ArgumentTypeError: `sums_fn` returns no dict, or a value in it is no real number.
         ShapeError: The dataset has no batches, all weights are 0, or a batch is larger than the
             first.
@@ -131,6 +134,7 @@ def evaluate(
     caller = "training.evaluate"
     check_strategy(caller, strategy)
     check_callable(caller, sums_fn, "sums_fn", "Pass a function (model, batch, mask) -> sums.")
+    check_keys(f"{caller} was given", "model", model)
     # Padding, so that a last short batch has the shape of the others and needs no second program.
     options = InputOptions(partial_batch=PartialBatch.PAD)
     with (
@@ -138,6 +142,7 @@ def evaluate(
         iter(strategy.experimental_distribute_dataset(dataset, options)) as data,
         CallerRename("strategy.run was given args[0]", f"{caller} was given model"),
         CallerRename("strategy.run cannot take args[0]", f"{caller} cannot take model"),
+        CallerRename("The step returned", f"{caller} called sums_fn, and it returned"),
         CallerRename("args[0] is a PerReplica", f"{caller} was given model, a PerReplica"),
     ):
         # No result is fetched in the loop: a fetch would wait for the devices after every batch.

@@ -19,8 +19,15 @@ import pytest
 
 import jaxdist
 from jaxdist._checkpoints import save as save_module
-from jaxdist.errors import ArgumentTypeError, CheckpointError, DamagedCheckpointError
+from jaxdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CheckpointError,
+    DamagedCheckpointError,
+    JaxdistError,
+)
 from jaxdist.training import Checkpoints
+from tests.strategies.oracle import refused
 
 
 def _state(scale: float = 1.0) -> dict[str, Any]:
@@ -277,6 +284,32 @@ def restore_each_with_a_damaged_file(saved: str, copy: str) -> None:
     print(damaged, harmless)
 
 
+# Files whose damage stops Orbax before it starts reads that it would abandon.
+_FAULTS: dict[str, tuple[str, bytes | None, str]] = {
+    "notes that are gone": ("notes/metadata", None, "The notes cannot be read."),
+    "checksums that are gone": ("leaves/process_0.json", None, "leaves has no checksums."),
+    "checksums that are no JSON": ("leaves/process_0.json", b"{", "The checksums cannot be read: "),
+    "checksums without a list": ("leaves/process_0.json", b"{}", "The checksums cannot be read: "),
+    "a state without a description": ("state/_METADATA", b"{", "JSONDecodeError: "),
+}
+
+
+@pytest.mark.parametrize("fault", _FAULTS)
+def test_without_a_manifest_each_part_that_cannot_be_read_is_named(saved: Path, fault: str) -> None:
+    name, content, reason = _FAULTS[fault]
+    shutil.rmtree(saved / "manifests")
+    file = saved / "3" / name
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    with Checkpoints(saved) as checkpoints:
+        parts = f"Checkpoint 3 in {saved}", reason, "step 2", "--resume-from-previous"
+        with refused(DamagedCheckpointError, *parts) as caught:
+            checkpoints.restore(3, like=_state())
+        assert checkpoints.restore(2, like=_state()).step == 2
+    assert str(caught.value).count("\n\n") == 2
+
+
 def test_when_asked_a_damaged_checkpoint_is_set_aside_and_the_one_before_restored(
     saved: Path,
 ) -> None:
@@ -312,6 +345,50 @@ def test_when_all_are_damaged_nothing_is_moved_and_the_oldest_is_named(saved: Pa
         with pytest.raises(DamagedCheckpointError, match=r"Checkpoint 1 (.|\n)*none before it"):
             checkpoints.restore_latest(like=_state(), skip_damaged=True)
         assert checkpoints.steps() == (1, 2, 3)
+
+
+# Arguments that contradict each other
+
+_Call = Callable[[Checkpoints], Any]
+_CALLS: dict[str, tuple[_Call, type[JaxdistError], tuple[str, ...]]] = {
+    "notes that are a list": (
+        lambda checkpoints: checkpoints.save(4, _state(), ["epoch", 1]),  # type: ignore[arg-type]
+        ArgumentTypeError,
+        ("Checkpoints.save was given notes=['epoch', 1]", "a dict", "notes={'epoch': 1}"),
+    ),
+    "a step twice": (
+        lambda checkpoints: checkpoints.restore(3, step=2, like=_state()),  # type: ignore[call-overload]
+        ArgumentError,
+        ("Checkpoints.restore was given like=, and step=2", "no step", "restore(7, like=state)"),
+    ),
+    "a state twice": (
+        lambda checkpoints: checkpoints.restore({"w": 1.0}, like=_state()),  # type: ignore[call-overload]
+        ArgumentError,
+        ("was given like=, and state={'w': 1.0}", "number of the checkpoint", "state, step=7"),
+    ),
+    "a given step and the newest that is good": (
+        lambda checkpoints: checkpoints.restore(_state(), step=2, skip_damaged=True),
+        ArgumentError,
+        ("skip_damaged=True, and the step 2", "newest good", "Leave the step out"),
+    ),
+    "a given step of new objects and the newest that is good": (
+        lambda checkpoints: checkpoints.restore(  # type: ignore[call-overload]
+            3, like=_state(), skip_damaged=True
+        ),
+        ArgumentError,
+        ("skip_damaged=True, and the step 3", "newest good", "Leave the step out"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _CALLS)
+def test_arguments_that_contradict_each_other_are_refused(saved: Path, name: str) -> None:
+    call, error, parts = _CALLS[name]
+    with Checkpoints(saved) as checkpoints:
+        with refused(error, *parts) as caught:
+            call(checkpoints)
+        assert checkpoints.steps() == (1, 2, 3)
+    assert str(caught.value).count("\n\n") == 2
 
 
 # Cut short

@@ -121,6 +121,18 @@ def test_tensors_that_numpy_cannot_hold_are_exchanged() -> None:
     assert _ids(batch) == [0, 1, 2, 3]
 
 
+def test_an_error_of_a_container_reaches_the_caller_as_it_is() -> None:
+    class Locked:
+        """A container that cannot be opened."""
+
+    def open_locked(_: Locked) -> Any:
+        raise ValueError("the key is lost")
+
+    jax.tree_util.register_pytree_node(Locked, open_locked, lambda *_: Locked())
+    with pytest.raises(ValueError, match="the key is lost"):
+        list(distribute_dataset([{"x": np.ones(4), "y": Locked()}], _layout()))
+
+
 def test_a_tensor_that_cannot_be_read_is_named() -> None:
     class OnAnotherDevice(Tensor):
         def numpy(self) -> np.ndarray:

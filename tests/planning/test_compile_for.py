@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import jaxdist
 from jaxdist import _mesh, cost, errors, explain, partition, tpu
 from jaxdist._planning.slice_axes import Axes
-from jaxdist._planning.slice_shape import find_logical_shape
+from jaxdist._planning.slice_shape import find_logical_shape, list_counts
 from jaxdist._program.report.compiled_program import CompiledProgram
 
 pytest.importorskip("libtpu")
@@ -245,6 +245,7 @@ def test_a_number_of_logical_devices_is_a_box_that_divides_a_slice_or_an_error(
         for box in np.ndindex(*(n + 1 for n in within))
         if all(box) and all(n % b == 0 for n, b in zip(within, box, strict=True))
     }
+    assert set(list_counts(described.topology, described.num_slices)) == possible
     if number not in possible:
         with pytest.raises(errors.TopologyError, match="Use one of the numbers"):
             find_logical_shape(described.topology, described.num_slices, number)

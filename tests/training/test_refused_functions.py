@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 import jaxdist
-from jaxdist.errors import ArgumentTypeError, JaxdistError, ShapeError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, JaxdistError, ShapeError
 from jaxdist.training import accumulate_gradients, evaluate, multi_step, run_loop, weighted_sums
 from tests.strategies.oracle import refused
+
+ONE = jaxdist.MirroredStrategy(["cpu:0"])
 
 
 def evaluate_sums(sums: Callable[[Any, Any], Any]) -> Any:
@@ -22,6 +24,11 @@ def evaluate_sums(sums: Callable[[Any, Any], Any]) -> Any:
 def give_text() -> Any:
     """A state that is no array."""
     return ["old"]
+
+
+def mix_keys(x: Any) -> Any:
+    """A dict that JAX cannot sort."""
+    return {"loss": x, 1: x}
 
 
 Row = tuple[Callable[[], Any], type[JaxdistError], tuple[str, ...]]
@@ -105,6 +112,37 @@ ROWS: dict[str, Row] = {
             "evaluate was given sums_fn, which returned array([1., 1., ",
             "for 'x'",
             "one real number",
+        ),
+    ),
+    "sums by names that cannot be sorted": (
+        lambda: evaluate_sums(lambda x, mask: {"weight": mask.sum(), 1: x.sum()}),
+        ArgumentError,
+        (
+            (
+                "training.evaluate called sums_fn, and it returned result, a dict with the keys "
+                "'weight', 1: '<' not supported between instances of 'int' and 'str'"
+            ),
+            "JAX sorts the keys of each dict",
+            "Use texts as keys",
+        ),
+    ),
+    "values by names that cannot be sorted": (
+        lambda: evaluate_sums(lambda x, mask: weighted_sums(mix_keys(x), mask)),
+        ArgumentError,
+        ("weighted_sums was given per_row, a dict with the keys 'loss', 1: '<'", "Use texts"),
+    ),
+    "a model of names that cannot be sorted": (
+        lambda: evaluate(ONE, lambda model, batch, mask: {}, [{"w": 1.0, 2: 2.0}], [jnp.ones(4)]),
+        ArgumentError,
+        ("training.evaluate was given model[0], a dict with the keys 'w', 2: '<'", "Use texts"),
+    ),
+    "a batch of names that cannot be sorted": (
+        lambda: evaluate(ONE, lambda model, batch, mask: {}, 1.0, [{"x": mix_keys(jnp.ones(4))}]),
+        ArgumentError,
+        (
+            "training.evaluate: element 0 of the dataset holds batch['x'], a dict",
+            "the keys 'loss', 1: '<'",
+            "Use texts",
         ),
     ),
     "a sum that is complex": (

@@ -29,7 +29,7 @@ from jaxdist._program.proof.replication import NONE
 from jaxdist._program.trace import sharded
 from jaxdist._program.trace.step_errors import find_better_error, unbound_axis_error
 from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
-from jaxdist._validate import as_array
+from jaxdist._validate import as_array, check_keys
 from jaxdist._values import (
     Cut,
     PerReplica,
@@ -379,6 +379,7 @@ class LocalStep:
         return made
 
     def _flatten_result(self, result: Any) -> list[Any]:
+        check_keys("The step returned", "result", result)
         result = open_result(result, _is_whole)
         leaves, treedef = jax.tree_util.tree_flatten_with_path(result, is_leaf=_is_whole)
         marks: list[Any] = []

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import PyTreeDef, keystr
 
+from jaxdist._validate import check_keys
 from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 
 Leaf = np.ndarray | jax.Array
@@ -41,7 +42,12 @@ class ElementReader:
 
     def __call__(self, raw: Any, index: int) -> Element:
         """Return the arrays of element number `index`."""
-        leaves, treedef = jax.tree.flatten(raw)
+        try:
+            leaves, treedef = jax.tree.flatten(raw)
+        except ValueError:
+            start = f"{self._caller}: element {index} of the dataset holds"
+            check_keys(start, "batch", raw)
+            raise
         # This runs for every batch. So the common case is one comparison of `treedef` and dtypes,
         # and the slow checks run for the first element and for one that differs.
         arrays = [x if type(x) is np.ndarray else as_array(x) for x in leaves]
