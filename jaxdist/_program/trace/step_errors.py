@@ -1,6 +1,7 @@
 """Better errors for a step that raises: unbound mesh axes, and arrays in pieces."""
 
 import re
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,19 +63,18 @@ def find_better_error(error: Exception, names: Sequence[str]) -> JaxdistError | 
     Returns:
         None if the pieces are not the cause.
     """
-    if isinstance(error, JaxdistError) or not names:
+    is_of_arguments = isinstance(error, (TypeError, ValueError))
+    if not names or not is_of_arguments or isinstance(error, JaxdistError):
         return None
     text = str(error)
     first = text.partition("\n")[0]
     held = f"{len(names)} argument(s) are in pieces, such as {names[0]}."
-    if isinstance(error, (TypeError, ValueError)) and "__jax_array__" in text:
+    if "__jax_array__" in text:
         return ArgumentTypeError(
             f"A function that takes only arrays, such as those of jax.lax, was given an array in "
             f"pieces: {first}\n\n{held}\n\n"
             "Gather it before, jaxdist.partition.gather(value), or use jax.numpy, which gathers."
         )
-    if not isinstance(error, (TypeError, ValueError)):
-        return None
     is_of_structures = "pytree" in text and "Sharded" in text
     if is_of_structures or (_is_raised_by_optax(error) and not _is_about_call(text)):
         found = (
@@ -105,11 +105,9 @@ def _is_about_call(text: str) -> bool:
 def _is_raised_by_optax(error: Exception) -> bool:
     """Whether a transformation of optax raised the error, and not a function of the user's."""
     raised_in = ""
-    traceback = error.__traceback__
     # The innermost frame outside of the libraries decides: optax calls functions of the user.
-    while traceback is not None:
-        name = str(traceback.tb_frame.f_globals.get("__name__", ""))
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        name = str(frame.f_globals.get("__name__", ""))
         if name.partition(".")[0] not in _BENEATH:
             raised_in = name
-        traceback = traceback.tb_next
     return raised_in.startswith("optax.")
