@@ -144,7 +144,7 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: HasLayout) -> 
         variables = signature.lifting.begin()
         local = LocalStep(fn, signature, strategy, variables)
         try:
-            closed = _trace_local(local, axes, signature, layout)
+            closed = _close(_map_local(local, axes, signature, layout), signature)
             traced: TracedStep = variables.finish(local.describe(closed, axes))
         except ValueError as error:
             # JAX has no class for the error about an operation that names a manual axis.
@@ -205,19 +205,19 @@ def trace_again(
 
     The results of `fn` have the structure and the shapes of those of `traced`.
     """
-    closed = _trace_local(fn, traced.manual_axes, signature, layout)
+    closed = _close(_map_local(fn, traced.manual_axes, signature, layout), signature)
     return dataclasses.replace(traced, closed=closed, operands=_operands(closed))
 
 
-def _trace_local(
+def _map_local(
     fn: Callable[..., list[Any]],
     manual_axes: frozenset[str],
     signature: Signature,
     layout: ReplicaMesh,
-) -> Any:
-    """Trace a function from flat local values to flat local results."""
+) -> Callable[..., Any]:
+    """Map a function from flat local values to flat local results over the replicas."""
     in_specs = tuple(i.placement.manual_spec(layout) for i in signature.inputs)
-    return _close(_map_over_replicas(fn, in_specs, manual_axes, layout), signature)
+    return _map_over_replicas(fn, in_specs, manual_axes, layout)
 
 
 def _map_over_replicas(
