@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 import jaxdist
-from jaxdist import PerReplica, Variable, VariableAggregation, VariableSynchronization
+from jaxdist import (
+    PerReplica,
+    Variable,
+    VariableAggregation,
+    VariableSynchronization,
+    get_replica_context,
+)
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -403,6 +409,38 @@ def test_reduce_and_gather_take_the_copies_of_a_variable() -> None:
     assert strategy.gather(mirrored, axis=0).tolist() == [1.0, 2.0, 1.0, 2.0]
     local = strategy.experimental_local_results(own)
     assert [x.tolist() for x in local] == [[1.0, 2.0], [3.0, 4.0]]
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (4, 1)], ids=str)
+@pytest.mark.parametrize("num_devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("deterministic", [False, 8])
+def test_copies_of_a_variable_are_those_of_the_replicas_on_any_number_of_devices(
+    num_devices: int, shape: tuple[int, ...], deterministic: bool | int
+) -> None:
+    devices = [f"cpu:{i}" for i in range(num_devices)]
+    strategy = jaxdist.MirroredStrategy(devices, deterministic=deterministic)
+    with strategy.scope():
+        own = Variable(np.zeros(shape, np.float32), synchronization=ON_READ, aggregation=SUM)
+    strategy.run(
+        lambda: own.assign_add(_count_up(shape, get_replica_context().replica_id_in_sync_group))
+    )
+    rows = [np.asarray(_count_up(shape, r)) for r in range(strategy.num_replicas_in_sync)]
+
+    for local in (strategy.experimental_local_results(own), strategy.unwrap(own)):
+        np.testing.assert_array_equal(np.stack(local), np.stack(rows))
+    np.testing.assert_array_equal(np.stack(own.values), np.stack(rows))
+    np.testing.assert_array_equal(strategy.reduce("SUM", own, axis=None), sum(rows))
+    for axis in range(len(shape)):
+        gathered = strategy.gather(own, axis=axis)
+        np.testing.assert_array_equal(gathered, np.concatenate(rows, axis))
+        total = strategy.reduce("SUM", own, axis=axis)
+        np.testing.assert_array_equal(total, sum(rows).sum(axis))
+
+
+def _count_up(shape: tuple[int, ...], replica: Any) -> jax.Array:
+    """Different numbers for each element and replica."""
+    size = int(np.prod(shape))
+    return jnp.arange(size, dtype=jnp.float32).reshape(shape) + 100 * replica
 
 
 def test_a_variable_keeps_its_own_split_over_logical_devices() -> None:

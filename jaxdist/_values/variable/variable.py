@@ -13,7 +13,6 @@ from jaxdist._validate import as_flag, check_instance
 from jaxdist._values.access import Access, Change, get_call_context
 from jaxdist._values.replicas.binding import current_binding
 from jaxdist._values.replicas.distributed import DistributedValues
-from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.replicas.placement import Kind, placement_of
 from jaxdist._values.variable.across import ACROSS
 from jaxdist._values.variable.arguments import check_name, get_elements
@@ -203,7 +202,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
     def distributed(self) -> Any:
         """The variable as `Strategy.reduce` and `gather` see it: an array, or a `PerReplica`."""
         if self._home.per_replica:
-            return PerReplica.of_global(self.held, scalars=not self.shape)
+            return self._home.as_per_replica(self.held)
         return self.value()
 
     # Assigning
