@@ -429,12 +429,12 @@ def test_copies_of_a_variable_are_those_of_the_replicas_on_any_number_of_devices
     for local in (strategy.experimental_local_results(own), strategy.unwrap(own)):
         np.testing.assert_array_equal(np.stack(local), np.stack(rows))
     np.testing.assert_array_equal(np.stack(own.values), np.stack(rows))
-    np.testing.assert_array_equal(strategy.reduce("SUM", own, axis=None), sum(rows))
+    np.testing.assert_array_equal(strategy.reduce("SUM", own, axis=None), np.sum(rows, 0))
     for axis in range(len(shape)):
         gathered = strategy.gather(own, axis=axis)
         np.testing.assert_array_equal(gathered, np.concatenate(rows, axis))
         total = strategy.reduce("SUM", own, axis=axis)
-        np.testing.assert_array_equal(total, sum(rows).sum(axis))
+        np.testing.assert_array_equal(total, np.sum(rows, 0).sum(axis))
 
 
 def _count_up(shape: tuple[int, ...], replica: Any) -> jax.Array:
