@@ -51,8 +51,6 @@ WARNINGS = {"RetraceWarning", "StateDivergenceWarning", "UnevenMeanWarning"}
 # Built-ins that Python's own protocols ask for, and one in the words of JAX.
 PROTOCOLS = {
     ("_values/sharded/sharded.py", "AttributeError"),
-    ("_values/variable/documented.py", "AttributeError"),
-    ("_values/variable/operators.py", "AttributeError"),
     ("_compat/arrays.py", "RuntimeError"),
     ("errors.py", "AttributeError"),
 }
