@@ -21,6 +21,7 @@ from jaxdist.data import (
     distribute_datasets_from_function,
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError
+from tests.strategies.oracle import refused
 
 
 def _layout(num_replicas: int = 2) -> jaxdist._mesh.ReplicaMesh:
@@ -129,8 +130,28 @@ def test_an_error_of_a_container_reaches_the_caller_as_it_is() -> None:
         raise ValueError("the key is lost")
 
     jax.tree_util.register_pytree_node(Locked, open_locked, lambda *_: Locked())
-    with pytest.raises(ValueError, match="the key is lost"):
-        list(distribute_dataset([{"x": np.ones(4), "y": Locked()}], _layout()))
+    elements = [{"x": np.ones(4), "y": Locked()}]
+    for dataset in (elements, iter(elements)):
+        with pytest.raises(ValueError, match="the key is lost"):
+            list(distribute_dataset(dataset, _layout()))
+
+
+@pytest.mark.parametrize(
+    "make", [list, iter, lambda x: _Elements(x)], ids=["list", "iter", "class"]
+)
+def test_keys_that_cannot_be_sorted_are_named_with_their_element(make: Any) -> None:
+    good, bad = {"x": np.ones(4)}, {"x": np.ones(4), "y": {"a": np.ones(4), 1: np.ones(4)}}
+    for elements, number in (([bad], 0), ([good, bad], 1)):
+        with refused(ArgumentError, f"element {number}", "batch['y']", "'a', 1", "sorts"):
+            list(distribute_dataset(make(elements), _layout()))
+
+
+class _Elements:
+    def __init__(self, elements: list[Any]) -> None:
+        self._elements = elements
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._elements)
 
 
 def test_a_tensor_that_cannot_be_read_is_named() -> None:

@@ -13,7 +13,8 @@ from jaxdist._program.arguments.retrace import RetraceWatch
 from jaxdist._program.compile.program import Program
 from jaxdist._program.run.step import Step
 from jaxdist._replica import HasLayout
-from jaxdist.errors import DonationError, NotFiniteError
+from jaxdist._validate import check_keys
+from jaxdist.errors import ArgumentError, DonationError, NotFiniteError
 
 # Functions without weak references (bound methods, partials) are kept alive, but only so many.
 MAX_KEPT_FUNCTIONS = 256
@@ -101,8 +102,14 @@ class Runner:
         args: Any,
         kwargs: Any,
         options: RunOptions | None,
-    ) -> DonationError | NotFiniteError | None:
+    ) -> DonationError | NotFiniteError | ArgumentError | None:
         """Return a better error for a call that failed, or None."""
+        if type(error) is ValueError:
+            try:
+                check_keys("strategy.run was given", "args", tuple(args))
+                check_keys("strategy.run was given", "kwargs", dict(kwargs or {}))
+            except ArgumentError as better:
+                return better
         if isinstance(error, _compat.InvalidNumberError):
             try:
                 self.step(fn, options).find_invalid_number(tuple(args), dict(kwargs or {}), error)

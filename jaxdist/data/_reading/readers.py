@@ -247,7 +247,11 @@ def use_default_device(device: jax.Device | None) -> contextlib.AbstractContextM
 def _rows_of(element: Any) -> int | None:
     """Return the rows of an element by the shapes of its leaves; None if no leaf has rows."""
     # Only `.shape`, since `np.asarray` of a leaf on disk or of a tensor may read all of it.
-    shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(element)]
+    try:
+        leaves = jax.tree.leaves(element)
+    except ValueError:
+        return None  # The error is raised, and names the element, when the element is read.
+    shapes = [getattr(leaf, "shape", ()) for leaf in leaves]
     return next((int(s[0]) for s in shapes if s), None)
 
 

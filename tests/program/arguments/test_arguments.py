@@ -14,6 +14,7 @@ from flax import nnx
 import jaxdist
 from jaxdist import RunOptions
 from jaxdist.errors import ArgumentError, ArgumentTypeError
+from tests.strategies.oracle import refused
 
 
 class Colour(enum.Enum):
@@ -211,6 +212,36 @@ def test_an_unhashable_object_is_named_with_what_to_do(args: Any, kwargs: Any, n
     assert name in str(error.value)
     assert "_Unhashable" in str(error.value)
     assert "register_dataclass" in str(error.value)
+
+
+@pytest.mark.parametrize("compiled_before", [False, True])
+def test_keys_that_cannot_be_sorted_are_named(compiled_before: bool) -> None:
+    strategy = jaxdist.MirroredStrategy()
+    bad = {"a": np.ones(3), 1: np.ones(3)}
+
+    def step(*x: Any, **named: Any) -> Any:
+        return strategy.num_replicas_in_sync
+
+    if compiled_before:
+        strategy.run(step, (np.ones(3),))
+        strategy.run(step, (np.ones(3),))
+    calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+        "args[0],": ((bad,), {}),
+        "args[1]['b'][0],": ((1.0, {"b": [bad]}), {}),
+        "kwargs['c'],": ((), {"c": bad}),
+    }
+    for place, (args, kwargs) in calls.items():
+        with refused(ArgumentError, place, "'a', 1", "sorts"):
+            strategy.run(step, args, kwargs)
+    assert strategy.run(step, ({1: 1.0, 2: 2.0},)) == 8
+
+
+def test_a_value_error_of_the_step_is_passed_on() -> None:
+    def step(x: Any) -> None:
+        raise ValueError("of the user")
+
+    with pytest.raises(ValueError, match="of the user"):
+        jaxdist.MirroredStrategy().run(step, ({"a": 1.0},))
 
 
 def test_a_static_argument_of_several_leaves_is_one_place_to_the_names_of_the_others() -> None:
