@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxdist._compat import is_inside_trace
 from jaxdist._devices import chips
-from jaxdist._validate import check_instance, show
+from jaxdist._validate import check_instance, check_text, show
 from jaxdist.errors import ArgumentTypeError, ContextError
 from jaxdist.tpu import _system
 from jaxdist.tpu._system import TPUSystem
@@ -89,12 +89,12 @@ def shutdown_tpu_system(cluster_resolver: Any = None) -> None:
     chips.clear_caches()
 
 
-def system_of(name: str, caller: str = "tpu.system_of") -> TPUSystem:
+def system_of(name: str, caller: str | None = None) -> TPUSystem:
     """Return the TPU system of that name; the first call looks for it.
 
     Args:
         name: "" for the TPUs of this machine, or a system that is made up: "virtual:v5e:2x4".
-        caller: What an error names.
+        caller: What an error names in place of this function.
 
     Raises:
         NotFoundError: There is no such system.
@@ -103,8 +103,11 @@ def system_of(name: str, caller: str = "tpu.system_of") -> TPUSystem:
         >>> jaxdist.tpu.system_of("virtual:v5e:2x4").topology
         Topology(2x4x1 chips, 1 core each, 2 tasks)
     """
-    for what, text in ("name", name), ("caller", caller):
-        check_instance("tpu.system_of", what, text, str, "a text", f"Pass for instance {what}=''.")
+    remedy = "Pass for instance name=''."
+    check_instance("tpu.system_of", "name", name, str, "a text", remedy)
+    if caller is None:
+        caller = f"tpu.system_of(name={name!r})"
+    check_text("tpu.system_of", "caller", caller, "my_function")
     if name not in _FOUND:
         _FOUND[name] = _system.find(name, caller)
     return _FOUND[name]

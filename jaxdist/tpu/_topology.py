@@ -260,12 +260,14 @@ class Topology:
         )
 
 
-def topology_of_bytes(serialized: Any, caller: str = "tpu.topology_of_bytes") -> Topology:
+def topology_of_bytes(
+    serialized: Any, caller: str = "tpu.topology_of_bytes(serialized=...)"
+) -> Topology:
     """Return the topology that bytes describe.
 
     Args:
         serialized: What `Topology.serialized()` gave.
-        caller: What an error names.
+        caller: What an error names in place of this function.
 
     Raises:
         TopologyError: The bytes are no topology.

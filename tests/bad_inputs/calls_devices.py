@@ -36,13 +36,12 @@ CALLS = {
         lambda: {"devices": jaxdist.tpu.slice_of("v5e:4x2").cores},
     ),
     "jaxdist.tpu.system_of": Call(
-        lambda: jaxdist.tpu.system_of, lambda: {"name": "virtual:v5e:2x2", "caller": "f"}
+        lambda: jaxdist.tpu.system_of, lambda: {"name": "virtual:v5e:2x2"}
     ),
     "jaxdist.tpu.topology_of_bytes": Call(
         lambda: jaxdist.tpu.topology_of_bytes,
         lambda: {
             "serialized": jaxdist.tpu.slice_of("v5e:2x2").topology.serialized(),
-            "caller": "f",
         },
     ),
     "jaxdist.tpu.Slice": Call(
