@@ -14,7 +14,7 @@ from jaxdist import partition
 from jaxdist._program import Program, RunOptions
 from jaxdist._strategies import Strategy, check_strategy
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_integer, check_instance
+from jaxdist._validate import CallerRename, as_integer, check_instance
 from jaxdist._values import PerReplica
 from jaxdist.jobs._config.checks import MOST_ROWS, check_rules
 from jaxdist.jobs._config.load import LoadedConfig
@@ -229,7 +229,8 @@ class Task(abc.ABC, Generic[C]):
         caller = f"{type(self).__name__}.lower"
         check_strategy(caller, strategy)
         rows = as_integer(caller, "rows", rows, least=1, most=MOST_ROWS)
-        task = self.with_rules(rules)
+        with CallerRename(f"{type(self).__name__}.with_rules", caller):
+            task = self.with_rules(rules)
         shapes = task.batch(rows * strategy.num_replicas_in_sync)
         args = (*task.build(strategy, abstract=True), jax.tree.map(PerReplica.of_global, shapes))
         return strategy.lower(type(task).train_step, args, options=task.options)

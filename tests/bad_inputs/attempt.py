@@ -57,7 +57,9 @@ class Outcome:
         text = "\n".join([str(self.error), *getattr(self.error, "__notes__", ())])
         *owner, last = [part.removesuffix("(...)") for part in called.split(".")]
         written = {"__getitem__": f"{owner[-1]}.*\\[", "__call__": rf"\b{owner[-1]}\b"}
-        has_name = re.search(written.get(last, rf"\b{last}\b"), text)
+        # The class may be a subclass: a `DigitsTask` is a `Task`.
+        plain = rf"{last}\b" if last[0].isupper() else rf"\b{last}\b"
+        has_name = re.search(written.get(last, plain), text)
         return has_name is not None and re.search(rf"\b{parameter}\b", text) is not None
 
 
