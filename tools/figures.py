@@ -126,10 +126,13 @@ def figures(files: layers.Files) -> Iterator[tuple[str, str, str]]:
         and len([u for u in used[name] if not u.endswith("__init__")]) <= 1
         and len(used[name]) == 1
     ]
+    internal = [name for name in small if name.startswith("_") or "._" in name]
+    documented = [name for name in small if name not in internal]
     yield (
         f"files under {SMALL} lines with one importer",
-        f"{len(small)}: {', '.join(small)}",
-        "importers count when they are an `__init__`, too",
+        f"{len(internal)}: {', '.join(internal)}; and {len(documented)} that users import: "
+        f"{', '.join(documented)}",
+        "importers count when they are an `__init__`, too; users import names without underscore",
     )
     found = walkers(files)
     yield (
