@@ -130,8 +130,10 @@ def figures(files: layers.Files) -> Iterator[tuple[str, str, str]]:
     documented = [name for name in small if name not in internal]
     yield (
         f"files under {SMALL} lines with one importer",
-        f"{len(internal)}: {', '.join(internal)}; and {len(documented)} that users import: "
-        f"{', '.join(documented)}",
+        (
+            f"{len(internal)}: {', '.join(internal)}; and {len(documented)} that users import: "
+            f"{', '.join(documented)}"
+        ),
         "importers count when they are an `__init__`, too; users import names without underscore",
     )
     found = walkers(files)
