@@ -8,6 +8,7 @@ import jax
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import mesh as _mesh
+from jax.sharding import AbstractMesh, NamedSharding
 
 from jaxdist._compat.held_tracer import HeldTracer
 
@@ -105,5 +106,14 @@ def evaluate(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any
     operations by shapes and devices only. With a mesh, the results would get the mesh of the
     strategy that first computed this operation.
     """
+    # Rules of JAX for gradients give the type of another array as the `sharding` of a result.
+    params = {k: None if _is_of_a_type(v) else v for k, v in params.items()}
     with _mesh.use_abstract_mesh(_mesh.empty_abstract_mesh):
         return _core.eval_trace.process_primitive(primitive, args, params)
+
+
+def _is_of_a_type(param: Any) -> bool:
+    """Whether a parameter is a sharding of a type, without an axis that it could split."""
+    if not isinstance(param, NamedSharding) or not isinstance(param.mesh, AbstractMesh):
+        return False
+    return not param.mesh.explicit_axes

@@ -543,6 +543,36 @@ def test_a_step_does_not_meet_the_mesh_of_another_strategy() -> None:
         np.testing.assert_array_equal(found, np.outer([1, -1], [count] * 5))
 
 
+_GRADIENTS: dict[str, Callable[[Any], Any]] = {
+    # The gradient of a sum is a broadcast, to which JAX gives the type of the operand.
+    "sum": jax.grad(lambda v: jnp.sum(v * v)),
+    "mean": jax.grad(lambda v: jnp.mean(jnp.sin(v))),
+    "max": jax.grad(lambda v: jnp.max(v)),
+    "product": jax.grad(lambda v: (jnp.outer(v, v) @ v).sum()),
+    "of a gradient": jax.grad(lambda v: jax.grad(lambda u: jnp.sum(u**3))(v).sum()),
+    "slice": jax.grad(lambda v: v[1:3].sum()),
+    "softmax": jax.grad(lambda v: jax.nn.softmax(v)[0]),
+    "cumsum": jax.grad(lambda v: jnp.cumsum(v)[2]),
+    "conversion": jax.grad(lambda v: v.astype(jnp.bfloat16).sum().astype(jnp.float32)),
+}
+
+
+@pytest.mark.parametrize("name", _GRADIENTS)
+def test_a_gradient_has_no_mesh_in_its_type(name: str) -> None:
+    gradient = _GRADIENTS[name]
+
+    def step(x: Any) -> Any:
+        slope = gradient(x)
+        assert all(jax.typeof(v).sharding.mesh.empty for v in (slope, jnp.sin(slope)))
+        both = jax.vmap(lambda s, v: (s * 1, jnp.sin(v)), in_axes=(0, None))(jnp.ones(2), slope)
+        return get_replica_context().all_reduce("sum", both[1].sum(0))
+
+    x = np.arange(5.0, dtype=np.float32)
+    for count in (4, 2, 3):
+        found = _strategy(count).run(step, (_each(np.stack([x] * count)),))
+        np.testing.assert_allclose(found, count * 2 * np.sin(gradient(x)), rtol=1e-4, atol=1e-6)
+
+
 def test_values_look_like_arrays_and_do_not_outlive_their_step() -> None:
     strategy = _strategy(2)
     kept: list[Any] = []
