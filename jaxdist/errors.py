@@ -33,7 +33,13 @@ working::
         DamagedCheckpointError               checkpoint files that changed since they were written
       NonFiniteLossError       ArithmeticError  a loss that is not finite
       OutOfRangeError          StopIteration an iterator that has no element left
-      DeadlineExceededError    TimeoutError  a collective that took longer than its timeout
+      OtherProcessError        RuntimeError  another process of the job is the cause
+        DeadlineExceededError  TimeoutError too  a collective that took longer than its timeout
+        UnavailableError                     a process that has ended
+        ProgramMismatchError                 processes whose programs differ
+      ClusterError             ValueError, RuntimeError too  a cluster that cannot be, or cannot meet
+        DuplicateTaskError                   two processes that are the same task
+      LaunchError              RuntimeError  processes that cannot be started
       MissingExtraError        ImportError   an optional package that is not installed
 
       MissingNameError         AttributeError a documented name that jaxdist does not have
@@ -43,6 +49,7 @@ working::
     StateDivergenceWarning     UserWarning   a result that looks like state and differs
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 
@@ -192,12 +199,54 @@ class OutOfRangeError(JaxdistError, StopIteration):
     """
 
 
-class DeadlineExceededError(JaxdistError, TimeoutError):
+class OtherProcessError(JaxdistError, RuntimeError):
+    """Raised when the cause of an error is another process of the job.
+
+    Args:
+        message: What happened. Its first line names the processes of `processes`, and no others.
+        processes: The numbers of the processes that are the cause.
+
+    Example:
+        >>> error = jaxdist.errors.UnavailableError("process 1 has ended.", [1])
+        >>> error.processes
+        (1,)
+    """
+
+    def __init__(self, message: str = "", processes: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.processes: tuple[int, ...] = tuple(processes)
+
+
+class DeadlineExceededError(OtherProcessError, TimeoutError):
     """Raised when a collective between processes takes longer than its `timeout_seconds`.
 
     Source:
         `tf.errors.DeadlineExceededError`.
     """
+
+
+class UnavailableError(OtherProcessError):
+    """Raised when another process of the job has ended, so that a collective cannot complete.
+
+    Source:
+        `tf.errors.UnavailableError`.
+    """
+
+
+class ProgramMismatchError(OtherProcessError):
+    """Raised when the processes of a job do not run the same program on the same structures."""
+
+
+class ClusterError(JaxdistError, ValueError, RuntimeError):
+    """Raised when a description of a cluster is not valid, or its processes cannot meet."""
+
+
+class DuplicateTaskError(ClusterError):
+    """Raised when two processes of a job are the same task."""
+
+
+class LaunchError(JaxdistError, RuntimeError):
+    """Raised when the processes of a job cannot be started."""
 
 
 class MissingExtraError(JaxdistError, ImportError):
@@ -227,10 +276,6 @@ _NOT_THERE = {
     "CancelledError": _SERVERS,
     "FailedPreconditionError": (
         "What is called at the wrong time or place is errors.ContextError, a RuntimeError."
-    ),
-    "UnavailableError": (
-        "It comes with training over several processes, which is not there yet; nothing raises it "
-        "before."
     ),
     "UnknownError": _SERVERS,
 }

@@ -42,7 +42,13 @@ TREE = {
     "DamagedCheckpointError": RuntimeError,
     "NonFiniteLossError": ArithmeticError,
     "OutOfRangeError": StopIteration,
+    "OtherProcessError": RuntimeError,
     "DeadlineExceededError": TimeoutError,
+    "UnavailableError": RuntimeError,
+    "ProgramMismatchError": RuntimeError,
+    "ClusterError": ValueError,
+    "DuplicateTaskError": ValueError,
+    "LaunchError": RuntimeError,
     "MissingExtraError": ImportError,
     "MissingNameError": AttributeError,
 }

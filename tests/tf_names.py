@@ -255,6 +255,7 @@ errors.DeadlineExceededError
 errors.InvalidArgumentError
 errors.NotFoundError
 errors.OutOfRangeError
+errors.UnavailableError
 """
 
 # Not there: reading it is an error with these words, which name what is in its place.
@@ -326,7 +327,6 @@ TO_COME = {
     "coordinator": SERVERS,
     "errors.AbortedError": SERVERS,
     "errors.CancelledError": SERVERS,
-    "errors.UnavailableError": PROCESSES,
     "errors.UnknownError": SERVERS,
     "estimator": FIT,
     "experimental.CentralStorageStrategy": SERVERS,
