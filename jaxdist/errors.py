@@ -37,7 +37,7 @@ working::
         DeadlineExceededError  TimeoutError too  a collective that took longer than its timeout
         UnavailableError                     a process that has ended
         ProgramMismatchError                 processes whose programs differ
-      ClusterError             ValueError, RuntimeError too  a cluster that cannot be, or cannot meet
+      ClusterError             ValueError, RuntimeError too  a cluster that is not valid
         DuplicateTaskError                   two processes that are the same task
       LaunchError              RuntimeError  processes that cannot be started
       MissingExtraError        ImportError   an optional package that is not installed
