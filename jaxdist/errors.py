@@ -49,7 +49,7 @@ working::
     StateDivergenceWarning     UserWarning   a result that looks like state and differs
 """
 
-from collections.abc import Iterable
+import collections.abc
 from typing import TYPE_CHECKING, NoReturn
 
 
@@ -212,7 +212,7 @@ class OtherProcessError(JaxdistError, RuntimeError):
         (1,)
     """
 
-    def __init__(self, message: str = "", processes: Iterable[int] = ()) -> None:
+    def __init__(self, message: str = "", processes: collections.abc.Iterable[int] = ()) -> None:
         super().__init__(message)
         self.processes: tuple[int, ...] = tuple(processes)
 
