@@ -2,6 +2,7 @@
 
 import glob
 import logging
+import math
 import os
 import socket
 from collections.abc import Sequence
@@ -151,10 +152,10 @@ def _initialize(addresses: Sequence[str], index: int, service: str, settings: Se
             process_id=index,
             cluster_detection_method="deactivate",
             coordinator_bind_address=bind,
-            initialization_timeout=int(settings.join_seconds),
-            heartbeat_timeout_seconds=int(settings.heartbeat_seconds),
+            initialization_timeout=math.ceil(settings.join_seconds),
+            heartbeat_timeout_seconds=math.ceil(settings.heartbeat_seconds),
             # Nobody waits for long at the end: `leave` has made sure that all are ready.
-            shutdown_timeout_seconds=int(settings.heartbeat_seconds),
+            shutdown_timeout_seconds=math.ceil(settings.heartbeat_seconds),
         )
     except jax.errors.JaxRuntimeError as error:
         raise ClusterError(
@@ -200,4 +201,4 @@ def _set_collective_limit(settings: Settings) -> None:
     # know. A value that the user has set stays.
     if f"--{_FLAG}" in flags or glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*"):
         return
-    os.environ["XLA_FLAGS"] = f"{flags} --{_FLAG}={int(settings.collective_seconds)}".strip()
+    os.environ["XLA_FLAGS"] = f"{flags} --{_FLAG}={math.ceil(settings.collective_seconds)}".strip()
