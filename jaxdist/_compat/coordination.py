@@ -3,7 +3,12 @@
 `jax.distributed` offers neither the key-value store nor a service outside of process 0.
 """
 
-from typing import Any
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax
@@ -36,17 +41,56 @@ def have_backends_started() -> bool:
     return bool(xla_bridge.backends_are_initialized())
 
 
-def host_coordination_service(
-    address: str, count: int, *, heartbeat_seconds: int, shutdown_seconds: int
-) -> Any:
-    """Start a coordination service in this process, for `count` processes elsewhere.
+class Service(Protocol):
+    """A running coordination service. It ends when the object is deleted."""
 
-    No device is used. The caller keeps the result, and calls its `shutdown` at the end.
+    def shutdown(self) -> None:
+        """End the service."""
+
+
+def host_coordination_service(
+    address: str, count: int, heartbeat_seconds: int, shutdown_seconds: int
+) -> Service:
+    """Start a coordination service that survives the death of any process of the job.
+
+    Cost:
+        Some threads of gRPC in this process. JAX's backend is not started.
+
+    Args:
+        address: Where the service listens, as `host:port`.
+        count: Number of processes of the job.
+        heartbeat_seconds: After how long without news a process counts as dead.
+        shutdown_seconds: How long the processes wait for each other when they leave.
+
+    Raises:
+        RuntimeError: The service cannot listen at the address.
     """
-    return _jax.get_distributed_runtime_service(
-        address,
-        count,
-        heartbeat_timeout=heartbeat_seconds,
-        shutdown_timeout=shutdown_seconds,
-        recoverable=True,
-    )
+    # The C++ code warns of `recoverable` at each start, and users can do nothing about it.
+    with _leave_out_of_standard_error("recoverable task feature"):
+        service: Service = _jax.get_distributed_runtime_service(
+            address,
+            count,
+            heartbeat_timeout=heartbeat_seconds,
+            shutdown_timeout=shutdown_seconds,
+            recoverable=True,
+        )
+    return service
+
+
+@contextlib.contextmanager
+def _leave_out_of_standard_error(part: str) -> Iterator[None]:
+    """Drop lines with `part` that C++ code writes; other lines are written at the end."""
+    if sys.stderr is not None:
+        sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            written.seek(0)
+            for line in written:
+                if part.encode() not in line:
+                    os.write(2, line)
