@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import signal
-import traceback
 
 from jaxdist.errors import OtherProcessError
 
@@ -53,7 +52,7 @@ class Record:
     Attributes:
         is_about_others: Whether it is an `OtherProcessError`, so that its cause is elsewhere.
         processes: The numbers of the processes that are the cause.
-        text: The traceback, or the message where the command prints only that.
+        text: Its message.
     """
 
     is_about_others: bool
@@ -74,16 +73,15 @@ def write_end(folder: pathlib.Path, end: End) -> None:
     _write_whole(folder / f"{end.index}.ended", end.describe())
 
 
-def record_error(error: BaseException, *, with_traceback: bool) -> None:
-    """Tell the launcher, if there is one, which error ends this process."""
+def record_error(error: Exception) -> None:
+    """Tell the launcher, if there is one, which error ends this process without a traceback."""
     folder, config = os.environ.get("JAXDIST_LAUNCHER"), os.environ.get("TF_CONFIG")
     if folder is None or config is None or not pathlib.Path(folder).is_dir():
         return
     index = int(json.loads(config)["task"]["index"])
-    text = "".join(traceback.format_exception(error)) if with_traceback else str(error)
     about = isinstance(error, OtherProcessError)
     processes = error.processes if isinstance(error, OtherProcessError) else ()
-    content = {"is_about_others": about, "processes": processes, "text": text}
+    content = {"is_about_others": about, "processes": processes, "text": str(error)}
     _write_whole(pathlib.Path(folder) / f"{index}.error", json.dumps(content))
 
 

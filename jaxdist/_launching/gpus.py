@@ -14,11 +14,16 @@ _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
 
 def divide_gpus(
-    count: int, each: int, environment: Mapping[str, str], list_gpus: Callable[[], list[str]]
+    caller: str,
+    count: int,
+    each: int,
+    environment: Mapping[str, str],
+    list_gpus: Callable[[], list[str]],
 ) -> list[str] | None:
     """Return `CUDA_VISIBLE_DEVICES` of each process; None where JAX uses no GPU.
 
     Args:
+        caller: What starts the processes, for errors.
         count: Number of processes.
         each: GPUs of each process.
         environment: Of the launcher.
@@ -41,9 +46,11 @@ def divide_gpus(
     if count * each > len(gpus):
         where = "" if visible is None else f" in CUDA_VISIBLE_DEVICES={visible}"
         most = len(gpus) // each
-        fewer = f"Pass -n {most}" if most else f"Pass --devices-per-process {len(gpus)} and -n 1"
+        fewer = (
+            f"Start {most} process(es)" if most else f"Ask for {len(gpus)} device(s) in one process"
+        )
         raise LaunchError(
-            f"jaxdist launch -n {count} needs {count * each} GPUs, and there are {len(gpus)}"
+            f"{caller} needs {count * each} GPUs for {count} processes, and there are {len(gpus)}"
             f"{where}.\n\n"
             f"Each process gets {each} GPU(s) that no other process uses.\n\n"
             f"{fewer}, or set JAX_PLATFORMS=cpu to run the processes on the CPU."

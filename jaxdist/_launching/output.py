@@ -31,7 +31,8 @@ class PrefixedOutput:
         if newline:
             lines = (b"".join(self._parts) + complete).split(b"\n")
             self._write(b"".join(self._prefix + line + b"\n" for line in lines))
-            self._parts, self._held = [], 0
+            self._parts.clear()
+            self._held = 0
         if rest:
             self._parts.append(rest)
             self._held += len(rest)
@@ -42,7 +43,8 @@ class PrefixedOutput:
         """Write the last line, if it has no end."""
         if self._parts:
             self._write(self._prefix + b"".join(self._parts) + b"\n")
-            self._parts, self._held = [], 0
+            self._parts.clear()
+            self._held = 0
 
     def read_tail(self) -> str:
         """Return the end of what the process wrote, without prefixes."""

@@ -73,7 +73,7 @@ def _cut_end(block: Sequence[str]) -> list[str]:
 
 
 def _last_exception(block: Sequence[str]) -> str:
-    """Return the class of the exception after the last stack: its first line that is not indented."""
+    """Return the class of the exception: it is on the first line that is not indented."""
     last = max(number for number, line in enumerate(block) if _HEADER.match(line))
     for line in block[last + 1 :]:
         match = _RAISED.match(line)
