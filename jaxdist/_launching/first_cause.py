@@ -55,8 +55,11 @@ def _find_silent_cause(failed: Sequence[_Reading], ends: Sequence[End]) -> Cause
     named = [by_index[n] for reading in failed for n in reading.processes if n in by_index]
     waited = ", ".join(str(reading.end.index) for reading in failed)
     hung = next((end for end in named if end.was_ended), None)
-    left = next((end for end in [*named, *ends] if end.code == 0), None)
-    if left is not None and (hung is None or left in named):
+    # JAX's own errors name nobody. Then it is one that had left before the first of them.
+    names_nobody = not any(reading.processes for reading in failed)
+    left_before = ends[: ends.index(first.end)] if names_nobody else named
+    left = next((end for end in left_before if end.code == 0), None)
+    if left is not None:
         return Cause(
             left.index,
             1,
@@ -97,8 +100,8 @@ def _describe_failure(reading: _Reading) -> Cause:
     if end.code < 0:
         how = f"process {end.index} was ended by {end.describe()}"
         hint = (
-            "\nNobody but the system or another program sends SIGKILL: look for lack of memory, "
-            "in the output of dmesg for instance."
+            "\nThe system sends SIGKILL when memory runs out (`dmesg` then says so); otherwise a user "
+            "or another program sent it."
             if -end.code == signal.SIGKILL
             else ""
         )

@@ -95,7 +95,7 @@ def launch(
         if outcome.signal is not None:
             raise KeyboardInterrupt
         _raise_first_cause(outcome, folder, timeout_seconds)
-        return [pickle.loads((folder / f"{i}.result").read_bytes()) for i in range(n)]
+        return [_read_result(folder, index) for index in range(n)]
 
 
 def _pickle_function(function: Callable[[], Any]) -> bytes:
@@ -116,15 +116,16 @@ def _is_importable(function: Any) -> bool:
 def _raise_first_cause(outcome: Outcome, folder: pathlib.Path, seconds: float | None) -> None:
     cause = outcome.cause
     if cause is not None:
-        stored = folder / f"{cause.index}.error"
-        error, text = pickle.loads(stored.read_bytes()) if stored.exists() else (None, cause.text)
-        if error is None:
-            raise LaunchError(
-                f"{_CALLER}: process {cause.index} failed.\n\n{text}\n\n"
-                "The output above has what the processes wrote."
-            )
-        error.add_note(f"Raised in process {cause.index}:\n{text}")
-        raise error
+        error, text = _read_error(folder, cause.index)
+        if error is not None:
+            error.add_note(f"Raised in process {cause.index}:\n{text}")
+            raise error
+        # What the others found, where the cause itself raised nothing that can be read.
+        found = (_read_error(folder, end.index)[0] for end in outcome.ends)
+        raise LaunchError(
+            f"{_CALLER}: process {cause.index} failed.\n\n{text or cause.text}\n\n"
+            "The output above has what the processes wrote."
+        ) from next((error for error in found if error is not None), None)
     if outcome.late:
         numbers = ", ".join(map(str, outcome.late))
         processes = "process" if len(outcome.late) == 1 else "processes"
@@ -134,3 +135,21 @@ def _raise_first_cause(outcome: Outcome, folder: pathlib.Path, seconds: float | 
             "Pass a larger timeout_seconds, or None to wait for ever.",
             outcome.late,
         )
+
+
+def _read_error(folder: pathlib.Path, index: int) -> tuple[Exception | None, str]:
+    path = folder / f"{index}.error"
+    if not path.exists():
+        return None, ""
+    error, text = pickle.loads(path.read_bytes())
+    return error, text
+
+
+def _read_result(folder: pathlib.Path, index: int) -> Any:
+    path = folder / f"{index}.result"
+    if not path.exists():
+        raise LaunchError(
+            f"{_CALLER}: process {index} ended with exit code 0 before the function returned.\n\n"
+            "Each process returns a result.\n\nReturn instead of calling sys.exit or os._exit."
+        )
+    return pickle.loads(path.read_bytes())

@@ -42,9 +42,7 @@ sys.exit(42)
 
 def test_after_sigterm_a_process_has_the_time_that_it_needs(tmp_path: pathlib.Path) -> None:
     script = write_script(tmp_path, SAVE.replace("FOLDER", repr(str(tmp_path))))
-    with start_launcher(
-        "-n", "2", "--report-seconds", "0", "--grace-seconds", "0", script
-    ) as job:
+    with start_launcher("-n", "2", "--report-seconds", "0", "--grace-seconds", "0", script) as job:
         job.wait_for_line(0, "[0] ready")
         job.wait_for_line(0, "[1] ready")
         job.kill(0, signal.SIGTERM)
