@@ -155,10 +155,8 @@ class Attempt:
             self._kill_at = float("inf")
 
     def _end_all(self) -> None:
-        for child in self._running():
+        left = self._running()
+        for child in left:
             child.kill()
-        deadline = time.monotonic() + self._patience.grace
-        while self._running() and time.monotonic() < deadline:
-            for child in self._running():
-                child.collect(self._folder)
-            time.sleep(0.001)
+        for child in left:
+            child.abandon()

@@ -112,6 +112,12 @@ class Child:
         self.end = End(self.index, code, was_ended=self._was_ended, tail=tail, record=record)
         return self.end
 
+    def abandon(self) -> None:
+        """Wait for a process that was killed. Its output is not written."""
+        for pipe in self.streams:
+            pipe.close()
+        self._process.wait()
+
     def _has_ended(self) -> bool:
         # Without `waitid` (macOS before Python 3.13) the process is gone after the question.
         if not hasattr(os, "waitid"):

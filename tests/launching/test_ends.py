@@ -73,7 +73,7 @@ def test_an_error_about_another_process_is_not_the_cause_though_it_came_first(
 ) -> None:
     script = write_script(
         tmp_path,
-        f"""
+        """
         if index == 0:
             raise UnavailableError("process 1 has ended.\\n\\nThe rule.")
         wait_for(os.environ["JAXDIST_LAUNCHER"] + "/0.ended")
@@ -124,7 +124,7 @@ def test_the_others_can_read_which_signal_ended_a_process(tmp_path: pathlib.Path
 def test_a_process_that_does_not_answer_is_the_cause(tmp_path: pathlib.Path) -> None:
     script = write_script(
         tmp_path,
-        f"""
+        """
         if index == 1:
             print("stops", flush=True)
             os.kill(os.getpid(), signal.SIGSTOP)

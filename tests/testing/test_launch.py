@@ -16,11 +16,12 @@ from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
     DeadlineExceededError,
+    JaxdistError,
     LaunchError,
     MissingExtraError,
 )
-from jaxdist.testing import launch
 from jaxdist.testing import _launch as module
+from jaxdist.testing import launch
 from tests.strategies.oracle import refused
 
 
@@ -114,10 +115,11 @@ def test_processes_that_take_too_long_are_ended_and_named() -> None:
     ],
 )
 def test_wrong_arguments_are_refused(
-    arguments: dict[str, Any], kind: type[Exception], parts: list[str]
+    arguments: dict[str, Any], kind: type[JaxdistError], parts: list[str]
 ) -> None:
     with refused(kind, "testing.launch", *parts):
-        launch(**{"function": find_index, "n": 1, **arguments})
+        given: dict[str, Any] = {"function": find_index, "n": 1, **arguments}
+        launch(**given)
 
 
 def test_without_cloudpickle_a_function_of_a_notebook_is_refused(
