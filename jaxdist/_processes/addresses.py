@@ -69,4 +69,3 @@ def listen(host: str, port: int) -> socket.socket | None:
             return None
         raise
     return server
-
