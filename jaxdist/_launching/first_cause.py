@@ -100,8 +100,8 @@ def _describe_failure(reading: _Reading) -> Cause:
     if end.code < 0:
         how = f"process {end.index} was ended by {end.describe()}"
         hint = (
-            "\nThe system sends SIGKILL when memory runs out (`dmesg` then says so); otherwise a user "
-            "or another program sent it."
+            "\nThe system sends SIGKILL when memory runs out (`dmesg` then says so); otherwise "
+            "a user or another program sent it."
             if -end.code == signal.SIGKILL
             else ""
         )
