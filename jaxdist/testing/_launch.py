@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxdist._launching import Job, Outcome, Patience, collect_signals, run_attempt, write_to
-from jaxdist._validate import as_number, check_callable
+from jaxdist._validate import as_integer, as_number, check_callable
 from jaxdist.errors import ArgumentError, DeadlineExceededError, LaunchError
 from jaxdist.testing._call import dump
 from jaxdist.training import require_extra
@@ -69,6 +69,7 @@ def launch(
     check_callable(
         _CALLER, function, "function", "Pass the function itself: launch(train, 2), not train()."
     )
+    as_integer(_CALLER, "devices_per_process", devices_per_process, least=1, example=1)
     if timeout_seconds is not None:
         as_number(_CALLER, "timeout_seconds", timeout_seconds, least=0, example=60)
         if timeout_seconds == 0:
