@@ -77,9 +77,7 @@ def read_indexed_job(
         )
     per_job = total // len(names) if jobset is None else per_job or total
     if pod >= per_job or own >= len(names):
-        raise _contradict(
-            f"pod {pod} of Job {own}", f"{len(names)} Jobs with {per_job} pods each"
-        )
+        raise _contradict(f"pod {pod} of Job {own}", f"{len(names)} Jobs with {per_job} pods each")
     hosts = [f"{name}-{i}.{service}" for name in names for i in range(per_job)]
     return IndexedJob(tuple(hosts), own * per_job + pod)
 

@@ -133,14 +133,16 @@ class KubernetesClusterResolver(ClusterResolver):
         """
         if self._indexed is not None:
             return ClusterSpec({"worker": [f"{h}:{self._port}" for h in self._indexed.hosts]})
-        return ClusterSpec({
-            job: [
-                f"{pod.status.host_ip}:{self._port}"
-                for selector in selectors
-                for pod in self._list_pods(selector)
-            ]
-            for job, selectors in self._mapping.items()
-        })
+        return ClusterSpec(
+            {
+                job: [
+                    f"{pod.status.host_ip}:{self._port}"
+                    for selector in selectors
+                    for pod in self._list_pods(selector)
+                ]
+                for job, selectors in self._mapping.items()
+            }
+        )
 
     def master(
         self,
