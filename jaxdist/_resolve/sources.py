@@ -75,8 +75,10 @@ def make_resolver(
     port = options.port
     resolver: ClusterResolver
     if source == "slurm":
-        # A copy: the resolver sets the GPUs of the process in it.
-        resolver = SlurmClusterResolver(port_base=port or 8888, environ=dict(environ))
+        # GPUs are neither counted nor set.
+        resolver = SlurmClusterResolver(
+            port_base=port or 8888, gpus_per_node=0, environ=dict(environ)
+        )
     elif source == "kubernetes":
         resolver = KubernetesClusterResolver(
             {"worker": list(options.labels)} if options.labels else None,

@@ -24,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments after the name of the program; None takes those of the process.
 
     Returns:
-        The exit code: 0; 1 for a warning of `jaxdist resolve`; 2 for an error of jaxdist or in the arguments; 130 after Ctrl-C.
+        The exit code: 0; 1 for a warning of `jaxdist resolve`; 2 for an error of jaxdist or in the
+        arguments; 130 after Ctrl-C.
 
     Example:
         >>> main(["train", "no_such_file.toml"])
