@@ -45,18 +45,18 @@ class _Service:
     def __init__(self, pages: list[dict[str, Any]] | None = None) -> None:
         self.pages = _PAGES if pages is None else pages
 
-    def instanceGroups(self) -> "_Service":  # noqa: N802
+    def instanceGroups(self) -> "_Service":
         return self
 
     def instances(self) -> "_Service":
         return self
 
-    def listInstances(self, **asked: Any) -> _Request:  # noqa: N802
+    def listInstances(self, **asked: Any) -> _Request:
         body = {"instanceState": "RUNNING"}
         assert asked == {**_WHERE, "instanceGroup": "g", "body": body, "orderBy": "name"}
         return _Request(self.pages[0])
 
-    def listInstances_next(self, previous_request: _Request, previous_response: Any) -> Any:  # noqa: N802
+    def listInstances_next(self, previous_request: _Request, previous_response: Any) -> Any:
         page = previous_request.page + 1
         return _Request(self.pages[page], page) if "nextPageToken" in previous_response else None
 

@@ -85,10 +85,9 @@ def test_what_is_set_later_counts_more_than_the_variable() -> None:
 def test_a_malformed_variable_is_quoted_with_the_rule_and_an_example(
     config: Any, ask: str, parts: list[str]
 ) -> None:
-    with refused(ClusterError, "TFConfigClusterResolver read TF_CONFIG=", *parts) as caught:
+    with refused(ClusterError, "TFConfigClusterResolver read TF_CONFIG=", *parts):
         found = getattr(_resolver(config), ask)
         found()
-    assert caught is None or len(str(caught).split("\n\n")[0]) < 600
 
 
 def test_wrong_types_in_the_cluster_are_type_errors() -> None:
