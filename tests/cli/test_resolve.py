@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from jaxdist._processes.addresses import find_free_ports
+from jaxdist._launching import find_free_ports
 from jaxdist.cli import main
 
 

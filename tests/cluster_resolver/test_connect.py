@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxdist import _processes
-from jaxdist._processes.addresses import find_free_ports
+from jaxdist._launching import find_free_ports
 from jaxdist.cluster_resolver import (
     ClusterResolver,
     ClusterSpec,

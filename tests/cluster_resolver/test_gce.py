@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from jaxdist.cluster_resolver import GCEClusterResolver, _gce
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ClusterError, MissingExtraError
+from jaxdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ClusterError,
+    ContextError,
+    MissingExtraError,
+)
 from tests.strategies.oracle import refused
 
 _URL = "https://www.googleapis.com/compute/v1/projects/p/zones/z/instances/"
@@ -68,7 +74,8 @@ class _Service:
 
 
 def _resolver(**made: Any) -> GCEClusterResolver:
-    return GCEClusterResolver("p", "z", "g", 8470, **{"service": _Service(), **made})
+    told: dict[str, Any] = {"service": _Service(), **made}
+    return GCEClusterResolver("p", "z", "g", 8470, **told)
 
 
 def test_machines_of_all_pages_are_sorted_by_address() -> None:
@@ -87,7 +94,7 @@ def test_a_group_without_machines_is_an_empty_job() -> None:
 
 
 def test_the_job_is_not_set_later() -> None:
-    with refused(RuntimeError, "task_type was set to 'ps'", "'worker'"):
+    with refused(ContextError, "task_type was set to 'ps'", "'worker'"):
         _resolver().task_type = "ps"
 
 
@@ -107,7 +114,7 @@ class _Metadata(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"10.128.0.9")
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *_: Any) -> None:
         pass
 
 

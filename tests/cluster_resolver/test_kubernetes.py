@@ -77,7 +77,7 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(
         KubernetesClusterResolver(environ={})
 
 
-class _ConfigException(Exception):
+class _ConfigException(Exception):  # noqa: N818
     pass
 
 
