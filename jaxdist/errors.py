@@ -37,7 +37,7 @@ working::
         DeadlineExceededError  TimeoutError too  a collective that took longer than its timeout
         UnavailableError                     a process that has ended
         ProgramMismatchError                 processes whose programs differ
-      ClusterError             ValueError, RuntimeError too  a cluster that cannot be, or cannot meet
+      ClusterError             ValueError, RuntimeError too  a cluster that is not valid
         DuplicateTaskError                   two processes that are the same task
       LaunchError              RuntimeError  processes that cannot be started
       MissingExtraError        ImportError   an optional package that is not installed
@@ -49,7 +49,7 @@ working::
     StateDivergenceWarning     UserWarning   a result that looks like state and differs
 """
 
-from collections.abc import Iterable
+import collections.abc
 from typing import TYPE_CHECKING, NoReturn
 
 
@@ -212,7 +212,7 @@ class OtherProcessError(JaxdistError, RuntimeError):
         (1,)
     """
 
-    def __init__(self, message: str = "", processes: Iterable[int] = ()) -> None:
+    def __init__(self, message: str = "", processes: collections.abc.Iterable[int] = ()) -> None:
         super().__init__(message)
         self.processes: tuple[int, ...] = tuple(processes)
 
