@@ -69,9 +69,7 @@ class HeldStack:
         self._file = os.memfd_create("jaxdist-stacks")
         faulthandler.register(free, file=self._file, all_threads=True)
         self._signal = free
-        event = _SigEvent(
-            signo=free, notify=_SIGEV_THREAD_ID, thread=threading.get_native_id()
-        )
+        event = _SigEvent(signo=free, notify=_SIGEV_THREAD_ID, thread=threading.get_native_id())
         timer = ctypes.c_void_p()
         clock = 1  # CLOCK_MONOTONIC
         if self._libc.timer_create(clock, ctypes.byref(event), ctypes.byref(timer)) != 0:

@@ -81,7 +81,7 @@ class Whereabouts:
         thread = threading.get_ident()
         place = self._places[thread]
         outer = place[4]
-        if outer is None or outer[4] is None and outer[0] is OUTSIDE:
+        if outer is None or (outer[4] is None and outer[0] is OUTSIDE):
             # The step stays known; the time outside begins now.
             outer = (OUTSIDE, place[1], time.monotonic(), False, None)
         self._places[thread] = outer
