@@ -6,8 +6,6 @@ import sys
 import threading
 from types import TracebackType
 
-import jax
-
 from jaxdist._compat import find_line_of_error
 from jaxdist._processes.store import Store
 from jaxdist._processes.watching.collective_errors import is_collective_error
@@ -66,7 +64,7 @@ class Farewell:
     def _say(self, error: BaseException, has_ended: bool) -> None:
         if isinstance(error, OtherProcessError):
             self._doctor.here.blame(error.processes)
-        elif isinstance(error, jax.errors.JaxRuntimeError) and is_collective_error(error):
+        elif is_collective_error(error):
             self._doctor.here.blame(())
         text = describe_exception(error)
         if not has_ended:

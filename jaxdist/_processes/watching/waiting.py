@@ -128,7 +128,7 @@ class Waiter:
             if self._is_expiring and (error is None or isinstance(error, Exception)):
                 self._has_expired.wait(_MOST_SECONDS_TO_DIAGNOSE)
                 raise describe_deadline(self._call, self._seconds, self._found) from error
-        if isinstance(error, jax.errors.JaxRuntimeError) and is_collective_error(error):
+        if isinstance(error, Exception) and is_collective_error(error):
             explained = explain_error(self._call, error, get_doctor())
             tell_blame(explained.processes)
             raise explained from error

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from jaxdist._compat import host_coordination_service
 
-_SECONDS = 100.0
+_SECONDS = 60.0
 # What each process of a test runs before its own text.
 _BEGIN = """
 import ctypes, logging, os, signal, sys, time
@@ -26,8 +26,15 @@ from jaxdist import _processes as processes
 from jaxdist._processes import HERE, Waiter
 
 index, count = int(sys.argv[1]), int(sys.argv[2])
-addresses = sys.argv[3].split(",")
-processes.join("the test", addresses, index)
+processes.connect(
+    coordinator_address=sys.argv[3],
+    num_processes=count,
+    process_id=index,
+    cluster_detection_method="deactivate",
+    coordinator_bind_address="127.0.0.1:0",
+    heartbeat_timeout_seconds=10,
+    shutdown_timeout_seconds=5,
+)
 process = processes.get_process_of_job()
 processes.start_watching(process, processes.get_store(), processes.get_settings())
 mesh = jax.make_mesh((count,), ("x",))
@@ -89,12 +96,10 @@ class Job:
         self._service = host_coordination_service(
             service, count, heartbeat_seconds=10, shutdown_seconds=5
         )
-        addresses = ",".join(f"127.0.0.1:{find_free_port()}" for _ in range(count))
         file = folder / "script.py"
         file.write_text(_BEGIN.replace("SIZE", str(size)) + script)
         more = {
             "JAX_PLATFORMS": "cpu",
-            "JAXDIST_SERVICE": service,
             "JAX_NUM_CPU_DEVICES": "1",
             "XLA_FLAGS": "",
             **(environment or {}),
@@ -104,7 +109,7 @@ class Job:
             with open(folder / f"{index}.txt", "w") as output:
                 self.processes.append(
                     subprocess.Popen(
-                        [sys.executable, str(file), str(index), str(count), addresses],
+                        [sys.executable, str(file), str(index), str(count), service],
                         stdout=output,
                         stderr=subprocess.STDOUT,
                         env={**os.environ, **more},
