@@ -38,7 +38,7 @@ working::
         UnavailableError                     a process that has ended
         ProgramMismatchError                 processes whose programs differ
       ClusterError             ValueError, RuntimeError too  a cluster that is not valid
-        DuplicateTaskError                   two processes that are the same task
+        DuplicateTaskError   KeyError too    two processes that are the same task
       LaunchError              RuntimeError  processes that cannot be started
       MissingExtraError        ImportError   an optional package that is not installed
 
@@ -241,8 +241,14 @@ class ClusterError(JaxdistError, ValueError, RuntimeError):
     """Raised when a description of a cluster is not valid, or its processes cannot meet."""
 
 
-class DuplicateTaskError(ClusterError):
-    """Raised when two processes of a job are the same task."""
+class DuplicateTaskError(ClusterError, KeyError):
+    """Raised when two processes of a job are the same task.
+
+    Also a `KeyError`, which `tf.distribute` raises for two resolvers that have one task.
+    """
+
+    # The text of a KeyError is the repr of its argument.
+    __str__ = Exception.__str__
 
 
 class LaunchError(JaxdistError, RuntimeError):

@@ -3,7 +3,7 @@
 `jax.distributed` offers neither the key-value store nor a service outside of process 0.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax
@@ -36,17 +36,35 @@ def have_backends_started() -> bool:
     return bool(xla_bridge.backends_are_initialized())
 
 
-def host_coordination_service(
-    address: str, count: int, *, heartbeat_seconds: int, shutdown_seconds: int
-) -> Any:
-    """Start a coordination service in this process, for `count` processes elsewhere.
+class Service(Protocol):
+    """A running coordination service. It ends when the object is deleted."""
 
-    No device is used. The caller keeps the result, and calls its `shutdown` at the end.
+    def shutdown(self) -> None:
+        """End the service."""
+
+
+def host_coordination_service(
+    address: str, count: int, heartbeat_seconds: int, shutdown_seconds: int
+) -> Service:
+    """Start a coordination service that survives the death of any process of the job.
+
+    Cost:
+        Some threads of gRPC in this process. JAX's backend is not started.
+
+    Args:
+        address: Where the service listens, as `host:port`.
+        count: Number of processes of the job.
+        heartbeat_seconds: After how long without news a process counts as dead.
+        shutdown_seconds: How long the processes wait for each other when they leave.
+
+    Raises:
+        RuntimeError: The service cannot listen at the address.
     """
-    return _jax.get_distributed_runtime_service(
+    service: Service = _jax.get_distributed_runtime_service(
         address,
         count,
         heartbeat_timeout=heartbeat_seconds,
         shutdown_timeout=shutdown_seconds,
         recoverable=True,
     )
+    return service

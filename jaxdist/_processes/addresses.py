@@ -69,12 +69,3 @@ def listen(host: str, port: int) -> socket.socket | None:
             return None
         raise
     return server
-
-
-def find_free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Return ports on which nothing listens now, all different."""
-    servers = [socket.create_server((host, 0)) for _ in range(count)]
-    ports = [int(server.getsockname()[1]) for server in servers]
-    for server in servers:
-        server.close()
-    return ports
