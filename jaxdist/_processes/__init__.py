@@ -3,6 +3,11 @@
 The only room that uses `jax.distributed`, and that asks JAX for the number of this process.
 """
 
+from jaxdist._processes.addresses import find_bind_address as find_bind_address
+from jaxdist._processes.addresses import is_listening as is_listening
+from jaxdist._processes.addresses import is_loopback as is_loopback
+from jaxdist._processes.addresses import listen as listen
+from jaxdist._processes.addresses import split_address as split_address
 from jaxdist._processes.agreement import Agreement as Agreement
 from jaxdist._processes.agreement import get_agreement as get_agreement
 from jaxdist._processes.joining import at_leaving as at_leaving
@@ -20,3 +25,11 @@ from jaxdist._processes.store import CoordinationStore as CoordinationStore
 from jaxdist._processes.store import LocalStore as LocalStore
 from jaxdist._processes.store import Store as Store
 from jaxdist._processes.store import get_store as get_store
+from jaxdist._processes.watching import ABORT_CODE as ABORT_CODE
+from jaxdist._processes.watching import HERE as HERE
+from jaxdist._processes.watching import CallOfAll as CallOfAll
+from jaxdist._processes.watching import Waiter as Waiter
+from jaxdist._processes.watching import start_watching as start_watching
+from jaxdist._processes.watching import stop_watching as stop_watching
+from jaxdist._processes.watching import tell_blame as tell_blame
+from jaxdist._processes.watching import wait_until_ready as wait_until_ready

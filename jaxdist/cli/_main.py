@@ -10,6 +10,7 @@ from jaxdist.cli._info import show_info
 from jaxdist.cli._job_arguments import add_job_arguments
 from jaxdist.cli._launch import add_launch
 from jaxdist.cli._plan import add_plan
+from jaxdist.cli._resolve import add_resolve
 from jaxdist.cli._train import train
 from jaxdist.errors import JaxdistError
 from jaxdist.jobs import TASKS, versions
@@ -25,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments after the name of the program; None takes those of the process.
 
     Returns:
-        The exit code: 0; 2 for an error of jaxdist or in the arguments; 130 after Ctrl-C.
+        The exit code: 0; 1 for a warning of `jaxdist resolve`; 2 for an error of jaxdist or in the
+        arguments; 130 after Ctrl-C.
 
     Example:
         >>> main(["train", "no_such_file.toml"])
@@ -68,6 +70,7 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_train(commands, shared)
     add_plan(commands, shared)
     add_bench(commands, shared)
+    add_resolve(commands, shared)
     add_launch(commands, shared, parser.parse_args)
     info = commands.add_parser(
         "info",

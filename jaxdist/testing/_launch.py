@@ -1,7 +1,6 @@
 """`testing.launch`: a function in several processes."""
 
 import pathlib
-import pickle
 import signal
 import sys
 import tempfile
@@ -11,7 +10,7 @@ from typing import Any
 from jaxdist._launching import Job, Outcome, Patience, collect_signals, run_attempt, write_to
 from jaxdist._validate import as_integer, as_number, check_callable
 from jaxdist.errors import ArgumentError, DeadlineExceededError, LaunchError
-from jaxdist.testing._call import dump
+from jaxdist.testing._call import dump, load
 from jaxdist.training import require_extra
 
 _CALLER = "testing.launch"
@@ -100,9 +99,8 @@ def launch(
 
 
 def _pickle_function(function: Callable[[], Any]) -> bytes:
-    if _is_importable(function):
-        return pickle.dumps(function)
-    require_extra("cloudpickle", "send a function of a notebook to other processes")
+    if not _is_importable(function):
+        require_extra("cloudpickle", "send a function of a notebook to other processes")
     return dump(function)
 
 
@@ -142,7 +140,7 @@ def _read_error(folder: pathlib.Path, index: int) -> tuple[Exception | None, str
     path = folder / f"{index}.error"
     if not path.exists():
         return None, ""
-    error, text = pickle.loads(path.read_bytes())
+    error, text = load(path)
     return error, text
 
 
@@ -153,4 +151,4 @@ def _read_result(folder: pathlib.Path, index: int) -> Any:
             f"{_CALLER}: process {index} ended with exit code 0 before the function returned.\n\n"
             "Each process returns a result.\n\nReturn instead of calling sys.exit or os._exit."
         )
-    return pickle.loads(path.read_bytes())
+    return load(path)

@@ -1,7 +1,8 @@
 """The pods of an indexed Job or of a JobSet, from the environment of one of them.
 
-Kubernetes gives each pod of an indexed Job its number and the host name `<job>-<number>`; a headless
-service gives these names addresses. So nobody has to list pods, which needs a right of its own.
+Kubernetes gives each pod of an indexed Job its number and the host name `<job>-<number>`; a
+headless service gives these names addresses. So nobody has to list pods, which needs a right of its
+own.
 """
 
 import dataclasses
