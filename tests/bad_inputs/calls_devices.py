@@ -41,8 +41,8 @@ def _launch_nothing(**arguments: Any) -> Any:
     """`testing.launch` up to the start of the processes, which would take seconds each."""
     outcome = Outcome((), None, None, ())
     with (
-        mock.patch.object(_launch, "run_attempt", lambda *_: outcome),
-        mock.patch.object(_launch, "_read_result", lambda *_: None),
+        mock.patch.object(_launch, "run_attempt", return_value=outcome),
+        mock.patch.object(_launch, "_read_result", return_value=None),
     ):
         return jaxdist.testing.launch(**arguments)
 

@@ -24,6 +24,7 @@ def add(step: jax.Array) -> jax.Array:
     return context.all_reduce("sum", step * jnp.ones(()))
 
 
+total: jax.Array | None = None
 for number in range(steps):
     total = strategy.run(add, (jnp.float32(number),))
     jax.block_until_ready(total)
