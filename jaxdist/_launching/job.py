@@ -149,5 +149,5 @@ def _report(outcome: Outcome, cause: Cause) -> None:
         if end.index != cause.index and end.code != 0
     ]
     if others:
-        say(f"processes that ended because of another one: {', '.join(others)}.")
+        say(f"other processes that failed or were ended: {', '.join(others)}.")
     say(cause.text)

@@ -46,7 +46,7 @@ def test_the_traceback_of_the_process_that_failed_first_comes_last(tmp_path: pat
     assert "with exit code 1:\nTraceback" in report
     assert "KeyError: 'no key'" in report
     assert outcome.stderr.endswith("\nValueError: planted in 1\n")
-    assert "another one: 0 (ended by jaxdist launch), 2 (ended by jaxdist launch)" in outcome.stderr
+    assert "were ended: 0 (ended by jaxdist launch), 2 (ended by jaxdist launch)" in outcome.stderr
     check_nobody_is_left(outcome, 3)
 
 
@@ -84,7 +84,7 @@ def test_an_error_about_another_process_is_not_the_cause_though_it_came_first(
     assert outcome.exit_code == 1
     assert "jaxdist launch: process 1 failed first" in outcome.stderr
     assert outcome.stderr.endswith("\nValueError: planted in 1\n")
-    assert "another one: 0 (code 1)" in outcome.stderr
+    assert "were ended: 0 (code 1)" in outcome.stderr
 
 
 def test_a_process_that_leaves_with_code_0_in_the_middle_is_the_cause(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import signal
 import sys
 import threading
@@ -20,8 +21,8 @@ from jaxdist.errors import (
     LaunchError,
     MissingExtraError,
 )
+from jaxdist.testing import _call, launch
 from jaxdist.testing import _launch as module
-from jaxdist.testing import launch
 from tests.strategies.oracle import refused
 
 
@@ -88,6 +89,35 @@ def test_a_process_that_a_signal_ends_is_an_error() -> None:
 def test_a_result_that_cannot_be_pickled_is_an_error() -> None:
     with pytest.raises(ArgumentTypeError, match="cannot be pickled"):
         launch(threading.Lock, 1)
+
+
+def test_what_a_process_writes_is_read_by_the_caller(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What the process runs, in the process of the test.
+    monkeypatch.setenv("TF_CONFIG", '{"task": {"index": 4}}')
+    (tmp_path / "function").write_bytes(_call.dump(find_index))
+    _call.main(str(tmp_path))
+    assert _call.load(tmp_path / "4.result") == 4
+    (tmp_path / "function").write_bytes(_call.dump(_raise_own))
+    with pytest.raises(_OwnError, match="1 and 2"):
+        _call.main(str(tmp_path))
+    error, text = _call.load(tmp_path / "4.error")
+    assert error is None
+    assert text.endswith("_OwnError: 1 and 2\n")
+    (tmp_path / "function").write_bytes(_call.dump(threading.Lock))
+    with refused(ArgumentTypeError, "the result", "cannot be pickled", "np.asarray(value)"):
+        _call.main(str(tmp_path))
+    error, _ = _call.load(tmp_path / "4.error")
+    assert isinstance(error, ArgumentTypeError)
+
+
+def test_without_cloudpickle_functions_of_modules_go_by_pickle(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    (tmp_path / "function").write_bytes(_call.dump(find_index))
+    assert _call.load(tmp_path / "function") is find_index
 
 
 def test_a_process_that_exits_before_the_function_returns_is_an_error() -> None:
