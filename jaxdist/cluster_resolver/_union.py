@@ -153,6 +153,3 @@ class UnionResolver(ClusterResolver):
                 )
             joined.update(tasks)
         return joined
-
-
-UnionClusterResolver = UnionResolver
