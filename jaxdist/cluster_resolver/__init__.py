@@ -21,7 +21,8 @@ from jaxdist.cluster_resolver._tf_config import TFConfigClusterResolver as TFCon
 from jaxdist.cluster_resolver._tpu import TPUClusterResolver as TPUClusterResolver
 from jaxdist.cluster_resolver._union import UnionResolver as UnionResolver
 
-# TensorFlow has the class under both names.
-UnionClusterResolver = UnionResolver
+# isort: split
+# The second name of one class comes second: tables and errors take the first one.
+from jaxdist.cluster_resolver._union import UnionClusterResolver as UnionClusterResolver
 
 _explain_missing(__name__)

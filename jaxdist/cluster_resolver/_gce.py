@@ -180,7 +180,8 @@ def _make_service(credentials: Any) -> Any:
     except ImportError:
         raise MissingExtraError(
             f"{_CALLER} was given no service, so it asks Google's API itself, and the package "
-            "google-api-python-client is not installed.\n\njaxdist is installed without its optional packages.\n\n"
+            "google-api-python-client is not installed.\n\n"
+            "jaxdist is installed without its optional packages.\n\n"
             "Install it with: pip install google-api-python-client"
         ) from None
     is_default = isinstance(credentials, str) and credentials == "default"

@@ -153,3 +153,6 @@ class UnionResolver(ClusterResolver):
                 )
             joined.update(tasks)
         return joined
+
+
+UnionClusterResolver = UnionResolver

@@ -113,7 +113,8 @@ def _read_integer(environ: Mapping[str, str], name: str) -> int:
     text = environ.get(name, "")
     if not text.isdecimal() or int(text) > MOST_PODS:
         raise ClusterError(
-            f"KubernetesClusterResolver read {name}={text!r}.\n\nIt is an integer from 0 to {MOST_PODS}.\n\n"
+            f"KubernetesClusterResolver read {name}={text!r}.\n\n"
+            f"It is an integer from 0 to {MOST_PODS}.\n\n"
             "Kubernetes sets JOB_COMPLETION_INDEX in pods of a Job with completionMode: Indexed; "
             "JOB_INDEX comes from the annotation jobset.sigs.k8s.io/job-index."
         )
