@@ -11,6 +11,9 @@ from jaxdist._values.mean import next_power_of_two as next_power_of_two
 from jaxdist._values.mean import share_of_mean as share_of_mean
 from jaxdist._values.pairwise import Combine as Combine
 from jaxdist._values.pairwise import combine_pairwise as combine_pairwise
+from jaxdist._values.replicas.agreed import AgreedShapes as AgreedShapes
+from jaxdist._values.replicas.agreed import agreed_shapes as agreed_shapes
+from jaxdist._values.replicas.agreed import mark_with_shapes as mark_with_shapes
 from jaxdist._values.replicas.ahead import Ahead as Ahead
 from jaxdist._values.replicas.ahead import UnevenStep as UnevenStep
 from jaxdist._values.replicas.ahead import copy_steps_ahead as copy_steps_ahead

@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 import jax
 
+from jaxdist._values.replicas.agreed import agreed_shapes, mark_with_shapes
 from jaxdist._values.replicas.per_replica import PerReplica
 
 # Note [Batches to come]
@@ -46,10 +47,14 @@ def steps_ahead(value: PerReplica) -> Ahead:
 
 
 def copy_steps_ahead(given: Any, to: Any) -> None:
-    """Copy the uneven steps from `given` to `to`, a pytree of the same structure."""
+    """Copy what a dataset attached to `given`, also shapes, to `to` of the same structure."""
     for old, new in zip(_list_values(given), _list_values(to), strict=True):
-        if isinstance(old, PerReplica) and (ahead := steps_ahead(old)):
+        if not isinstance(old, PerReplica):
+            continue
+        if ahead := steps_ahead(old):
             mark_with_steps_ahead(new, ahead)
+        if (shapes := agreed_shapes(old)) is not None:
+            mark_with_shapes(new, shapes)
 
 
 def _list_values(tree: Any) -> list[Any]:
