@@ -37,8 +37,8 @@ working::
         DeadlineExceededError  TimeoutError too  a collective that took longer than its timeout
         UnavailableError                     a process that has ended
         ProgramMismatchError                 processes whose programs differ
-      ClusterError             ValueError, RuntimeError too  a cluster that cannot be, or cannot meet
-        DuplicateTaskError                   two processes that are the same task
+      ClusterError             ValueError, RuntimeError too  a cluster that is not valid
+        DuplicateTaskError   KeyError too    two processes that are the same task
       LaunchError              RuntimeError  processes that cannot be started
       MissingExtraError        ImportError   an optional package that is not installed
 
@@ -49,7 +49,7 @@ working::
     StateDivergenceWarning     UserWarning   a result that looks like state and differs
 """
 
-from collections.abc import Iterable
+import collections.abc
 from typing import TYPE_CHECKING, NoReturn
 
 
@@ -212,7 +212,7 @@ class OtherProcessError(JaxdistError, RuntimeError):
         (1,)
     """
 
-    def __init__(self, message: str = "", processes: Iterable[int] = ()) -> None:
+    def __init__(self, message: str = "", processes: collections.abc.Iterable[int] = ()) -> None:
         super().__init__(message)
         self.processes: tuple[int, ...] = tuple(processes)
 
@@ -241,8 +241,14 @@ class ClusterError(JaxdistError, ValueError, RuntimeError):
     """Raised when a description of a cluster is not valid, or its processes cannot meet."""
 
 
-class DuplicateTaskError(ClusterError):
-    """Raised when two processes of a job are the same task."""
+class DuplicateTaskError(ClusterError, KeyError):
+    """Raised when two processes of a job are the same task.
+
+    Also a `KeyError`, which `tf.distribute` raises for two resolvers that have one task.
+    """
+
+    # The text of a KeyError is the repr of its argument.
+    __str__ = Exception.__str__
 
 
 class LaunchError(JaxdistError, RuntimeError):

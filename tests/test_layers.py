@@ -18,7 +18,7 @@ ROWS = [
     {"_typing", "errors"},
     {"_compat", "_hooks", "_not_there", "_validate"},
     {"_devices", "_mesh", "_processes", "hlo"},
-    {"tpu", "cluster_resolver", "cost"},
+    {"tpu", "cluster_resolver", "cost", "_launching"},
     {"explain"},
     {"_values", "_collectives"},
     {"_replica"},

@@ -151,7 +151,13 @@ TPU_EXPERIMENTAL = {
     "initialize_tpu_system",
     "shutdown_tpu_system",
 }
-CONFIG = {"experimental_connect_to_cluster", "links", "run_eagerly", "steps_run_eagerly"}
+CONFIG = {
+    "experimental_connect_to_cluster",
+    "links",
+    "processes",
+    "run_eagerly",
+    "steps_run_eagerly",
+}
 PARTITION = {
     "ByNames",
     "Replicate",

@@ -17,6 +17,11 @@ from jaxdist._compat.binding import rewrite_derivatives as rewrite_derivatives
 from jaxdist._compat.binding import rewrite_jvp as rewrite_jvp
 from jaxdist._compat.binding import use_source_of as use_source_of
 from jaxdist._compat.context_variables import set_in_block as set_in_block
+from jaxdist._compat.coordination import get_coordination_client as get_coordination_client
+from jaxdist._compat.coordination import get_process_numbers as get_process_numbers
+from jaxdist._compat.coordination import have_backends_started as have_backends_started
+from jaxdist._compat.coordination import host_coordination_service as host_coordination_service
+from jaxdist._compat.coordination import hosts_coordination_service as hosts_coordination_service
 from jaxdist._compat.dispatch import SUPPORTS_SUB_BYTE_LAYOUTS as SUPPORTS_SUB_BYTE_LAYOUTS
 from jaxdist._compat.dispatch import Answer as Answer
 from jaxdist._compat.dispatch import InvalidNumberError as InvalidNumberError

@@ -1,9 +1,22 @@
-"""The processes of a job: which one this is, and how they connect.
+"""The processes of a job: which one this is, how they join, agree, and leave.
 
 The only room that uses `jax.distributed`, and that asks JAX for the number of this process.
 """
 
-from jaxdist._processes.connection import connect as connect
-from jaxdist._processes.connection import is_connected as is_connected
+from jaxdist._processes.agreement import Agreement as Agreement
+from jaxdist._processes.agreement import get_agreement as get_agreement
+from jaxdist._processes.joining import at_leaving as at_leaving
+from jaxdist._processes.joining import connect as connect
+from jaxdist._processes.joining import is_connected as is_connected
+from jaxdist._processes.joining import join as join
+from jaxdist._processes.joining import leave as leave
 from jaxdist._processes.process import Process as Process
 from jaxdist._processes.process import get_current_process as get_current_process
+from jaxdist._processes.process import get_process_of_job as get_process_of_job
+from jaxdist._processes.settings import Settings as Settings
+from jaxdist._processes.settings import get_settings as get_settings
+from jaxdist._processes.settings import processes as processes
+from jaxdist._processes.store import CoordinationStore as CoordinationStore
+from jaxdist._processes.store import LocalStore as LocalStore
+from jaxdist._processes.store import Store as Store
+from jaxdist._processes.store import get_store as get_store

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 
+from jaxdist._compat import get_process_numbers
 from jaxdist._validate import as_integer
 
 
@@ -59,3 +60,12 @@ def get_current_process() -> Process:
         Process(index=0, count=1)
     """
     return Process(jax.process_index(), jax.process_count())
+
+
+def get_process_of_job() -> Process | None:
+    """Return this process as a process of the job that it has joined; None without a job.
+
+    Does not start JAX's backend.
+    """
+    numbers = get_process_numbers()
+    return None if numbers is None else Process(*numbers)

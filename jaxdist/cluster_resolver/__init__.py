@@ -5,8 +5,21 @@ from jaxdist.cluster_resolver._cluster_spec import ClusterSpec as ClusterSpec
 from jaxdist.cluster_resolver._connect import (
     experimental_connect_to_cluster as experimental_connect_to_cluster,
 )
+from jaxdist.cluster_resolver._gce import GCEClusterResolver as GCEClusterResolver
+from jaxdist.cluster_resolver._kubernetes import (
+    KubernetesClusterResolver as KubernetesClusterResolver,
+)
+from jaxdist.cluster_resolver._kubernetes import (
+    KubernetesExecutableLocation as KubernetesExecutableLocation,
+)
 from jaxdist.cluster_resolver._resolver import ClusterResolver as ClusterResolver
 from jaxdist.cluster_resolver._simple import SimpleClusterResolver as SimpleClusterResolver
+from jaxdist.cluster_resolver._slurm import SlurmClusterResolver as SlurmClusterResolver
+from jaxdist.cluster_resolver._tasks import find_own_task as find_own_task
+from jaxdist.cluster_resolver._tasks import list_training_tasks as list_training_tasks
+from jaxdist.cluster_resolver._tf_config import TFConfigClusterResolver as TFConfigClusterResolver
 from jaxdist.cluster_resolver._tpu import TPUClusterResolver as TPUClusterResolver
+from jaxdist.cluster_resolver._union import UnionClusterResolver as UnionClusterResolver
+from jaxdist.cluster_resolver._union import UnionResolver as UnionResolver
 
 _explain_missing(__name__)

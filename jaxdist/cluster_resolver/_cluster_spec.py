@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 from jaxdist._validate import as_integer, check_instance, show
-from jaxdist.errors import ArgumentTypeError, NotFoundError
+from jaxdist.cluster_resolver._cluster_def import ClusterDef, JobDef, read_cluster_def
+from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError
 
 Tasks: TypeAlias = Sequence[str] | Mapping[Any, str]
 
@@ -15,10 +16,12 @@ class ClusterSpec:
 
     Args:
         cluster: A dict that contains for each job a list of addresses, or a dict from task numbers
-            to addresses; or another `ClusterSpec`.
+            to addresses; or another `ClusterSpec`; or what `as_cluster_def` returns, also
+            TensorFlow's.
 
     Raises:
-        ArgumentTypeError: `cluster` is of another type, or an address is no string.
+        ArgumentTypeError: `cluster` is of another type, or a job or an address is no string.
+        ArgumentError: The number of a task is a text that is no number.
 
     Example:
         >>> from jaxdist.cluster_resolver import ClusterSpec
@@ -32,22 +35,26 @@ class ClusterSpec:
         `tf.train.ClusterSpec`.
     """
 
-    def __init__(self, cluster: "ClusterSpec | Mapping[str, Tasks]") -> None:
+    def __init__(self, cluster: "ClusterSpec | Mapping[str, Tasks] | ClusterDef") -> None:
         if isinstance(cluster, ClusterSpec):
             self._jobs: dict[str, dict[int, str]] = {j: dict(t) for j, t in cluster._jobs.items()}
             return
-        if not isinstance(cluster, Mapping):
+        jobs = read_cluster_def(cluster)
+        if jobs is None:
             raise ArgumentTypeError(
                 f"ClusterSpec was given cluster={show(cluster)}.\n\n"
                 "cluster is a dict from jobs to tasks.\n\nPass for instance {'worker': "
                 "['host0:2222', 'host1:2222']}."
             )
-        self._jobs = {
-            str(job): dict(_parse_tasks(str(job), tasks)) for job, tasks in cluster.items()
-        }
+        for job in jobs:
+            remedy = "Pass for instance {'worker': ['host0:2222']}."
+            check_instance("ClusterSpec", "cluster, a job,", job, str, "a text", remedy)
+        self._jobs = {job: dict(_parse_tasks(job, tasks)) for job, tasks in jobs.items()}
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
         """Return a list of addresses per job, or a dict if the task numbers have gaps.
+
+        A job without tasks is an empty dict.
 
         Example:
             >>> jaxdist.cluster_resolver.ClusterSpec({"worker": {0: "a:1", 2: "b:1"}}).as_dict()
@@ -55,10 +62,23 @@ class ClusterSpec:
         """
         return {
             job: [tasks[i] for i in range(len(tasks))]
-            if set(tasks) == set(range(len(tasks)))
+            if tasks and set(tasks) == set(range(len(tasks)))
             else dict(tasks)
             for job, tasks in self._jobs.items()
         }
+
+    def as_cluster_def(self) -> ClusterDef:
+        """Return the jobs, sorted by name, as an object with the fields of TensorFlow's message.
+
+        It is no protocol buffer. `ClusterSpec` takes it back.
+
+        Example:
+            >>> spec = jaxdist.cluster_resolver.ClusterSpec({"worker": ["a:1", "b:1"]})
+            >>> [job] = spec.as_cluster_def().job
+            >>> job.name, job.tasks
+            ('worker', {0: 'a:1', 1: 'b:1'})
+        """
+        return ClusterDef(tuple(JobDef(job, dict(self._jobs[job])) for job in sorted(self._jobs)))
 
     @property
     def jobs(self) -> list[str]:
@@ -185,12 +205,14 @@ def _parse_tasks(job: str, tasks: Any) -> Iterator[tuple[int, str]]:
 
 
 def _parse_index(job: str, index: Any) -> int:
+    given = f"ClusterSpec was given cluster[{job!r}] with the task {show(index)}.\n\n"
+    rest = "Tasks are numbered from 0.\n\nUse integers as keys: {0: 'host:2222'}."
     # JSON, and so `TF_CONFIG`, has only strings as keys.
-    try:
+    if isinstance(index, str):
+        if not index.strip().isdecimal():
+            raise ArgumentError(given + rest)
         return int(index)
-    except (TypeError, ValueError):
-        raise ArgumentTypeError(
-            f"ClusterSpec was given cluster[{job!r}] with the task {show(index)}.\n\n"
-            "Tasks are numbered.\n\n"
-            "Use integers as keys: {0: 'host:2222'}."
-        ) from None
+    number = as_integer("ClusterSpec", f"a task of cluster[{job!r}]", index, remedy=rest)
+    if number < 0:
+        raise ArgumentError(given + rest)
+    return number

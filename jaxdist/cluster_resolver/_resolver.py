@@ -1,10 +1,12 @@
 """`ClusterResolver`, the base class: the tasks of a cluster, and the task of this process."""
 
 import abc
+import os
+from collections.abc import Mapping
 from typing import Any
 
 from jaxdist._devices import chips
-from jaxdist._validate import as_integer, check_instance, log_without_effect
+from jaxdist._validate import CallerRename, as_integer, check_instance, log_without_effect
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 
 
@@ -69,8 +71,12 @@ class ClusterResolver(abc.ABC):
         return chips.accelerators(None if task_type is None else task_id)
 
     @property
-    def environment(self) -> str:
+    def environment(self) -> str | None:
         """The environment of the cluster, for instance `google`; usually empty."""
+        return ""
+
+    def _describe_source(self) -> str:
+        """Return where the tasks come from, for the first line of an error; may be empty."""
         return ""
 
     @property
@@ -90,6 +96,30 @@ class ClusterResolver(abc.ABC):
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
         self._task_id = task_id
+
+
+def read_environ(caller: str, environ: Any) -> Mapping[str, str]:
+    """Return the environment to read: what was given, or that of this process."""
+    if environ is None:
+        return os.environ
+    remedy = "Leave environ out: then it is the environment of this process."
+    check_instance(caller, "environ", environ, Mapping, "a dict from texts to texts", remedy)
+    return environ
+
+
+def find_master(
+    caller: str,
+    spec: ClusterSpec,
+    task: tuple[Any, Any],
+    rpc_layer: str | None,
+) -> str:
+    """Return the address of `task`, with the protocol; errors name the arguments of `caller`."""
+    inner = "ClusterSpec.task_address was given"
+    with (
+        CallerRename(f"{inner} job_name", f"{caller} was given task_type"),
+        CallerRename(f"{inner} task_index", f"{caller} was given task_id"),
+    ):
+        return master_url(spec.task_address(*task), rpc_layer)
 
 
 def check_task(caller: str, task_type: Any, task_id: Any, rpc_layer: Any = None) -> None:

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, final
 
-from jaxdist._validate import CallerRename, as_integer, check_instance, show
+from jaxdist._validate import as_integer, check_instance, show
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import (
     ClusterResolver,
     check_task,
+    find_master,
     log_unused_arguments,
     master_url,
 )
@@ -96,13 +97,8 @@ class SimpleClusterResolver(ClusterResolver):
         caller = f"{_CALLER}.master"
         check_task(caller, task_type, task_id, rpc_layer)
         if task_type is not None and task_id is not None:
-            # Errors of the spec are rewritten to name the arguments of this method.
-            inner = "ClusterSpec.task_address was given"
-            with (
-                CallerRename(f"{inner} job_name", f"{caller} was given task_type"),
-                CallerRename(f"{inner} task_index", f"{caller} was given task_id"),
-            ):
-                address = self._cluster_spec.task_address(task_type, task_id)
+            task = (task_type, task_id)
+            return find_master(caller, self._cluster_spec, task, rpc_layer or self.rpc_layer)
         return master_url(address, rpc_layer or self.rpc_layer)
 
     def num_accelerators(

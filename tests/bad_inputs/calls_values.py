@@ -190,6 +190,16 @@ CALLS = {
         lambda: strategy().lower(identity, (np.ones((8, 4), np.float32),)).compile_for,
         lambda: {"topology": "v5e:2x2", "global_batch": None, "quick": True},
     ),
+    "jaxdist.config.processes": Call(
+        lambda: jaxdist.config.processes,
+        lambda: {
+            "quiet_seconds": 60.0,
+            "heartbeat_seconds": 10.0,
+            "join_seconds": 300.0,
+            "abort_seconds": None,
+            "collective_seconds": 1800.0,
+        },
+    ),
     "jaxdist.config.run_eagerly": Call(
         lambda: jaxdist.config.run_eagerly, lambda: {"enabled": True}, use=entered
     ),

@@ -1,0 +1,70 @@
+"""JAX's coordination service, and whether its backends have started.
+
+`jax.distributed` offers neither the key-value store nor a service outside of process 0.
+"""
+
+from typing import Any, Protocol
+
+from jax._src import distributed, xla_bridge
+from jax._src.lib import _jax
+
+
+def get_coordination_client() -> Any:
+    """Return the client of the coordination service, or None before `jax.distributed.initialize`.
+
+    Its key-value store is private in all versions.
+    """
+    return distributed.global_state.client
+
+
+def get_process_numbers() -> tuple[int, int] | None:
+    """Return the number of this process and of all, or None before `jax.distributed.initialize`.
+
+    `jax.process_index` starts the backend.
+    """
+    state = distributed.global_state
+    return None if state.client is None else (state.process_id, state.num_processes)
+
+
+def hosts_coordination_service() -> bool:
+    """Whether this process hosts the coordination service of its job."""
+    return distributed.global_state.service is not None
+
+
+def have_backends_started() -> bool:
+    """Whether JAX has looked at its devices, after which the processes cannot join any more."""
+    return bool(xla_bridge.backends_are_initialized())
+
+
+class Service(Protocol):
+    """A running coordination service. It ends when the object is deleted."""
+
+    def shutdown(self) -> None:
+        """End the service."""
+
+
+def host_coordination_service(
+    address: str, count: int, heartbeat_seconds: int, shutdown_seconds: int
+) -> Service:
+    """Start a coordination service that survives the death of any process of the job.
+
+    Cost:
+        Some threads of gRPC in this process. JAX's backend is not started.
+
+    Args:
+        address: Where the service listens, as `host:port`.
+        count: Number of processes of the job.
+        heartbeat_seconds: After how long without news a process counts as dead.
+        shutdown_seconds: How long the processes wait for each other when they leave.
+
+    Raises:
+        RuntimeError: The service cannot listen at the address.
+    """
+    service: Service = _jax.get_distributed_runtime_service(
+        address,
+        count,
+        heartbeat_timeout=heartbeat_seconds,
+        shutdown_timeout=shutdown_seconds,
+        recoverable=True,
+    )
+    return service

@@ -1,0 +1,72 @@
+"""Addresses of processes: host and port, and what listens there."""
+
+import errno
+import ipaddress
+import socket
+
+from jaxdist._validate import show
+from jaxdist.errors import ClusterError
+
+
+def split_address(caller: str, address: str) -> tuple[str, int]:
+    """Return the host and the port of `host:port` or `[ipv6]:port`.
+
+    Raises:
+        ClusterError: The address has no host, or no port from 1 to 65535.
+    """
+    host, _, port = str(address).rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ClusterError(
+            f"{caller} was given the address {show(address)}.\n\n"
+            "The address of a process is host:port, with a port from 1 to 65535.\n\n"
+            "Write for instance 'worker0.example.com:12345'."
+        )
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine's own, which no other machine can reach."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_listening(host: str, port: int, seconds: float = 1.0) -> bool:
+    """Whether something accepts connections at an address."""
+    try:
+        socket.create_connection((host, port), timeout=seconds).close()
+    except OSError:
+        return False
+    return True
+
+
+def listen(host: str, port: int) -> socket.socket | None:
+    """Return a socket that listens at an address of this machine; None if it is no address of it.
+
+    Raises:
+        OSError: The port is in use, or this user may not bind it.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return None
+    family, kind, protocol, _, where = found[0]
+    server = socket.socket(family, kind, protocol)
+    # A port that an ended process of this job used a moment ago can be used again at once. A port
+    # on which somebody listens cannot.
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        server.bind(where)
+        server.listen(128)
+    except OSError as error:
+        server.close()
+        # Behind a proxy or in a container the job's address may be another machine's.
+        if error.errno == errno.EADDRNOTAVAIL:
+            return None
+        raise
+    return server
+

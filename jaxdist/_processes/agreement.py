@@ -1,0 +1,135 @@
+"""`Agreement`: each process tells all others a short text, and all get the same answers."""
+
+import threading
+import time
+from typing import Any
+
+from jaxdist._compat import get_coordination_client
+from jaxdist._processes.process import Process, get_process_of_job
+from jaxdist._processes.settings import get_settings
+from jaxdist._processes.store import Store, get_store
+from jaxdist.errors import DeadlineExceededError, UnavailableError
+
+# A process that has ended is noticed at least this often while the others wait for its text.
+_LOOK_SECONDS = 0.5
+
+
+class Agreement:
+    """Exchanges of short texts between all processes of a job, over its key-value store.
+
+    The n-th call with a channel meets the n-th calls of the other processes with this channel. So
+    each thread of a process uses channels of its own. It is no collective: a thread that reads
+    ahead can use it while the devices compute.
+
+    Cost:
+        For each call one request to the store to write, and one for each other process to read:
+        about 0.5 ms on one machine with two processes.
+
+    Args:
+        store: The store of the job.
+        process: This process.
+
+    Example:
+        >>> from jaxdist._processes import Agreement, LocalStore, Process
+        >>> Agreement(LocalStore(), Process(0, 1)).gather("rows", "8")
+        ('8',)
+    """
+
+    def __init__(self, store: Store, process: Process) -> None:
+        self.process = process
+        self._store = store
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = {}
+
+    def gather(
+        self, channel: str, text: str, seconds: float | None = None, *, purpose: str = ""
+    ) -> tuple[str, ...]:
+        """Return the texts of all processes, in their order.
+
+        Args:
+            channel: Which exchange this is; all processes call it equally often.
+            text: The text of this process.
+            seconds: How long to wait for the others; None means `collective_seconds`.
+            purpose: What is exchanged, for errors.
+
+        Raises:
+            DeadlineExceededError: A process has not called it in time.
+            UnavailableError: A process has ended.
+        """
+        process = self.process
+        if process.count == 1:
+            return (text,)
+        limit = get_settings().collective_seconds if seconds is None else seconds
+        with self._lock:
+            number = self._counts[channel] = self._counts.get(channel, 0) + 1
+        here = f"jaxdist/agree/{channel}/{number}"
+        self._store.set(f"{here}/{process.index}", text, overwrite=True)
+        end = time.monotonic() + limit
+        texts: list[str] = []
+        for other in range(process.count):
+            if other == process.index:
+                texts.append(text)
+                continue
+            texts.append(self._wait_for(f"{here}/{other}", end, limit, purpose or channel))
+        # All have written number n, so all have read number n - 1.
+        if number > 1:
+            self._store.delete(f"jaxdist/agree/{channel}/{number - 1}/{process.index}")
+        return tuple(texts)
+
+    def _wait_for(self, key: str, end: float, limit: float, purpose: str) -> str:
+        here, _, other = key.rpartition("/")
+        while True:
+            left = end - time.monotonic()
+            found = self._store.wait_for(key, max(0.0, min(_LOOK_SECONDS, left)))
+            if found is not None:
+                return found
+            present = self._store.list(f"{here}/")
+            ended = self._list_ended(present, here)
+            if ended:
+                raise UnavailableError(_describe_ended(purpose, ended), [*ended])
+            if time.monotonic() >= end:
+                missing = [
+                    i for i in range(self.process.count) if f"{here}/{i}" not in present
+                ] or [int(other)]
+                raise DeadlineExceededError(
+                    f"{_list_processes(missing)} did not come to the exchange of {purpose} "
+                    f"within {limit:g} s.\n\n"
+                    "All processes of a job make the same calls in the same order.\n\n"
+                    "Look at what that process does instead: it may have ended, wait elsewhere, or "
+                    "run another program.",
+                    missing,
+                )
+
+    def _list_ended(self, present: dict[str, str], here: str) -> dict[int, str]:
+        """Return the processes that have said that they end, and have not written before."""
+        left = self._store.list("jaxdist/left/")
+        ended = {int(key.rpartition("/")[2]): text for key, text in left.items()}
+        return {i: text for i, text in sorted(ended.items()) if f"{here}/{i}" not in present}
+
+
+def _list_processes(numbers: list[int]) -> str:
+    return ", ".join(f"process {n}" for n in numbers)
+
+
+def _describe_ended(purpose: str, ended: dict[int, str]) -> str:
+    said = "; ".join(f"process {n} has ended ({text})" for n, text in ended.items())
+    return (
+        f"{said}, before the exchange of {purpose}.\n\n"
+        "All processes of a job make the same calls in the same order.\n\n"
+        "Look for the error of the process that ended; then start the job again."
+    )
+
+
+_agreements: list[tuple[Any, Agreement]] = []
+
+
+def get_agreement() -> Agreement | None:
+    """Return the agreement of this process's job, or None if it has not joined one."""
+    store, process = get_store(), get_process_of_job()
+    if store is None or process is None:
+        return None
+    # One object for each connection, since it counts the calls.
+    client = get_coordination_client()
+    if not _agreements or _agreements[0][0] is not client:
+        _agreements[:] = [(client, Agreement(store, process))]
+    return _agreements[0][1]

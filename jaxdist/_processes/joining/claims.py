@@ -1,0 +1,130 @@
+"""Claims: while the job starts, each process answers at its own address with what it is.
+
+See Note [Roll call] in `roll_call.py`.
+"""
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from jaxdist._processes.addresses import listen, split_address
+from jaxdist.errors import ClusterError, DuplicateTaskError
+
+_MARK = "jaxdist-claim "
+# A process on the same machine answers in less than a millisecond; this is for slow networks.
+_ANSWER_SECONDS = 2.0
+
+
+class Claim:
+    """A thread that answers at the address of this process until `close`.
+
+    Args:
+        address: The address of this process in the cluster.
+        said: What it answers; it can be changed later by `say`.
+
+    Raises:
+        DuplicateTaskError: Another process answers there, as the same task of the same cluster.
+        ClusterError: Another program listens there.
+    """
+
+    def __init__(self, caller: str, address: str, said: Mapping[str, Any]) -> None:
+        self._said = dict(said)
+        host, port = split_address(caller, address)
+        try:
+            self._server = listen(host, port)
+        except OSError as error:
+            raise _explain_used_port(caller, address, said, error) from None
+        self._thread = threading.Thread(target=self._answer, name="jaxdist-claim", daemon=True)
+        if self._server is not None:
+            self._server.settimeout(0.2)
+            self._is_open = True
+            self._thread.start()
+
+    @property
+    def can_answer(self) -> bool:
+        """Whether the address is one of this machine, so that others can ask."""
+        return self._server is not None
+
+    def say(self, **what: Any) -> None:
+        """Change the answer."""
+        self._said = {**self._said, **what}
+
+    def close(self) -> None:
+        """Stop answering, and free the port."""
+        if self._server is None:
+            return
+        self._is_open = False
+        self._thread.join()
+        self._server.close()
+
+    def _answer(self) -> None:
+        server = self._server
+        while server is not None and self._is_open:
+            try:
+                asker, _ = server.accept()
+            except TimeoutError:
+                continue
+            # Who has gone in the meantime needs no answer.
+            with contextlib.suppress(OSError), asker:
+                asker.settimeout(_ANSWER_SECONDS)
+                asker.sendall((_MARK + json.dumps(self._said) + "\n").encode())
+
+
+def ask(address: str, caller: str) -> dict[str, Any] | str | None:
+    """Ask who is at an address.
+
+    Returns:
+        What a process of jaxdist answers there; a text if something else listens there; None if
+        nothing does.
+    """
+    host, port = split_address(caller, address)
+    try:
+        with socket.create_connection((host, port), timeout=_ANSWER_SECONDS) as connection:
+            connection.settimeout(_ANSWER_SECONDS)
+            return _read(connection)
+    except TimeoutError:
+        return "something that does not answer"
+    except OSError:
+        return None
+
+
+def _read(connection: socket.socket) -> dict[str, Any] | str:
+    received = b""
+    while not received.endswith(b"\n") and len(received) < 65536:
+        part = connection.recv(4096)
+        if not part:
+            break
+        received += part
+        if not _MARK.encode().startswith(received[: len(_MARK)]):
+            return "another program"
+    text = received.decode(errors="replace")
+    if not text.startswith(_MARK) or not text.endswith("\n"):
+        return "another program"
+    said: dict[str, Any] = json.loads(text.removeprefix(_MARK))
+    return said
+
+
+def _explain_used_port(
+    caller: str, address: str, said: Mapping[str, Any], error: OSError
+) -> ClusterError:
+    other = ask(address, caller)
+    same = isinstance(other, dict) and all(other[k] == said[k] for k in ("cluster", "index"))
+    if isinstance(other, dict) and same:
+        return DuplicateTaskError(
+            f"{caller}: this process (pid {said['pid']}) and the process with pid {other['pid']} "
+            f"on {other['host']} are both task {said['index']} of the job, {address}.\n\n"
+            f"Each of the {said['count']} tasks of a cluster is one process, with an index of its "
+            "own.\n\nGive each process another index: TF_CONFIG's task.index, or task_id of the "
+            "resolver."
+        )
+    who = "a process of another job" if isinstance(other, dict) else "another program"
+    return ClusterError(
+        f"{caller} could not use {address}, the address of this process: {error.strerror}; "
+        f"{who} uses the port.\n\n"
+        "A process must be able to listen at its own address.\n\n"
+        "Choose another port for this task, in the cluster of every process; or end what uses it "
+        f"(`ss -ltnp` shows it)."
+    )

@@ -1,0 +1,204 @@
+"""Connection of this process to the other processes of its job."""
+
+import glob
+import logging
+import math
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxdist._compat import have_backends_started
+from jaxdist._processes.addresses import is_loopback, listen, split_address
+from jaxdist._processes.identity import describe_this_process
+from jaxdist._processes.joining.claims import Claim
+from jaxdist._processes.joining.launched import use_launched_devices
+from jaxdist._processes.joining.leaving import leave_at_exit
+from jaxdist._processes.joining.roll_call import RollCall
+from jaxdist._processes.process import Process
+from jaxdist._processes.settings import Settings, get_settings
+from jaxdist._validate import as_integer
+from jaxdist.errors import BackendStartedError, ClusterError, ContextError
+
+_LOG = logging.getLogger("jaxdist")
+
+# The address of the coordination service, where a launcher hosts it; else process 0 does.
+SERVICE = "JAXDIST_SERVICE"
+_FLAG = "xla_cpu_collective_timeout_seconds"
+# What this process has joined.
+_joined: list[tuple[tuple[str, ...], int]] = []
+
+
+def is_connected() -> bool:
+    """Whether this process has joined the other processes of its job."""
+    return jax.distributed.is_initialized()
+
+
+def join(caller: str, addresses: Sequence[str], index: int) -> Process:
+    """Join the other processes of a cluster; call it before the first use of a device.
+
+    A second call with the same cluster does nothing. See Note [Roll call].
+
+    Cost:
+        Waits until all processes have called it, at most `join_seconds`.
+
+    Args:
+        caller: Who joins, for errors.
+        addresses: `host:port` of each process. JAX's coordination service uses the first, unless a
+            launcher hosts it (`JAXDIST_SERVICE`).
+        index: Which of them this process is.
+
+    Returns:
+        This process.
+
+    Raises:
+        BackendStartedError: JAX has used its devices already.
+        ClusterError: Processes that do not come in time, that have another cluster or other
+            versions, or a port that is in use.
+        DuplicateTaskError: Two processes with one index.
+        ContextError: This process has joined another cluster.
+    """
+    count = len(addresses)
+    index = as_integer(caller, "index", index, least=0, most=count - 1)
+    plan = (tuple(addresses), index)
+    if _joined == [plan]:
+        return Process(index, count)
+    if _joined or is_connected():
+        raise ContextError(
+            f"{caller} was given a cluster of {count} processes, and this process has joined "
+            f"{f'one of {len(_joined[0][0])}' if _joined else 'a job'} already.\n\n"
+            "A process joins one cluster, once.\n\n"
+            "Use one cluster for all strategies of a process; or leave out what joins first "
+            "(jax.distributed.initialize, experimental_connect_to_cluster)."
+        )
+    if have_backends_started():
+        raise BackendStartedError(
+            f"{caller} cannot join the {count} processes of the job: JAX has already used the "
+            "devices of this process.\n\n"
+            "The processes join before the first array, jax.devices() or jax.random.key.\n\n"
+            f"Move {caller}(...) to the top of the program, behind the imports."
+        )
+    settings = get_settings()
+    for address in addresses:
+        split_address(caller, address)
+    service = os.environ.get(SERVICE, "")
+    if service:
+        split_address(f"The environment variable {SERVICE}", service)
+    use_launched_devices(caller)
+    _meet(caller, addresses, index, service, settings)
+    _set_collective_limit(settings)
+    _initialize(addresses, index, service, settings)
+    _joined.append(plan)
+    # The backend waits for the devices of all processes. Now all of them are there.
+    jax.local_devices()
+    leave_at_exit()
+    return Process(index, count)
+
+
+def connect(**how: Any) -> None:
+    """Join the other hosts of a TPU slice, which JAX finds; before the first use of a device.
+
+    Cost:
+        Waits until all processes have called it.
+
+    Args:
+        **how: Arguments of `jax.distributed.initialize`; without any, JAX detects the processes.
+
+    Raises:
+        RuntimeError: JAX has started, or this process has joined already.
+        ValueError: JAX detects no other processes.
+
+    Source:
+        `jax.distributed.initialize`.
+    """
+    _choose_how_to_fail()
+    jax.distributed.initialize(**how)
+    leave_at_exit()
+
+
+def _meet(
+    caller: str, addresses: Sequence[str], index: int, service: str, settings: Settings
+) -> None:
+    """Return when all processes of the cluster are there; see Note [Roll call]."""
+    me = describe_this_process(index, addresses)
+    claim = Claim(caller, addresses[index], me)
+    try:
+        if not claim.can_answer:
+            # The address belongs to a proxy or a service in front of this process, so nobody can
+            # be asked. JAX itself then waits for the others.
+            _LOG.info(
+                "%s is no address of this machine; JAX waits for the others.", addresses[index]
+            )
+            return
+        call = RollCall(caller, addresses, me, claim, settings.join_seconds)
+        if index == 0:
+            call.wait_for_all()
+            claim.say(is_complete=bool(service))
+        else:
+            call.wait_for_first(is_service_elsewhere=bool(service))
+    finally:
+        claim.close()
+
+
+def _initialize(addresses: Sequence[str], index: int, service: str, settings: Settings) -> None:
+    _choose_how_to_fail()
+    bind = "127.0.0.1:0" if service else _find_bind_address(addresses)
+    try:
+        jax.distributed.initialize(
+            coordinator_address=service or addresses[0],
+            num_processes=len(addresses),
+            process_id=index,
+            cluster_detection_method="deactivate",
+            coordinator_bind_address=bind,
+            initialization_timeout=math.ceil(settings.join_seconds),
+            heartbeat_timeout_seconds=math.ceil(settings.heartbeat_seconds),
+            # Nobody waits for long at the end: `leave` has made sure that all are ready.
+            shutdown_timeout_seconds=math.ceil(settings.heartbeat_seconds),
+        )
+    except jax.errors.JaxRuntimeError as error:
+        raise ClusterError(
+            f"Process {index} could not join the {len(addresses)} processes of the job at "
+            f"{service or addresses[0]}: {str(error).splitlines()[0]}\n\n"
+            "All processes reach JAX's coordination service at that address.\n\n"
+            "`jaxdist resolve` shows what this process would use, and what looks wrong."
+        ) from error
+
+
+def _choose_how_to_fail() -> None:
+    # Otherwise JAX's runtime handles SIGTERM itself, and the process does not end.
+    jax.config.update("jax_enable_preemption_service", False)
+    # Otherwise the death of one process ends all others with SIGABRT, before they can say why.
+    jax.config.update("jax_enable_recoverability", True)
+
+
+def _find_bind_address(addresses: Sequence[str]) -> str:
+    """Return where process 0 hosts the service: never on more interfaces than the job needs."""
+    host, port = split_address("join", addresses[0])
+    hosts = [split_address("join", address)[0] for address in addresses]
+    if all(is_loopback(h) for h in hosts):
+        host = "127.0.0.1" if host == "localhost" else host
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        server = listen(host, 0)
+    except OSError:
+        server = None
+    if server is None:
+        return f"[::]:{port}"
+    with server:
+        own = server.getsockname()[0]
+    # A name that resolves to loopback here has another address for the other machines.
+    if is_loopback(own):
+        return f"[::]:{port}"
+    return f"[{own}]:{port}" if server.family == socket.AF_INET6 else f"{own}:{port}"
+
+
+def _set_collective_limit(settings: Settings) -> None:
+    """Set how long XLA lets one collective between CPU processes wait."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    # The flag belongs to the CPU. TPU runtimes read XLA_FLAGS as well, and refuse what they do not
+    # know. A value that the user has set stays.
+    if f"--{_FLAG}" in flags or glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*"):
+        return
+    os.environ["XLA_FLAGS"] = f"{flags} --{_FLAG}={math.ceil(settings.collective_seconds)}".strip()

@@ -1,0 +1,88 @@
+"""How this process leaves the others.
+
+Note [Leaving]
+~~~~~~~~~~~~~~
+With recoverable processes JAX's own barrier at the end does not wait. If the process that hosts the
+coordination service ends first, JAX ends all slower ones with SIGABRT although their work is done.
+So a process writes `jaxdist/left/<index>`, and the host of the service stays until every process
+that lives has left. Threads that use the store are stopped before: one that is inside of a request
+when the interpreter ends would end the process with SIGABRT.
+"""
+
+import atexit
+import logging
+import time
+from collections.abc import Callable
+
+import jax
+
+from jaxdist._compat import get_coordination_client, hosts_coordination_service
+from jaxdist._processes.process import get_process_of_job
+from jaxdist._processes.settings import get_settings
+from jaxdist._processes.store import get_store
+from jaxdist.errors import UnavailableError
+
+_LOG = logging.getLogger("jaxdist")
+LEFT = "jaxdist/left"
+_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_UNTIL_LOG = 5.0
+
+_callbacks: list[Callable[[], None]] = []
+_is_registered: list[bool] = []
+
+
+def at_leaving(callback: Callable[[], None]) -> None:
+    """Call a function before this process leaves the others; the newest is called first."""
+    _callbacks.append(callback)
+
+
+def leave_at_exit() -> None:
+    """Leave the others when the interpreter ends."""
+    if not _is_registered:
+        _is_registered.append(True)
+        atexit.register(leave)
+
+
+def leave(reason: str = "its program has ended") -> None:
+    """Leave the other processes of the job; a second call does nothing.
+
+    Cost:
+        The process that hosts the coordination service waits until all others have left or ended.
+
+    Args:
+        reason: What the others say if they still wait for this process.
+    """
+    while _callbacks:
+        _callbacks.pop()()
+    store, job = get_store(), get_process_of_job()
+    if store is None or job is None:
+        return
+    try:
+        # A process that ends with an exception has said so before.
+        if store.get(f"{LEFT}/{job.index}") is None:
+            store.set(f"{LEFT}/{job.index}", reason, overwrite=True)
+        if hosts_coordination_service():
+            _wait_for_others(job.index, job.count)
+        jax.distributed.shutdown()
+    except (UnavailableError, jax.errors.JaxRuntimeError) as error:
+        # The service has gone: nobody is left to tell.
+        _LOG.info("The other processes were left without a word: %s", str(error).splitlines()[0])
+
+
+def _wait_for_others(index: int, count: int) -> None:
+    """Wait until no other process is connected to the service that this process hosts."""
+    client = get_coordination_client()
+    others = [i for i in range(count) if i != index]
+    start, has_logged = time.monotonic(), False
+    # A process that is stopped or hangs stays connected. The doctor of the job reports it.
+    limit = get_settings().collective_seconds
+    while others and time.monotonic() - start < limit:
+        others = sorted({*others} & {*client.get_live_nodes(others)})
+        if others and not has_logged and time.monotonic() - start > _SECONDS_UNTIL_LOG:
+            has_logged = True
+            _LOG.warning(
+                "Process %d hosts the coordination service of the job, so it waits for %s.",
+                index,
+                ", ".join(f"process {i}" for i in others),
+            )
+        time.sleep(_SECONDS_BETWEEN_LOOKS if others else 0)

@@ -1,0 +1,150 @@
+"""Roll call: before JAX's service starts, every process knows that all others have come.
+
+Note [Roll call]
+~~~~~~~~~~~~~~~~
+`jax.distributed.initialize` ends the process with SIGABRT if another process does not come in time,
+and with it the chance to say which. So each process first answers at its own address of the
+cluster, and process 0 asks every address until all answer. The answers name the task, the cluster
+and the versions, so two processes with one index, two clusters and two versions of JAX are errors
+that say so. Then process 0 frees its port for JAX's service, and all call `initialize`.
+
+The others ask process 0 only: it answers whom it still waits for. When its port is free for a
+moment, and then does not answer in our words, the service is there.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxdist._processes.joining.claims import Claim, ask
+from jaxdist.errors import ClusterError, DuplicateTaskError
+
+_LOG = logging.getLogger("jaxdist")
+_SECONDS_BETWEEN_QUESTIONS = 0.1
+_SECONDS_UNTIL_LOG = 5.0
+
+
+class RollCall:
+    """Wait until all processes of a cluster have come.
+
+    Args:
+        caller: Who joins, for errors.
+        addresses: The address of each process.
+        me: What this process says of itself.
+        claim: The answers at its address.
+        seconds: How long it waits.
+    """
+
+    def __init__(
+        self,
+        caller: str,
+        addresses: Sequence[str],
+        me: Mapping[str, Any],
+        claim: Claim,
+        seconds: float,
+    ) -> None:
+        self._caller, self._addresses, self._me = caller, addresses, me
+        self._claim, self._seconds = claim, seconds
+        self._start = time.monotonic()
+        self._has_logged = False
+
+    def wait_for_all(self) -> None:
+        """Ask every process until all have answered; for process 0."""
+        missing = {i for i in range(len(self._addresses)) if i != self._me["index"]}
+        heard: dict[int, str] = {}
+        while True:
+            for index in sorted(missing):
+                said = ask(self._addresses[index], self._caller)
+                if isinstance(said, dict):
+                    self._check(index, said)
+                    missing.discard(index)
+                elif said is not None:
+                    heard[index] = said
+            self._claim.say(missing=sorted(missing))
+            if not missing:
+                return
+            self._nap(missing, heard)
+
+    def wait_for_first(self, *, is_service_elsewhere: bool) -> None:
+        """Ask process 0 until it has heard all others; for all other processes."""
+        address, missing = self._addresses[0], {0}
+        has_answered = False
+        while True:
+            said = ask(address, self._caller)
+            if isinstance(said, dict):
+                has_answered = True
+                self._check(0, said)
+                missing = set(said.get("missing", []))
+                if said.get("is_complete"):
+                    return
+            elif said is not None and not is_service_elsewhere:
+                return  # JAX's service has the port now.
+            elif has_answered and is_service_elsewhere:
+                return  # Process 0 has joined already, and does not answer any more.
+            self._nap(missing or {0}, {0: said} if isinstance(said, str) else {})
+
+    def _check(self, index: int, said: Mapping[str, Any]) -> None:
+        """Raise if what another process says of itself does not fit this one."""
+        me, where = self._me, self._addresses[index]
+        if said["cluster"] != me["cluster"]:
+            raise ClusterError(
+                f"{self._caller}: process {me['index']} and the process at {where} have different "
+                f"clusters: {list(self._addresses)} here, and {said.get('addresses')} there.\n\n"
+                "All processes of a job have the same list of addresses, in the same order.\n\n"
+                "Give each process the same cluster (TF_CONFIG); only task.index differs."
+            )
+        if said["index"] != index:
+            raise DuplicateTaskError(
+                f"{self._caller}: the process at {where}, the address of task {index}, says that "
+                f"it is task {said['index']}.\n\n"
+                "Each task of a cluster is one process, with an index of its own.\n\n"
+                "Look at task.index in TF_CONFIG of that process."
+            )
+        names = ("python", "jax", "jaxlib")
+        differ = [n for n in names if _get_release(n, said[n]) != _get_release(n, me[n])]
+        if differ:
+            here = ", ".join(f"{n} {me[n]}" for n in differ)
+            there = ", ".join(f"{n} {said[n]}" for n in differ)
+            raise ClusterError(
+                f"{self._caller}: process {me['index']} has {here}, and process {index} on "
+                f"{said['host']} has {there}.\n\n"
+                "The processes of a job compile the same programs, so they need the same versions."
+                "\n\nInstall the same versions on every machine."
+            )
+
+    def _nap(self, missing: set[int], heard: Mapping[int, str]) -> None:
+        waited = time.monotonic() - self._start
+        if waited >= self._seconds:
+            raise ClusterError(self._describe_missing(missing, heard, waited))
+        if waited >= _SECONDS_UNTIL_LOG and not self._has_logged:
+            self._has_logged = True
+            _LOG.warning(
+                "%s: process %d has waited %.0f s for %s; it waits up to %.0f s (%s).",
+                self._caller,
+                self._me["index"],
+                waited,
+                ", ".join(f"process {i} at {self._addresses[i]}" for i in sorted(missing)[:8]),
+                self._seconds,
+                "JAXDIST_JOIN_SECONDS",
+            )
+        time.sleep(_SECONDS_BETWEEN_QUESTIONS)
+
+    def _describe_missing(self, missing: set[int], heard: Mapping[int, str], waited: float) -> str:
+        lines = [
+            f"  process {i} at {self._addresses[i]}: "
+            + (f"{heard[i]} listens there" if i in heard else "nothing listens there")
+            for i in sorted(missing)[:8]
+        ]
+        return (
+            f"{self._caller}: process {self._me['index']} waited {waited:.0f} s for "
+            f"{len(missing)} of {len(self._addresses)} processes:\n" + "\n".join(lines) + "\n\n"
+            "A job starts when all its processes have come.\n\n"
+            "Start the others, look for their first error, or allow more time with "
+            "JAXDIST_JOIN_SECONDS. `jaxdist resolve` shows what a process would do."
+        )
+
+
+def _get_release(name: str, version: str) -> str:
+    """Return the part of a version that has to agree: of Python the minor release."""
+    return ".".join(version.split(".")[:2]) if name == "python" else version

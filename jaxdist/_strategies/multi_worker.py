@@ -1,0 +1,117 @@
+"""`MultiWorkerMirroredStrategy`: a replica on each device of all processes of a job."""
+
+import logging
+from typing import Any, final
+
+import jax
+
+from jaxdist import _mesh as meshes
+from jaxdist import _processes
+from jaxdist._collectives import read_communication
+from jaxdist._devices import runtime
+from jaxdist._strategies.base import Strategy
+from jaxdist._strategies.deterministic import add_virtual_replicas
+from jaxdist._strategies.processes import check_one_process, warn_if_alone
+from jaxdist._validate import show
+from jaxdist.cluster_resolver import (
+    ClusterResolver,
+    TFConfigClusterResolver,
+    find_own_task,
+    list_training_tasks,
+)
+from jaxdist.errors import ArgumentTypeError
+
+_LOG = logging.getLogger("jaxdist")
+_CALLER = "MultiWorkerMirroredStrategy"
+
+
+class OfSeveralWorkers(type(Strategy)):  # type: ignore[misc]
+    """The metaclass with which the experimental class accepts objects of the newer one."""
+
+
+@final
+class MultiWorkerMirroredStrategy(Strategy):
+    """A replica on each device of every process of a job; state is equal on all of them.
+
+    Every process runs the same program and makes this strategy first, before it uses a device. The
+    processes then meet, and their devices form one mesh. Each method means what it means in one
+    process with as many devices: `run` splits global batches over all replicas, `reduce` and
+    `gather` give their results to every process.
+
+    The processes are the chief, if there is one, and the workers. An evaluator, and a program
+    without a cluster, work alone with the devices of their own process.
+
+    Cost:
+        The constructor waits until all processes have come.
+
+    Args:
+        cluster_resolver: The cluster; None reads `TF_CONFIG`.
+        communication_options: Default `experimental.CommunicationOptions` of calls that pass none.
+        deterministic: As for `MirroredStrategy`: the same bits for any number of processes.
+
+    Raises:
+        ArgumentTypeError: `cluster_resolver` is no `ClusterResolver`.
+        ClusterError: A cluster that is not valid, or processes that do not come in time.
+        BackendStartedError: JAX has already used the devices of this process.
+
+    Example:
+        >>> strategy = MultiWorkerMirroredStrategy()  # without a cluster: this process alone
+        >>> strategy.num_replicas_in_sync
+        8
+
+    Source:
+        `tf.distribute.MultiWorkerMirroredStrategy`.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        communication_options: Any = None,
+        *,
+        deterministic: bool | int = False,
+    ) -> None:
+        resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
+        if not isinstance(resolver, ClusterResolver):
+            raise ArgumentTypeError(
+                f"{_CALLER} was given cluster_resolver={show(cluster_resolver)}.\n\n"
+                "cluster_resolver is a jaxdist.cluster_resolver.ClusterResolver.\n\n"
+                "Set TF_CONFIG and leave it out, or pass for instance SlurmClusterResolver()."
+            )
+        communication = read_communication(_CALLER, None, communication_options, None)
+        has_joined = _join(resolver)
+        if has_joined:
+            layout = meshes.build(_list_devices_of_all())
+        else:
+            layout = meshes.build(runtime.default_devices())
+            if layout.process.count > 1:
+                warn_if_alone(_CALLER, layout)
+            else:
+                check_one_process(_CALLER, layout, were_chosen=True)
+        self._resolver = resolver
+        self._set_up(add_virtual_replicas(_CALLER, layout, deterministic), communication)
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """The resolver of the cluster.
+
+        Example:
+            >>> MultiWorkerMirroredStrategy().cluster_resolver.task_type is None
+            True
+        """
+        return self._resolver
+
+
+def _join(resolver: ClusterResolver) -> bool:
+    """Join the processes of the cluster; return whether this process trains with others."""
+    tasks = list_training_tasks(resolver)
+    own = find_own_task(_CALLER, resolver)
+    if own not in tasks or len(tasks) < 2:
+        # An evaluator, a cluster of one, or none.
+        return False
+    _processes.join(_CALLER, list(tasks.values()), list(tasks).index(own))
+    return True
+
+
+def _list_devices_of_all() -> list[jax.Device]:
+    """Return the devices of all processes, process by process."""
+    return sorted(jax.devices(), key=lambda d: (d.process_index, d.id))

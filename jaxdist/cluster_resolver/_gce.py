@@ -1,0 +1,200 @@
+"""`GCEClusterResolver`: the machines of an instance group of Google Compute Engine."""
+
+import importlib
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any, final
+
+from jaxdist._validate import as_integer, check_callable, check_text, show
+from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
+from jaxdist.cluster_resolver._resolver import ClusterResolver, check_task, find_master
+from jaxdist.errors import ArgumentError, ClusterError, ContextError, MissingExtraError
+
+_CALLER = "GCEClusterResolver"
+_METADATA = "http://metadata.google.internal/computeMetadata/v1/"
+_OWN_ADDRESS = "instance/network-interfaces/0/ip"
+
+
+@final
+class GCEClusterResolver(ClusterResolver):
+    """A resolver for the machines of an instance group of Google Compute Engine.
+
+    The machines are sorted by address. All are tasks of one job.
+
+    Args:
+        project: The project of the group.
+        zone: Its zone.
+        instance_group: Its name.
+        port: The port of all addresses.
+        task_type: The job of the machines.
+        task_id: The number of this machine in the job. None finds it: the place of this machine's
+            own address, which the metadata server tells, among those of the group.
+        rpc_layer: The protocol prefix of addresses.
+        credentials: Credentials for Google's API; the default is the account of the machine.
+        service: A client of the API, from `googleapiclient.discovery.build('compute', 'v1')`.
+        metadata: A function from a path to the answer of the metadata server, instead of asking
+            it.
+
+    Raises:
+        MissingExtraError: No `service`, and google-api-python-client is not installed.
+
+    Example:
+        >>> class Request:
+        ...     def __init__(self, answer): self.execute = lambda: answer
+        >>> class Groups:
+        ...     def listInstances(self, **_): return Request({"items": [{"instance": "x/vm-1"}]})
+        ...     def listInstances_next(self, **_): return None
+        >>> class Instances:
+        ...     def get(self, **_): return Request({"networkInterfaces": [{"networkIP": "10.0.0.2"}]})
+        >>> class Service:
+        ...     def instanceGroups(self): return Groups()
+        ...     def instances(self): return Instances()
+        >>> resolver = jaxdist.cluster_resolver.GCEClusterResolver(
+        ...     "project", "us-west1-a", "group", 8470, service=Service())
+        >>> resolver.cluster_spec(), resolver.master()
+        (ClusterSpec({'worker': ['10.0.0.2:8470']}), 'grpc://10.0.0.2:8470')
+
+    Source:
+        `tf.distribute.cluster_resolver.GCEClusterResolver`.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        zone: str,
+        instance_group: str,
+        port: int,
+        task_type: str = "worker",
+        task_id: int | None = 0,
+        rpc_layer: str | None = "grpc",
+        credentials: Any = "default",
+        service: Any = None,
+        *,
+        metadata: Callable[[str], str] | None = None,
+    ) -> None:
+        check_text(_CALLER, "project", project, "my-project")
+        check_text(_CALLER, "zone", zone, "us-west1-a")
+        check_text(_CALLER, "instance_group", instance_group, "my-group")
+        self._port = as_integer(_CALLER, "port", port, least=1, most=65535, example=8470)
+        check_text(_CALLER, "task_type", task_type, "worker")
+        check_task(_CALLER, task_type, task_id, rpc_layer)
+        if metadata is not None:
+            check_callable(_CALLER, metadata, "metadata")
+        self._where = {"project": project, "zone": zone}
+        self._group = instance_group
+        self._task_type = task_type
+        self._task_id = task_id
+        self.rpc_layer = rpc_layer
+        self._metadata = metadata or _ask_metadata_server
+        if service is None:
+            service = _make_service(credentials)
+        elif not hasattr(service, "instanceGroups") or not hasattr(service, "instances"):
+            raise ArgumentError(
+                f"{_CALLER} was given service={show(service)}.\n\n"
+                "service is a client of the Compute Engine API.\n\n"
+                "Pass googleapiclient.discovery.build('compute', 'v1')."
+            )
+        self._service = service
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Return the running machines of the group, listed at each call."""
+        addresses = sorted(f"{ip}:{self._port}" for ip in self._list_addresses())
+        return ClusterSpec({str(self._task_type): addresses})
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Return the address of a task, by default of this machine."""
+        caller = f"{_CALLER}.master"
+        check_task(caller, task_type, task_id, rpc_layer)
+        task = (
+            self.task_type if task_type is None else task_type,
+            self.task_id if task_id is None else task_id,
+        )
+        return find_master(caller, self.cluster_spec(), task, rpc_layer or self.rpc_layer)
+
+    @property
+    def task_type(self) -> str | None:
+        """The job of the machines."""
+        return self._task_type
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        raise ContextError(
+            f"{_CALLER}.task_type was set to {task_type!r}.\n\n"
+            f"It is set when the resolver is made, to {self._task_type!r}.\n\n"
+            f"Make another resolver: {_CALLER}(..., task_type={task_type!r})."
+        )
+
+    @property
+    def task_id(self) -> int | None:
+        """The number of this machine in the job."""
+        if self._task_id is None:
+            self._task_id = self._find_task_id()
+        return self._task_id
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+    def _find_task_id(self) -> int:
+        own = self._metadata(_OWN_ADDRESS).strip()
+        addresses = self.cluster_spec().as_dict()[str(self._task_type)]
+        listed = list(addresses) if isinstance(addresses, list) else []
+        if f"{own}:{self._port}" not in listed:
+            raise ClusterError(
+                f"{_CALLER} has task_id=None, and this machine, {own}, is none of the {len(listed)} "
+                f"machines of {self._group!r}: {listed[:8]}.\n\n"
+                "task_id=None takes the place of this machine among those of the group.\n\n"
+                "Pass task_id, or start the program on the machines of the group."
+            )
+        return listed.index(f"{own}:{self._port}")
+
+    def _list_addresses(self) -> Iterator[str]:
+        groups = self._service.instanceGroups()
+        request = groups.listInstances(
+            **self._where,
+            instanceGroup=self._group,
+            body={"instanceState": "RUNNING"},
+            orderBy="name",
+        )
+        while request is not None:
+            response = request.execute()
+            # The API leaves the key out of an empty page.
+            for item in response.get("items", ()):
+                name = item["instance"].rpartition("/")[2]
+                details = self._service.instances().get(**self._where, instance=name).execute()
+                yield details["networkInterfaces"][0]["networkIP"]
+            request = groups.listInstances_next(
+                previous_request=request, previous_response=response
+            )
+
+
+def _make_service(credentials: Any) -> Any:
+    try:
+        discovery: Any = importlib.import_module("googleapiclient.discovery")
+    except ImportError:
+        raise MissingExtraError(
+            f"{_CALLER} asks Google's API, and the package google-api-python-client is not "
+            "installed.\n\njaxdist is installed without its optional packages.\n\n"
+            "Install it with: pip install google-api-python-client"
+        ) from None
+    is_default = isinstance(credentials, str) and credentials == "default"
+    # The library finds the account of the machine itself.
+    return discovery.build("compute", "v1", credentials=None if is_default else credentials)
+
+
+def _ask_metadata_server(path: str) -> str:
+    request = urllib.request.Request(_METADATA + path, headers={"Metadata-Flavor": "Google"})
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return answer.read().decode()
+    except OSError as error:
+        raise ClusterError(
+            f"{_CALLER} has task_id=None, and asked {_METADATA}{path}: {error}.\n\n"
+            "task_id=None asks the metadata server for the address of this machine, which only "
+            "machines of Google Compute Engine have.\n\nPass task_id."
+        ) from error

@@ -1,0 +1,208 @@
+"""`KubernetesClusterResolver`: pods that the cluster lists, or those of an indexed Job."""
+
+import enum
+import importlib
+from collections.abc import Mapping
+from typing import Any, final
+
+from jaxdist._validate import as_integer, as_list, check_instance, check_text, show
+from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
+from jaxdist.cluster_resolver._kubernetes.indexed_job import INDEX, read_indexed_job
+from jaxdist.cluster_resolver._resolver import (
+    ClusterResolver,
+    check_task,
+    find_master,
+    read_environ,
+)
+from jaxdist.errors import ArgumentError, ClusterError, MissingExtraError
+
+_CALLER = "KubernetesClusterResolver"
+_DEFAULT = {"worker": ["job-name=tensorflow"]}
+
+
+class KubernetesExecutableLocation(enum.Enum):
+    """Where the program runs: in a pod of the cluster, or elsewhere.
+
+    Source:
+        `tf.distribute.cluster_resolver.KubernetesExecutableLocation`.
+    """
+
+    WITHIN_CLUSTER = 0
+    OFF_CLUSTER = 1
+
+
+@final
+class KubernetesClusterResolver(ClusterResolver):
+    """A resolver for pods of Kubernetes.
+
+    With `job_to_label_mapping` or `override_client`, the pods are listed; that needs the right to
+    list pods, and the package `kubernetes`. The address of a pod is that of its host, as in
+    TensorFlow, so its port has to be open there. `task_type` and `task_id` are set by the user.
+
+    In a pod of an indexed Job or a JobSet (`JOB_COMPLETION_INDEX` is set), without these two
+    arguments, the environment tells all, and nothing is listed. Addresses are host names of the
+    pods under a headless service, and this process is known.
+
+    Args:
+        job_to_label_mapping: For each job, selectors of labels of its pods; the default is
+            `{'worker': ['job-name=tensorflow']}`.
+        tf_server_port: The port of all addresses.
+        rpc_layer: The protocol prefix of addresses.
+        override_client: A `kubernetes.client.CoreV1Api`, or an object with its
+            `list_pod_for_all_namespaces`.
+        executable_location: Where the credentials of the cluster are: in the pod, or in the
+            kubeconfig of the user.
+        service: Of an indexed Job: the name of its headless service. A JobSet has its own name.
+        processes: Of an indexed Job or JobSet: the number of pods; by default `JAX_PROCESS_COUNT`,
+            or for a single Job `PROCESSES_IN_JOB`.
+        processes_in_job: Of a JobSet with several Jobs: the number of pods of each Job; by default
+            `PROCESSES_IN_JOB`.
+        environ: The environment variables to read, instead of those of this process.
+
+    Raises:
+        MissingExtraError: The pods would be listed, and `kubernetes` is not installed.
+        ClusterError: No credentials, or the variables of an indexed Job are missing or contradict
+            each other.
+        ArgumentError: `executable_location` is no member of its enum.
+
+    Example:
+        >>> environ = {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "train-1"}
+        >>> resolver = jaxdist.cluster_resolver.KubernetesClusterResolver(
+        ...     service="train-svc", processes=2, environ=environ)
+        >>> resolver.cluster_spec(), resolver.task_id
+        (ClusterSpec({'worker': ['train-0.train-svc:8470', 'train-1.train-svc:8470']}), 1)
+
+    Source:
+        `tf.distribute.cluster_resolver.KubernetesClusterResolver`.
+    """
+
+    def __init__(
+        self,
+        job_to_label_mapping: Mapping[str, list[str]] | None = None,
+        tf_server_port: int = 8470,
+        rpc_layer: str | None = "grpc",
+        override_client: Any = None,
+        executable_location: KubernetesExecutableLocation = (
+            KubernetesExecutableLocation.WITHIN_CLUSTER
+        ),
+        *,
+        service: str | None = None,
+        processes: int | None = None,
+        processes_in_job: int | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        if job_to_label_mapping:
+            _check_mapping(job_to_label_mapping)
+        self._port = as_integer(
+            _CALLER, "tf_server_port", tf_server_port, least=1, most=65535, example=8470
+        )
+        check_task(_CALLER, None, None, rpc_layer)
+        if not isinstance(executable_location, KubernetesExecutableLocation):
+            raise ArgumentError(
+                f"{_CALLER} was given executable_location={show(executable_location)}.\n\n"
+                "executable_location is a member of KubernetesExecutableLocation.\n\n"
+                "Pass KubernetesExecutableLocation.WITHIN_CLUSTER in a pod, OFF_CLUSTER elsewhere."
+            )
+        if service is not None:
+            check_text(_CALLER, "service", service, "train-svc")
+        for name, number in (("processes", processes), ("processes_in_job", processes_in_job)):
+            if number is not None:
+                as_integer(_CALLER, name, number, least=1)
+        variables = read_environ(_CALLER, environ)
+        self.rpc_layer = rpc_layer
+        self._mapping = {job: list(s) for job, s in (job_to_label_mapping or _DEFAULT).items()}
+        self._indexed = None
+        self._client = override_client
+        if not job_to_label_mapping and override_client is None and INDEX in variables:
+            self._indexed = read_indexed_job(variables, service, processes, processes_in_job)
+            self._task_type, self._task_id = "worker", self._indexed.index
+        elif override_client is None:
+            self._client = _make_client(executable_location)
+        elif not hasattr(override_client, "list_pod_for_all_namespaces"):
+            raise ArgumentError(
+                f"{_CALLER} was given override_client={show(override_client)}.\n\n"
+                "override_client is a client of Kubernetes with list_pod_for_all_namespaces.\n\n"
+                "Pass kubernetes.client.CoreV1Api()."
+            )
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Return the pods; unless the environment told them, they are listed at each call.
+
+        Raises:
+            ClusterError: A pod is not running.
+        """
+        if self._indexed is not None:
+            return ClusterSpec({"worker": [f"{h}:{self._port}" for h in self._indexed.hosts]})
+        return ClusterSpec({
+            job: [
+                f"{pod.status.host_ip}:{self._port}"
+                for selector in selectors
+                for pod in self._list_pods(selector)
+            ]
+            for job, selectors in self._mapping.items()
+        })
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Return the address of a task, by default of this process; empty if that is not known."""
+        check_task(f"{_CALLER}.master", task_type, task_id, rpc_layer)
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            return ""
+        layer = rpc_layer or self.rpc_layer
+        return find_master(f"{_CALLER}.master", self.cluster_spec(), (task_type, task_id), layer)
+
+    def _describe_source(self) -> str:
+        return "" if self._indexed is None else f"{INDEX}={self._indexed.index}"
+
+    def _list_pods(self, selector: str) -> list[Any]:
+        listed = self._client.list_pod_for_all_namespaces(label_selector=selector).items
+        # By name, so that the order is the same in every process.
+        pods = sorted(listed, key=lambda pod: pod.metadata.name)
+        for pod in pods:
+            if pod.status.phase != "Running":
+                raise ClusterError(
+                    f"{_CALLER}.cluster_spec found pod {pod.metadata.name!r} in the phase "
+                    f"{pod.status.phase!r}.\n\nAll pods of a job run when its tasks are listed.\n\n"
+                    f"Wait until `kubectl get pods -l {selector}` shows them as Running."
+                )
+        return pods
+
+
+def _check_mapping(mapping: Any) -> None:
+    what = "a dict from jobs to lists of selectors of labels"
+    remedy = "Pass for instance {'worker': ['job-name=train']}."
+    check_instance(_CALLER, "job_to_label_mapping", mapping, Mapping, what, remedy)
+    for job, selectors in mapping.items():
+        check_instance(_CALLER, "job_to_label_mapping", job, str, what, remedy)
+        as_list(_CALLER, f"job_to_label_mapping[{job!r}]", selectors, what, remedy, str)
+
+
+def _make_client(location: KubernetesExecutableLocation) -> Any:
+    try:
+        config: Any = importlib.import_module("kubernetes.config")
+        client: Any = importlib.import_module("kubernetes.client")
+    except ImportError:
+        raise MissingExtraError(
+            f"{_CALLER} would list pods, and the package kubernetes is not installed.\n\n"
+            "jaxdist is installed without its optional packages. In an indexed Job or a JobSet no "
+            "pods are listed: there JOB_COMPLETION_INDEX is set.\n\n"
+            "Install it with: pip install kubernetes"
+        ) from None
+    within = location is KubernetesExecutableLocation.WITHIN_CLUSTER
+    try:
+        (config.load_incluster_config if within else config.load_kube_config)()
+    except config.ConfigException as error:
+        other = "OFF_CLUSTER" if within else "WITHIN_CLUSTER"
+        raise ClusterError(
+            f"{_CALLER} found no credentials for {location.name}: {error}\n\n"
+            "WITHIN_CLUSTER takes those of the pod's service account, OFF_CLUSTER those of the "
+            f"user's kubeconfig.\n\nPass executable_location=KubernetesExecutableLocation.{other}, "
+            "or override_client."
+        ) from error
+    return client.CoreV1Api()

@@ -1,0 +1,203 @@
+"""`SlurmClusterResolver`: the tasks of a Slurm step."""
+
+import os
+from collections.abc import Mapping, MutableMapping
+from typing import Any, final
+
+from jaxdist._validate import as_flag, as_integer, check_instance
+from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
+from jaxdist.cluster_resolver._resolver import (
+    ClusterResolver,
+    check_task,
+    find_master,
+    log_unused_arguments,
+)
+from jaxdist.cluster_resolver._slurm.gpus import list_gpus
+from jaxdist.cluster_resolver._slurm.step import count_tasks, read_step
+from jaxdist.errors import ClusterError
+
+_CALLER = "SlurmClusterResolver"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@final
+class SlurmClusterResolver(ClusterResolver):
+    """A resolver for the processes that one `srun` of the Slurm workload manager starts.
+
+    The tasks of the step are dealt to the jobs in the order of the jobs' names, by `SLURM_PROCID`.
+    Hosts have the order in which Slurm deals tasks to them; TensorFlow sorts them as texts, so that
+    task 0 can be at another address than process 0. `task_type` and `task_id` are None until
+    `cluster_spec` is called for the first time.
+
+    Args:
+        jobs: Number of tasks of each job; by default all tasks are `worker`.
+        port_base: The port of the first task of a host; the next ones count up.
+        gpus_per_node: Number of GPUs of each host; by default those of `CUDA_VISIBLE_DEVICES`, else
+            those that nvidia-smi lists, else none.
+        gpus_per_task: Number of GPUs of each task; by default `SLURM_GPUS_PER_TASK`, else those of
+            a host in equal parts.
+        tasks_per_node: Number of tasks of each host, or a dict from hosts to numbers; by default
+            what Slurm says.
+        auto_set_gpu: Whether `cluster_spec` sets `CUDA_VISIBLE_DEVICES` to the GPUs of this task. It
+            leaves it as it is on hosts without GPUs, and where Slurm has given each task its own.
+        rpc_layer: The protocol prefix of addresses.
+        environ: The environment variables to read and set, instead of those of this process.
+
+    Raises:
+        ClusterError: Slurm's variables are missing or contradict each other, or the jobs have
+            another number of tasks, or the tasks need more GPUs than a host has.
+
+    Example:
+        >>> environ = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3",
+        ...     "SLURM_STEP_NODELIST": "node[09-10]", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
+        >>> resolver = jaxdist.cluster_resolver.SlurmClusterResolver(
+        ...     {"chief": 1, "worker": 2}, gpus_per_node=0, environ=environ)
+        >>> resolver.cluster_spec()
+        ClusterSpec({'chief': ['node09:8888'], 'worker': ['node09:8889', 'node10:8888']})
+        >>> resolver.get_task_info()
+        ('worker', 1)
+
+    Source:
+        `tf.distribute.cluster_resolver.SlurmClusterResolver`.
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[str, int] | None = None,
+        port_base: int = 8888,
+        gpus_per_node: int | None = None,
+        gpus_per_task: int | None = None,
+        tasks_per_node: int | Mapping[str, int] | None = None,
+        auto_set_gpu: bool = True,
+        rpc_layer: str | None = "grpc",
+        *,
+        environ: MutableMapping[str, str] | None = None,
+    ) -> None:
+        if environ is not None:
+            remedy = "Leave environ out: then it is the environment of this process."
+            what = "a dict from texts to texts"
+            check_instance(_CALLER, "environ", environ, MutableMapping, what, remedy)
+        self._environ = os.environ if environ is None else environ
+        if jobs is not None:
+            _check_numbers("jobs", jobs, least=0)
+        if isinstance(tasks_per_node, Mapping):
+            _check_numbers("tasks_per_node", tasks_per_node, least=1)
+        elif tasks_per_node is not None:
+            as_integer(_CALLER, "tasks_per_node", tasks_per_node, least=1)
+        self._port_base = as_integer(
+            _CALLER, "port_base", port_base, least=1, most=65535, example=8888
+        )
+        for name, number in (("gpus_per_node", gpus_per_node), ("gpus_per_task", gpus_per_task)):
+            if number is not None:
+                as_integer(_CALLER, name, number, least=0)
+        self._auto_set_gpu = as_flag(_CALLER, "auto_set_gpu", auto_set_gpu)
+        check_task(_CALLER, None, None, rpc_layer)
+        self.rpc_layer = rpc_layer
+        self._step = read_step(self._environ, tasks_per_node)
+        self._jobs = {"worker": count_tasks(self._environ)} if jobs is None else dict(jobs)
+        self._check_tasks()
+        self._divide_gpus(gpus_per_node, gpus_per_task)
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Return the tasks of the step; sets `task_type`, `task_id` and the GPUs of this process.
+
+        The GPUs are set in `CUDA_VISIBLE_DEVICES`, before JAX looks at them, unless `auto_set_gpu`
+        is False.
+        """
+        addresses = [f"{host}:{self._port_base + local}" for host, local in self._step.places]
+        cluster: dict[str, list[str]] = {}
+        start, rank = 0, self._step.rank
+        for job, count in sorted(self._jobs.items()):
+            cluster[job] = addresses[start : start + count]
+            if start <= rank < start + count:
+                self.task_type, self.task_id = job, rank - start
+            start += count
+        if self._auto_set_gpu and self._gpus:
+            first = self._step.places[rank][1] * self._gpus_per_task
+            self._environ[_VISIBLE] = ",".join(self._gpus[first : first + self._gpus_per_task])
+        return ClusterSpec(cluster)
+
+    def get_task_info(self) -> tuple[str | None, int | None]:
+        """Return the job and the number of this process; None before `cluster_spec` is called."""
+        return self.task_type, self.task_id
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Return the address of a task, by default of this process; empty if that is not known."""
+        check_task(f"{_CALLER}.master", task_type, task_id, rpc_layer)
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            return ""
+        layer = rpc_layer or self.rpc_layer
+        return find_master(f"{_CALLER}.master", self.cluster_spec(), (task_type, task_id), layer)
+
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: Any = None,
+    ) -> dict[str, int]:
+        """Return the number of GPUs of a task."""
+        check_task(f"{_CALLER}.num_accelerators", task_type, task_id)
+        log_unused_arguments(config_proto, task_type, task_id)
+        return {"GPU": self._gpus_per_task}
+
+    def _describe_source(self) -> str:
+        return f"SLURM_PROCID={self._step.rank}"
+
+    def _check_tasks(self) -> None:
+        asked, count = sum(self._jobs.values()), len(self._step.places)
+        if asked != count:
+            raise ClusterError(
+                f"{_CALLER} was given jobs={self._jobs!r}, which are {asked} tasks, and Slurm has "
+                f"started {count}.\n\nEach task of the step is a task of one job.\n\n"
+                f"Pass jobs with {count} tasks, for instance jobs={{'worker': {count}}}, or start "
+                f"`srun --ntasks={asked}`."
+            )
+        last = self._port_base + self._step.most_on_one_host - 1
+        if last > 65535:
+            raise ClusterError(
+                f"{_CALLER} was given port_base={self._port_base}, and the last task of a host "
+                f"would have the port {last}.\n\nPorts end at 65535.\n\n"
+                f"Pass port_base={65536 - self._step.most_on_one_host} or less."
+            )
+
+    def _divide_gpus(self, per_node: int | None, per_task: int | None) -> None:
+        tasks = self._step.most_on_one_host
+        bound = self._environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
+        self._gpus: list[str] = []
+        if per_node is None and per_task is None and bound.isdecimal():
+            # Slurm gives each task its GPUs.
+            self._gpus_per_task = int(bound)
+            return
+        visible = list_gpus(self._environ) if per_node is None else None
+        count = len(visible) if visible is not None else per_node or 0
+        self._gpus_per_task = count // tasks if per_task is None else per_task
+        needed = tasks * self._gpus_per_task
+        if needed > count:
+            raise ClusterError(
+                f"{_CALLER} was given gpus_per_task={self._gpus_per_task}, so {tasks} tasks of a "
+                f"host need {needed} GPUs, and it has {count}.\n\n"
+                f"A GPU belongs to one task.\n\nPass gpus_per_task={count // tasks} or less."
+            )
+        # A shared host shows the GPUs of this job only, and those need not begin at 0.
+        if visible is None and _VISIBLE in self._environ:
+            listed = list_gpus(self._environ)
+            visible = listed if len(listed) >= needed else None
+        if self._gpus_per_task:
+            self._gpus = visible or [str(i) for i in range(count)]
+
+
+def _check_numbers(name: str, numbers: Any, least: int) -> None:
+    example = {"jobs": "{'worker': 4}", "tasks_per_node": "{'node1': 2, 'node2': 2}"}[name]
+    what = "a dict from texts to numbers of tasks, with one entry or more"
+    remedy = f"Pass for instance {name}={example}."
+    check_instance(_CALLER, name, numbers or None, Mapping, what, remedy)
+    for key, number in numbers.items():
+        check_instance(_CALLER, name, key, str, what, remedy)
+        as_integer(_CALLER, f"{name}[{key!r}]", number, least=least, remedy=remedy)

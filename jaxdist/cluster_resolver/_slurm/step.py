@@ -1,0 +1,144 @@
+"""`Step`: where the tasks of a Slurm step run, read from the environment of one of them."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from jaxdist.cluster_resolver._slurm.lists import expand_counts, expand_hosts
+from jaxdist.errors import ClusterError
+
+_HOSTS = "SLURM_STEP_NODELIST"
+_COUNTS = "SLURM_STEP_TASKS_PER_NODE"
+_TASKS = "SLURM_STEP_NUM_TASKS"
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """The tasks of a step.
+
+    Attributes:
+        rank: Number of this task among all of the step.
+        places: For each task its host, and its number on that host.
+        most_on_one_host: Number of tasks of the host with the most.
+    """
+
+    rank: int
+    places: tuple[tuple[str, int], ...]
+    most_on_one_host: int
+
+
+def count_tasks(environ: Mapping[str, str]) -> int:
+    """Return the number of tasks of the step."""
+    return _read_integer(environ, _TASKS)
+
+
+def read_step(
+    environ: Mapping[str, str], tasks_per_node: int | Mapping[str, int] | None = None
+) -> Step:
+    """Return the tasks of the step that the environment describes.
+
+    Raises:
+        ClusterError: A variable is missing, or two contradict each other.
+    """
+    rank = _read_integer(environ, "SLURM_PROCID")
+    counts = _read_counts(environ, tasks_per_node)
+    places = _deal(counts, environ.get("SLURM_DISTRIBUTION", "block").startswith("cyclic"))
+    if rank >= len(places):
+        raise _contradict(
+            f"SLURM_PROCID={rank}", f"{len(places)} tasks in {counts}", "Tasks are numbered from 0."
+        )
+    host, local = places[rank]
+    # Slurm has more distributions than those two, and `SLURM_HOSTFILE`.
+    own = environ.get("SLURMD_NODENAME", host)
+    if own != host:
+        raise _contradict(
+            f"SLURM_PROCID={rank}, which is on {host!r}", f"SLURMD_NODENAME={own!r}", _DEALT
+        )
+    own_local = environ.get("SLURM_LOCALID", str(local))
+    if own_local != str(local):
+        raise _contradict(
+            f"SLURM_PROCID={rank}, which is task {local} of its host",
+            f"SLURM_LOCALID={own_local!r}",
+            _DEALT,
+        )
+    return Step(rank, tuple(places), max(counts.values()))
+
+
+_DEALT = (
+    "Tasks are dealt to hosts one host after the other (block), or in turn (cyclic), as "
+    "SLURM_DISTRIBUTION says."
+)
+
+
+def _read_counts(
+    environ: Mapping[str, str], tasks_per_node: int | Mapping[str, int] | None
+) -> dict[str, int]:
+    if isinstance(tasks_per_node, Mapping) and _HOSTS not in environ:
+        return dict(tasks_per_node)
+    # Slurm's order, in which it deals the tasks. Sorted as texts, n10 would come before n9.
+    hosts = expand_hosts(_HOSTS, _read(environ, _HOSTS))
+    if isinstance(tasks_per_node, Mapping):
+        if set(tasks_per_node) != set(hosts):
+            raise _contradict(
+                f"tasks_per_node for the hosts {sorted(tasks_per_node)}",
+                f"{_HOSTS}={environ[_HOSTS]!r}",
+                "tasks_per_node has a number for each host of the step.",
+            )
+        return {host: tasks_per_node[host] for host in hosts}
+    if tasks_per_node is not None:
+        return dict.fromkeys(hosts, tasks_per_node)
+    counts = expand_counts(_COUNTS, _read(environ, _COUNTS))
+    if len(counts) != len(hosts) or len(set(hosts)) != len(hosts):
+        raise _contradict(
+            f"{_HOSTS}={environ[_HOSTS]!r}, which are {len(set(hosts))} hosts",
+            f"{_COUNTS}={environ[_COUNTS]!r}, which are {len(counts)}",
+            "Slurm writes a number of tasks for each host.",
+        )
+    total = environ.get(_TASKS, str(sum(counts)))
+    if total != str(sum(counts)):
+        raise _contradict(
+            f"{_TASKS}={total!r}",
+            f"{_COUNTS}={environ[_COUNTS]!r}, which are {sum(counts)} tasks",
+            "The tasks of all hosts are those of the step.",
+        )
+    return dict(zip(hosts, counts, strict=True))
+
+
+def _deal(counts: Mapping[str, int], is_cyclic: bool) -> list[tuple[str, int]]:
+    places = [(host, local) for host, count in counts.items() for local in range(count)]
+    # Sorting keeps the order of the hosts among the tasks of one turn.
+    return sorted(places, key=lambda place: place[1]) if is_cyclic else places
+
+
+def _read(environ: Mapping[str, str], name: str) -> str:
+    if name not in environ:
+        job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
+        found = (
+            f"SLURM_JOB_ID={job!r} is there: this is a job of Slurm, but no step of it"
+            if job
+            else "there is no SLURM_JOB_ID either"
+        )
+        raise ClusterError(
+            f"SlurmClusterResolver read the environment, which has no {name}; {found}.\n\n"
+            "Slurm sets it in each process that `srun` starts. A batch script or a shell of "
+            "`salloc` is one process on one host.\n\nStart the program with `srun python "
+            "script.py`."
+        )
+    return environ[name]
+
+
+def _read_integer(environ: Mapping[str, str], name: str) -> int:
+    text = _read(environ, name)
+    if not text.strip().isdecimal():
+        raise ClusterError(
+            f"SlurmClusterResolver read {name}={text!r}.\n\nIt is an integer from 0 up.\n\n"
+            "Start the program with `srun python script.py`, which sets it."
+        )
+    return int(text)
+
+
+def _contradict(one: str, other: str, rule: str) -> ClusterError:
+    return ClusterError(
+        f"SlurmClusterResolver found {one}, and {other}: they contradict each other.\n\n{rule}\n\n"
+        "Start all processes by one `srun`, and leave its variables as they are; `env | grep "
+        "SLURM` shows them."
+    )

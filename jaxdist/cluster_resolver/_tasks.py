@@ -1,0 +1,110 @@
+"""The tasks that train together, and which of all tasks this process is."""
+
+from typing import TypeAlias
+
+from jaxdist.cluster_resolver._resolver import ClusterResolver
+from jaxdist.errors import ClusterError
+
+Task: TypeAlias = tuple[str, int]
+
+_TRAINING = ("chief", "worker")
+# Jobs of which the tasks run no step together with the others.
+_APART = ("evaluator", "ps")
+
+
+def list_training_tasks(resolver: ClusterResolver) -> dict[Task, str]:
+    """Return the addresses of the tasks that train together: the chief first, then the workers.
+
+    The order is the same in all processes, since it defines the process numbers.
+    """
+    spec = resolver.cluster_spec()
+    jobs = dict.fromkeys(["chief", *_list_own_names(resolver), "worker"])
+    return {
+        (job, i): spec.task_address(job, i)
+        for job in jobs
+        if job in spec.jobs and job not in _APART
+        for i in spec.task_indices(job)
+    }
+
+
+def find_own_task(
+    caller: str,
+    resolver: ClusterResolver,
+    job_name: str | None = None,
+    task_index: int | None = None,
+) -> Task | None:
+    """Return the job and the number of this process, after checking them and the cluster.
+
+    An evaluator need not be in the cluster. A job without a cluster and without a task is one
+    process.
+
+    Args:
+        caller: For errors.
+        resolver: The resolver.
+        job_name: The job of this process, instead of the resolver's.
+        task_index: Its number, instead of the resolver's.
+
+    Returns:
+        The task, or None for a job of one process.
+
+    Raises:
+        ClusterError: The process is none of the tasks, or a job is of an unknown type, or there are
+            two chiefs, or a task without a cluster.
+    """
+    # Slurm's resolver knows its task after this.
+    spec = resolver.cluster_spec()
+    job = resolver.task_type if job_name is None else job_name
+    index = resolver.task_id if task_index is None else task_index
+    source = resolver._describe_source()
+    quote = f" ({source})" if source else ""
+    known = [*_TRAINING, *_APART, *_list_own_names(resolver)]
+    # A resolver of TPUs may list a coordinator.
+    strange = [] if _list_own_names(resolver) else [n for n in spec.jobs if n not in known]
+    if job is not None and job not in known:
+        strange.append(job)
+    if strange:
+        instead = "chief" if strange[0] == "master" else "worker"
+        raise ClusterError(
+            f"{caller} found a job of the unknown type {strange[0]!r}{quote}.\n\n"
+            f"The jobs of a cluster are {', '.join(known)}.\n\nCall it {instead!r}."
+        )
+    if "chief" in spec.jobs and spec.num_tasks("chief") > 1:
+        raise ClusterError(
+            f"{caller} found {spec.num_tasks('chief')} chiefs{quote}.\n\n"
+            "A cluster has at most one chief.\n\nMake the others workers."
+        )
+    tasks = [(name, i) for name in spec.jobs for i in spec.task_indices(name)]
+    if not tasks:
+        if job is None or index is None or (job, index) in (("chief", 0), ("worker", 0)):
+            # Without any address, this process can only train alone.
+            if not spec and (job is None or index is None):
+                return None
+        raise ClusterError(
+            f"{caller} found no cluster, and this process is {job!r} {index!r}{quote}.\n\n"
+            "A task is one of a cluster, which lists the addresses of all tasks.\n\n"
+            'Add the cluster, for instance "cluster": {"worker": ["host0:2222", "host1:2222"]}, or '
+            "leave out the task for a job of one process."
+        )
+    if len(tasks) == 1 and (job is None or index is None):
+        return tasks[0]
+    if job is None or index is None or ((job, index) not in tasks and job != "evaluator"):
+        shown = f"{tasks[0][0]!r}, {tasks[0][1]}"
+        raise ClusterError(
+            f"{caller} was given a cluster of {len(tasks)} tasks, {tasks[:8]}, and this process is "
+            f"{job!r} {index!r}{quote}.\n\nEach process is one of the tasks of the cluster.\n\n"
+            f"Say which, for instance {shown}: SimpleClusterResolver(..., task_type="
+            f"{tasks[0][0]!r}, task_id={tasks[0][1]}), or in TF_CONFIG "
+            f'"task": {{"type": "{tasks[0][0]}", "index": {tasks[0][1]}}}.'
+        )
+    return job, index
+
+
+def is_training_job(job: str) -> bool:
+    """Whether the tasks of a job train together: not parameter servers and evaluators."""
+    return job not in _APART
+
+
+def _list_own_names(resolver: ClusterResolver) -> list[str]:
+    """Return the job of the hosts of a TPU slice, which has any name."""
+    own = resolver.task_type if hasattr(resolver, "tpu_name") else None
+    return [own] if own else []
