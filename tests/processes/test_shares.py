@@ -20,7 +20,7 @@ from jaxdist.data import (
     distribute_dataset,
     from_files,
 )
-from tests.processes.jobs import JOBS, ids_of, join, on_host, run_well
+from tests.processes.threads import JOBS, ids_of, join, on_host, run_well
 from tests.tables import examples
 
 counts = st.sampled_from([1, 2, 3, 4])

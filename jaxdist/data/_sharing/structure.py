@@ -19,12 +19,12 @@ class Structure:
 
     Attributes:
         tree: The containers, as text to compare.
-        skeleton: The containers as JSON if they are dicts, lists, tuples and None; else None.
+        skeleton: The containers as JSON if they are dicts, lists, tuples and None; else `null`.
         leaves: Name, dtype and trailing dims of each leaf; None in place of dims for a scalar.
     """
 
     tree: str
-    skeleton: Any
+    skeleton: str
     leaves: tuple[tuple[str, str, tuple[int, ...] | None], ...]
 
     @property
@@ -50,7 +50,7 @@ def structure_of(element: Element) -> Structure:
         (name, str(device_dtype(x.dtype)), tuple(x.shape[1:]) if x.ndim else None)
         for name, x in element.named_leaves()
     )
-    skeleton = _describe(element.treedef.unflatten(range(len(leaves))))
+    skeleton = json.dumps(_describe(element.treedef.unflatten(range(len(leaves)))))
     return Structure(str(element.treedef), skeleton, leaves)
 
 
@@ -77,7 +77,8 @@ def make_empty(structure: Structure, owner: int, caller: str) -> Element:
             np.zeros(() if dims is None else (0, *dims), np.dtype(dtype))
             for _, dtype, dims in structure.leaves
         ]
-        built = None if structure.skeleton is None else _build(structure.skeleton, leaves)
+        skeleton = json.loads(structure.skeleton)
+        built = None if skeleton is None else _build(skeleton, leaves)
     except TypeError:  # a dtype that NumPy does not know
         built = None
     if built is None:
