@@ -74,7 +74,7 @@ def _read(
                     iterator.set_state(state)
                 for step in itertools.islice(iterator, taken):
                     steps.append(ids_of(step, options.partial_batch))
-                if make_has_state(make):
+                if _has_state(make):
                     last = iterator.get_state()
         return steps, last
 
@@ -82,7 +82,7 @@ def _read(
     return [steps for steps, _ in results], [last for _, last in results]
 
 
-def make_has_state(make: Callable[[], Any]) -> bool:
+def _has_state(make: Callable[[], Any]) -> bool:
     return not callable(make()) or hasattr(make(), "__iter__")
 
 
@@ -163,9 +163,8 @@ def test_without_sharding_each_process_has_every_example_once_in_their_order(
 ) -> None:
     make = lambda: SOURCES[source](num, size)  # noqa: E731
     parts, _ = _read(JOBS[count], make, on_host(partial, OFF))
-    alone = _flat(_on_one(1, make, on_host()))if False else [
-        int(i) for b in (make()() if callable(make()) and not hasattr(make(), "__iter__") else make()) for i in b
-    ]
+    one = meshes.build(jax.devices()[:1])
+    alone = [i for step in distribute_dataset(make(), one, on_host()) for i in step.tolist()]
     for steps in parts:
         assert _flat(steps) == alone
 
@@ -207,12 +206,12 @@ def test_datasets_of_batches_saved_on_two_processes_continue_in_order(
     source: str, after: int
 ) -> None:
     make = lambda: SOURCES[source](23, 6)  # noqa: E731
-    alone = _on_one(1, make, on_host())
+    alone = [i for step in _on_one(2, make, on_host()) for of_replica in step for i in of_replica]
     first, states = _read(JOBS[2], make, on_host(), taken=2)
     assert states[0] == states[1]
     rest, _ = _read(JOBS[after], make, on_host(), state=states[0])
     found = _flat(join(JOBS[2], first)) + _flat(join(JOBS[after], rest))
-    assert found == np.ravel(np.concatenate([np.ravel(s) for s in alone])).tolist()
+    assert found == alone
 
 
 @settings(deadline=None, max_examples=examples(40))

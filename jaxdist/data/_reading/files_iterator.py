@@ -191,3 +191,18 @@ def _check_state(own: FilesState, state: Any) -> None:
             "A state belongs to one list of files and to one order of them.\n\n"
             "Build the dataset as it was when the state was saved, or start from the beginning."
         )
+    read, epoch = state["read"], state["epoch"]
+    numbers = {str(n) for n in range(own["num_files"])}
+    counts = [epoch, *(n + 1 for n in read.values())] if _are_counts(epoch, read) else [ALL_READ]
+    if not set(read) <= numbers or min(counts) < 0:
+        raise ArgumentError(
+            f"{caller} was given a damaged state: epoch={show(epoch)}, read={show(read)}.\n\n"
+            f"epoch is an integer from 0 up, and read has the examples read of files 0 to "
+            f"{own['num_files'] - 1}, or {ALL_READ} for all.\n\n"
+            "Start from the beginning of an epoch: read={}."
+        )
+
+
+def _are_counts(*found: Any) -> bool:
+    epoch, read = found
+    return all(isinstance(n, (int, np.integer)) for n in [epoch, *read.values()])
