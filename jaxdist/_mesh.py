@@ -209,6 +209,20 @@ class ReplicaMesh:
         """Whether every device belongs to this process."""
         return {*self.device_owners.values()} == {self.process.index}
 
+    @functools.cached_property
+    def is_shared(self) -> bool:
+        """Whether this process runs a part of the mesh, and other processes the rest."""
+        if self.described is not None or self.process.count == 1:
+            return False
+        owners = {*self.device_owners.values()}
+        return len(owners) > 1 and self.process.index in owners
+
+    @functools.cached_property
+    def first_device(self) -> jax.Device:
+        """The first device of this process; of all devices where this process has none."""
+        own = (d for d, owner in self.device_owners.items() if owner == self.process.index)
+        return next(own, self.devices[0])
+
     def check_can_run(self, caller: str) -> None:
         """Raise if the devices are only described by libtpu, so that nothing can run on them."""
         if self.described is not None:

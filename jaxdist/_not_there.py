@@ -18,10 +18,6 @@ _ONE_PROCESS = (
     f"{PROCESSES}\n\nUntil then: MirroredStrategy() in one process, with all devices of the "
     "machine; TPUStrategy for the hosts of one TPU slice."
 )
-_RESOLVER = (
-    f"{PROCESSES}\n\nUntil then: SimpleClusterResolver(ClusterSpec(tasks), task_type=..., "
-    "task_id=...) with what this machine's environment says."
-)
 _ON_THE_SERVER = (
     f"{SERVERS}\n\nUntil then: MirroredStrategy; partition.fsdp() for variables that are too "
     "large for one device."
@@ -116,16 +112,9 @@ MISSING: dict[str, dict[str, str]] = {
     "jaxdist.experimental": _EXPERIMENTAL,
     "jaxdist.contrib": _CONTRIB,
     "jaxdist.cluster_resolver": {
-        "GCEClusterResolver": _RESOLVER,
-        "KubernetesClusterResolver": _RESOLVER,
-        "KubernetesExecutableLocation": _RESOLVER,
         "SageMakerClusterResolver": (
             "TensorFlow does not export it either.\n\nUse SimpleClusterResolver."
         ),
-        "SlurmClusterResolver": _RESOLVER,
-        "TFConfigClusterResolver": _RESOLVER,
-        "UnionClusterResolver": _RESOLVER,
-        "UnionResolver": _RESOLVER,
     },
     "jaxdist.tpu.experimental": {
         "embedding": (

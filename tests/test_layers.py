@@ -19,7 +19,7 @@ ROWS = [
     {"_compat", "_hooks", "_not_there", "_validate"},
     {"_devices", "_mesh", "_processes", "hlo"},
     {"tpu", "cluster_resolver", "cost", "_launching"},
-    {"explain"},
+    {"explain", "_resolve"},
     {"_values", "_collectives"},
     {"_replica"},
     {"_program", "data", "nn", "partition"},

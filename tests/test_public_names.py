@@ -126,9 +126,18 @@ TESTING = {"virtual_devices"}
 CLUSTER_RESOLVER = {
     "ClusterResolver",
     "ClusterSpec",
+    "GCEClusterResolver",
+    "KubernetesClusterResolver",
+    "KubernetesExecutableLocation",
     "SimpleClusterResolver",
+    "SlurmClusterResolver",
+    "TFConfigClusterResolver",
     "TPUClusterResolver",
+    "UnionClusterResolver",
+    "UnionResolver",
     "experimental_connect_to_cluster",
+    "find_own_task",
+    "list_training_tasks",
 }
 TPU = {
     "AXES",

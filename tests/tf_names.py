@@ -142,6 +142,31 @@ cluster_resolver.ClusterResolver.task_id
 cluster_resolver.SimpleClusterResolver(
     cluster_spec, master='', task_type=None, task_id=None, environment='',
     num_accelerators=None, rpc_layer=None)
+cluster_resolver.TFConfigClusterResolver(
+    task_type=None, task_id=None, rpc_layer=None, environment=None)
+cluster_resolver.TFConfigClusterResolver.rpc_layer
+cluster_resolver.SlurmClusterResolver(
+    jobs=None, port_base=8888, gpus_per_node=None, gpus_per_task=None, tasks_per_node=None,
+    auto_set_gpu=True, rpc_layer='grpc')
+cluster_resolver.SlurmClusterResolver.get_task_info()
+cluster_resolver.KubernetesClusterResolver(
+    job_to_label_mapping=None, tf_server_port=8470, rpc_layer='grpc', override_client=None,
+    executable_location=...)
+cluster_resolver.KubernetesExecutableLocation.WITHIN_CLUSTER
+cluster_resolver.KubernetesExecutableLocation.OFF_CLUSTER
+cluster_resolver.GCEClusterResolver(
+    project, zone, instance_group, port, task_type='worker', task_id=0, rpc_layer='grpc',
+    credentials='default', service=None)
+cluster_resolver.UnionResolver
+cluster_resolver.UnionClusterResolver
+cluster_resolver.ClusterSpec(cluster)
+cluster_resolver.ClusterSpec.as_cluster_def()
+cluster_resolver.ClusterSpec.as_dict()
+cluster_resolver.ClusterSpec.job_tasks(job_name)
+cluster_resolver.ClusterSpec.jobs
+cluster_resolver.ClusterSpec.num_tasks(job_name)
+cluster_resolver.ClusterSpec.task_address(job_name, task_index)
+cluster_resolver.ClusterSpec.task_indices(job_name)
 cluster_resolver.TPUClusterResolver(
     tpu=None, zone=None, project=None, job_name='worker', coordinator_name=None,
     coordinator_address=None, credentials='default', service=None, discovery_url=None)
@@ -307,13 +332,6 @@ TO_COME = {
     "MultiWorkerMirroredStrategy": PROCESSES,
     "ParameterServerStrategy": SERVERS,
     "Server": SERVERS,
-    "cluster_resolver.GCEClusterResolver": PROCESSES,
-    "cluster_resolver.KubernetesClusterResolver": PROCESSES,
-    "cluster_resolver.KubernetesExecutableLocation": PROCESSES,
-    "cluster_resolver.SlurmClusterResolver": PROCESSES,
-    "cluster_resolver.TFConfigClusterResolver": PROCESSES,
-    "cluster_resolver.UnionClusterResolver": PROCESSES,
-    "cluster_resolver.UnionResolver": PROCESSES,
     "compat.v1.MultiWorkerMirroredStrategy": PROCESSES,
     "compat.v1.ParameterServerStrategy": SERVERS,
     "compat.v1.Server": SERVERS,

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, Sharding
 
 from jaxdist._checkpoints.leaves import name_leaves
 from jaxdist._typing import PyTree
-from jaxdist._values import Sharded, from_state, is_sharded, pad_dim
+from jaxdist._values import Sharded, from_state, is_sharded, pad_dim, put
 
 
 def gather_whole_arrays(state: PyTree) -> PyTree:
@@ -55,7 +55,7 @@ def cut_like(state: PyTree, like: PyTree) -> PyTree:
         more = wanted.array.shape[wanted.dim] - wanted.size
         padded = pad_dim(array, wanted.dim, more)
         layout = _get_layout(wanted)
-        placed = padded if layout is None else jax.device_put(padded, layout)
+        placed = padded if layout is None else put(padded, layout)
         return Sharded(placed, *wanted.cut)
 
     return jax.tree.map(cut, like, state, is_leaf=is_sharded)

@@ -12,6 +12,9 @@ from jaxdist._strategies.current import in_cross_replica_context as in_cross_rep
 from jaxdist._strategies.extended.extended import StrategyExtended as StrategyExtended
 from jaxdist._strategies.extended.strategy_v1 import get_loss_reduction as get_loss_reduction
 from jaxdist._strategies.mirrored import MirroredStrategy as MirroredStrategy
+from jaxdist._strategies.multi_worker import (
+    MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
+)
 from jaxdist._strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
 from jaxdist._strategies.tpu import TPUStrategy as TPUStrategy
 from jaxdist._strategies.tpu import check_assignment as check_assignment
@@ -20,6 +23,7 @@ from jaxdist._strategies.tpu import check_assignment as check_assignment
 __all__ = [
     "GradientReport",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "Strategy",
     "StrategyExtended",

@@ -150,7 +150,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
     def _in_scope(self) -> Iterator["Strategy"]:
         check_scope(self)
         # The devices of a described slice cannot hold arrays, so JAX's default device stays.
-        first = self.layout.devices[0] if self.layout.described is None else None
+        first = self.layout.first_device if self.layout.described is None else None
         here = jax.default_device(first) if first is not None else contextlib.nullcontext()
         with _replica.enter_frame(_replica.Frame(self)), here:
             yield self

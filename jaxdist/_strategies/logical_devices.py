@@ -22,6 +22,7 @@ from jaxdist._values import (
     Variable,
     place_per_replica,
     placement_of,
+    put,
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 
@@ -246,7 +247,7 @@ def _place(
     if isinstance(array, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
     layout.check_can_run(caller)
-    return jax.device_put(array, sharding)
+    return put(array, sharding)
 
 
 def _validate_parts(caller: str, given: Any) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from jaxdist._values import (
     is_sharded,
     pad_dim,
     placement_of,
+    put,
 )
 
 
@@ -44,7 +45,7 @@ def shard_outside(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
         whole = array.whole() if isinstance(array, Sharded) else array
         cut = cuts.cut_of_leaf(whole, path)
         new_leaves.append(
-            jax.device_put(copy_if_writable(whole), layout.replicated)
+            put(copy_if_writable(whole), layout.replicated)
             if cut is None
             else cut_and_place(whole, cut, layout)
         )
@@ -110,4 +111,4 @@ def _is_variable(x: Any) -> bool:
 def _copy_to_layout(array: Any, layout: ReplicaMesh) -> Any:
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
         return copy_if_writable(array)
-    return jax.device_put(array, placement_of(array, layout).sharding)
+    return put(array, placement_of(array, layout).sharding)

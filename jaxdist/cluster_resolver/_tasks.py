@@ -75,10 +75,9 @@ def find_own_task(
         )
     tasks = [(name, i) for name in spec.jobs for i in spec.task_indices(name)]
     if not tasks:
-        if job is None or index is None or (job, index) in (("chief", 0), ("worker", 0)):
-            # Without any address, this process can only train alone.
-            if not spec and (job is None or index is None):
-                return None
+        # A single TPU host has a task and no address.
+        if hasattr(resolver, "tpu_name") or (not spec and job is None and index is None):
+            return None
         raise ClusterError(
             f"{caller} found no cluster, and this process is {job!r} {index!r}{quote}.\n\n"
             "A task is one of a cluster, which lists the addresses of all tasks.\n\n"

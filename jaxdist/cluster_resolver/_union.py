@@ -75,7 +75,9 @@ class UnionResolver(ClusterResolver):
         """
         parts = [resolver.cluster_spec().as_dict() for resolver in self._resolvers]
         jobs = dict.fromkeys(job for part in parts for job in part)
-        return ClusterSpec({job: self._join(job, [p[job] for p in parts if job in p]) for job in jobs})
+        return ClusterSpec(
+            {job: self._join(job, [p[job] for p in parts if job in p]) for job in jobs}
+        )
 
     def master(
         self,

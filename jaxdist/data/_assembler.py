@@ -56,3 +56,6 @@ class Assembler(abc.ABC):
 
     def leave(self, reason: str) -> None:  # noqa: B027
         """Tell other processes that this one reads no more."""
+
+    def stop_waiting(self) -> None:  # noqa: B027
+        """End a wait for other processes, in whatever thread it is."""

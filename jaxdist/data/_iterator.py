@@ -151,7 +151,9 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
         self._put_back: collections.deque[tuple[PyTree, IteratorState]] = collections.deque()
         assembler = self._assembler(self._reader, state.get("padded_rows", 0))
         producer = _Producer(self._reader, assembler, state)
-        self._prefetcher = Prefetcher(producer, producer.finish, depth=self._depth)
+        self._prefetcher = Prefetcher(
+            producer, producer.finish, depth=self._depth, interrupt=assembler.stop_waiting
+        )
 
     def __iter__(self) -> "DistributedIterator":
         return self

@@ -17,7 +17,7 @@ from flax import nnx
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import HasLayout, layout_of
 from jaxdist._validate import check_has_arrays, format_lines, show
-from jaxdist._values import Sharded, copy_if_writable, cut_and_place
+from jaxdist._values import Sharded, copy_if_writable, cut_and_place, put
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 from jaxdist.partition._leaves import Entry, collect_entries
 from jaxdist.partition._patterns import find_nearest, is_match
@@ -241,7 +241,7 @@ def _place_leaf(entry: Entry, found: ResolvedPlacement, layout: ReplicaMesh) -> 
     try:
         if cut is None:
             # See Note [Who owns host memory]
-            return jax.device_put(copy_if_writable(value), found.sharding)
+            return put(copy_if_writable(value), found.sharding)
         return cut_and_place(value, cut, layout)
     except (TypeError, RuntimeError) as error:
         # A value that is no array for JAX, or an array that a step has donated.

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -212,6 +213,22 @@ def test_processes_that_leave_a_loop_after_the_same_step_wait_for_nobody() -> No
         steps = run_well((0, 1), _of_function(lambda p: [np.arange(2)] * 9, depth=depth, taken=3))
         assert [len(s) for s in steps] == [3, 3]
     assert time.monotonic() - begin < 4, "closing would wait 5 s for a thread that waits"
+
+
+def test_a_thread_that_waits_for_another_process_ends_when_its_iterator_is_closed() -> None:
+    view, store = view_from(_layout(), 0, (0, 1), 2), LocalStore()
+    ahead = Agreement(store, Process(1, 2))
+    offer = {"rows": [2], "padded": 0, "progress": {}, "same": {"partial_batch": "UNEVEN"}}
+    waiting = threading.Thread(target=ahead.gather, args=("data/0", json.dumps(offer)))
+    waiting.start()
+    data = distribute_datasets_from_function(
+        lambda _: [np.arange(2)] * 9, view, on_host(), agreement=Agreement(store, Process(0, 2))
+    )
+    begin = time.monotonic()
+    with iter(data) as iterator:
+        next(iterator)  # process 1 never comes for the second step, which is read ahead
+    waiting.join()
+    assert time.monotonic() - begin < 4
 
 
 def test_a_process_that_leaves_a_loop_early_is_named() -> None:

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist._collectives.across.bring_all import bring_all
 from jaxdist._collectives.across.kinds import (
     Function,
     Planned,
     Request,
     ValueKind,
-    check_count,
     find_kind,
     read_rows,
 )
@@ -22,6 +22,7 @@ from jaxdist._collectives.across.plain import (
     gather_whole,
     is_addressable,
     put_on_default_device,
+    take_plain_array,
 )
 from jaxdist._collectives.across.together import check_together
 from jaxdist._collectives.in_replica import gather_dim
@@ -47,7 +48,7 @@ def plan_rows(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     if isinstance(array, jax.Array) and not is_addressable(array):
         # Several processes: no process has all rows, so a program moves them.
         moved = jax.jit(_concatenate_parts, static_argnums=(1, 2), out_shardings=layout.replicated)
-        return lambda array: moved(array, dim, layout.num_replicas)
+        return lambda array: take_plain_array(moved(array, dim, layout.num_replicas))
     fetch = choose_fetch(array, layout) if isinstance(array.dtype, np.dtype) else fetch_bits
     if not dim:
         return lambda array: put_on_default_device(fetch(array), like=array)
@@ -90,7 +91,7 @@ gather_one = Planned(plan_one)
 def gather_list(request: Request, name: str, value: PerReplica) -> Any:
     """Gather values that are not placed yet, or that have different shapes."""
     caller, axis = request.caller, request.axis
-    check_count(caller, name, value.values, request.layout)
+    value = bring_all(request, name, value)
     for v in value.values:
         check_supported(f"{caller} cannot gather {name}", v)
     arrays = [v if hasattr(v, "dtype") else np.asarray(v) for v in value.values]

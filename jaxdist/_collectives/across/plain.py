@@ -6,10 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Sharded
+from jaxdist._values import Sharded, put
 
 
 def choose_fetch(array: Any, layout: ReplicaMesh) -> Callable[[Any], np.ndarray]:
@@ -53,10 +54,16 @@ def put_on_default_device(array: np.ndarray, like: Any = None) -> jax.Array:
 def take_plain_array(array: jax.Array) -> jax.Array:
     """Return a result on the mesh as one uncommitted array: the shard on its first device."""
     # A tracer has no buffers.
-    if not is_addressable(array):
+    if isinstance(array, jax.core.Tracer):
         return array
-    if not array.is_fully_replicated:
+    if not array.is_fully_replicated and is_addressable(array):
         return put_on_default_device(np.asarray(array))
+    if not array.is_fully_replicated:
+        # Several processes: no process has the whole array, so a program brings it to all of them.
+        array = put(array, NamedSharding(array.sharding.mesh, PartitionSpec()))
+    if not isinstance(array.dtype, np.dtype):  # random keys
+        bits = take_plain_array(jax.random.key_data(array))
+        return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(array))
     # A committed array could not be combined with arrays on other devices.
     return _compat.make_uncommitted(array.addressable_data(0))
 
@@ -65,4 +72,4 @@ def gather_whole(value: Sharded) -> Any:
     """Return a sharded array whole, uncommitted if this process can read all of it."""
     # Through the host: the shards are on several devices, and an uncommitted array has one buffer.
     whole = value.whole()
-    return jnp.asarray(np.asarray(whole)) if whole.is_fully_addressable else whole
+    return jnp.asarray(np.asarray(whole)) if is_addressable(whole) else take_plain_array(whole)

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxdist._collectives.across.kinds import Planned, Request, check_count, read_rows
+from jaxdist._collectives.across.bring_all import bring_all
+from jaxdist._collectives.across.kinds import Planned, Request, read_rows
 from jaxdist._collectives.across.plain import (
     choose_fetch,
     gather_whole,
@@ -208,7 +209,7 @@ def reduce_list(request: Request, name: str, value: PerReplica) -> Any:
     """Reduce values that are not placed yet, or that have different shapes."""
     op = request.op
     dims = None if request.axis is None else _parse_axis(name, request.axis)
-    check_count(request.caller, name, value.values, request.layout)
+    value = bring_all(request, name, value)
     check_reducible(request.caller, {name: value}, dims)
     for v in value.values:
         check_numeric(request.caller, name, v)

@@ -9,6 +9,7 @@ import jax
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import is_unit
+from jaxdist._values import put
 
 
 def is_elsewhere(leaf: Any, layout: ReplicaMesh) -> bool:
@@ -60,7 +61,7 @@ class MirrorCache:
         known = self._kept.get(place)
         if known is not None and known[0]() is array and not known[1].is_deleted():
             return known[1]
-        copy: jax.Array = jax.device_put(array, self._layout.replicated)
+        copy: jax.Array = put(array, self._layout.replicated)
         kept = self._kept
 
         def forget(dead: Any) -> None:

@@ -138,7 +138,7 @@ class Program:
         if self.traced.uneven:
             results = list(results)
             for number, shapes in self.traced.uneven.items():
-                results[number] = cut(results[number], shapes)
+                results[number] = cut(results[number], shapes, self.layout)
         return jax.tree.unflatten(jax.tree.structure(self.template), results)
 
     @functools.cached_property

@@ -18,6 +18,7 @@ from jaxdist._values import (
     PerReplica,
     Placement,
     UnevenStep,
+    mark_with_shapes,
     place_per_replica,
     steps_ahead,
 )
@@ -103,7 +104,9 @@ def check_can_be_uneven(signature: Signature, names: list[str], layout: ReplicaM
 
 def _zeros(slot: InSlot, shapes: Shapes) -> PerReplica:
     dtype = slot.dtype if isinstance(slot.dtype, np.dtype) else np.uint32
-    return PerReplica([np.zeros(shape, dtype) for shape in shapes])
+    value = PerReplica([np.zeros(shape, dtype) for shape in shapes])
+    mark_with_shapes(value, shapes)
+    return value
 
 
 def describe_later_step(step: UnevenStep) -> str:

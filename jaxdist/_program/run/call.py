@@ -26,6 +26,7 @@ from jaxdist._values import (
     current_binding,
     place_per_replica,
     place_sharded,
+    put,
 )
 from jaxdist.errors import ContextError, ShapeError
 
@@ -107,7 +108,7 @@ def read(flat: Flat, cached_graph: CachedGraph | None, layout: ReplicaMesh) -> C
             leaf = copy_if_writable(leaf.array if isinstance(leaf, PerReplica) else leaf)
         # A described layout has no real devices to move arrays to.
         if must_move(leaf, slot) and layout.described is None:
-            leaf, moved = jax.device_put(leaf, slot.sharding), True
+            leaf, moved = put(leaf, slot.sharding), True
         leaves[i] = leaf
     graph = cached_graph.shape if cached_graph else None
     structure = exact_structure(flat.treedef)
@@ -129,7 +130,9 @@ def _check_values(
     for number, leaf in enumerate(flat.dynamic):
         if isinstance(leaf, PerReplica):
             is_placed = leaf.is_global or _compat.is_inside_trace()
-            shapes = None if is_placed else uneven_shapes(leaf, layout)
+            shapes = (
+                None if is_placed else uneven_shapes(_LeafName(flat, None, number), leaf, layout)
+            )
             if shapes is not None:
                 uneven.append((num_state + number, shapes))
                 leaf = padded(leaf, shapes)

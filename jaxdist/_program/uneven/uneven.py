@@ -21,7 +21,7 @@ from jaxdist._program.uneven.groups import Groups
 from jaxdist._program.uneven.joined import Slot, pad_to_shape, run_joined
 from jaxdist._program.uneven.joined_ops import Const, is_equal
 from jaxdist._replica import HasLayout
-from jaxdist._values import PerReplica
+from jaxdist._values import PerReplica, find_shapes, mark_with_shapes
 from jaxdist.errors import ShapeError, StateDivergenceError
 
 # A gather whose size depends on the gathers before it needs one more round of tracing.
@@ -36,18 +36,21 @@ _TO_GATHER = "Gather on the dim that differs, or pad the others first."
 Shapes = tuple[tuple[int, ...], ...]
 
 
-def uneven_shapes(value: PerReplica, layout: ReplicaMesh) -> Shapes | None:
-    """Return the shapes of separate per-replica values if they differ in shape only, else None."""
-    if value.is_global or len(value.values) != layout.num_replicas or layout.num_logical > 1:
+def uneven_shapes(name: object, value: PerReplica, layout: ReplicaMesh) -> Shapes | None:
+    """Return the shapes of all replicas if separate values differ in shape only, else None."""
+    if value.is_global or len(value.values) != len(layout.local_replicas):
         return None
     arrays = value.values
     if not all(isinstance(a, (jax.Array, np.ndarray)) for a in arrays):
         return None
     if any(isinstance(a, jax.core.Tracer) for a in arrays):
         return None
-    if len({(a.dtype, a.ndim) for a in arrays}) > 1 or len({a.shape for a in arrays}) == 1:
+    # In a job of several processes the shapes of other processes are not known here.
+    shapes = find_shapes(name, value, layout)
+    if shapes is None or layout.num_logical > 1 or len({*shapes}) == 1:
         return None
-    shapes = tuple(tuple(a.shape) for a in arrays)
+    if len({(a.dtype, a.ndim) for a in arrays}) > 1:
+        return None
     if layout.num_virtual is not None:
         raise not_virtually(shapes)
     return shapes
@@ -80,15 +83,20 @@ def padded(value: PerReplica, shapes: Shapes) -> PerReplica:
         # Padding on the host compiles nothing, however many shapes a dataset has.
         return np.pad(array, [(0, n - m) for n, m in zip(largest, array.shape, strict=True)])
 
-    return PerReplica(map(pad, value.values))
+    result = PerReplica(map(pad, value.values))
+    mark_with_shapes(result, (largest,) * len(shapes))
+    return result
 
 
-def cut(array: jax.Array, shapes: Shapes) -> PerReplica:
+def cut(array: jax.Array, shapes: Shapes, layout: ReplicaMesh) -> PerReplica:
     """Remove the padding of a per-replica result; return separate values in their own shapes."""
     rows = PerReplica.of_global(array).values
-    return PerReplica(
-        [v[tuple(slice(n) for n in shape)] for v, shape in zip(rows, shapes, strict=True)]
+    own = [shapes[replica] for replica in layout.local_replicas]
+    result = PerReplica(
+        [v[tuple(slice(n) for n in shape)] for v, shape in zip(rows, own, strict=True)]
     )
+    mark_with_shapes(result, shapes)
+    return result
 
 
 def _find_largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

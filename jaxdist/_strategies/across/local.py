@@ -16,10 +16,12 @@ from jaxdist._values import (
     Sharded,
     close_containers,
     copy_if_writable,
+    find_shapes,
     is_container,
     open_containers,
     place_per_replica,
     placement_of,
+    put,
     refuse_leaked,
 )
 from jaxdist.errors import ReplicaValueError
@@ -69,7 +71,7 @@ def _get_values(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
             lead, *rest = tuple(found.sharding.spec)
             if lead != layout.replica_spec[0]:
                 rows = PartitionSpec(layout.replica_spec[0], *rest)
-                leaf = jax.device_put(leaf, NamedSharding(found.sharding.mesh, rows))
+                leaf = put(leaf, NamedSharding(found.sharding.mesh, rows))
             leaf = PerReplica.of_global(leaf, replicas_per_shard=layout.replicas_per_place)
         else:
             return tuple(_get_copy(leaf, layout, r) for r in layout.local_replicas)
@@ -141,6 +143,9 @@ def _make_per_replica(values: Sequence[Any], layout: ReplicaMesh) -> PerReplica:
         return value
     are_numbers = all(isinstance(v, jax.Array) or v.dtype.kind not in "OSUMm" for v in values)
     are_alike = len({(v.shape, v.dtype) for v in values}) == 1
+    if layout.is_shared:
+        # Those of other processes may differ, and all processes have to decide alike.
+        are_alike = len({*(find_shapes("a result of value_fn", value, layout) or ())}) == 1
     if not are_numbers or not are_alike or layout.described is not None:
         return value
     return place_per_replica("value", value, layout)

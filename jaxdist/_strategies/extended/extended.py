@@ -24,7 +24,7 @@ from jaxdist._validate import (
     check_instance,
     show,
 )
-from jaxdist._values import Variable, copy_if_writable, refuse_leaked
+from jaxdist._values import Variable, copy_if_writable, put, refuse_leaked
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 
 _INSIDE = (
@@ -412,7 +412,7 @@ class StrategyExtended(ExtendedV1):
         named, treedef = jax.tree.flatten_with_path(value)
         for path, leaf in named:
             refuse_leaked("StrategyExtended", "value" + keystr(path), leaf)
-        return treedef.unflatten([jax.device_put(copy_if_writable(x), target) for _, x in named])
+        return treedef.unflatten([put(copy_if_writable(x), target) for _, x in named])
 
     def __repr__(self) -> str:
         return f"StrategyExtended({self._strategy!r})"

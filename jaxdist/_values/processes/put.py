@@ -41,9 +41,7 @@ def put(array: Any, sharding: Any) -> jax.Array:
         jax.device_put(array[index], device)
         for device, index in sharding.addressable_devices_indices_map(array.shape).items()
     ]
-    return jax.make_array_from_single_device_arrays(
-        array.shape, sharding, parts, dtype=array.dtype
-    )
+    return jax.make_array_from_single_device_arrays(array.shape, sharding, parts, dtype=array.dtype)
 
 
 def _fetch(array: jax.Array) -> Any:

@@ -1,6 +1,6 @@
 """Shapes of the values of all replicas, for values of which a process holds its own only."""
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from jaxdist._values.replicas.per_replica import PerReplica
 

@@ -10,6 +10,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._values.processes.exchange import find_shapes
+from jaxdist._values.processes.put import put
 from jaxdist._values.replicas.binding import origin_of
 from jaxdist._values.replicas.numbers import check_integers, suggest_cast
 from jaxdist._values.replicas.owned import copy_if_writable
@@ -166,7 +168,7 @@ def place_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) -> P
         return value
     _check_rows(name, array, layout)
     return PerReplica.of_global(
-        jax.device_put(copy_if_writable(array), layout.per_replica),
+        put(copy_if_writable(array), layout.per_replica),
         scalars=value.form is Form.SCALARS,
         replicas_per_shard=layout.replicas_per_place,
     )
@@ -280,7 +282,10 @@ def _place_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> P
         )
     arrays = [copy_if_writable(_as_array(name, i, v)) for i, v in enumerate(values)]
     # Uneven values do not get here from `run` (they have their own path); here one array is needed.
-    shapes = {(a.shape, str(a.dtype)) for a in arrays}
+    shapes = {(tuple(a.shape), str(a.dtype)) for a in arrays}
+    if layout.is_shared and not any(map(_is_tracer, arrays)):
+        agreed = find_shapes(name, value, layout)
+        shapes |= {(shape, str(arrays[0].dtype)) for shape in agreed or ()}
     if len(shapes) > 1:
         found = ", ".join(f"replica {i}: {a.dtype}{list(a.shape)}" for i, a in enumerate(arrays))
         largest = max((a.shape[0] if a.ndim else 0) for a in arrays)

@@ -9,6 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._values.processes.put import put
 from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.replicas.placement import Kind, Placement
 from jaxdist._values.sharded.cuts import Cut
@@ -70,7 +71,7 @@ def place_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharded:
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
         if isinstance(array, (jax.core.Tracer, jax.ShapeDtypeStruct)):  # nothing to place
             return value
-        held = jax.device_put(copy_if_writable(array), sharded_placement(value, layout).sharding)
+        held = put(copy_if_writable(array), sharded_placement(value, layout).sharding)
         return Sharded(held, *cut)
     # An array on one device was not placed by any strategy, so it may move.
     if len(array.sharding.device_set) > 1 and array.sharding.device_set != layout.device_set:
@@ -79,7 +80,7 @@ def place_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharded:
     wanted = sharded_placement(value, layout).sharding
     if _compat.is_committed(array) and array.sharding.is_equivalent_to(wanted, array.ndim):
         return value
-    return Sharded(jax.device_put(array, wanted), *cut)
+    return Sharded(put(array, wanted), *cut)
 
 
 def _list_devices(devices: Iterable[jax.Device]) -> str:
@@ -139,4 +140,4 @@ def _pad(array: Any, cut: Cut, pieces: int) -> Any:
 def cut_and_place(array: Any, cut: Cut, layout: ReplicaMesh) -> Sharded:
     """Cut a whole array into pieces, and copy one piece to each replica."""
     padded = pad_dim(jax.numpy.asarray(array), cut.dim, cut.padding(cut.pieces(layout)))
-    return Sharded(jax.device_put(padded, NamedSharding(layout.mesh, cut.full_spec(layout))), *cut)
+    return Sharded(put(padded, NamedSharding(layout.mesh, cut.full_spec(layout))), *cut)

@@ -9,6 +9,7 @@ from jaxdist import _compat
 from jaxdist._validate import show
 from jaxdist._values.access import Change
 from jaxdist._values.indexed_slices import IndexedSlices
+from jaxdist._values.processes.put import put
 from jaxdist._values.replicas.binding import current_binding
 from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.replicas.per_replica import Form, PerReplica
@@ -55,7 +56,7 @@ class Across:
         after = given if change is Change.ASSIGN else change.apply(variable.held, given)
         # XLA chooses the sharding of a sum, so the array is put back where the variable belongs.
         if home.sharding is not None and (is_for_each or change is not Change.ASSIGN):
-            after = jax.device_put(after, home.sharding)
+            after = put(after, home.sharding)
         variable.held = after
         if not read_value:
             return None
@@ -101,7 +102,7 @@ class Across:
             raise _make_traced_value_error(variable, kind)
         home = variable.home
         after = kind.apply(variable.held, slices)
-        variable.held = after if home.sharding is None else jax.device_put(after, home.sharding)
+        variable.held = after if home.sharding is None else put(after, home.sharding)
 
 
 ACROSS = Across()

@@ -53,7 +53,7 @@ class DocumentedNames:
             `tf.Variable.device`.
         """
         layout = self.home.layout
-        first: Any = None if layout is None else layout.devices[0]
+        first: Any = None if layout is None else layout.first_device
         return device_name(next(iter(self.read_value().devices())) if first is None else first)
 
     def get_shape(self: Any) -> tuple[int, ...]:

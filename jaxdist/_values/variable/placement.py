@@ -14,6 +14,8 @@ from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values.mean import mean_of_shares, share_of_mean
 from jaxdist._values.pairwise import combine_pairwise
+from jaxdist._values.processes.put import put
+from jaxdist._values.replicas.agreed import mark_with_shapes
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.replicas.placement import Kind, Placement, place_per_replica
 from jaxdist._values.variable.enums import VariableAggregation
@@ -58,9 +60,10 @@ class VariablePlacement:
         if self.layout is None or self.sharding is None:
             return jnp.asarray(value)
         if not self.per_replica:
-            return jax.device_put(value, self.sharding)
+            return put(value, self.sharding)
         # Only the copies of this process; other processes make theirs.
         copies = PerReplica([value] * len(self.layout.local_replicas))
+        mark_with_shapes(copies, (self.shape,) * self.layout.num_replicas)
         return place_per_replica("value", copies, self.layout).array
 
     def bring_back(self, array: jax.Array) -> jax.Array:
@@ -107,7 +110,9 @@ class VariablePlacement:
             return self.copy_to_all((value / count).astype(self.dtype))
         whole, rest = value // count, value % count
         shares = [(whole + (rest > r)).astype(self.dtype) for r in layout.local_replicas]
-        return place_per_replica("value", PerReplica(shares), layout).array
+        copies = PerReplica(shares)
+        mark_with_shapes(copies, (self.shape,) * count)
+        return place_per_replica("value", copies, layout).array
 
 
 # Cached, since `jax.jit` of a new function would compile again at every read.

@@ -1,7 +1,8 @@
 """The pods of an indexed Job or of a JobSet, from the environment of one of them.
 
-Kubernetes gives each pod of an indexed Job its number and the host name `<job>-<number>`; a headless
-service gives these names addresses. So nobody has to list pods, which needs a right of its own.
+Kubernetes gives each pod of an indexed Job its number and the host name `<job>-<number>`; a
+headless service gives these names addresses. So nobody has to list pods, which needs a right of its
+own.
 """
 
 import dataclasses
@@ -77,9 +78,7 @@ def read_indexed_job(
         )
     per_job = total // len(names) if jobset is None else per_job or total
     if pod >= per_job or own >= len(names):
-        raise _contradict(
-            f"pod {pod} of Job {own}", f"{len(names)} Jobs with {per_job} pods each"
-        )
+        raise _contradict(f"pod {pod} of Job {own}", f"{len(names)} Jobs with {per_job} pods each")
     hosts = [f"{name}-{i}.{service}" for name in names for i in range(per_job)]
     return IndexedJob(tuple(hosts), own * per_job + pod)
 

@@ -7,7 +7,11 @@ from typing import Any, final
 
 from jaxdist._validate import as_integer, as_list, check_instance, check_text, show
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
-from jaxdist.cluster_resolver._kubernetes.indexed_job import INDEX, read_indexed_job
+from jaxdist.cluster_resolver._kubernetes.indexed_job import (
+    INDEX,
+    IndexedJob,
+    read_indexed_job,
+)
 from jaxdist.cluster_resolver._resolver import (
     ClusterResolver,
     check_task,
@@ -111,7 +115,7 @@ class KubernetesClusterResolver(ClusterResolver):
         variables = read_environ(_CALLER, environ)
         self.rpc_layer = rpc_layer
         self._mapping = {job: list(s) for job, s in (job_to_label_mapping or _DEFAULT).items()}
-        self._indexed = None
+        self._indexed: IndexedJob | None = None
         self._client = override_client
         if not job_to_label_mapping and override_client is None and INDEX in variables:
             self._indexed = read_indexed_job(variables, service, processes, processes_in_job)
@@ -133,14 +137,16 @@ class KubernetesClusterResolver(ClusterResolver):
         """
         if self._indexed is not None:
             return ClusterSpec({"worker": [f"{h}:{self._port}" for h in self._indexed.hosts]})
-        return ClusterSpec({
-            job: [
-                f"{pod.status.host_ip}:{self._port}"
-                for selector in selectors
-                for pod in self._list_pods(selector)
-            ]
-            for job, selectors in self._mapping.items()
-        })
+        return ClusterSpec(
+            {
+                job: [
+                    f"{pod.status.host_ip}:{self._port}"
+                    for selector in selectors
+                    for pod in self._list_pods(selector)
+                ]
+                for job, selectors in self._mapping.items()
+            }
+        )
 
     def master(
         self,

@@ -32,6 +32,9 @@ def list_gpus(environ: Mapping[str, str]) -> list[str]:
             f"{said}\n\ngpus_per_node is counted by it where CUDA_VISIBLE_DEVICES is not set."
             "\n\nPass gpus_per_node, for instance gpus_per_node=0 on hosts without GPUs."
         )
-    return [str(i) for i, line in enumerate(
-        line for line in shown.stdout.splitlines() if line.startswith("GPU ")
-    )]
+    return [
+        str(i)
+        for i, line in enumerate(
+            line for line in shown.stdout.splitlines() if line.startswith("GPU ")
+        )
+    ]

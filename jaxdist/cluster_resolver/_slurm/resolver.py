@@ -38,8 +38,9 @@ class SlurmClusterResolver(ClusterResolver):
             a host in equal parts.
         tasks_per_node: Number of tasks of each host, or a dict from hosts to numbers; by default
             what Slurm says.
-        auto_set_gpu: Whether `cluster_spec` sets `CUDA_VISIBLE_DEVICES` to the GPUs of this task. It
-            leaves it as it is on hosts without GPUs, and where Slurm has given each task its own.
+        auto_set_gpu: Whether `cluster_spec` sets `CUDA_VISIBLE_DEVICES` to the GPUs of this task.
+            It leaves it as it is on hosts without GPUs, and where Slurm has given each task its
+            own.
         rpc_layer: The protocol prefix of addresses.
         environ: The environment variables to read and set, instead of those of this process.
 

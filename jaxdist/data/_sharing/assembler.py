@@ -180,6 +180,11 @@ class ShareAssembler(Assembler, abc.ABC):
         if self.exchange is not None:
             self.exchange.leave(reason)
 
+    def stop_waiting(self) -> None:
+        """End a wait for other processes, in whatever thread it is."""
+        if self.exchange is not None:
+            self.exchange.is_stopped = True
+
 
 def agreed_padding(caller: str, offers: Sequence[Offer], own: int) -> int:
     """Return the largest padding of all processes, which is also that of this one.

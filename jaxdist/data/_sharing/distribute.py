@@ -9,11 +9,12 @@ from typing import Any
 import jax
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._processes import Agreement, get_agreement
+from jaxdist._processes import Agreement, at_leaving, get_agreement
 from jaxdist.data._assembler import Assembler
 from jaxdist.data._options import InputOptions
 from jaxdist.data._pad import FixedRows
 from jaxdist.data._place import Placer
+from jaxdist.data._prefetch import stop_all
 from jaxdist.data._reading.assemble import GROUP_CALLER, SPLIT_CALLER, Drops
 from jaxdist.data._reading.batches import Batches
 from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY
@@ -32,6 +33,7 @@ from jaxdist.data._sharing.split import GlobalAssembler, LocalAssembler
 from jaxdist.errors import ArgumentError, ContextError
 
 _LOG = logging.getLogger("jaxdist")
+_HAS_CALLBACK: list[bool] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,6 +216,10 @@ class _Finder:
                 "Each process reads data of its own, so they tell each other how much.\n\n"
                 "Make a MultiWorkerMirroredStrategy, which connects them, in every process."
             )
+        if self.agreement is None and not _HAS_CALLBACK:
+            # Before the service ends: a thread that waits for it would end the interpreter.
+            _HAS_CALLBACK.append(True)
+            at_leaving(stop_all)
         position = None if reader is None else reader.position()
         shown = json.dumps(position, default=repr, sort_keys=True)
         where = {} if position is None else {"position": shown}

@@ -23,8 +23,13 @@ from jaxdist.data._sharing.structure import (
     find_odd_ones,
     structure_of_text,
 )
-from jaxdist.errors import DeadlineExceededError, OtherProcessError, ProgramMismatchError
-from jaxdist.errors import UnavailableError
+from jaxdist.errors import (
+    ContextError,
+    DeadlineExceededError,
+    OtherProcessError,
+    ProgramMismatchError,
+    UnavailableError,
+)
 
 # All processes start the same passes in the same order, so the number of a pass names it.
 _PASSES: "weakref.WeakKeyDictionary[Agreement, Any]" = weakref.WeakKeyDictionary()
@@ -59,6 +64,7 @@ class Exchange:
     def __init__(self, caller: str, agreement: Agreement, same: dict[str, str]) -> None:
         number = next(_PASSES.setdefault(agreement, itertools.count()))
         self.process = agreement.process.index
+        self.is_stopped = False
         self._caller = caller
         self._agreement = agreement
         self._channel = f"data/{number}"
@@ -116,13 +122,15 @@ class Exchange:
         self._has_ended = True
         text = json.dumps({"left": reason})
         # The answers of the others do not count any more, nor does a service that has ended.
-        with contextlib.suppress(OtherProcessError):
+        with contextlib.suppress(OtherProcessError, ContextError):
             self._agreement.gather(self._channel, text, 0.0)
 
     def _gather(self, step: int, said: dict[str, Any]) -> list[dict[str, Any]]:
         purpose = f"the rows of step {step + 1} of {self._caller}"
         try:
-            texts = self._agreement.gather(self._channel, json.dumps(said), purpose=purpose)
+            texts = self._agreement.gather(
+                self._channel, json.dumps(said), purpose=purpose, is_stopped=lambda: self.is_stopped
+            )
         except DeadlineExceededError:
             self._has_ended = True
             raise

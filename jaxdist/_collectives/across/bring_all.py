@@ -1,0 +1,80 @@
+"""Values of all replicas of several processes, brought to each process one by one."""
+
+import json
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxdist._collectives.across.kinds import Request, check_count
+from jaxdist._collectives.across.plain import fetch_bits
+from jaxdist._processes import get_agreement
+from jaxdist._values import (
+    PerReplica,
+    find_shapes,
+    is_python_number,
+    mark_with_shapes,
+    place_per_replica,
+    put,
+)
+from jaxdist.errors import ArgumentTypeError
+
+_CHANNEL = "numbers"
+
+
+def bring_all(request: Request, name: str, value: PerReplica) -> PerReplica:
+    """Return the values of all replicas, where a process has those of its own only.
+
+    Cost:
+        For a strategy of one process none. Else an exchange of numbers or of shapes over the
+        key-value store, and for arrays one all-gather of the largest shape.
+
+    Raises:
+        ReplicaValueError: The number of values is not that of the replicas of this process.
+        ProgramMismatchError: Values of another rank or dtype in another process.
+    """
+    layout = request.layout
+    check_count(request.caller, name, value.values, layout)
+    agreement = get_agreement() if layout.is_shared else None
+    if agreement is None:
+        return value
+    numbers = [x for x in value.values if is_python_number(x) and not isinstance(x, complex)]
+    own = numbers if len(numbers) == len(value.values) else None
+    said = [
+        json.loads(text)
+        for text in agreement.gather(_CHANNEL, json.dumps(own), purpose=f"the numbers of {name}")
+    ]
+    if None not in said:
+        # Exact for integers of any size, which a sum has to compare with the dtype's bounds.
+        left = {p: iter(values) for p, values in enumerate(said)}
+        return PerReplica([next(left[p]) for p in layout.replica_owners])
+    shapes = find_shapes(name, value, layout)
+    if shapes is None:
+        raise ArgumentTypeError(
+            f"{request.caller} was given {name}, a PerReplica of {value.values[0]!r}.\n\n"
+            "Arrays and numbers can be combined over replicas.\n\n"
+            "Pass arrays of numbers."
+        )
+    arrays = [x if hasattr(x, "dtype") else jax.numpy.asarray(x) for x in value.values]
+    largest = tuple(map(max, zip(*shapes, strict=True)))
+    bits = [fetch_bits(x) for x in arrays]
+    rest = bits[0].shape[arrays[0].ndim :]
+    padded = [_pad(x, (*largest, *rest)) for x in bits]
+    rows = PerReplica([x[None] for x in padded])
+    mark_with_shapes(rows, ((1, *largest, *rest),) * layout.num_replicas)
+    placed = place_per_replica(name, rows, layout).array
+    whole = put(placed, NamedSharding(layout.mesh, PartitionSpec()))
+    every = np.asarray(whole.addressable_data(0))
+    cut = [every[r][tuple(slice(n) for n in shape)] for r, shape in enumerate(shapes)]
+    return PerReplica([_as_keys(x, arrays[0]) for x in cut])
+
+
+def _pad(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    return np.pad(array, [(0, n - m) for n, m in zip(shape, array.shape, strict=True)])
+
+
+def _as_keys(bits: np.ndarray, like: Any) -> Any:
+    if isinstance(like.dtype, np.dtype):
+        return bits
+    return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(like))
