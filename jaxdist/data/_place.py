@@ -239,9 +239,7 @@ class Placer:
         return PerReplica.of_global(array, scalars=ndim == 0, replicas_per_shard=shared)
 
 
-def _uneven_spanning_error(
-    caller: str, pieces: Sequence[Leaf], layout: ReplicaMesh
-) -> ShapeError:
+def _uneven_spanning_error(caller: str, pieces: Sequence[Leaf], layout: ReplicaMesh) -> ShapeError:
     processes = sorted({*layout.device_owners.values()})
     return ShapeError(
         f"{caller} cannot give replicas whose devices belong to several of the processes "

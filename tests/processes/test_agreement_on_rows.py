@@ -103,7 +103,7 @@ def test_each_process_is_asked_for_its_own_pipeline() -> None:
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_a_process_that_runs_out_takes_part_without_rows_until_all_have_ended(depth: int) -> None:
     lengths = [1, 5, 0]
-    own: Own = lambda p: [np.full(2, 10 * p + i, np.int32) for i in range(lengths[p] * (p + 1))]
+    own: Own = lambda p: [np.full(2, 10 * p + i, np.int32) for i in range(lengths[p] * (p + 1))]  # noqa: E731
     steps = run_well((0, 1, 1, 2), _of_function(own, depth=depth))
     found = join((0, 1, 1, 2), [[ids_of(s) for s in of_process] for of_process in steps])
     assert found == [
@@ -117,7 +117,7 @@ def test_a_process_that_runs_out_takes_part_without_rows_until_all_have_ended(de
 @pytest.mark.parametrize("length", [0, 1])
 def test_a_process_without_a_single_element_gets_the_structure_of_the_others(length: int) -> None:
     one = {"x": [np.ones((2, 3)), None], "y": (np.int8(4), np.zeros(2, bool))}
-    own: Own = lambda p: [one] * (1 if p else length)
+    own: Own = lambda p: [one] * (1 if p else length)  # noqa: E731
     first, second = run_well((0, 1), _of_function(own))
     assert (len(first), len(second)) == (1, 1)
     ((x, none), (y, z)) = first[0]["x"], first[0]["y"]
@@ -135,7 +135,7 @@ def test_containers_that_are_not_pythons_cannot_be_built_without_an_element() ->
 
 
 def test_padding_is_that_of_the_largest_first_batch_of_all_processes() -> None:
-    own: Own = lambda p: [np.arange(3 - p), np.arange(1 + p)]
+    own: Own = lambda p: [np.arange(3 - p), np.arange(1 + p)]  # noqa: E731
     steps = run_well((0, 1), _of_function(own, PAD))
     assert [[m.values[0].sum() for _, m in s] for s in steps] == [[3, 1], [2, 2]]
     assert {b.values[0].shape for s in steps for b, _ in s} == {(3,)}
@@ -144,9 +144,11 @@ def test_padding_is_that_of_the_largest_first_batch_of_all_processes() -> None:
 
 
 def test_dropping_and_errors_are_the_same_in_every_process() -> None:
-    own: Own = lambda p: [np.arange(2), np.arange(2 + p), np.arange(3), *[np.arange(1)] * p]
+    own: Own = lambda p: [np.arange(2), np.arange(2 + p), np.arange(3), *[np.arange(1)] * p]  # noqa: E731
     steps = run_well((0, 1), _of_function(own, DROP))
-    assert [[ids_of(s) for s in of_process] for of_process in steps] == [[[[0, 1]], [[0, 1, 2]]]] * 2
+    assert [[ids_of(s) for s in of_process] for of_process in steps] == [
+        [[[0, 1]], [[0, 1, 2]]]
+    ] * 2
     found = run_job((0, 1), _of_function(own, ERROR))
     assert str(found[0]) == str(found[1])
     with refused(ShapeError, "step 1", "process 0: [2]", "process 1: [3]", "UNEVEN"):
@@ -168,7 +170,7 @@ def test_batches_of_another_structure_name_the_process_and_the_leaf(
     odd: Any, part: str, culprit: int
 ) -> None:
     usual = {"x": np.ones((2, 3))}
-    own: Own = lambda p: [odd if p == culprit else usual] * 2
+    own: Own = lambda p: [odd if p == culprit else usual] * 2  # noqa: E731
     found = run_job((0, 1, 2), _of_function(own))
     for error in _errors(found, ProgramMismatchError):
         _check_names(error, (culprit,), 3)
@@ -299,7 +301,9 @@ def test_rows_of_arrays_in_memory_are_agreed_once_and_rows_of_generators_in_each
                 return gather(channel, *args, **how)
 
             agreement.gather = counted  # type: ignore[method-assign]
-            assert len(list(distribute_dataset(source(), view, on_host(), agreement=agreement))) == 5
+            assert (
+                len(list(distribute_dataset(source(), view, on_host(), agreement=agreement))) == 5
+            )
             return len(asked)
 
         return count

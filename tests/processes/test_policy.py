@@ -1,5 +1,6 @@
 """Which policy counts: that of the options, that of a tf.data dataset, or the one that fits."""
 
+import itertools
 import logging
 import types
 from collections.abc import Callable
@@ -22,9 +23,7 @@ from jaxdist.errors import ArgumentError
 from tests.processes.threads import JOBS, ids_of, on_host, run_job, run_well
 from tests.strategies.oracle import refused
 
-OFF, DATA, FILE, HINT, AUTO = (
-    AutoShardPolicy[n] for n in ("OFF", "DATA", "FILE", "HINT", "AUTO")
-)
+OFF, DATA, FILE, HINT, AUTO = (AutoShardPolicy[n] for n in ("OFF", "DATA", "FILE", "HINT", "AUTO"))
 
 
 class _TfDataset:
@@ -49,7 +48,7 @@ def _read(
 ) -> Callable[[ReplicaMesh, Agreement], Any]:
     def work(view: ReplicaMesh, agreement: Agreement) -> Any:
         data = distribute_dataset(make(), view, on_host(policy=policy), agreement=agreement)
-        return [sum(ids_of(step), []) for step in data]
+        return [list(itertools.chain(*ids_of(step))) for step in data]
 
     return work
 
@@ -85,14 +84,13 @@ def test_hint_is_refused_and_names_the_marks_of_tensorflow(owners: tuple[int, ..
         assert "distribute_datasets_from_function" in str(error)
 
 
-def test_policies_of_a_tf_dataset_that_need_tensorflow_are_refused_in_several_processes() -> None:
-    for policy in (HINT, FILE):
-        assert [type(e) for e in run_job(JOBS[2], _read(lambda: _TfDataset(policy), None))] == [
-            ArgumentError
-        ] * 2
-        assert run_well(JOBS[1], _read(lambda: _TfDataset(policy), None)) == [
-            [[0, 1, 2, 3], [4, 5, 6, 7]]
-        ]
+@pytest.mark.parametrize("policy", [HINT, FILE])
+def test_policies_of_a_tf_dataset_that_need_tensorflow_are_refused_in_several_processes(
+    policy: AutoShardPolicy,
+) -> None:
+    make = lambda: _TfDataset(policy)  # noqa: E731
+    assert [type(e) for e in run_job(JOBS[2], _read(make, None))] == [ArgumentError] * 2
+    assert run_well(JOBS[1], _read(make, None)) == [[[0, 1, 2, 3], [4, 5, 6, 7]]]
 
 
 def _files(count: int, size: int) -> Any:

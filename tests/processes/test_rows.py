@@ -158,9 +158,7 @@ def test_rows_of_a_described_slice_go_to_the_hosts_of_its_chips() -> None:
 
 def test_two_real_processes_get_what_two_views_of_one_mesh_get() -> None:
     expected = run_well((0, 0, 1, 1), read_all_ways)
-    for rank, (index, count, local, read) in enumerate(
-        results_of_job(read_in_a_job, 2, devices=2)
-    ):
+    for rank, (index, count, local, read) in enumerate(results_of_job(read_in_a_job, 2, devices=2)):
         assert (index, count, local) == (rank, 2, (2 * rank, 2 * rank + 1))
         assert read == expected[rank]
     assert expected[0] != expected[1]

@@ -25,9 +25,7 @@ from tests.tables import examples
 
 counts = st.sampled_from([1, 2, 3, 4])
 keeping = st.sampled_from([PartialBatch.UNEVEN, PartialBatch.PAD])
-AUTO, DATA, FILE, OFF = (
-    AutoShardPolicy[n] for n in ("AUTO", "DATA", "FILE", "OFF")
-)
+AUTO, DATA, FILE, OFF = (AutoShardPolicy[n] for n in ("AUTO", "DATA", "FILE", "OFF"))
 Steps = list[list[list[int]]]
 
 
@@ -90,9 +88,7 @@ def _flat(steps: Steps) -> list[int]:
     return [i for step in steps for of_replica in step for i in of_replica]
 
 
-def _on_one(
-    num_replicas: int, make: Callable[[], Any], options: Any, passes: int = 1
-) -> Steps:
+def _on_one(num_replicas: int, make: Callable[[], Any], options: Any, passes: int = 1) -> Steps:
     layout = meshes.build(jax.devices()[:num_replicas])
     data = distribute_dataset(make(), layout, options)
     return [ids_of(step, options.partial_batch) for _ in range(passes) for step in data]

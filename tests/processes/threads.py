@@ -46,9 +46,7 @@ def run_job(
     return found
 
 
-def run_well(
-    owners: tuple[int, ...], work: Callable[[ReplicaMesh, Agreement], T]
-) -> list[T]:
+def run_well(owners: tuple[int, ...], work: Callable[[ReplicaMesh, Agreement], T]) -> list[T]:
     """What `work` returns in each process; it raises what the first process raises."""
     results = run_job(owners, work)
     values = []

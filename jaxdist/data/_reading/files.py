@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -84,12 +85,10 @@ def from_files(
             f"{caller} was given 0 paths.\n\nA dataset has one file or more.\n\n"
             "Check the folder and the pattern that the paths come from."
         )
-    twice = next((p for i, p in enumerate(listed) if p in listed[:i]), None) if len(
-        set(map(str, listed))
-    ) < len(listed) else None
+    twice = next((p for p, count in Counter(map(str, listed)).items() if count > 1), None)
     if twice is not None:
         raise ArgumentError(
-            f"{caller} was given the path {str(twice)!r} twice.\n\n"
+            f"{caller} was given the path {twice!r} twice.\n\n"
             "An epoch has each file once.\n\nPass each path once."
         )
     check_callable(caller, read, "read")

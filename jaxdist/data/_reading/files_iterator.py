@@ -92,7 +92,8 @@ class FilesIterator(Iterator[PyTree]):
 
     def take_progress(self) -> dict[str, int]:
         """Return how far this process has read its files since the last call."""
-        changed, self._changed = self._changed, {}
+        changed = dict(self._changed)
+        self._changed.clear()
         return changed
 
     def add_progress(self, progress: Mapping[str, int]) -> None:

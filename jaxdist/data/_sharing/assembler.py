@@ -52,7 +52,9 @@ class ShareAssembler(Assembler, abc.ABC):
             return self._pad(own, rows, index)
         if self.policy is not PartialBatch.UNEVEN and len({*rows}) > 1:
             if self.policy is PartialBatch.DROP:
-                return self.drops.drop(sum(r or 0 for r in rows), index, is_last=self._is_last(rows))
+                return self.drops.drop(
+                    sum(r or 0 for r in rows), index, is_last=self._is_last(rows)
+                )
             raise _uneven_error(self.caller, rows, self.layout, index)
         like = self._find_like()
         columns = [_collect(own, like, i) for i in range(len(like.leaves))]
@@ -211,7 +213,7 @@ def _rows_of(element: Element) -> int:
 
 
 def _collect(slots: Sequence[Slot], like: Element, leaf: int) -> list[Any]:
-    """Return one leaf of each local replica; no rows, or a zero for a scalar, without an element."""
+    """Return one leaf of each local replica; without an element no rows, or a zero scalar."""
     one = like.leaves[leaf]
     empty = (0, *one.shape[1:]) if one.ndim else ()
     return [make_zeros(one, empty) if s is None else s.leaves[leaf] for s in slots]

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
@@ -17,7 +17,6 @@ from jaxdist.data._place import Placer
 from jaxdist.data._prefetch import stop_all
 from jaxdist.data._reading.assemble import GROUP_CALLER, SPLIT_CALLER, Drops
 from jaxdist.data._reading.batches import Batches
-from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY
 from jaxdist.data._reading.elements import ElementReader
 from jaxdist.data._reading.files import Files
 from jaxdist.data._reading.files_iterator import FilesIterator
@@ -34,6 +33,7 @@ from jaxdist.errors import ArgumentError, ContextError
 
 _LOG = logging.getLogger("jaxdist")
 _HAS_CALLBACK: list[bool] = []
+_Parts: TypeAlias = tuple[ElementReader, Placer, int, PartialBatch, Drops, FixedRows]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +104,8 @@ def share_dataset(
     if grain is not None:
         size = min(grain.batch_size, len(grain.examples))
 
-    def parts(rows: int) -> tuple[Any, ...]:
-        fixed = FixedRows(SPLIT_CALLER, num_replicas, size or rows)
+    def parts(rows: int) -> _Parts:
+        fixed = FixedRows(SPLIT_CALLER, num_replicas, rows)
         return ElementReader(SPLIT_CALLER), placer, num_replicas, partial, drops, fixed
 
     if policy is AutoShardPolicy.DATA:
@@ -122,7 +122,7 @@ def share_dataset(
 
         def make_global(reader: ShareReader, rows: int) -> Assembler:
             exchange = find.exchange(reader, {"dataset": repr(source)}, is_needed=False)
-            return GlobalAssembler(*parts(rows), SPLIT_CALLER, layout, exchange, is_own)
+            return GlobalAssembler(*parts(size or rows), SPLIT_CALLER, layout, exchange, is_own)
 
         return Shared(lambda: ShareReader(source.open(make)), make_global, is_countable=True)
 
@@ -144,8 +144,7 @@ def share_dataset(
         inner: Any = reader.inner
         pieces = inner if isinstance(inner, PieceReader) else inner.iterator
         # The first step decides the padding, which can differ from that of whole batches.
-        own = (*parts(rows)[:-1], FixedRows(SPLIT_CALLER, num_replicas, rows))
-        return LocalAssembler(*own, SPLIT_CALLER, layout, exchange, pieces, size)
+        return LocalAssembler(*parts(rows), SPLIT_CALLER, layout, exchange, pieces, size)
 
     return Shared(open_pieces, make_local, is_countable=False)
 
@@ -243,7 +242,7 @@ def _make_own_pass(
     if grain is None:
         return lambda: OwnBatches(iter(dataset), cut)
     # Grain reads ahead in threads of its own, as for the dataset itself, with the same positions.
-    import grain as library  # noqa: PLC0415
+    import grain as library
 
     own = grain.own(cut)
     return lambda: iter(library.MapDataset.source(own))

@@ -91,7 +91,11 @@ class Exchange:
             UnavailableError: Another process has stopped reading.
             DeadlineExceededError: Another process has not come in time.
         """
-        said = {"rows": offer.rows, "padded": offer.padded_rows, "progress": offer.progress}
+        said: dict[str, Any] = {
+            "rows": offer.rows,
+            "padded": offer.padded_rows,
+            "progress": offer.progress,
+        }
         if self._same is not None:
             said["same"] = self._same
         if structure is not None and structure != self._said:

@@ -167,7 +167,8 @@ def fill(total: int, most: Sequence[int]) -> list[slice]:
         >>> [s.stop - s.start for s in fill(4, [3, 3])]
         [3, 1]
     """
-    slices, start = [], 0
+    slices: list[slice] = []
+    start = 0
     for size in most:
         stop = min(start + size, total)
         slices.append(slice(start, stop))

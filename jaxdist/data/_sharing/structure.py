@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -138,18 +138,20 @@ def find_odd_ones(values: Sequence[Any]) -> tuple[tuple[int, ...], int | None]:
 
 
 def _describe_difference(found: Structure | None, usual: Structure | None) -> tuple[str, str]:
-    one, other = (dict((n, (d, s)) for n, d, s in x.leaves) if x else {} for x in (found, usual))
-    show: Callable[[str, dict[str, Any]], str] = lambda name, leaves: (
-        f"{name} is {_show_leaf(*leaves[name])}" if name in leaves else f"no {name}"
-    )
+    one, other = ({n: (d, s) for n, d, s in x.leaves} if x else {} for x in (found, usual))
     for name in dict.fromkeys([*one, *other]):
         if one.get(name) != other.get(name):
-            return show(name, one), show(name, other)
+            return _show_leaf(name, one), _show_leaf(name, other)
     return (found.tree if found else ""), (usual.tree if usual else "")
 
 
-def _show_leaf(dtype: str, dims: tuple[int, ...] | None) -> str:
-    return f"a scalar of {dtype}" if dims is None else f"{dtype}[{', '.join(['rows', *map(str, dims)])}]"
+def _show_leaf(name: str, leaves: dict[str, Any]) -> str:
+    if name not in leaves:
+        return f"no {name}"
+    dtype, dims = leaves[name]
+    if dims is None:
+        return f"{name} is a scalar of {dtype}"
+    return f"{name} is {dtype}[{', '.join(['rows', *map(str, dims)])}]"
 
 
 def _describe(tree: Any) -> Any:
