@@ -20,4 +20,4 @@ from jaxdist.data._reading.examples import Examples as Examples
 from jaxdist.data._reading.files import Files as Files
 from jaxdist.data._reading.files import from_files as from_files
 from jaxdist.data._reading.partial_batch import PartialBatch as PartialBatch
-from jaxdist.data._sharing.policy import AutoShardPolicy as AutoShardPolicy
+from jaxdist.data._reading.shard_policy import AutoShardPolicy as AutoShardPolicy

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from jaxdist._validate import as_flag, as_integer, check_instance, show
 from jaxdist.data._reading.partial_batch import PartialBatch
-from jaxdist.data._sharing.policy import AutoShardPolicy
+from jaxdist.data._reading.shard_policy import AutoShardPolicy
 from jaxdist.errors import ArgumentError, UnsupportedError
 
 

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -90,16 +90,17 @@ class ShareAssembler(Assembler, abc.ABC):
         """Return the rows of all replicas, None for one without an element."""
         known = self._known_rows(raw)
         own = None if slots is None else [None if s is None else _rows_of(s) for s in slots]
-        if known is not None and (self.exchange is None or self.exchange.has_met):
-            return known
-        assert self.exchange is not None  # else the rows are known
+        exchange = self.exchange
+        # Without an exchange all rows follow from what was read.
+        if exchange is None or (known is not None and exchange.has_met):
+            return known or ()
         offer = Offer(own, self._rows_to_pad_to(), self._take_progress())
-        offers = self.exchange.share(index, offer, self._own_structure)
+        offers = exchange.share(index, offer, self._own_structure)
         self._add_progress(offers)
         self._agree_on_padding(offers)
         if known is not None:
             # The same data in every process: from here on each knows what the others have.
-            self.exchange.end()
+            exchange.end()
             return known
         return self._join_rows([o.rows for o in offers])
 
@@ -128,10 +129,10 @@ class ShareAssembler(Assembler, abc.ABC):
     def _find_like(self) -> Element:
         """Return an element that is built like those of this step."""
         agreed = None if self.exchange is None else self.exchange.structure
-        if self._like is None:
-            assert agreed is not None  # some process has an element
+        if self._like is None and agreed is not None:
             self._like = make_empty(agreed, self.layout.process.index, self.caller)
-        return self._like
+        # Some process has an element, or this one would have returned `ENDED`.
+        return cast(Element, self._like)
 
     def _check_one_structure(self, slots: Sequence[Slot], index: int) -> None:
         dims = [[x.shape[1:] if x.ndim else None for x in s.leaves] for s in slots if s is not None]
