@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,9 @@ def from_files(
         `Dataset.from_tensor_slices(paths).flat_map(read).batch(batch_size)` of `tf.data`.
     """
     caller = "data.from_files"
-    if isinstance(paths, (str, bytes, os.PathLike)) or not isinstance(paths, Iterable):
+    # A set has no order, and all processes need the same one.
+    no_list = (str, bytes, os.PathLike, set, frozenset, Mapping)
+    if isinstance(paths, no_list) or not isinstance(paths, Iterable):
         raise ArgumentTypeError(
             f"{caller} was given paths={show(paths)}.\n\npaths is a list of paths.\n\n"
             "Pass for instance sorted(pathlib.Path('data').glob('*.npz'))."
