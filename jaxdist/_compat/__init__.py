@@ -31,6 +31,7 @@ from jaxdist._compat.dispatch import check_numbers as check_numbers
 from jaxdist._compat.dispatch import fast_call_record as fast_call_record
 from jaxdist._compat.dispatch import is_checking_numbers as is_checking_numbers
 from jaxdist._compat.dispatch import make_dispatcher as make_dispatcher
+from jaxdist._compat.gloo import get_gloo_addresses as get_gloo_addresses
 from jaxdist._compat.held_tracer import HeldTracer as HeldTracer
 from jaxdist._compat.lowering import compute_on_host as compute_on_host
 from jaxdist._compat.lowering import constrain_tiles as constrain_tiles

@@ -25,3 +25,11 @@ from jaxdist._processes.store import CoordinationStore as CoordinationStore
 from jaxdist._processes.store import LocalStore as LocalStore
 from jaxdist._processes.store import Store as Store
 from jaxdist._processes.store import get_store as get_store
+from jaxdist._processes.watching import ABORT_CODE as ABORT_CODE
+from jaxdist._processes.watching import HERE as HERE
+from jaxdist._processes.watching import CallOfAll as CallOfAll
+from jaxdist._processes.watching import Waiter as Waiter
+from jaxdist._processes.watching import start_watching as start_watching
+from jaxdist._processes.watching import stop_watching as stop_watching
+from jaxdist._processes.watching import tell_blame as tell_blame
+from jaxdist._processes.watching import wait_until_ready as wait_until_ready

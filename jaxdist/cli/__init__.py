@@ -1,4 +1,3 @@
-"""The command line: `jaxdist train`, `jaxdist plan`, `jaxdist bench`, `jaxdist info`,
-`jaxdist resolve`."""
+"""The command line: `jaxdist train`, `plan`, `bench`, `launch`, `resolve` and `info`."""
 
 from jaxdist.cli._main import main as main

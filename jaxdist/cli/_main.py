@@ -4,9 +4,11 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+from jaxdist._launching import record_error
 from jaxdist.cli._bench import add_bench
 from jaxdist.cli._info import show_info
 from jaxdist.cli._job_arguments import add_job_arguments
+from jaxdist.cli._launch import add_launch
 from jaxdist.cli._plan import add_plan
 from jaxdist.cli._resolve import add_resolve
 from jaxdist.cli._train import train
@@ -41,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.traceback:
             raise
         print(f"jaxdist {arguments.name}: {error}", file=sys.stderr)
+        # A launcher reads tracebacks from the output, and there is none.
+        record_error(error)
         return EXIT_ERROR
     except KeyboardInterrupt:
         if arguments.traceback:
@@ -67,6 +71,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add_plan(commands, shared)
     add_bench(commands, shared)
     add_resolve(commands, shared)
+    add_launch(commands, shared, parser.parse_args)
     info = commands.add_parser(
         "info",
         parents=[shared],

@@ -59,6 +59,7 @@ EXTRAS = (
         "googleapiclient",
         "addresses of an instance group of Compute Engine",
     ),
+    Extra("cloudpickle", "cloudpickle", "`testing.launch` of functions of a notebook"),
     Extra("keras", "keras", "compile and fit of Keras models, which are not there yet"),
 )
 

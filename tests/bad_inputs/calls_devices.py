@@ -28,6 +28,10 @@ def _simple() -> SimpleClusterResolver:
     return SimpleClusterResolver(_spec(), task_type="worker", task_id=1, rpc_layer="grpc")
 
 
+def _get_nothing() -> None:
+    return None
+
+
 _WHERE = {"task_type": "worker", "task_id": 0}
 
 CALLS = {
@@ -185,6 +189,9 @@ CALLS = {
     # Devices and links.
     "jaxdist.testing.virtual_devices": Call(
         lambda: jaxdist.testing.virtual_devices, lambda: {"count": 8}
+    ),
+    "jaxdist.testing.launch": Call(
+        lambda: jaxdist.testing.launch, lambda: {"function": _get_nothing, "n": 1}
     ),
     "jaxdist.config.links": Call(lambda: jaxdist.config.links, lambda: {"path_or_links": None}),
 }

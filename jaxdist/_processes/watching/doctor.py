@@ -1,0 +1,181 @@
+"""`Doctor`: a thread that tells the other processes what this one is doing."""
+
+import logging
+import threading
+import time
+from typing import Protocol
+
+from jaxdist._processes.process import Process
+from jaxdist._processes.settings import Settings
+from jaxdist._processes.store import Store
+from jaxdist._processes.watching.array_wait import ArrayWait
+from jaxdist._processes.watching.hang import HangReports
+from jaxdist._processes.watching.held_stack import HeldStack
+from jaxdist._processes.watching.observer import Observer
+from jaxdist._processes.watching.stacks import find_thread_in_dump, find_users_line, format_stack
+from jaxdist._processes.watching.state import PREFIX, ProcessState, describe_this_machine
+from jaxdist._processes.watching.whereabouts import HERE, OUTSIDE, Whereabouts
+
+_LOG = logging.getLogger("jaxdist")
+BEAT_SECONDS = 1.0
+_STACK_AFTER_SECONDS = 2.0
+_MOST_FAILURES = 3
+_ARRAY_WAIT = "a call that waits for an array, such as float(array)"
+
+
+class Expiring(Protocol):
+    """A wait with a time limit."""
+
+    @property
+    def ends_at(self) -> float:
+        """When the limit passes, by `time.monotonic`."""
+        ...
+
+    def expire(self) -> None:
+        """Note that the limit has passed."""
+
+
+class Doctor:
+    """Writes once a second what this process does, and reports hangs.
+
+    Cost:
+        Two requests to the store each second, about 1 ms, in a thread of its own. Steps pay nothing
+        for it.
+
+    Args:
+        process: This process.
+        store: The store of the job.
+        settings: How long processes wait for each other.
+        here: What this process does.
+    """
+
+    def __init__(
+        self, process: Process, store: Store, settings: Settings, here: Whereabouts = HERE
+    ) -> None:
+        self.process = process
+        self.observer = Observer(process, store)
+        self.raised = ""
+        self.here = here
+        self._store = store
+        self._hangs = HangReports(process, store, settings, self.observer)
+        self._machine = describe_this_machine()
+        self._array_wait = ArrayWait()
+        self._last = ProcessState(process.index)
+        self._news = 0
+        self._held_text = ""
+        self._stacks = ""
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._limits: dict[int, Expiring] = {}
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start the thread."""
+        thread = threading.Thread(target=self._run, name="jaxdist-doctor", daemon=True)
+        self._threads = [thread]
+        thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread, and wait until it has ended.
+
+        Otherwise it could be inside of a request to the store when the interpreter ends, which
+        would end the process with SIGABRT.
+        """
+        self._stopping.set()
+        self._wake.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        self._threads = []
+
+    def watch_limit(self, limit: Expiring) -> None:
+        """Call `limit.expire` when its time has passed, unless `forget_limit` was called."""
+        self._limits[id(limit)] = limit
+        if limit.ends_at - time.monotonic() < BEAT_SECONDS:
+            self._wake.set()
+
+    def forget_limit(self, limit: Expiring) -> None:
+        """Undo `watch_limit`."""
+        self._limits.pop(id(limit), None)
+
+    def publish(self) -> None:
+        """Write the last state again, with what has changed in `here.blames` and `raised`."""
+        with self._lock:
+            state = self._last
+        self._send(state)
+
+    def _run(self) -> None:
+        # In this thread, since the signal of its timer comes to the thread that makes it.
+        held = HeldStack()
+        self._stacks = held.path or ""
+        failures = 0
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._beat(held)
+                    failures = 0
+                except Exception as error:  # The store is gone, or answers something else.
+                    failures += 1
+                    if failures == _MOST_FAILURES:
+                        line = str(error).splitlines()[0] if str(error) else repr(error)
+                        _LOG.info("This process is not watched any more: %s", line)
+                        return
+                self._sleep()
+        finally:
+            held.close()
+
+    def _beat(self, held: HeldStack) -> None:
+        dump = held.rearm()
+        if dump:
+            self._held_text = find_thread_in_dump(dump, self.here.read().thread)
+        doing = self.here.read()
+        seconds = time.monotonic() - doing.since
+        waited: float | None = seconds if doing.in_wait else None
+        place = doing.place
+        if waited is None and doing.place == OUTSIDE:
+            waited = self._array_wait.measure(doing)
+            place = OUTSIDE if waited is None else _ARRAY_WAIT
+        seconds = seconds if waited is None else waited
+        self._send(
+            ProcessState(
+                index=self.process.index,
+                place=place,
+                line=find_users_line(doing.thread),
+                step=doing.step,
+                seconds=round(seconds, 1),
+                in_wait=waited is not None,
+                stack=format_stack(doing.thread) if seconds >= _STACK_AFTER_SECONDS else "",
+                held=self._held_text,
+                thread=doing.thread,
+                stacks=self._stacks,
+                **self._machine,
+            )
+        )
+        self._hangs.check(doing, waited, place)
+
+    def _send(self, state: ProcessState) -> None:
+        with self._lock:
+            self._news += 1
+            self._last = state
+            changed = {"blames": self.here.blames, "raised": self.raised, "news": self._news}
+            text = ProcessState(**{**vars(state), **changed}).to_text()
+            self._store.set(f"{PREFIX}/{self.process.index}", text, overwrite=True)
+
+    def _sleep(self) -> None:
+        """Sleep until the next beat; end the waits whose limit passes before."""
+        end = time.monotonic() + BEAT_SECONDS
+        while not self._stopping.is_set() and (now := time.monotonic()) < end:
+            for limit in list(self._limits.values()):
+                if limit.ends_at <= now:
+                    self.forget_limit(limit)
+                    self._expire(limit)
+            ends = [limit.ends_at for limit in list(self._limits.values())]
+            self._wake.wait(max(0.0, min([end, *ends]) - time.monotonic()))
+            self._wake.clear()
+
+    def _expire(self, limit: Expiring) -> None:
+        # In a thread of its own: it asks the other processes, and this one goes on sending news.
+        thread = threading.Thread(target=limit.expire, name="jaxdist-limit", daemon=True)
+        self._threads.append(thread)
+        thread.start()

@@ -1,0 +1,143 @@
+"""`Observer`: what this process sees of all processes of its job."""
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Mapping
+
+from jaxdist._processes.process import Process
+from jaxdist._processes.store import Store
+from jaxdist._processes.watching.held_stack import read_held_stacks
+from jaxdist._processes.watching.stacks import find_thread_in_dump
+from jaxdist._processes.watching.state import PREFIX, ProcessState, get_machine, read_process
+
+# A process without news for so long is silent. It sends news once a second.
+SILENT_SECONDS = 3.0
+LEFT = "jaxdist/left"
+LAUNCHER = "JAXDIST_LAUNCHER"
+_NAP = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What this process sees of one process.
+
+    Args:
+        state: The last state that it sent; None if it has sent none.
+        silent_seconds: How long it has sent no news, by the clock of this process.
+        is_stopped: Whether it is known to be stopped by a signal.
+        ended: Why it has ended; None if it is not known to have ended.
+        held: Its stack, if C code holds its GIL now.
+    """
+
+    state: ProcessState | None = None
+    silent_seconds: float = 0.0
+    is_stopped: bool = False
+    ended: str | None = None
+    held: str = ""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether there is no news of a process that has not ended."""
+        return self.is_stopped or self.silent_seconds >= SILENT_SECONDS
+
+
+Table = Mapping[int, Seen]
+
+
+class Observer:
+    """Reads the states of all processes, and remembers when each one changed.
+
+    Cost:
+        Two requests to the store for each look.
+
+    Args:
+        process: This process.
+        store: The store of the job.
+    """
+
+    def __init__(self, process: Process, store: Store) -> None:
+        self._process = process
+        self._store = store
+        self._lock = threading.Lock()
+        self._machine = get_machine()
+        now = time.monotonic()
+        self._news: dict[int, tuple[int, float]] = dict.fromkeys(range(process.count), (-1, now))
+
+    def look(self) -> Table:
+        """Return what is known of each process now."""
+        states = {
+            state.index: state
+            for text in self._store.list(f"{PREFIX}/").values()
+            for state in [ProcessState.from_text(text)]
+        }
+        left = {
+            int(key.rpartition("/")[2]): text for key, text in self._store.list(f"{LEFT}/").items()
+        }
+        now = time.monotonic()
+        with self._lock:
+            for index, state in states.items():
+                if index in self._news and self._news[index][0] != state.news:
+                    self._news[index] = (state.news, now)
+            changed = {index: when for index, (_, when) in self._news.items()}
+        return {
+            index: self._see(index, states.get(index), left.get(index), now - changed[index])
+            for index in range(self._process.count)
+        }
+
+    def look_until_fresh(self, patience: float = SILENT_SECONDS + 0.5) -> Table:
+        """Return what is known when each other process has sent news after this call began.
+
+        A process that has ended, is stopped, or is silent for `patience` sends none.
+        """
+        # News that came before this look may be up to a second old.
+        self.look()
+        with self._lock:
+            before = {index: when for index, (_, when) in self._news.items()}
+        end = time.monotonic() + patience
+        table = self.look()
+        while time.monotonic() < end and self._lacks_news(table, before):
+            time.sleep(_NAP)
+            table = self.look()
+        return table
+
+    def _lacks_news(self, table: Table, before: Mapping[int, float]) -> bool:
+        with self._lock:
+            old = {index for index, (_, when) in self._news.items() if when <= before[index]}
+        return any(
+            index in old and seen.ended is None and not seen.is_stopped
+            for index, seen in table.items()
+            if index != self._process.index
+        )
+
+    def _see(self, index: int, state: ProcessState | None, left: str | None, silent: float) -> Seen:
+        launcher = _read_launchers_note(index)
+        letter = self._read_letter(state)
+        ended = ", ".join(text for text in (left, launcher) if text) or None
+        if ended is None and letter in ("", "Z", "X"):
+            ended = "its process is gone"
+        held = ""
+        if state is not None and silent >= SILENT_SECONDS and letter is not None and state.stacks:
+            held = find_thread_in_dump(read_held_stacks(state.stacks), state.thread)
+        return Seen(state, silent, letter in ("T", "t"), ended, held)
+
+    def _read_letter(self, state: ProcessState | None) -> str | None:
+        """Return the state letter of a process of this machine; None if it is elsewhere."""
+        if state is None or not self._machine or state.machine != self._machine:
+            return None
+        letter, started = read_process(state.pid)
+        # Another process may have got its id.
+        return letter if started == state.started else ""
+
+
+def _read_launchers_note(index: int) -> str | None:
+    """Return how the launcher says that a process has ended, such as "signal SIGKILL"."""
+    folder = os.environ.get(LAUNCHER, "")
+    if not os.path.isdir(folder):
+        return None
+    try:
+        with open(os.path.join(folder, f"{index}.ended")) as file:
+            return file.read().strip() or None
+    except OSError:
+        return None

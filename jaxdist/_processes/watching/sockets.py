@@ -1,0 +1,98 @@
+"""Closing of gloo's connections, so that a collective that is stuck fails.
+
+Note [Stuck collectives]
+~~~~~~~~~~~~~~~~~~~~~~~~
+A collective between CPU processes cannot be cancelled, and every later computation on the device,
+and the end of the interpreter, wait for it. XLA has one time limit for all collectives of a
+process, in whole seconds. So when the limit of one call has passed, this process shuts its
+connections to the other processes down: the collective fails at once, and the device is free.
+
+The connections are found by address. Each process publishes where its gloo listens, so a connection
+is gloo's if it ends at one of these addresses, here or there. No other socket of the process is
+touched, and the coordination service stays connected.
+"""
+
+import os
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+
+from jaxdist._compat import get_gloo_addresses
+
+_ESTABLISHED = "01"
+
+
+def cut_collectives() -> int:
+    """Shut gloo's connections down, and return how many there were.
+
+    Zero if the processes do not use gloo, or the system does not list sockets.
+    """
+    return cut_connections(get_gloo_addresses())
+
+
+def cut_connections(published: Iterable[bytes]) -> int:
+    """Shut the connections of this process down that end at one of the published addresses."""
+    addresses = tuple(published)
+    count = 0
+    for number, inode, ends in _list_connections():
+        if not any(end in address for end in ends for address in addresses):
+            continue
+        count += _shut_down(number, inode)
+    return count
+
+
+def _shut_down(number: int, inode: int) -> bool:
+    """Shut a socket down, unless its file number belongs to another file by now."""
+    try:
+        with socket.socket(fileno=os.dup(number)) as connection:
+            if os.fstat(connection.fileno()).st_ino != inode:
+                return False
+            connection.shutdown(socket.SHUT_RDWR)
+            return True
+    except OSError:
+        # It was closed in the meantime.
+        return False
+
+
+def _list_connections() -> Iterator[tuple[int, int, tuple[bytes, bytes]]]:
+    """Yield the file number, inode and both addresses of each established connection."""
+    numbers = _list_sockets()
+    for table in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/self/net/{table}") as file:
+                rows = [line.split() for line in file][1:]
+        except OSError:
+            continue
+        for row in rows:
+            if row[3] == _ESTABLISHED and row[9] in numbers:
+                yield numbers[row[9]], int(row[9]), (_pack(row[1]), _pack(row[2]))
+
+
+def _list_sockets() -> dict[str, int]:
+    """Return the file number of each socket of this process, by its inode."""
+    found: dict[str, int] = {}
+    try:
+        names = os.listdir("/proc/self/fd")
+    except OSError:
+        return found
+    for name in names:
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            found[target[8:-1]] = int(name)
+    return found
+
+
+def _pack(address: str) -> bytes:
+    """Return an address of `/proc/net/tcp` as the beginning of a `sockaddr`."""
+    host, _, port = address.partition(":")
+    words = [int(host[i : i + 8], 16) for i in range(0, len(host), 8)]
+    # The table shows each word of the address as a number of this machine.
+    where = struct.pack(f"={len(words)}I", *words)
+    number = struct.pack("!H", int(port, 16))
+    if len(where) == 4:
+        return struct.pack("=H", socket.AF_INET) + number + where
+    flow = bytes(4)
+    return struct.pack("=H", socket.AF_INET6) + number + flow + where

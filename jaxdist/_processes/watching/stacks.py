@@ -1,0 +1,87 @@
+"""The Python stack of a thread, with the frames that a user wants to see."""
+
+import linecache
+import os
+import re
+import sys
+import sysconfig
+import traceback
+from types import FrameType
+
+import jax
+
+from jaxdist._compat import PACKAGE
+
+_JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
+_STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
+_INTERNAL = (PACKAGE, _JAX)
+_MOST_FRAMES = 16
+
+
+def get_frame(thread: int) -> FrameType | None:
+    """Return the innermost frame of a thread, or None if it has ended."""
+    return sys._current_frames().get(thread)
+
+
+def format_stack(thread: int) -> str:
+    """Return the stack of a thread, innermost call last, without frames of jaxdist and JAX."""
+    frame = get_frame(thread)
+    if frame is None:
+        return ""
+    entries = traceback.extract_stack(frame)
+    kept = [entry for entry in entries if not _is_internal(entry.filename)]
+    return "".join(traceback.format_list((kept or list(entries))[-_MOST_FRAMES:]))
+
+
+def find_users_line(thread: int) -> str:
+    """Return `file:line (function)` of the innermost line of a thread that a user wrote."""
+    frame = innermost = get_frame(thread)
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    frame = frame or innermost
+    if frame is None:
+        return "an unknown line"
+    code = frame.f_code
+    return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} ({code.co_name})"
+
+
+def is_in_array_wait(thread: int) -> bool:
+    """Whether a thread is in a call that waits for an array, such as `float(array)`.
+
+    The call may also be about to return; whether the thread sleeps is another question.
+    """
+    frame = get_frame(thread)
+    if frame is None:
+        return False
+    file = frame.f_code.co_filename
+    if file.startswith(_JAX):
+        # `float`, `numpy.asarray` and `jax.block_until_ready` end in one of these files.
+        return os.path.basename(file) in ("array.py", "api.py")
+    # `Array.block_until_ready` is C++ and has no frame of its own.
+    return "block_until_ready(" in linecache.getline(file, frame.f_lineno)
+
+
+def find_thread_in_dump(dump: str, thread: int) -> str:
+    """Return the part of a dump of faulthandler that is about one thread."""
+    header = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)[^\n]*\n", re.MULTILINE)
+    found = list(header.finditer(dump))
+    for number, match in enumerate(found):
+        if int(match[1], 16) == thread:
+            end = found[number + 1].start() if number + 1 < len(found) else len(dump)
+            lines = dump[match.end() : end].strip().splitlines()
+            return "".join(f"{line}\n" for line in lines if not _has_internal_file(line))
+    return ""
+
+
+def _is_internal(file: str) -> bool:
+    return file.startswith(_INTERNAL) or file.startswith("<frozen ")
+
+
+def _is_users(file: str) -> bool:
+    other = f"{os.sep}site-packages{os.sep}" in file or file.startswith(_STANDARD)
+    return not (other or _is_internal(file))
+
+
+def _has_internal_file(line: str) -> bool:
+    match = re.search(r'File "([^"]+)"', line)
+    return match is not None and _is_internal(match[1])
