@@ -10,6 +10,7 @@ from jaxdist._not_there import explain_missing as _explain_missing
 from jaxdist._strategies import TPUStrategy as _TPUStrategy
 from jaxdist._strategies import check_assignment as _check_assignment
 from jaxdist.cluster_resolver import TPUClusterResolver as _TPUClusterResolver
+from jaxdist.data import AutoShardPolicy as AutoShardPolicy
 from jaxdist.data import ValueContext as ValueContext
 from jaxdist.tpu.experimental import DeviceAssignment as _DeviceAssignment
 
