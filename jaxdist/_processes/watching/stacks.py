@@ -73,6 +73,14 @@ def find_thread_in_dump(dump: str, thread: int) -> str:
     return ""
 
 
+def find_line_in_dump(dump: str) -> str:
+    """Return `file:line (function)` of the innermost line of a dump that a user wrote, or ""."""
+    for file, line, function in re.findall(r'File "([^"]+)", line (\d+) in (.+)', dump):
+        if _is_users(file):
+            return f"{os.path.basename(file)}:{line} ({function})"
+    return ""
+
+
 def _is_internal(file: str) -> bool:
     return file.startswith(_INTERNAL) or file.startswith("<frozen ")
 
