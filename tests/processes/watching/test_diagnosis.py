@@ -111,8 +111,8 @@ def test_a_process_that_the_others_gave_up_is_told_so() -> None:
 
 def test_a_report_has_line_step_stack_and_what_the_others_wait_in() -> None:
     state = ProcessState(
-        1, line="train.py:31 (main)", step=7, seconds=58.0, host="h", pid=12,
-        place="outside of jaxdist", stack='File "train.py", line 31, in main\n', raised="KeyError: 3",
+        1, line="train.py:31 (main)", step=7, seconds=58.0, host="h", place="outside of jaxdist",
+        stack='File "train.py", line 31, in main\n', raised="KeyError: 3",
     )  # fmt: skip
     text = diagnose({0: WAITS, 1: Seen(state, 2.0)}, 0).text
     assert text.splitlines()[0] == (
