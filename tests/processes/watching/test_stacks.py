@@ -12,14 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdist._processes.watching.array_wait import ArrayWait
-from jaxdist._processes.watching.held_stack import HeldStack, read_held_stacks
 from jaxdist._processes.watching.stacks import (
+    ArrayWait,
+    HeldStack,
     find_line_in_dump,
     find_thread_in_dump,
     find_users_line,
     format_stack,
     is_in_array_wait,
+    read_held_stacks,
 )
 from jaxdist._processes.watching.whereabouts import Doing
 

@@ -77,20 +77,29 @@ def test_the_limit_also_counts_while_the_caller_is_inside_of_a_call(
     cut = threading.Event()
     monkeypatch.setattr(limit_module, "cut_collectives", cut.set)
     store.set("jaxdist/left/1", "its program has ended")
-    with pytest.raises(errors.DeadlineExceededError, match=r"process 1"):
+
+    def fail_when_cut() -> None:
+        # As a collective that XLA runs in the thread that dispatches it.
         with Waiter("reduce", "reduce (call 1)", seconds=0.2):
-            # As a collective that XLA runs in the thread that dispatches it.
             assert cut.wait(30)
             raise ValueError(CLOSED)
+
+    with pytest.raises(errors.DeadlineExceededError, match=r"process 1"):
+        fail_when_cut()
 
 
 def test_ctrl_c_stays_ctrl_c(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     cut = threading.Event()
     monkeypatch.setattr(limit_module, "cut_collectives", cut.set)
     store.set("jaxdist/left/1", "its program has ended")
-    with pytest.raises(KeyboardInterrupt), Waiter("reduce", "reduce (call 1)", seconds=0.1):
-        assert cut.wait(30)
-        raise KeyboardInterrupt
+
+    def interrupt_when_cut() -> None:
+        with Waiter("reduce", "reduce (call 1)", seconds=0.1):
+            assert cut.wait(30)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_when_cut()
 
 
 def test_a_limit_that_is_over_expires_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +158,7 @@ def test_the_limit_of_xla_is_a_deadline(store: LocalStore) -> None:
 
 
 def test_other_errors_are_left_as_they_are(store: LocalStore) -> None:
-    with pytest.raises(ValueError, match="^gloo$"), Waiter("reduce", "reduce"):
+    with pytest.raises(ValueError, match=r"^gloo$"), Waiter("reduce", "reduce"):
         raise ValueError("gloo")
     with pytest.raises(jax.errors.JaxRuntimeError), Waiter("reduce", "reduce"):
         raise jax.errors.JaxRuntimeError("INTERNAL: out of memory")
