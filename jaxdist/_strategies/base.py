@@ -83,13 +83,16 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         self, layout: ReplicaMesh, communication: _collectives.Communication | None = None
     ) -> None:
         self.layout = layout
-        self.communication = communication or _collectives.Communication()
+        self.communication = dataclasses.replace(
+            communication or _collectives.Communication(), is_shared=layout.is_shared
+        )
         self._runner = Runner(self)
         self._known = self._runner.known
         self._extended = StrategyExtended(self)
         self._across = AcrossReplicas(layout, self.communication)
         self._drift = DriftChecks(layout)
-        # None for a strategy of one process, which waits for nobody.
+        # None for a strategy of one process, which waits for nobody. Options of one call come on
+        # top of those of the strategy.
         self._between = BetweenProcesses(layout) if layout.is_shared else None
         check_limit(type(self).__name__, self.communication.options.timeout_seconds)
 
@@ -239,7 +242,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             if self._between is not None:
                 seconds = self.communication.options.timeout_seconds
                 name = getattr(fn, "__name__", type(fn).__name__)
-                return self._between.run(call, name, args, kwargs, seconds)
+                return self._between.run(call, fn, name, args, kwargs, seconds)
             return call(*args, **kwargs) if kwargs else call(*args)
         except Exception as error:
             # The C++ call path cannot name arguments, so the cause is searched after the failure,
@@ -456,6 +459,11 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         """
         frame = check_across(self, "gather", _USE_ALL_GATHER)
         return self._combine(GATHER, value, axis, (options, experimental_hints), frame)
+
+    def limit_step(self, fn: Any, seconds: float) -> None:
+        """Set a time limit for a step, of which the options of its collectives have told."""
+        if self._between is not None:
+            self._between.limit(fn, seconds)
 
     def _combine(
         self, method: Method, value: PyTree, axis: Any, asked: Any, frame: Any, op: Any = None

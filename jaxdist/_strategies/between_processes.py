@@ -1,5 +1,7 @@
 """What calls of a strategy over several processes do around the call itself."""
 
+import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +25,26 @@ class BetweenProcesses:
         self._steps = 0
         self._later = LaterCalls()
         self._calls: dict[str, CallOfAll] = {}
+        self._limits: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+
+    def limit(self, fn: Any, seconds: float) -> None:
+        """Set the time limit of the collectives of one step, of which its trace has told.
+
+        Raises:
+            ArgumentError: It is larger than what XLA allows.
+        """
+        check_limit("all_reduce", seconds)
+        with contextlib.suppress(TypeError):  # no weak reference to it
+            self._limits[fn] = seconds
 
     def run(
-        self, call: Callable[..., Any], name: str, args: Any, kwargs: Any, seconds: float | None
+        self,
+        call: Callable[..., Any],
+        fn: Any,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        seconds: float | None,
     ) -> Any:
         """Run a step; with `seconds`, wait until it has ended.
 
@@ -36,6 +55,8 @@ class BetweenProcesses:
         self._steps += 1
         shown = f"strategy.run({name})"
         self._later.add(name, args, kwargs, self._layout)
+        own = self._limits.get(fn) if self._limits else None
+        seconds = own if seconds is None else seconds if own is None else min(own, seconds)
         with Waiter(shown, shown, seconds, self._steps) as waiter:
             result = call(*args, **kwargs) if kwargs else call(*args)
             if seconds is not None:

@@ -127,7 +127,7 @@ def _explain(
     wrong, other = _unpack(texts[odd[0]]), _unpack(texts[values.index(right)])
     tell_blame(odd)
     return ProgramMismatchError(
-        f"{call}: process {odd[0]} runs another program; its {_PARTS[part]} differ:\n"
+        f"{call}: process {odd[0]} runs another program; what differs: {_PARTS[part]}.\n"
         f"{_show_first_difference(wrong, other, part)}\n\n"
         "All processes of a job run the same program on values of the same shapes.\n\n"
         "Look for code that depends on the process before this step: a condition on the process "

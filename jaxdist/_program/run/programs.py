@@ -187,7 +187,10 @@ class Programs:
         if not program.layout.is_shared:
             return program.compiled()
         lowered = program.lowered()
-        seconds = self._strategy().communication.options.timeout_seconds
+        strategy = self._strategy()
+        seconds = strategy.communication.options.timeout_seconds
+        if program.told.timeout_seconds is not None:
+            strategy.limit_step(self._fn(), program.told.timeout_seconds)
         check_same_program(program.name, lowered, program.inputs, program.layout, seconds)
         return program.compiled(lowered)
 
