@@ -115,6 +115,7 @@ COMPAT_V1_EXPERIMENTAL = {
     "TPUStrategy",
 }
 EXPERIMENTAL = {
+    "AutoShardPolicy",
     "CollectiveAllReduce",
     "CollectiveHints",
     "CommunicationImplementation",
