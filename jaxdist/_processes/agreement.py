@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxdist._compat import get_coordination_client
@@ -39,6 +39,8 @@ class Agreement:
     def __init__(self, store: Store, process: Process) -> None:
         self.process = process
         self._store = store
+        # Which processes have ended, and why; the processes watch each other.
+        self.find_ended: Callable[[], Mapping[int, str]] = dict
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}
 
@@ -118,9 +120,10 @@ class Agreement:
                 )
 
     def _list_ended(self, present: dict[str, str], here: str) -> dict[int, str]:
-        """Return the processes that have said that they end, and have not written before."""
+        """Return the processes that have ended, and have not written before."""
         left = self._store.list("jaxdist/left/")
-        ended = {int(key.rpartition("/")[2]): text for key, text in left.items()}
+        said = {int(key.rpartition("/")[2]): text for key, text in left.items()}
+        ended = {**self.find_ended(), **said}
         return {i: text for i, text in sorted(ended.items()) if f"{here}/{i}" not in present}
 
 

@@ -1,5 +1,6 @@
 """The doctor of this process: `start_watching`, `stop_watching`, `get_doctor`."""
 
+from jaxdist._processes.agreement import get_agreement
 from jaxdist._processes.joining import at_leaving
 from jaxdist._processes.process import Process
 from jaxdist._processes.settings import Settings
@@ -32,7 +33,21 @@ def start_watching(process: Process, store: Store, settings: Settings) -> None:
     _current.append((doctor, farewell))
     farewell.install()
     doctor.start()
+    agreement = get_agreement()
+    if agreement is not None:
+        agreement.find_ended = find_ended
     at_leaving(stop_watching)
+
+
+def find_ended() -> dict[int, str]:
+    """Return why processes have ended, by their numbers; empty if this process is not watched.
+
+    Cost:
+        Two requests to the store.
+    """
+    doctor = get_doctor()
+    seen = {} if doctor is None else doctor.observer.look()
+    return {index: one.ended for index, one in seen.items() if one.ended is not None}
 
 
 def stop_watching() -> None:
