@@ -7,14 +7,19 @@ from jaxdist._collectives import CollectiveHints as CollectiveHints
 from jaxdist._collectives import CommunicationImplementation as CommunicationImplementation
 from jaxdist._collectives import CommunicationOptions as CommunicationOptions
 from jaxdist._not_there import explain_missing as _explain_missing
+from jaxdist._strategies import (
+    ExperimentalMultiWorkerMirroredStrategy as _MultiWorkerMirroredStrategy,
+)
 from jaxdist._strategies import TPUStrategy as _TPUStrategy
 from jaxdist._strategies import check_assignment as _check_assignment
 from jaxdist.cluster_resolver import TPUClusterResolver as _TPUClusterResolver
+from jaxdist.data import AutoShardPolicy as AutoShardPolicy
 from jaxdist.data import ValueContext as ValueContext
 from jaxdist.tpu.experimental import DeviceAssignment as _DeviceAssignment
 
 # The older name of `CommunicationImplementation`.
 CollectiveCommunication = CommunicationImplementation
+MultiWorkerMirroredStrategy = _MultiWorkerMirroredStrategy
 
 
 def TPUStrategy(

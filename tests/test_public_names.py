@@ -115,6 +115,7 @@ COMPAT_V1_EXPERIMENTAL = {
     "TPUStrategy",
 }
 EXPERIMENTAL = {
+    "AutoShardPolicy",
     "CollectiveAllReduce",
     "CollectiveHints",
     "CommunicationImplementation",
@@ -122,13 +123,22 @@ EXPERIMENTAL = {
     "TPUStrategy",
     "ValueContext",
 }
-TESTING = {"virtual_devices"}
+TESTING = {"launch", "virtual_devices"}
 CLUSTER_RESOLVER = {
     "ClusterResolver",
     "ClusterSpec",
+    "GCEClusterResolver",
+    "KubernetesClusterResolver",
+    "KubernetesExecutableLocation",
     "SimpleClusterResolver",
+    "SlurmClusterResolver",
+    "TFConfigClusterResolver",
     "TPUClusterResolver",
+    "UnionClusterResolver",
+    "UnionResolver",
     "experimental_connect_to_cluster",
+    "find_own_task",
+    "list_training_tasks",
 }
 TPU = {
     "AXES",

@@ -35,6 +35,7 @@ Strategy.make_input_fn_iterator(input_fn, replication_mode=...)
 Strategy.experimental_make_numpy_dataset(numpy_input, session=None)
 
 MirroredStrategy(devices=None, cross_device_ops=None)
+MultiWorkerMirroredStrategy(cluster_resolver=None, communication_options=None)
 OneDeviceStrategy(device)
 TPUStrategy(
     tpu_cluster_resolver=None, experimental_device_assignment=None,
@@ -42,6 +43,9 @@ TPUStrategy(
 TPUStrategy.experimental_assign_to_logical_device(tensor, logical_device_id)
 TPUStrategy.experimental_split_to_logical_devices(tensor, partition_dimensions)
 TPUStrategy.experimental_replicate_to_logical_devices(tensor)
+experimental.MultiWorkerMirroredStrategy(
+    communication=CommunicationImplementation.AUTO, cluster_resolver=None
+)
 experimental.TPUStrategy(tpu_cluster_resolver=None, device_assignment=None)
 
 StrategyExtended.batch_reduce_to(reduce_op, value_destination_pairs, options=None)
@@ -142,6 +146,31 @@ cluster_resolver.ClusterResolver.task_id
 cluster_resolver.SimpleClusterResolver(
     cluster_spec, master='', task_type=None, task_id=None, environment='',
     num_accelerators=None, rpc_layer=None)
+cluster_resolver.TFConfigClusterResolver(
+    task_type=None, task_id=None, rpc_layer=None, environment=None)
+cluster_resolver.TFConfigClusterResolver.rpc_layer
+cluster_resolver.SlurmClusterResolver(
+    jobs=None, port_base=8888, gpus_per_node=None, gpus_per_task=None, tasks_per_node=None,
+    auto_set_gpu=True, rpc_layer='grpc')
+cluster_resolver.SlurmClusterResolver.get_task_info()
+cluster_resolver.KubernetesClusterResolver(
+    job_to_label_mapping=None, tf_server_port=8470, rpc_layer='grpc', override_client=None,
+    executable_location=...)
+cluster_resolver.KubernetesExecutableLocation.WITHIN_CLUSTER
+cluster_resolver.KubernetesExecutableLocation.OFF_CLUSTER
+cluster_resolver.GCEClusterResolver(
+    project, zone, instance_group, port, task_type='worker', task_id=0, rpc_layer='grpc',
+    credentials='default', service=None)
+cluster_resolver.UnionResolver
+cluster_resolver.UnionClusterResolver
+cluster_resolver.ClusterSpec(cluster)
+cluster_resolver.ClusterSpec.as_cluster_def()
+cluster_resolver.ClusterSpec.as_dict()
+cluster_resolver.ClusterSpec.job_tasks(job_name)
+cluster_resolver.ClusterSpec.jobs
+cluster_resolver.ClusterSpec.num_tasks(job_name)
+cluster_resolver.ClusterSpec.task_address(job_name, task_index)
+cluster_resolver.ClusterSpec.task_indices(job_name)
 cluster_resolver.TPUClusterResolver(
     tpu=None, zone=None, project=None, job_name='worker', coordinator_name=None,
     coordinator_address=None, credentials='default', service=None, discovery_url=None)
@@ -203,6 +232,9 @@ compat.v1.Strategy.experimental_make_numpy_dataset(numpy_input, session=None)
 compat.v1.Strategy.experimental_run(fn, input_iterator=None)
 compat.v1.MirroredStrategy(devices=None, cross_device_ops=None)
 compat.v1.OneDeviceStrategy(device)
+compat.v1.experimental.MultiWorkerMirroredStrategy(
+    communication=CommunicationImplementation.AUTO, cluster_resolver=None
+)
 compat.v1.experimental.TPUStrategy(
     tpu_cluster_resolver=None, steps_per_run=None, device_assignment=None)
 compat.v1.experimental.TPUStrategy.steps_per_run
@@ -288,6 +320,8 @@ REPLACED = {
     "compat.v1.tpu.rewrite": "jaxdist.function",
     "compat.v1.tpu.shard": "per_replica_sharding",
     "compat.v1.tpu.shutdown_system": "shutdown_tpu_system",
+    "compat.v1.MultiWorkerMirroredStrategy": "compat.v1.experimental",
+    "contrib.CollectiveAllReduceStrategy": "distribute_datasets_from_function",
     "contrib.MirroredStrategy": "distribute_datasets_from_function",
     "contrib.StandardInputStep": "strategy.run",
     "contrib.StandardSingleLossStep": "value_and_grad",
@@ -304,23 +338,12 @@ SERVERS = "parameter servers"
 FIT = "fit and Estimator"
 TO_COME = {
     "CentralStorageStrategy": SERVERS,
-    "MultiWorkerMirroredStrategy": PROCESSES,
     "ParameterServerStrategy": SERVERS,
     "Server": SERVERS,
-    "cluster_resolver.GCEClusterResolver": PROCESSES,
-    "cluster_resolver.KubernetesClusterResolver": PROCESSES,
-    "cluster_resolver.KubernetesExecutableLocation": PROCESSES,
-    "cluster_resolver.SlurmClusterResolver": PROCESSES,
-    "cluster_resolver.TFConfigClusterResolver": PROCESSES,
-    "cluster_resolver.UnionClusterResolver": PROCESSES,
-    "cluster_resolver.UnionResolver": PROCESSES,
-    "compat.v1.MultiWorkerMirroredStrategy": PROCESSES,
     "compat.v1.ParameterServerStrategy": SERVERS,
     "compat.v1.Server": SERVERS,
     "compat.v1.experimental.CentralStorageStrategy": SERVERS,
-    "compat.v1.experimental.MultiWorkerMirroredStrategy": PROCESSES,
     "compat.v1.experimental.ParameterServerStrategy": SERVERS,
-    "contrib.CollectiveAllReduceStrategy": PROCESSES,
     "contrib.DistributeConfig": FIT,
     "contrib.ParameterServerStrategy": SERVERS,
     "contrib.run_standard_tensorflow_server": SERVERS,
@@ -330,7 +353,6 @@ TO_COME = {
     "errors.UnknownError": SERVERS,
     "estimator": FIT,
     "experimental.CentralStorageStrategy": SERVERS,
-    "experimental.MultiWorkerMirroredStrategy": PROCESSES,
     "experimental.ParameterServerStrategy": SERVERS,
     "experimental.PreemptionCheckpointHandler": PROCESSES,
     "experimental.PreemptionWatcher": PROCESSES,

@@ -3,6 +3,11 @@
 `jax.distributed` offers neither the key-value store nor a service outside of process 0.
 """
 
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from jax._src import distributed, xla_bridge
@@ -60,11 +65,32 @@ def host_coordination_service(
     Raises:
         RuntimeError: The service cannot listen at the address.
     """
-    service: Service = _jax.get_distributed_runtime_service(
-        address,
-        count,
-        heartbeat_timeout=heartbeat_seconds,
-        shutdown_timeout=shutdown_seconds,
-        recoverable=True,
-    )
+    # The C++ code warns of `recoverable` at each start, and users can do nothing about it.
+    with _leave_out_of_standard_error("recoverable task feature"):
+        service: Service = _jax.get_distributed_runtime_service(
+            address,
+            count,
+            heartbeat_timeout=heartbeat_seconds,
+            shutdown_timeout=shutdown_seconds,
+            recoverable=True,
+        )
     return service
+
+
+@contextlib.contextmanager
+def _leave_out_of_standard_error(part: str) -> Iterator[None]:
+    """Drop lines with `part` that C++ code writes; other lines are written at the end."""
+    if sys.stderr is not None:
+        sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            written.seek(0)
+            for line in written:
+                if part.encode() not in line:
+                    os.write(2, line)

@@ -3,6 +3,7 @@
 import errno
 import ipaddress
 import socket
+from collections.abc import Sequence
 
 from jaxdist._validate import show
 from jaxdist.errors import ClusterError
@@ -69,3 +70,24 @@ def listen(host: str, port: int) -> socket.socket | None:
             return None
         raise
     return server
+
+
+def find_bind_address(addresses: Sequence[str]) -> str:
+    """Return where process 0 hosts the service: never on more interfaces than the job needs."""
+    host, port = split_address("join", addresses[0])
+    hosts = [split_address("join", address)[0] for address in addresses]
+    if all(is_loopback(h) for h in hosts):
+        host = "127.0.0.1" if host == "localhost" else host
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        server = listen(host, 0)
+    except OSError:
+        server = None
+    if server is None:
+        return f"[::]:{port}"
+    with server:
+        own = server.getsockname()[0]
+    # A name that resolves to loopback here has another address for the other machines.
+    if is_loopback(own):
+        return f"[::]:{port}"
+    return f"[{own}]:{port}" if server.family == socket.AF_INET6 else f"{own}:{port}"

@@ -2,13 +2,14 @@
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from jaxdist._compat import get_coordination_client
 from jaxdist._processes.process import Process, get_process_of_job
 from jaxdist._processes.settings import get_settings
 from jaxdist._processes.store import Store, get_store
-from jaxdist.errors import DeadlineExceededError, UnavailableError
+from jaxdist.errors import ContextError, DeadlineExceededError, UnavailableError
 
 # A process that has ended is noticed at least this often while the others wait for its text.
 _LOOK_SECONDS = 0.5
@@ -42,7 +43,13 @@ class Agreement:
         self._counts: dict[str, int] = {}
 
     def gather(
-        self, channel: str, text: str, seconds: float | None = None, *, purpose: str = ""
+        self,
+        channel: str,
+        text: str,
+        seconds: float | None = None,
+        *,
+        purpose: str = "",
+        is_stopped: Callable[[], bool] = bool,
     ) -> tuple[str, ...]:
         """Return the texts of all processes, in their order.
 
@@ -51,8 +58,10 @@ class Agreement:
             text: The text of this process.
             seconds: How long to wait for the others; None means `collective_seconds`.
             purpose: What is exchanged, for errors.
+            is_stopped: Whether nobody needs the texts any more; asked twice a second.
 
         Raises:
+            ContextError: `is_stopped` says so.
             DeadlineExceededError: A process has not called it in time.
             UnavailableError: A process has ended.
         """
@@ -70,19 +79,27 @@ class Agreement:
             if other == process.index:
                 texts.append(text)
                 continue
-            texts.append(self._wait_for(f"{here}/{other}", end, limit, purpose or channel))
+            key = f"{here}/{other}"
+            texts.append(self._wait_for(key, end, limit, purpose or channel, is_stopped))
         # All have written number n, so all have read number n - 1.
         if number > 1:
             self._store.delete(f"jaxdist/agree/{channel}/{number - 1}/{process.index}")
         return tuple(texts)
 
-    def _wait_for(self, key: str, end: float, limit: float, purpose: str) -> str:
+    def _wait_for(
+        self, key: str, end: float, limit: float, purpose: str, is_stopped: Callable[[], bool]
+    ) -> str:
         here, _, other = key.rpartition("/")
         while True:
             left = end - time.monotonic()
             found = self._store.wait_for(key, max(0.0, min(_LOOK_SECONDS, left)))
             if found is not None:
                 return found
+            if is_stopped():
+                raise ContextError(
+                    f"The exchange of {purpose} was stopped before all processes had come.\n\n"
+                    "This process does not need it any more.\n\nNothing has to be done."
+                )
             present = self._store.list(f"{here}/")
             ended = self._list_ended(present, here)
             if ended:

@@ -4,10 +4,13 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+from jaxdist._launching import record_error
 from jaxdist.cli._bench import add_bench
 from jaxdist.cli._info import show_info
 from jaxdist.cli._job_arguments import add_job_arguments
+from jaxdist.cli._launch import add_launch
 from jaxdist.cli._plan import add_plan
+from jaxdist.cli._resolve import add_resolve
 from jaxdist.cli._train import train
 from jaxdist.errors import JaxdistError
 from jaxdist.jobs import TASKS, versions
@@ -23,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments after the name of the program; None takes those of the process.
 
     Returns:
-        The exit code: 0; 2 for an error of jaxdist or in the arguments; 130 after Ctrl-C.
+        The exit code: 0; 1 for a warning of `jaxdist resolve`; 2 for an error of jaxdist or in the
+        arguments; 130 after Ctrl-C.
 
     Example:
         >>> main(["train", "no_such_file.toml"])
@@ -39,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.traceback:
             raise
         print(f"jaxdist {arguments.name}: {error}", file=sys.stderr)
+        # A launcher reads tracebacks from the output, and there is none.
+        record_error(error)
         return EXIT_ERROR
     except KeyboardInterrupt:
         if arguments.traceback:
@@ -64,6 +70,8 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_train(commands, shared)
     add_plan(commands, shared)
     add_bench(commands, shared)
+    add_resolve(commands, shared)
+    add_launch(commands, shared, parser.parse_args)
     info = commands.add_parser(
         "info",
         parents=[shared],

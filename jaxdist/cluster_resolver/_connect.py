@@ -2,22 +2,26 @@
 
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from jaxdist import _processes
 from jaxdist._devices import chips
-from jaxdist._validate import as_integer, check_text, show
+from jaxdist._validate import CallerRename, as_integer, check_text, show
+from jaxdist.cluster_resolver._cluster_def import ClusterDef
+from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import ClusterResolver
-from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist.cluster_resolver._simple import SimpleClusterResolver
+from jaxdist.cluster_resolver._tasks import find_own_task, is_training_job, list_training_tasks
+from jaxdist.errors import ArgumentTypeError, ClusterError
 
 _LOG = logging.getLogger("jaxdist")
-
-# Jobs of which the tasks run no step together with the others.
-_APART = ("ps", "evaluator")
+_CALLER = "experimental_connect_to_cluster"
+_GIVEN = f"{_CALLER} was given cluster_spec_or_resolver"
 
 
 def experimental_connect_to_cluster(
-    cluster_spec_or_resolver: ClusterResolver,
+    cluster_spec_or_resolver: ClusterResolver | ClusterSpec | Mapping[str, Any] | ClusterDef,
     job_name: str | None = None,
     task_index: int | None = None,
 ) -> None:
@@ -29,38 +33,35 @@ def experimental_connect_to_cluster(
     take part. A second call does nothing.
 
     Args:
-        cluster_spec_or_resolver: A resolver.
-        job_name: The job of this process, if the resolver does not know it.
-        task_index: The number of this process in the job, if the resolver does not know it.
+        cluster_spec_or_resolver: A resolver; or a cluster: a `ClusterSpec`, a dict, or TensorFlow's
+            `ClusterDef` or `ServerDef`.
+        job_name: The job of this process, if the resolver does not know it. With a cluster it may
+            be left out only if there is one job.
+        task_index: The number of this process in the job, if the resolver does not know it. With a
+            cluster it may be left out only if the job has one task.
 
     Raises:
-        ArgumentTypeError: No resolver.
-        ArgumentError: The cluster has several tasks, and this process is none of them.
+        ArgumentTypeError: No resolver and no cluster.
+        ClusterError: The cluster has several tasks, and this process is none of them; or it is not
+            said which one, or a job is of an unknown type, or the processes cannot meet.
 
     Example:
         >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x4")
         >>> jaxdist.config.experimental_connect_to_cluster(resolver)
 
     Source:
-        `tf.config.experimental_connect_to_cluster`.
+        `tf.config.experimental_connect_to_cluster`; clusters as in `tf.distribute.Server`.
     """
-    resolver = cluster_spec_or_resolver
-    if not isinstance(resolver, ClusterResolver):
-        raise ArgumentTypeError(
-            f"experimental_connect_to_cluster was given cluster_spec_or_resolver={show(resolver)}."
-            "\n\ncluster_spec_or_resolver is a ClusterResolver.\n\n"
-            "Wrap a ClusterSpec: SimpleClusterResolver(cluster_spec, task_type=..., task_id=...)."
-        )
-    caller = "experimental_connect_to_cluster"
     if job_name is not None:
-        check_text(caller, "job_name", job_name, "worker")
+        check_text(_CALLER, "job_name", job_name, "worker")
     if task_index is not None:
-        task_index = as_integer(caller, "task_index", task_index, least=0)
+        task_index = as_integer(_CALLER, "task_index", task_index, least=0)
+    resolver = _read_resolver(cluster_spec_or_resolver, job_name, task_index)
     # JAX raises an error at a second call.
     if _processes.is_connected():
         return
+    tasks = list_training_tasks(resolver)
     # The environment of a TPU VM lists its hosts, so JAX connects them without an address.
-    tasks = _list_training_tasks(resolver)
     if getattr(resolver, "tpu_name", None) == "local":
         hosts = [job for job, _ in tasks if job == resolver.task_type]
         # The list of hosts contains one slice only, so the number of slices counts as well.
@@ -69,24 +70,42 @@ def experimental_connect_to_cluster(
         elif not hosts:
             _connect_where_detected()
         return
-    if len(tasks) < 2:
+    if not any(resolver.cluster_spec().as_dict().values()):
         return
-    me = (job_name or resolver.task_type, _own(task_index, resolver.task_id))
-    if me[0] in _APART:
-        return
-    if me not in tasks:
-        raise ArgumentError(
-            f"{caller} was given a cluster of {len(tasks)} tasks, {list(tasks)[:8]}, and this "
-            f"process is {me[0]!r} {me[1]!r}.\n\n"
-            "Each process is one of the tasks of the cluster.\n\n"
-            f"Say which: SimpleClusterResolver(..., task_type={next(iter(tasks))[0]!r}, "
-            f"task_id={next(iter(tasks))[1]!r})."
+    own = find_own_task(_CALLER, resolver, job_name, task_index)
+    if own is not None and is_training_job(own[0]) and len(tasks) > 1:
+        _processes.join(_CALLER, list(tasks.values()), list(tasks).index(own))
+
+
+def _read_resolver(given: Any, job_name: str | None, task_index: int | None) -> ClusterResolver:
+    if isinstance(given, ClusterResolver):
+        return given
+    if hasattr(given, "cluster") and hasattr(given, "job_name") and hasattr(given, "task_index"):
+        # A message has a number also where nobody has set it: 0.
+        job_name = job_name or given.job_name or None
+        task_index = given.task_index if task_index is None else task_index
+        given = given.cluster
+    if not isinstance(given, (ClusterSpec, Mapping)) and not hasattr(given, "job"):
+        raise ArgumentTypeError(
+            f"{_GIVEN}={show(given)}.\n\n"
+            "cluster_spec_or_resolver is a ClusterResolver, a ClusterSpec, or a dict from jobs to "
+            "addresses.\n\nPass for instance TFConfigClusterResolver()."
         )
-    _processes.connect(
-        coordinator_address=next(iter(tasks.values())),
-        num_processes=len(tasks),
-        process_id=list(tasks).index(me),
-    )
+    with CallerRename("ClusterSpec was given cluster", _GIVEN):
+        spec = ClusterSpec(given)
+    job = spec.jobs[0] if job_name is None and len(spec.jobs) == 1 else job_name
+    known = spec.task_indices(job) if job in spec.jobs else []
+    index = known[0] if task_index is None and len(known) == 1 else task_index
+    if job is None or index is None:
+        missing, count = ("job_name", f"{len(spec.jobs)} jobs")
+        if job is not None:
+            missing, count = ("task_index", f"{len(known)} tasks of job {job!r}")
+        raise ClusterError(
+            f"{_GIVEN}={show(given)}, with {count}, and no {missing}.\n\n"
+            "A cluster does not say which of its tasks this process is.\n\n"
+            "Pass job_name='worker', task_index=0 in the first worker, and so on."
+        )
+    return SimpleClusterResolver(spec, task_type=job, task_id=index)
 
 
 def _connect_where_detected() -> None:
@@ -102,22 +121,3 @@ def _connect_where_detected() -> None:
     except (OSError, ValueError, RuntimeError) as error:
         # No metadata server, no other hosts, or JAX has started already: one host can go on alone.
         _LOG.info("No other hosts were joined: %s", str(error).split("\n")[0])
-
-
-def _own(task_index: int | None, task_id: int | None) -> int | None:
-    return task_id if task_index is None else task_index
-
-
-def _list_training_tasks(resolver: ClusterResolver) -> dict[tuple[Any, Any], str]:
-    """Return the addresses of the tasks that train together: the chief first, then the workers.
-
-    The order is the same in all processes, since it defines the process numbers.
-    """
-    spec = resolver.cluster_spec()
-    jobs = dict.fromkeys(["chief", resolver.task_type or "worker", "worker"])
-    return {
-        (job, i): spec.task_address(job, i)
-        for job in jobs
-        if job in spec.jobs and job not in _APART
-        for i in spec.task_indices(job)
-    }

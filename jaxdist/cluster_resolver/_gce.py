@@ -45,7 +45,8 @@ class GCEClusterResolver(ClusterResolver):
         ...     def listInstances(self, **_): return Request({"items": [{"instance": "x/vm-1"}]})
         ...     def listInstances_next(self, **_): return None
         >>> class Instances:
-        ...     def get(self, **_): return Request({"networkInterfaces": [{"networkIP": "10.0.0.2"}]})
+        ...     def get(self, **_):
+        ...         return Request({"networkInterfaces": [{"networkIP": "10.0.0.2"}]})
         >>> class Service:
         ...     def instanceGroups(self): return Groups()
         ...     def instances(self): return Instances()
@@ -146,8 +147,8 @@ class GCEClusterResolver(ClusterResolver):
         listed = list(addresses) if isinstance(addresses, list) else []
         if f"{own}:{self._port}" not in listed:
             raise ClusterError(
-                f"{_CALLER} has task_id=None, and this machine, {own}, is none of the {len(listed)} "
-                f"machines of {self._group!r}: {listed[:8]}.\n\n"
+                f"{_CALLER} has task_id=None, and this machine, {own}, is none of the "
+                f"{len(listed)} machines of {self._group!r}: {listed[:8]}.\n\n"
                 "task_id=None takes the place of this machine among those of the group.\n\n"
                 "Pass task_id, or start the program on the machines of the group."
             )
@@ -178,8 +179,9 @@ def _make_service(credentials: Any) -> Any:
         discovery: Any = importlib.import_module("googleapiclient.discovery")
     except ImportError:
         raise MissingExtraError(
-            f"{_CALLER} asks Google's API, and the package google-api-python-client is not "
-            "installed.\n\njaxdist is installed without its optional packages.\n\n"
+            f"{_CALLER} was given no service, so it asks Google's API itself, and the package "
+            "google-api-python-client is not installed.\n\n"
+            "jaxdist is installed without its optional packages.\n\n"
             "Install it with: pip install google-api-python-client"
         ) from None
     is_default = isinstance(credentials, str) and credentials == "default"

@@ -16,6 +16,12 @@ def list_training_tasks(resolver: ClusterResolver) -> dict[Task, str]:
     """Return the addresses of the tasks that train together: the chief first, then the workers.
 
     The order is the same in all processes, since it defines the process numbers.
+
+    Example:
+        >>> from jaxdist import cluster_resolver
+        >>> spec = cluster_resolver.ClusterSpec({"worker": ["b:1"], "chief": ["a:1"]})
+        >>> cluster_resolver.list_training_tasks(cluster_resolver.SimpleClusterResolver(spec))
+        {('chief', 0): 'a:1', ('worker', 0): 'b:1'}
     """
     spec = resolver.cluster_spec()
     jobs = dict.fromkeys(["chief", *_list_own_names(resolver), "worker"])
@@ -50,6 +56,13 @@ def find_own_task(
     Raises:
         ClusterError: The process is none of the tasks, or a job is of an unknown type, or there are
             two chiefs, or a task without a cluster.
+
+    Example:
+        >>> from jaxdist import cluster_resolver
+        >>> spec = cluster_resolver.ClusterSpec({"worker": ["a:1", "b:1"]})
+        >>> resolver = cluster_resolver.SimpleClusterResolver(spec)
+        >>> cluster_resolver.find_own_task("train", resolver, "worker", 1)
+        ('worker', 1)
     """
     # Slurm's resolver knows its task after this.
     spec = resolver.cluster_spec()
@@ -75,10 +88,9 @@ def find_own_task(
         )
     tasks = [(name, i) for name in spec.jobs for i in spec.task_indices(name)]
     if not tasks:
-        if job is None or index is None or (job, index) in (("chief", 0), ("worker", 0)):
-            # Without any address, this process can only train alone.
-            if not spec and (job is None or index is None):
-                return None
+        # A single TPU host has a task and no address.
+        if hasattr(resolver, "tpu_name") or (not spec and job is None and index is None):
+            return None
         raise ClusterError(
             f"{caller} found no cluster, and this process is {job!r} {index!r}{quote}.\n\n"
             "A task is one of a cluster, which lists the addresses of all tasks.\n\n"

@@ -171,6 +171,7 @@ class TFConfigClusterResolver(ClusterResolver):
             raise self._fault(
                 f"in which task.index is {show(index)}",
                 "task.index is the number of this process in its job, an integer from 0 up.",
+                not isinstance(index, (str, int)),
             )
         return int(index)
 

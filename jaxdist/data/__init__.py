@@ -17,4 +17,7 @@ from jaxdist.data._reading.batches import batches as batches
 from jaxdist.data._reading.cardinality import INFINITE_CARDINALITY as INFINITE_CARDINALITY
 from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
 from jaxdist.data._reading.examples import Examples as Examples
+from jaxdist.data._reading.files import Files as Files
+from jaxdist.data._reading.files import from_files as from_files
 from jaxdist.data._reading.partial_batch import PartialBatch as PartialBatch
+from jaxdist.data._reading.shard_policy import AutoShardPolicy as AutoShardPolicy

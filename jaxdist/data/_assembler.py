@@ -52,4 +52,10 @@ class Assembler(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, raw: Any, index: int) -> PyTree:
-        """Return the batch made from the reader's result number `index`, or `Dropped`."""
+        """Return the batch made from the reader's result number `index`, `Dropped` or `ENDED`."""
+
+    def leave(self, reason: str) -> None:  # noqa: B027
+        """Tell other processes that this one reads no more."""
+
+    def stop_waiting(self) -> None:  # noqa: B027
+        """End a wait for other processes, in whatever thread it is."""

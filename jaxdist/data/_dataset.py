@@ -1,7 +1,7 @@
 """A dataset whose batches are split over the replicas and copied to the devices in advance."""
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jaxdist import _validate
 from jaxdist._typing import PyTree
@@ -37,7 +37,7 @@ class DistributedDataset(Iterable[PyTree]):
         self,
         describe: str,
         open_reader: Callable[[], Reader],
-        assembler: Callable[[int], Assembler],
+        assembler: Callable[[Any, int], Assembler],
         *,
         depth: int,
         cardinality: int,

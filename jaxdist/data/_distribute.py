@@ -7,18 +7,33 @@ import jax
 
 from jaxdist import _validate
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._processes import Agreement
 from jaxdist.data._context import InputContext
 from jaxdist.data._dataset import CheckContext, DistributedDataset
 from jaxdist.data._group import Grouper
-from jaxdist.data._options import InputOptions, check_is_shared, check_placement, checked_options
+from jaxdist.data._options import (
+    InputOptions,
+    check_is_not_sharded,
+    check_is_shared,
+    check_placement,
+    checked_options,
+)
 from jaxdist.data._pad import FixedRows
 from jaxdist.data._place import Placer
 from jaxdist.data._reading.assemble import GROUP_CALLER, SPLIT_CALLER, Drops
-from jaxdist.data._reading.cardinality import cardinality_of_steps
+from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY, cardinality_of_steps
 from jaxdist.data._reading.elements import ElementReader
 from jaxdist.data._reading.partial_batch import PartialBatch
 from jaxdist.data._reading.readers import GroupReader, ParallelReader, Reader, use_default_device
 from jaxdist.data._reading.sources import Source
+from jaxdist.data._sharing.distribute import (
+    Shared,
+    check_policy,
+    is_shared,
+    number_pipelines,
+    share_dataset,
+    share_function,
+)
 from jaxdist.data._split import Splitter
 
 
@@ -28,6 +43,7 @@ def distribute_dataset(
     options: InputOptions | None = None,
     *,
     check_context: CheckContext | None = None,
+    agreement: Agreement | None = None,
 ) -> DistributedDataset:
     """Return a dataset that splits each element of `dataset`, a global batch, over the replicas.
 
@@ -54,6 +70,7 @@ def distribute_dataset(
         options: How many batches to prefetch, where to put them, what to do with uneven ones.
         check_context: A function to call before each batch; it raises if a batch cannot be
             returned in the current context.
+        agreement: How this process agrees with the others on rows; None means that of its job.
 
     Raises:
         ArgumentTypeError: `dataset` is not an iterable of batches.
@@ -75,6 +92,7 @@ def distribute_dataset(
     check_is_shared(options)
     check_placement(SPLIT_CALLER, options)
     source = Source(SPLIT_CALLER, dataset)
+    policy = check_policy(options, source.dataset, layout)
     # One `Placer` and one `Drops` for all passes: a dropped batch is logged once, not once in
     # each epoch. The `Splitter` is new in each pass, since the first batch decides its shapes.
     placer = Placer(
@@ -85,19 +103,25 @@ def distribute_dataset(
     num_replicas = layout.num_replicas
     drops = Drops(SPLIT_CALLER, num_replicas)
 
-    def make_splitter(rows: int) -> Splitter:
+    def make_splitter(_: Any, rows: int) -> Splitter:
         read = ElementReader(SPLIT_CALLER)
         fixed = FixedRows(SPLIT_CALLER, num_replicas, source.batch_size or rows)
         return Splitter(read, placer, num_replicas, options.partial_batch, drops, fixed)
 
+    shared = Shared(source.open, make_splitter, is_countable=True)
+    if is_shared(layout):
+        shared = share_dataset(source, policy, layout, options, placer, drops, agreement)
+    cardinality = (
+        source.cardinality_of_multiples(num_replicas)
+        if options.partial_batch is PartialBatch.DROP
+        else cardinality_of_steps([source.cardinality], 1, options.partial_batch)
+    )
     return DistributedDataset(
         f"{source!r} over {num_replicas} replicas",
-        source.open,
-        make_splitter,
+        shared.open_reader,
+        shared.make_assembler,
         depth=max(options.experimental_per_replica_buffer_size, 0),
-        cardinality=source.cardinality_of_multiples(num_replicas)
-        if options.partial_batch is PartialBatch.DROP
-        else cardinality_of_steps([source.cardinality], 1, options.partial_batch),
+        cardinality=cardinality if shared.is_countable else UNKNOWN_CARDINALITY,
         check_context=check_context,
     )
 
@@ -108,6 +132,7 @@ def distribute_datasets_from_function(
     options: InputOptions | None = None,
     *,
     check_context: CheckContext | None = None,
+    agreement: Agreement | None = None,
 ) -> DistributedDataset:
     """Return a dataset that gives each element of the dataset of `dataset_fn` to one replica.
 
@@ -131,6 +156,7 @@ def distribute_datasets_from_function(
             what to do with steps that have too few elements or elements of different shapes.
         check_context: A function to call before each batch; it raises if a batch cannot be
             returned in the current context.
+        agreement: How this process agrees with the others on rows; None means that of its job.
 
     Raises:
         ArgumentTypeError: `dataset_fn` is not a function, or does not return a dataset.
@@ -152,10 +178,11 @@ def distribute_datasets_from_function(
     """
     options = checked_options(GROUP_CALLER, options)
     check_placement(GROUP_CALLER, options)
+    check_is_not_sharded(options)
     _validate.check_callable(GROUP_CALLER, dataset_fn, "dataset_fn")
     num_replicas, is_per_replica = layout.num_replicas, options.is_per_replica
     devices = _default_devices(layout, options)
-    sources = _make_sources(dataset_fn, num_replicas, devices)
+    sources = _make_sources(dataset_fn, layout, options, devices)
     # Batches of a dataset that was made on the device are device arrays already. Without
     # `fetches` the placer would copy them back to the host.
     fetches = options.experimental_fetch_to_device or options.experimental_place_dataset_on_device
@@ -172,43 +199,58 @@ def distribute_datasets_from_function(
         readers = [_open_on(s, d) for s, d in zip(sources, devices, strict=True)]
         return ParallelReader(readers, devices, placer.snapshot)
 
-    def make_grouper(rows: int) -> Grouper:
+    def make_grouper(_: Any, rows: int) -> Grouper:
         read = ElementReader(GROUP_CALLER)
         fixed = FixedRows(GROUP_CALLER, 1, batch_size or rows)
         policy = options.partial_batch
         return Grouper(read, placer, num_replicas, policy, drops, fixed, is_per_replica)
 
+    shared = Shared(open_reader, make_grouper, is_countable=True)
+    if is_shared(layout):
+        given = (sources, layout, options, placer, drops, devices)
+        shared = share_function(*given, _open_on, agreement)
+    cardinality = cardinality_of_steps(
+        [s.cardinality for s in sources],
+        1 if is_per_replica else num_replicas,
+        options.partial_batch,
+    )
     return DistributedDataset(
         f"{sources[0]!r} from a function, over {num_replicas} replicas",
-        open_reader,
-        make_grouper,
+        shared.open_reader,
+        shared.make_assembler,
         depth=max(options.experimental_per_replica_buffer_size, 0),
-        cardinality=cardinality_of_steps(
-            [s.cardinality for s in sources],
-            1 if is_per_replica else num_replicas,
-            options.partial_batch,
-        ),
+        cardinality=cardinality if shared.is_countable else UNKNOWN_CARDINALITY,
         check_context=check_context,
     )
 
 
+def _list_pipelines(layout: ReplicaMesh, options: InputOptions) -> list[tuple[int, int]]:
+    """Return the number of pipelines and the number of each one that this process reads."""
+    if not options.is_per_replica:
+        return [number_pipelines(layout)]
+    count = layout.num_replicas
+    own = layout.local_replicas if is_shared(layout) else range(count)
+    return [(count, replica) for replica in own]
+
+
 def _default_devices(layout: ReplicaMesh, options: InputOptions) -> list[jax.Device | None]:
     """Return JAX's default device during each call of the function and while its data is read."""
-    if not options.is_per_replica:
-        return [None]
+    pipelines = _list_pipelines(layout, options)
     if not options.experimental_place_dataset_on_device:
-        return [None] * layout.num_replicas
-    return list(layout.device_grid[:, 0])
+        return [None] * len(pipelines)
+    return [layout.device_grid[replica, 0] for _, replica in pipelines]
 
 
 def _make_sources(
     dataset_fn: Callable[[InputContext], Any],
-    num_replicas: int,
+    layout: ReplicaMesh,
+    options: InputOptions,
     devices: list[jax.Device | None],
 ) -> list[Source]:
     sources = []
-    for pipeline, device in enumerate(devices):
-        context = InputContext(len(devices), pipeline, num_replicas)
+    pipelines = _list_pipelines(layout, options)
+    for (count, number), device in zip(pipelines, devices, strict=True):
+        context = InputContext(count, number, layout.num_replicas)
         with use_default_device(device):
             sources.append(Source(GROUP_CALLER, dataset_fn(context)))
     return sources

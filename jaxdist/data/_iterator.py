@@ -19,7 +19,7 @@ from jaxdist.data._reading.assemble import (
     nothing_left_error,
     spec_of,
 )
-from jaxdist.data._reading.readers import Reader
+from jaxdist.data._reading.readers import ENDED, Reader
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, OutOfRangeError
 
 # Note [State of a batch]
@@ -61,7 +61,16 @@ class _Producer:
         """Return the next batch, and the state after it."""
         for _ in range(MAX_DROPPED_IN_A_ROW):
             index = self._steps + self._dropped
-            batch = self._assemble(self._read(index), index)
+            try:
+                batch = self._assemble(self._read(index), index)
+            except StopIteration:
+                raise
+            except BaseException as error:
+                # Other processes wait for the rows of this one.
+                self._assemble.leave(f"{type(error).__name__}: {error}".partition("\n")[0])
+                raise
+            if batch is ENDED:
+                self._raise_end()
             if not isinstance(batch, Dropped):
                 self._steps += 1
                 # See Note [Batches to come]
@@ -72,6 +81,11 @@ class _Producer:
             if batch.is_last:
                 self._raise_end()
         raise nothing_left_error(MAX_DROPPED_IN_A_ROW, is_all=False)
+
+    def finish(self) -> None:
+        """Close the pass; the producer is not called again."""
+        self._assemble.leave("it reads no further batches")
+        self._reader.close()
 
     def _read(self, index: int) -> Any:
         try:
@@ -116,7 +130,7 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
     def __init__(
         self,
         open_reader: Callable[[], Reader],
-        assembler: Callable[[int], Assembler],
+        assembler: Callable[[Any, int], Assembler],
         *,
         depth: int,
         check_context: Callable[[], None] | None = None,
@@ -135,9 +149,11 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
         self._state: IteratorState = state
         # Batches that a failed call took and gave back, each with the state after it.
         self._put_back: collections.deque[tuple[PyTree, IteratorState]] = collections.deque()
-        assembler = self._assembler(state.get("padded_rows", 0))
+        assembler = self._assembler(self._reader, state.get("padded_rows", 0))
         producer = _Producer(self._reader, assembler, state)
-        self._prefetcher = Prefetcher(producer, self._reader.close, depth=self._depth)
+        self._prefetcher = Prefetcher(
+            producer, producer.finish, depth=self._depth, interrupt=assembler.stop_waiting
+        )
 
     def __iter__(self) -> "DistributedIterator":
         return self

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from jaxdist._validate import as_flag, as_integer, check_instance, show
 from jaxdist.data._reading.partial_batch import PartialBatch
+from jaxdist.data._reading.shard_policy import AutoShardPolicy
 from jaxdist.errors import ArgumentError, UnsupportedError
 
 
@@ -29,6 +30,7 @@ class _Fields(NamedTuple):
     experimental_place_dataset_on_device: bool
     experimental_per_replica_buffer_size: int
     partial_batch: PartialBatch
+    auto_shard_policy: AutoShardPolicy | None
 
 
 class InputOptions(_Fields):
@@ -48,10 +50,13 @@ class InputOptions(_Fields):
             0 or less jaxdist prefetches nothing and starts no thread.
         partial_batch: What to do with a batch that cannot be split evenly over the replicas, and
             with a last step that has fewer elements than replicas.
+        auto_shard_policy: What each process of a job reads of the dataset of
+            `experimental_distribute_dataset`: its files, its rows, or everything. None means the
+            policy that a tf.data dataset has in its own options, and `AUTO` for other datasets.
 
     Raises:
-        ArgumentError: `experimental_replication_mode` is not an `InputReplicationMode`, or
-            `partial_batch` not a `PartialBatch`.
+        ArgumentError: `experimental_replication_mode` is not an `InputReplicationMode`,
+            `partial_batch` not a `PartialBatch`, or `auto_shard_policy` not an `AutoShardPolicy`.
         ArgumentTypeError: The buffer size is not an int, or a flag is not a bool.
 
     Example:
@@ -59,7 +64,7 @@ class InputOptions(_Fields):
         True
 
     Source:
-        `tf.distribute.InputOptions`; `partial_batch` is new.
+        `tf.distribute.InputOptions`; `partial_batch` and `auto_shard_policy` are new.
     """
 
     __slots__ = ()
@@ -71,6 +76,7 @@ class InputOptions(_Fields):
         experimental_place_dataset_on_device: bool = False,
         experimental_per_replica_buffer_size: int = 1,
         partial_batch: PartialBatch = PartialBatch.UNEVEN,
+        auto_shard_policy: AutoShardPolicy | None = None,
     ) -> "InputOptions":
         fetch = True if experimental_fetch_to_device is None else experimental_fetch_to_device
         options = super().__new__(
@@ -80,12 +86,15 @@ class InputOptions(_Fields):
             experimental_place_dataset_on_device,
             experimental_per_replica_buffer_size,
             partial_batch,
+            auto_shard_policy,
         )
         for name in ("experimental_fetch_to_device", "experimental_place_dataset_on_device"):
             as_flag("InputOptions", name, getattr(options, name))
         _check_buffer_size(options.experimental_per_replica_buffer_size)
         for name, kind in _ENUMS.items():
             _check_member(name, getattr(options, name), kind)
+        if auto_shard_policy is not None:
+            _check_member("auto_shard_policy", auto_shard_policy, AutoShardPolicy)
         return options
 
     @property
@@ -108,8 +117,12 @@ def _check_member(name: str, value: Any, kind: type[enum.Enum]) -> None:
         raise ArgumentError(
             f"InputOptions was given {name}={show(value)}.\n\n"
             f"{name} is one of {', '.join(map(str, kind))}.\n\n"
-            f"Pass for instance {name}=jaxdist.{next(iter(kind))}."
+            f"Pass for instance {name}={_path_of(kind)}{next(iter(kind))}."
         )
+
+
+def _path_of(kind: type[enum.Enum]) -> str:
+    return "jaxdist.experimental." if kind is AutoShardPolicy else "jaxdist."
 
 
 def _check_buffer_size(value: Any) -> None:
@@ -147,6 +160,20 @@ def check_is_shared(options: InputOptions) -> None:
             "It distributes one dataset, whose batches the replicas share.\n\n"
             "Use distribute_datasets_from_function, which calls its function once for each "
             "replica."
+        )
+
+
+def check_is_not_sharded(options: InputOptions) -> None:
+    """Check that the options leave it to the function which data a process reads."""
+    policy = options.auto_shard_policy
+    if policy not in (None, AutoShardPolicy.OFF):
+        raise ArgumentError(
+            "distribute_datasets_from_function was given options with "
+            f"auto_shard_policy={policy.name}.\n\n"
+            "Its function makes the dataset of each process, and nothing shards that further.\n\n"
+            "Leave auto_shard_policy out, and shard the dataset in the function by "
+            "context.num_input_pipelines and context.input_pipeline_id; or use "
+            "experimental_distribute_dataset."
         )
 
 

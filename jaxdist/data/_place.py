@@ -1,6 +1,6 @@
 """Placement of host arrays as a step takes them: on the devices, or still on the host."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import PerReplica
+from jaxdist._values import AgreedShapes, PerReplica, mark_with_shapes
 from jaxdist.data._pad import pad_rows
 from jaxdist.data._reading.assemble import GROUP_CALLER, SPLIT_CALLER
 from jaxdist.data._reading.elements import Leaf, as_array, device_dtype, is_numeric
@@ -26,8 +26,9 @@ from jaxdist.errors import ShapeError
 # (`has_exclusive_arrays`). See also Note [Who owns host memory].
 
 # Note [Rows of a process]
-# Every process reads whole batches, and `Placer` takes the rows of its own replicas. So all
-# processes know all shapes: they pad to the same size and end in the same step without a message.
+# In a job of several processes `place_own` takes the values of the local replicas only, and the
+# shapes of all. The other functions take those of all replicas: every device is of this process,
+# or one replica has devices of several, which then all read the same.
 
 
 class Placer:
@@ -42,7 +43,7 @@ class Placer:
     def __init__(self, layout: ReplicaMesh, *, fetches: bool, has_exclusive_arrays: bool) -> None:
         self._layout = layout
         self._fetches = fetches
-        self._has_exclusive_arrays = has_exclusive_arrays
+        self.has_exclusive_arrays = has_exclusive_arrays
         self._copies = layout.platform == "cpu" or not fetches
 
     def split(self, leaf: Leaf, rows: int | None = None) -> Any:
@@ -58,7 +59,7 @@ class Placer:
             return self._wrap(jax.device_put(padded, self._sharding(padded.ndim)), padded.ndim)
         # Padding is a copy already, so it needs no second one.
         is_copy = padded is not given
-        return self._put_from_host(padded, is_exclusive=is_copy or self._has_exclusive_arrays)
+        return self._put_from_host(padded, is_exclusive=is_copy or self.has_exclusive_arrays)
 
     def scatter(self, leaf: Leaf) -> PerReplica:
         """Return one array, split over the replicas along dim 0 into pieces of different sizes.
@@ -67,7 +68,7 @@ class Placer:
             In: `[B, ...]`. Out: `PerReplica` of `[ceil(B/R), ...]`, the last ones shorter, with
             one array for each replica.
         """
-        whole, is_exclusive = self._keep_on_device(leaf), self._has_exclusive_arrays
+        whole, is_exclusive = self._keep_on_device(leaf), self.has_exclusive_arrays
         if isinstance(whole, np.ndarray):
             whole, is_exclusive = self._prepare_on_host(whole, is_exclusive=is_exclusive)
         pieces = [whole[rows] for rows in split_rows(whole.shape[0], self._layout.num_replicas)]
@@ -85,9 +86,8 @@ class Placer:
         return leaf if isinstance(leaf, jax.Array) and self._fetches else np.asarray(leaf)
 
     def _put_each(self, caller: str, pieces: Sequence[Leaf], *, is_exclusive: bool) -> PerReplica:
-        # A process whose own replicas have equal shapes would run another program than the rest.
         if not self._layout.is_local:
-            raise _uneven_between_processes_error(caller, pieces, self._layout)
+            raise _uneven_spanning_error(caller, pieces, self._layout)
         if not self._fetches:
             return PerReplica(pieces)
         places = [self._device_of_replica(replica) for replica in range(len(pieces))]
@@ -109,7 +109,7 @@ class Placer:
         See Note [Who owns a batch].
         """
         # With one replica the element is placed before the next one is read.
-        if self._has_exclusive_arrays or self._layout.num_replicas == 1:
+        if self.has_exclusive_arrays or self._layout.num_replicas == 1:
             return raw
         return jax.tree.map(_snapshot_leaf, raw)
 
@@ -120,28 +120,71 @@ class Placer:
             In: `R` times `[b, ...]`, or `R` scalars. Out: as `split` returns it.
         """
         if all(isinstance(p, jax.Array) for p in pieces) and self._fetches:
-            return self._join_on_devices(pieces)
+            return self._join_on_devices(dict(enumerate(pieces)))
         host = [np.asarray(p) for p in pieces]
         if self._layout.num_replicas == 1:
-            return self._put_from_host(host[0], is_exclusive=self._has_exclusive_arrays)
+            return self._put_from_host(host[0], is_exclusive=self.has_exclusive_arrays)
         host = [_convert_dtype(p) for p in host]
         if not self._fetches:
             return PerReplica([host[r] for r in self._layout.local_replicas])
-        local = host[0].shape
-        # Scalars become the rows of one global array.
-        rows: list[np.ndarray] = host if local else [p.reshape(1) for p in host]
-        shape = (len(rows) * rows[0].shape[0], *local[1:])
+        return self._join_from_host(dict(enumerate(host)), is_exclusive=True)
+
+    def place_own(
+        self, own: Sequence[Leaf], shapes: AgreedShapes, *, is_exclusive: bool
+    ) -> PerReplica:
+        """Return a `PerReplica` from the arrays of the local replicas.
+
+        See Note [Rows of a process] and Note [Agreed shapes].
+
+        Args:
+            own: One array for each local replica.
+            shapes: The shape for each replica, local or not.
+            is_exclusive: Whether nobody else refers to the arrays.
+        """
+        local = self._layout.local_replicas
+        is_even = len({*shapes}) == 1
+        kept = [self._keep_on_device(x) for x in own]
+        if is_even and self._fetches and all(isinstance(x, jax.Array) for x in kept):
+            return self._join_on_devices(dict(zip(local, kept, strict=True)))
+        is_own = True
+        ready: list[Leaf] = []
+        for x in kept:
+            if isinstance(x, np.ndarray):
+                x, is_copy = self._prepare_on_host(x, is_exclusive=is_exclusive)
+                is_own = is_own and is_copy
+            ready.append(x)
+        if is_even and self._fetches:
+            by_replica = {r: np.asarray(x) for r, x in zip(local, ready, strict=True)}
+            return self._join_from_host(by_replica, is_exclusive=is_own)
+        if self._fetches:
+            places = [self._device_of_replica(replica) for replica in local]
+            placed = jax.device_put(ready, places)
+            if not is_own:
+                jax.block_until_ready(placed)  # See Note [Who owns a batch]
+            ready = placed
+        value = PerReplica(ready)
+        mark_with_shapes(value, shapes)
+        return value
+
+    def _join_from_host(self, own: Mapping[int, np.ndarray], *, is_exclusive: bool) -> PerReplica:
+        layout, local = self._layout, next(iter(own.values())).shape
+        size = local[0] if local else 1
+        shape = (layout.num_replicas * size, *local[1:])
+        shared = layout.replicas_per_place
 
         # A callback for each shard avoids a concatenation of all replicas on the host.
         def rows_of(index: tuple[slice, ...] | None) -> np.ndarray:
             start = index[0].start if index else None
-            first = (start or 0) // max(rows[0].shape[0], 1)
-            # Virtual replicas share a device, and so a shard.
-            shared = self._layout.replicas_per_place
-            return rows[first] if shared == 1 else np.concatenate(rows[first : first + shared])
+            # Shards of no rows all start at 0, and are all alike.
+            first = (start or 0) // size if size else next(iter(own))
+            parts = [own[r] if local else own[r].reshape(1) for r in range(first, first + shared)]
+            return parts[0] if shared == 1 else np.concatenate(parts)
 
-        array = jax.make_array_from_callback(shape, self._layout.per_replica, rows_of)
-        return self._wrap(array, len(local))
+        array = jax.make_array_from_callback(shape, layout.per_replica, rows_of)
+        if not is_exclusive:
+            array.block_until_ready()  # See Note [Who owns a batch]
+        wrapped: PerReplica = self._wrap(array, len(local))
+        return wrapped
 
     def _put_from_host(self, array: np.ndarray, *, is_exclusive: bool) -> Any:
         array, is_exclusive = self._prepare_on_host(array, is_exclusive=is_exclusive)
@@ -167,8 +210,8 @@ class Placer:
         pieces = np.split(array, self._layout.num_replicas)
         return PerReplica([pieces[r] for r in self._layout.local_replicas])
 
-    def _join_on_devices(self, pieces: Sequence[Leaf]) -> Any:
-        layout, local = self._layout, pieces[0].shape
+    def _join_on_devices(self, pieces: Mapping[int, Leaf]) -> Any:
+        layout, local = self._layout, next(iter(pieces.values())).shape
         if layout.num_replicas == 1:
             return jax.device_put(pieces[0], self._sharding(len(local)))
         shape = (layout.num_replicas * (local or (1,))[0], *local[1:])
@@ -178,7 +221,8 @@ class Placer:
         shared = layout.replicas_per_place
         for replica in layout.local_replicas[::shared]:
             here = NamedSharding(layout.replica_mesh(replica), PartitionSpec())
-            own = [p if local else p.reshape(1) for p in pieces[replica : replica + shared]]
+            of_shard = [pieces[r] for r in range(replica, replica + shared)]
+            own = [p if local else p.reshape(1) for p in of_shard]
             rows = own[0] if shared == 1 else jnp.concatenate(own)
             by_device = {s.device: s.data for s in jax.device_put(rows, here).addressable_shards}
             shards += [by_device[d] for d in layout.device_grid[replica] if d in by_device]
@@ -195,14 +239,12 @@ class Placer:
         return PerReplica.of_global(array, scalars=ndim == 0, replicas_per_shard=shared)
 
 
-def _uneven_between_processes_error(
-    caller: str, pieces: Sequence[Leaf], layout: ReplicaMesh
-) -> ShapeError:
+def _uneven_spanning_error(caller: str, pieces: Sequence[Leaf], layout: ReplicaMesh) -> ShapeError:
     processes = sorted({*layout.device_owners.values()})
     return ShapeError(
-        f"{caller} cannot give the replicas of processes {processes} arrays of different shapes: "
-        f"{[p.shape for p in pieces]}.\n\n"
-        "Replicas of several processes take arrays of one shape in one step.\n\n"
+        f"{caller} cannot give replicas whose devices belong to several of the processes "
+        f"{processes} arrays of different shapes: {[p.shape for p in pieces]}.\n\n"
+        "Replicas that span several processes take arrays of one shape in one step.\n\n"
         "Use partial_batch=PAD, which adds rows of zeros and a mask, or DROP."
     )
 

@@ -39,9 +39,11 @@ class _Stop:
 class _Channel:
     """The queues and flags that the two threads share."""
 
-    __slots__ = ("__weakref__", "is_stopped", "items", "permits", "thread")
+    __slots__ = ("__weakref__", "interrupt", "is_stopped", "items", "permits", "thread")
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, interrupt: Callable[[], None]) -> None:
+        # Only sets a flag, since `stop` runs in finalizers too.
+        self.interrupt = interrupt
         self.items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         # The thread takes one permit for each element. So it never reads more than `depth`
         # elements beyond those that the consumer took. A queue with a `maxsize` would allow one
@@ -54,6 +56,7 @@ class _Channel:
 
     def stop(self) -> None:
         self.is_stopped = True
+        self.interrupt()
         # Wakes the thread if it waits for a permit.
         self.permits.put(False)
 
@@ -75,12 +78,21 @@ class Prefetcher(Generic[T]):
         finish: A function that is called once, after the last element, in the thread that called
             `produce`.
         depth: Number of elements to prefetch.
+        interrupt: A function that ends a wait of `produce` for other processes; it only sets a
+            flag.
     """
 
-    def __init__(self, produce: Callable[[], T], finish: Callable[[], None], *, depth: int) -> None:
+    def __init__(
+        self,
+        produce: Callable[[], T],
+        finish: Callable[[], None],
+        *,
+        depth: int,
+        interrupt: Callable[[], None] = lambda: None,
+    ) -> None:
         self._produce = produce
         self._finish = finish
-        self._channel = _Channel(depth)
+        self._channel = _Channel(depth, interrupt)
         self._has_thread = depth > 0
         self._head: list[T] = []
         self._has_ended = False
@@ -178,7 +190,20 @@ class Prefetcher(Generic[T]):
         # A daemon thread that is inside the JAX runtime while the interpreter shuts down can abort
         # the process, so end the thread first.
         atexit.register(channel.stop_and_join)
+        _RUNNING.add(channel)
         channel.thread.start()
+
+
+_RUNNING: "weakref.WeakSet[_Channel]" = weakref.WeakSet()
+
+
+def stop_all() -> None:
+    """End all threads, before this process leaves the others of its job."""
+    running = list(_RUNNING)
+    for channel in running:
+        channel.stop()
+    for channel in running:
+        channel.stop_and_join()
 
 
 def _run_producer(

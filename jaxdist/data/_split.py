@@ -26,7 +26,7 @@ class Splitter(Assembler):
         element = self.read(raw, index)
         # With one replica nothing is split, so scalars are allowed.
         if self.num_replicas > 1 and not all(leaf.ndim for leaf in element.leaves):
-            raise _cannot_split_error(element, index, self.num_replicas, self.policy)
+            raise cannot_split_error(element, index, self.num_replicas, self.policy)
         if self.policy is PartialBatch.PAD:
             return self._pad(element, index)
         rows = element.rows or 0
@@ -36,7 +36,7 @@ class Splitter(Assembler):
             return element.treedef.unflatten([self.placer.scatter(x) for x in element.leaves])
         if self.policy is PartialBatch.DROP:
             return self.drops.drop(rows, index)
-        raise _cannot_split_error(element, index, self.num_replicas, self.policy)
+        raise cannot_split_error(element, index, self.num_replicas, self.policy)
 
     def _pad(self, element: Element, index: int) -> PyTree:
         (count,) = self.fixed.fit([element], index)
@@ -48,9 +48,10 @@ class Splitter(Assembler):
         return element.treedef.unflatten(leaves), self.placer.split(mask)
 
 
-def _cannot_split_error(
+def cannot_split_error(
     element: Element, index: int, num_replicas: int, policy: PartialBatch
 ) -> ShapeError:
+    """Return the error for an element whose rows the replicas cannot share."""
     scalars: list[str] = []
     uneven: list[str] = []
     for name, leaf in element.named_leaves():

@@ -53,6 +53,13 @@ EXTRAS = (
     Extra("libtpu", "libtpu", "planning for TPU pods, on a machine without one"),
     Extra("scikit-learn", "sklearn", "the handwritten digits of `jaxdist train`"),
     Extra("matplotlib", "matplotlib", "pictures of learning curves"),
+    Extra("kubernetes", "kubernetes", "addresses of pods, listed by labels"),
+    Extra(
+        "google-api-python-client",
+        "googleapiclient",
+        "addresses of an instance group of Compute Engine",
+    ),
+    Extra("cloudpickle", "cloudpickle", "`testing.launch` of functions of a notebook"),
     Extra("keras", "keras", "compile and fit of Keras models, which are not there yet"),
 )
 

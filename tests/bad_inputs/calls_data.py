@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 import jaxdist
-from jaxdist.data import Batches, OptionalBatch, batches
+from jaxdist.data import Batches, OptionalBatch, batches, from_files
 from tests.bad_inputs.call import Call, strategy
 
 
@@ -34,6 +34,10 @@ def _restores(**arguments: Any) -> Any:
     with iter(_dataset()) as iterator:
         iterator.set_state(**arguments)
         return list(iterator)
+
+
+def _read_file(_: str) -> Any:
+    return np.arange(3)
 
 
 def _batches() -> Batches:
@@ -70,6 +74,11 @@ CALLS = {
     "jaxdist.data.batches": Call(
         lambda: batches,
         lambda: {"arrays": np.arange(8), "batch_size": 4, "repeat": 1},
+        use=lambda made: [next(iter(made), None) for _ in range(2)],
+    ),
+    "jaxdist.data.from_files": Call(
+        lambda: from_files,
+        lambda: {"paths": ["a", "b"], "read": _read_file, "batch_size": 4},
         use=lambda made: [next(iter(made), None) for _ in range(2)],
     ),
 }

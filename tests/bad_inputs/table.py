@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.bad_inputs import (
+    calls_clusters,
     calls_cost,
     calls_data,
     calls_devices,
@@ -23,6 +24,7 @@ CALLS: dict[str, Call] = {
     **calls_training.CALLS,
     **calls_v1.CALLS,
     **calls_cost.CALLS,
+    **calls_clusters.CALLS,
 }
 
 # Users hold objects of these classes and do not make them.
@@ -35,6 +37,7 @@ MADE_BY_JAXDIST = {
     "jaxdist.Program",
     "jaxdist.data.Batches",
     "jaxdist.data.Examples",
+    "jaxdist.data.Files",
     "jaxdist.data.OptionalBatch",
     "jaxdist.tpu.TPUSystem",
     "jaxdist.tpu.experimental.TPUSystemMetadata",
@@ -61,6 +64,8 @@ OF_ROOMS = {
     "jaxdist.DistributedIterator.put_back",
     "jaxdist.DistributedIterator.take",
     "jaxdist.IndexedSlices.with_parts",
+    "jaxdist.cluster_resolver.find_own_task",
+    "jaxdist.cluster_resolver.list_training_tasks",
     "jaxdist.Program.call",
     "jaxdist.Program.compiled",
     "jaxdist.Program.lowered",
@@ -68,6 +73,9 @@ OF_ROOMS = {
     "jaxdist.data.Batches.cardinality_of_multiples",
     "jaxdist.data.Batches.order",
     "jaxdist.data.Batches.restarted",
+    "jaxdist.data.Files.claim_epoch",
+    "jaxdist.data.Files.order",
+    "jaxdist.data.Files.restarted",
     "jaxdist.data.checked_options",
     "jaxdist.data.distribute_dataset",
     "jaxdist.data.distribute_datasets_from_function",

@@ -1,18 +1,20 @@
 """Cluster specs, and the resolver that is told everything."""
 
+import collections
+import types
 from typing import Any
 
 import pytest
 
 from jaxdist.cluster_resolver import ClusterResolver, ClusterSpec, SimpleClusterResolver
-from jaxdist.errors import ArgumentTypeError, NotFoundError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError
 from tests.strategies.oracle import refused
 
 SPEC = ClusterSpec({"worker": ["a:1", "b:1"], "ps": {"3": "c:1", 1: "d:1"}, "empty": {}})
 
 
 def test_lists_stay_lists_and_tasks_with_gaps_are_dicts() -> None:
-    assert SPEC.as_dict() == {"worker": ["a:1", "b:1"], "ps": {1: "d:1", 3: "c:1"}, "empty": []}
+    assert SPEC.as_dict() == {"worker": ["a:1", "b:1"], "ps": {1: "d:1", 3: "c:1"}, "empty": {}}
     assert ClusterSpec({"worker": {1: "b:1", 0: "a:1"}}).as_dict() == {"worker": ["a:1", "b:1"]}
 
 
@@ -42,12 +44,38 @@ def test_specs_are_equal_to_one_another_and_to_dicts() -> None:
         (["a:1"], ["list"]),
         ({"worker": "a:1"}, ["'worker'", "str"]),
         ({"worker": [1]}, ["cluster['worker'][0]=1", "int"]),
-        ({"worker": {"x": "a:1"}}, ["'x'", "numbered"]),
+        ({1: ["a:1"]}, ["a job", "1, of type int"]),
+        ({"worker": {1.5: "a:1"}}, ["'worker'", "1.5"]),
+        ({"worker": {None: "a:1"}}, ["'worker'", "None"]),
+        ("worker", ["'worker', of type str"]),
     ],
 )
 def test_what_is_no_cluster_is_refused(cluster: Any, parts: list[str]) -> None:
     with refused(ArgumentTypeError, *parts):
         ClusterSpec(cluster)
+
+
+@pytest.mark.parametrize("number", ["x", "-1", "1.5", "", -1])
+def test_a_task_without_a_number_is_refused(number: Any) -> None:
+    with refused(ArgumentError, repr(number), "numbered from 0"):
+        ClusterSpec({"worker": {number: "a:1"}})
+
+
+def test_a_cluster_def_has_the_fields_of_the_message_and_is_taken_back() -> None:
+    found = SPEC.as_cluster_def()
+    assert [job.name for job in found.job] == ["empty", "ps", "worker"]
+    assert [dict(job.tasks) for job in found.job] == [
+        {},
+        {1: "d:1", 3: "c:1"},
+        {0: "a:1", 1: "b:1"},
+    ]
+    assert ClusterSpec(found) == SPEC
+    # A message of TensorFlow has its jobs in a container that is no list.
+    message = types.SimpleNamespace(job=collections.deque(found.job))
+    assert ClusterSpec(message) == SPEC  # type: ignore[arg-type]
+    for wrong in (types.SimpleNamespace(job="worker"), types.SimpleNamespace(job=[1])):
+        with refused(ArgumentTypeError, "namespace"):
+            ClusterSpec(wrong)  # type: ignore[arg-type]
 
 
 def test_jobs_and_tasks_that_are_not_there_are_refused() -> None:

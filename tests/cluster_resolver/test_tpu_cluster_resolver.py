@@ -1,10 +1,6 @@
 """The resolver of TPUs: names, what the environment says, and what cannot be found."""
 
 import logging
-import os
-import socket
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -234,65 +230,6 @@ def test_arrays_stay_valid_when_a_system_is_initialized_again(
     assert float(strategy.run(lambda x: x + 1, (kept,))) == 4
 
 
-def test_a_cluster_of_several_tasks_meets_at_the_first(connected: list[dict[str, Any]]) -> None:
-    spec = ClusterSpec({"worker": ["w0:1", "w1:1"], "ps": ["p0:1"], "chief": ["c:1"]})
-    experimental_connect_to_cluster(SimpleClusterResolver(spec, task_type="worker", task_id=1))
-    assert connected == [
-        {"coordinator_address": "c:1", "num_processes": 3, "process_id": 2},
-    ]
-    experimental_connect_to_cluster(SimpleClusterResolver(spec), "chief", 0)
-    assert connected[1]["process_id"] == 0
-    experimental_connect_to_cluster(SimpleClusterResolver(spec, task_type="ps", task_id=0))
-    assert len(connected) == 2, "parameter servers run no step with the others"
-
-
 def test_a_cluster_of_one_task_needs_no_meeting(connected: list[dict[str, Any]]) -> None:
-    experimental_connect_to_cluster(SimpleClusterResolver(ClusterSpec({"worker": ["a:1"]})))
     experimental_connect_to_cluster(TPUClusterResolver(""))
-    assert connected == []
-
-
-MEET = """
-import sys, jax
-from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
-from jaxdist.config import experimental_connect_to_cluster
-index, port = map(int, sys.argv[1:])
-spec = ClusterSpec({"worker": [f"localhost:{port}", "localhost:0"]})
-resolver = SimpleClusterResolver(spec, task_type="worker", task_id=index)
-for _ in range(2):
-    experimental_connect_to_cluster(resolver)
-print(jax.process_index(), jax.process_count(), len(jax.devices()))
-"""
-
-
-def test_two_processes_meet_once_and_see_each_others_devices() -> None:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}
-    environment.pop("XLA_FLAGS", None)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", MEET, str(i), str(port)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for i in range(2)
-    ]
-    try:
-        told = [process.communicate(timeout=90)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [text.splitlines()[-1] for text in told] == ["0 2 2", "1 2 2"]
-
-
-def test_a_process_that_is_none_of_the_tasks_is_refused(connected: list[dict[str, Any]]) -> None:
-    spec = ClusterSpec({"worker": ["w0:1", "w1:1"]})
-    with refused(ArgumentError, "2 tasks", "'worker' 5", "('worker', 0)"):
-        experimental_connect_to_cluster(SimpleClusterResolver(spec, task_type="worker", task_id=5))
-    with refused(ArgumentTypeError, "ClusterSpec", "SimpleClusterResolver"):
-        experimental_connect_to_cluster(spec)  # type: ignore[arg-type]
     assert connected == []

@@ -1,12 +1,16 @@
 """Ways to read, for tests that compare what processes read; also run in processes of their own."""
 
+import json
+import os
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist import _mesh as meshes
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._processes import Agreement, join, leave
 from jaxdist._values import PerReplica
 from jaxdist.data import (
     InputContext,
@@ -17,15 +21,21 @@ from jaxdist.data import (
     distribute_dataset,
     distribute_datasets_from_function,
 )
-from jaxdist.errors import ShapeError
 
 Steps = list[list[PerReplica]]  # for each step its leaves, with values of the local replicas
 
 
-def split(layout: ReplicaMesh, rows: int, size: int, options: InputOptions) -> Steps:
+def split(
+    layout: ReplicaMesh,
+    rows: int,
+    size: int,
+    options: InputOptions,
+    agreement: Agreement | None = None,
+) -> Steps:
     """What a process gets of global batches of `size` rows."""
     source = batches({"x": np.arange(rows), "y": np.arange(2.0 * rows).reshape(rows, 2)}, size)
-    return [_leaves(step) for step in distribute_dataset(source, layout, options)]
+    data = distribute_dataset(source, layout, options, agreement=agreement)
+    return [_leaves(step) for step in data]
 
 
 def group(
@@ -33,6 +43,7 @@ def group(
     rows: int,
     size: int,
     options: InputOptions,
+    agreement: Agreement | None = None,
     *,
     on_device: bool = False,
 ) -> tuple[Steps, list[tuple[int, int, int]]]:
@@ -45,23 +56,24 @@ def group(
         own = batches(np.arange(rows)[number::count], size)
         return [jnp.asarray(x) for x in own] if on_device else own
 
-    steps = distribute_datasets_from_function(read, layout, options)
+    steps = distribute_datasets_from_function(read, layout, options, agreement=agreement)
     return [_leaves(step) for step in steps], asked
 
 
-def read_all_ways(layout: ReplicaMesh) -> dict[str, Any]:
-    """What a process gets on its devices, as lists of numbers, and what it is refused."""
-    pad, uneven = (InputOptions(partial_batch=p) for p in (PartialBatch.PAD, PartialBatch.UNEVEN))
-    try:
-        refused = str(split(layout, 12, 9, uneven))
-    except ShapeError as error:
-        refused = str(error)
+def read_all_ways(layout: ReplicaMesh, agreement: Agreement | None = None) -> dict[str, Any]:
+    """What a process gets, as lists of numbers; on its devices, if it was not made up."""
+    has_all = agreement is None
+    pad, uneven = (
+        InputOptions(has_all, partial_batch=p) for p in (PartialBatch.PAD, PartialBatch.UNEVEN)
+    )
+    given = agreement
     return {
-        "split": as_lists(split(layout, 13, 8, pad)),
-        "split evenly": as_lists(split(layout, 16, 8, uneven)),
-        "group": as_lists(group(layout, 13, 2, pad)[0]),
-        "device arrays": as_lists(group(layout, 16, 2, uneven, on_device=True)[0]),
-        "uneven": refused,
+        "split": as_lists(split(layout, 13, 8, pad, given)),
+        "split evenly": as_lists(split(layout, 16, 8, uneven, given)),
+        "split unevenly": as_lists(split(layout, 12, 9, uneven, given)),
+        "group": as_lists(group(layout, 13, 2, pad, given)[0]),
+        "group unevenly": as_lists(group(layout, 13, 2, uneven, given)[0]),
+        "device arrays": as_lists(group(layout, 16, 2, uneven, given, on_device=has_all)[0]),
     }
 
 
@@ -82,3 +94,14 @@ def host_options(policy: PartialBatch, *, per_replica: bool = False) -> InputOpt
 
 def _leaves(step: Any) -> list[PerReplica]:
     return jax.tree.leaves(step, is_leaf=lambda x: isinstance(x, PerReplica))
+
+
+def read_in_a_job() -> tuple[int, int, tuple[int, ...], dict[str, Any]]:
+    """Join the job of this process, and read all ways."""
+    found = json.loads(os.environ["TF_CONFIG"])
+    join("test", found["cluster"]["worker"], found["task"]["index"])
+    layout = meshes.build(jax.devices())
+    process = layout.process
+    read = read_all_ways(layout)
+    leave()
+    return process.index, process.count, layout.local_replicas, read

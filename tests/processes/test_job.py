@@ -9,7 +9,7 @@ import pytest
 
 from tests.processes.job import Job, results_of_job, run_job, start_job
 
-ADD = "tests.processes.joining_directly:add_over_processes"
+ADD = "tests.processes.adding:add_over_processes"
 
 
 def read_environment() -> tuple[str | None, str | None, int]:

@@ -1,12 +1,6 @@
 """The rows that each process reads, joined over the processes, are those that one process reads."""
 
 import itertools
-import json
-import os
-import socket
-import subprocess
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,9 +13,19 @@ from jaxdist import _mesh as meshes
 from jaxdist import tpu
 from jaxdist._devices import chips
 from jaxdist._mesh import ReplicaMesh
-from jaxdist.data import PartialBatch
-from jaxdist.errors import ShapeError
-from tests.processes.reading import Steps, as_lists, group, host_options, read_all_ways, split
+from jaxdist._processes import Agreement
+from jaxdist._values import agreed_shapes
+from jaxdist.data import (
+    AutoShardPolicy,
+    InputContext,
+    PartialBatch,
+    batches,
+    distribute_datasets_from_function,
+)
+from jaxdist.errors import ArgumentError, ShapeError
+from tests.processes.job import results_of_job
+from tests.processes.reading import Steps, group, host_options, read_all_ways, read_in_a_job, split
+from tests.processes.threads import run_well
 from tests.processes.views import OWNERS, some_owners, view_from, views
 from tests.strategies.oracle import refused
 from tests.tables import examples
@@ -74,34 +78,65 @@ def test_rows_of_global_batches_joined_over_processes_are_those_of_one_process(
     rows=st.integers(8, 60),  # each of 8 pipelines has some
     size=st.integers(1, 9),
     per_replica=st.booleans(),
+    policy=st.sampled_from([PartialBatch.PAD, PartialBatch.UNEVEN]),
 )
 def test_elements_of_a_function_joined_over_processes_are_those_of_one_process(
-    owners: list[int], rows: int, size: int, per_replica: bool
+    owners: list[int], rows: int, size: int, per_replica: bool, policy: PartialBatch
 ) -> None:
     layout = meshes.build(jax.devices())
-    options = host_options(PartialBatch.PAD, per_replica=per_replica)
-    whole, asked = group(layout, rows, size, options)
-    assert asked == ([(8, r, 8) for r in range(8)] if per_replica else [(1, 0, 8)])
-    parts = []
-    for view in views(layout, owners):
-        steps, of_this = group(view, rows, size, options)
-        assert of_this == asked
-        parts.append((view, steps))
-    _check_joined(parts, whole)
+    options = host_options(policy, per_replica=per_replica)
+
+    # In one process each replica gets what it would get of the pipeline of its process.
+    def read(context: InputContext) -> Any:
+        replica = context.input_pipeline_id
+        if per_replica:
+            return batches(np.arange(rows)[replica::8], size)
+        of_process = [r for r, owner in enumerate(owners) if owner == owners[replica]]
+        own = list(batches(np.arange(rows)[owners[replica] :: 4], size))
+        return own[of_process.index(replica) :: len(of_process)]
+
+    alone = host_options(policy, per_replica=True)
+    whole = [[step] if policy is PartialBatch.UNEVEN else [*step]
+             for step in distribute_datasets_from_function(read, layout, alone)]  # fmt: skip
+
+    def work(view: ReplicaMesh, agreement: Agreement) -> tuple[ReplicaMesh, Steps]:
+        steps, asked = group(view, rows, size, options, agreement)
+        own = [(8, r, 8) for r in view.local_replicas]
+        assert asked == (own if per_replica else [(4, view.process.index, 8)])
+        return view, steps
+
+    _check_joined(run_well(tuple(owners), work), whole)
 
 
 @pytest.mark.parametrize("owners", OWNERS.values(), ids=OWNERS)
-@pytest.mark.parametrize("read", [split, group])
-def test_an_uneven_batch_is_refused_alike_in_every_process(
-    owners: tuple[int, ...], read: Callable[..., Any]
+@pytest.mark.parametrize("policy", [PartialBatch.UNEVEN, PartialBatch.PAD])
+def test_uneven_batches_joined_over_processes_are_those_of_one_process(
+    owners: tuple[int, ...], policy: PartialBatch
 ) -> None:
-    options = host_options(PartialBatch.UNEVEN)
-    for index in sorted({*owners}):
-        view = view_from(meshes.build(jax.devices()), index, owners)
-        even, *_ = split(view, 16, 8, options)[1]
-        assert [x.tolist() for x in even.values] == [[8 + r] for r in view.local_replicas]
-        with refused(ShapeError, f"processes {sorted({*owners})}", "one shape", "PAD", "DROP"):
-            read(view, 19, 16 if read is split else 2, options)
+    layout, options = meshes.build(jax.devices()), host_options(policy)
+    whole = split(layout, 19, 16, options)
+    parts = [
+        (view, split(view, 19, 16, options))
+        for view in views(layout, owners)
+        if view.local_replicas
+    ]
+    _check_joined(parts, whole)
+    if policy is PartialBatch.UNEVEN:
+        shapes = tuple(v.shape for v in whole[1][1].values)
+        assert shapes == ((1, 2),) * 3 + ((0, 2),) * 5
+        # Each process knows the shapes of all replicas, also where its own ones are equal.
+        assert {agreed_shapes(steps[1][1]) for _, steps in parts} == {shapes}
+
+
+def test_replicas_that_span_processes_take_one_shape() -> None:
+    layout = meshes.build(jax.devices(), num_logical=2)
+    view = view_from(layout, 0, OWNERS["in turn"])
+    with refused(ShapeError, "processes [0, 1, 2, 3]", "span several", "PAD", "DROP"):
+        split(view, 19, 16, host_options(PartialBatch.UNEVEN))
+    for policy in (AutoShardPolicy.FILE, AutoShardPolicy.OFF):
+        given = host_options(PartialBatch.PAD)._replace(auto_shard_policy=policy)
+        with refused(ArgumentError, policy.name, "several processes", "DATA"):
+            split(view, 16, 16, given)
 
 
 def test_a_mesh_of_one_process_of_several_takes_uneven_batches() -> None:
@@ -121,58 +156,9 @@ def test_rows_of_a_described_slice_go_to_the_hosts_of_its_chips() -> None:
         assert [v.tolist() for v in x.values] == [[2 * r, 2 * r + 1] for r in own]
 
 
-PROGRAM = """
-import json, sys
-import jax
-from jaxdist import _mesh, _processes
-from tests.processes.reading import read_all_ways
-jax.config.update("jax_num_cpu_devices", 2)
-rank, port = int(sys.argv[1]), sys.argv[2]
-_processes.connect(coordinator_address=f"localhost:{port}", num_processes=2, process_id=rank)
-layout = _mesh.build(jax.devices())
-process = layout.process
-print(json.dumps([process.index, process.count, layout.local_replicas, read_all_ways(layout)]))
-"""
-
-
-def _run_two_processes() -> list[Any]:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}
-    environment.pop("XLA_FLAGS", None)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(port)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        answers = [process.communicate(timeout=90) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    for process, (_, said) in zip(processes, answers, strict=True):
-        assert process.returncode == 0, said
-    return [json.loads(said.splitlines()[-1]) for said, _ in answers]
-
-
 def test_two_real_processes_get_what_two_views_of_one_mesh_get() -> None:
-    for rank, (index, count, local, read) in enumerate(_run_two_processes()):
-        assert (index, count) == (rank, 2)
-        view = view_from(meshes.build(jax.devices()[:4]), rank, (0, 0, 1, 1))
-        assert tuple(local) == view.local_replicas
-        pad, uneven = host_options(PartialBatch.PAD), host_options(PartialBatch.UNEVEN)
-        assert read["split"] == as_lists(split(view, 13, 8, pad))
-        assert read["split evenly"] == as_lists(split(view, 16, 8, uneven))
-        assert read["group"] == as_lists(group(view, 13, 2, pad)[0])
-        assert read["device arrays"] == as_lists(group(view, 16, 2, uneven)[0])
-        with pytest.raises(ShapeError) as caught:
-            split(view, 12, 9, uneven)
-        assert read["uneven"] == str(caught.value)
-        assert read != read_all_ways(meshes.build(jax.devices()[:4]))
+    expected = run_well((0, 0, 1, 1), read_all_ways)
+    for rank, (index, count, local, read) in enumerate(results_of_job(read_in_a_job, 2, devices=2)):
+        assert (index, count, local) == (rank, 2, (2 * rank, 2 * rank + 1))
+        assert read == expected[rank]
+    assert expected[0] != expected[1]

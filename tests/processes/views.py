@@ -21,10 +21,12 @@ some_owners = st.lists(st.integers(0, 3), min_size=4, max_size=4).flatmap(
 )
 
 
-def view_from(layout: ReplicaMesh, index: int, owners: Sequence[int] | None) -> ReplicaMesh:
-    """The mesh as process `index` of 4 sees it; without owners, those that the devices name."""
+def view_from(
+    layout: ReplicaMesh, index: int, owners: Sequence[int] | None, count: int = 4
+) -> ReplicaMesh:
+    """The mesh as process `index` of `count` sees it; without owners, those of the devices."""
     own = None if owners is None else tuple(owners)
-    return dataclasses.replace(layout, process=Process(index, 4), owners=own)
+    return dataclasses.replace(layout, process=Process(index, count), owners=own)
 
 
 def views(layout: ReplicaMesh, owners: Sequence[int] | None) -> list[ReplicaMesh]:

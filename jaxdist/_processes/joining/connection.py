@@ -4,14 +4,13 @@ import glob
 import logging
 import math
 import os
-import socket
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from jaxdist._compat import have_backends_started
-from jaxdist._processes.addresses import is_loopback, listen, split_address
+from jaxdist._processes.addresses import find_bind_address, split_address
 from jaxdist._processes.identity import describe_this_process
 from jaxdist._processes.joining.claims import Claim
 from jaxdist._processes.joining.launched import use_launched_devices
@@ -144,7 +143,7 @@ def _meet(
 
 def _initialize(addresses: Sequence[str], index: int, service: str, settings: Settings) -> None:
     _choose_how_to_fail()
-    bind = "127.0.0.1:0" if service else _find_bind_address(addresses)
+    bind = "127.0.0.1:0" if service else find_bind_address(addresses)
     try:
         jax.distributed.initialize(
             coordinator_address=service or addresses[0],
@@ -171,27 +170,6 @@ def _choose_how_to_fail() -> None:
     jax.config.update("jax_enable_preemption_service", False)
     # Otherwise the death of one process ends all others with SIGABRT, before they can say why.
     jax.config.update("jax_enable_recoverability", True)
-
-
-def _find_bind_address(addresses: Sequence[str]) -> str:
-    """Return where process 0 hosts the service: never on more interfaces than the job needs."""
-    host, port = split_address("join", addresses[0])
-    hosts = [split_address("join", address)[0] for address in addresses]
-    if all(is_loopback(h) for h in hosts):
-        host = "127.0.0.1" if host == "localhost" else host
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        server = listen(host, 0)
-    except OSError:
-        server = None
-    if server is None:
-        return f"[::]:{port}"
-    with server:
-        own = server.getsockname()[0]
-    # A name that resolves to loopback here has another address for the other machines.
-    if is_loopback(own):
-        return f"[::]:{port}"
-    return f"[{own}]:{port}" if server.family == socket.AF_INET6 else f"{own}:{port}"
 
 
 def _set_collective_limit(settings: Settings) -> None:

@@ -10,10 +10,11 @@ import jax
 
 from jaxdist._processes.watching.collective_errors import is_collective_error
 from jaxdist._processes.watching.current import get_doctor
+from jaxdist._processes.watching.diagnosis import diagnose
 from jaxdist._processes.watching.explain import describe_deadline, explain_error
 from jaxdist._processes.watching.limit import Limit
 from jaxdist._processes.watching.whereabouts import HERE
-from jaxdist.errors import OtherProcessError
+from jaxdist.errors import DeadlineExceededError, OtherProcessError
 
 _FIRST_NAP = 20e-6
 _LONGEST_NAP = 1e-3
@@ -132,6 +133,30 @@ def wait_until_ready(
     """
     with Waiter(call, place, seconds) as waiter:
         waiter.wait(arrays)
+
+
+def report_deadline(call: str, seconds: float, error: OtherProcessError) -> OtherProcessError:
+    """Return the error of a wait that no collective was part of, with a report of who is behind.
+
+    Args:
+        call: What was called.
+        seconds: How long it has waited.
+        error: What is returned if nothing more is known.
+    """
+    doctor = get_doctor()
+    if doctor is None or not isinstance(error, DeadlineExceededError):
+        tell_blame(error.processes)
+        return error
+    try:
+        table = doctor.observer.look_until_fresh()
+    except Exception:
+        return error
+    # Those that came are not behind, wherever they are now.
+    named = {i: seen for i, seen in table.items() if i in error.processes}
+    named[doctor.process.index] = table[doctor.process.index]
+    found = diagnose(named, doctor.process.index)
+    tell_blame(found.behind or error.processes)
+    return describe_deadline(call, seconds, found) if found.behind else error
 
 
 def tell_blame(processes: Iterable[int]) -> None:

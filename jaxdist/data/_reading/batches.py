@@ -1,7 +1,8 @@
 """A dataset of global batches from arrays in memory."""
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict
 
 import jax
@@ -190,6 +191,17 @@ class BatchesIterator(Iterator[PyTree], HasRowsAhead):
         self._end_epoch = None if self._source.repeat is None else end
 
     def __next__(self) -> PyTree:
+        total, take = self.advance()
+        return take([slice(0, total)])
+
+    def advance(self) -> tuple[int, Callable[[Sequence[slice]], PyTree]]:
+        """Advance by one batch; return its rows, and a function that copies some of them.
+
+        Example:
+            >>> total, take = iter(batches(np.arange(6), 4)).advance()
+            >>> total, take([slice(1, 2), slice(3, 4)]).tolist()
+            (4, [1, 3])
+        """
         source = self._source
         # Advance to the next epoch at the start of a call and not at the end of the one before:
         # `order` sorts all examples, and the pass may end here.
@@ -200,11 +212,16 @@ class BatchesIterator(Iterator[PyTree], HasRowsAhead):
             self._epoch, self._index = self._epoch + 1, 0
             self._order = source.order(self._epoch)
             size = min(source.batch_size, source.num_examples)
-        where = slice(self._index, self._index + size)
-        rows = where if self._order is None else self._order[where]
-        batch = jax.tree.map(lambda leaf: copy_rows(leaf, rows), source.arrays)
+        start, order = self._index, self._order
         self._index += size
-        return batch
+
+        def take(parts: Sequence[slice]) -> PyTree:
+            rows = _join_slices(parts, start)
+            if order is not None:
+                rows = order[rows]
+            return jax.tree.map(lambda leaf: copy_rows(leaf, rows), source.arrays)
+
+        return size, take
 
     def rows_ahead(self) -> RowsAhead:
         """Return the row counts of the batches that come next.
@@ -264,6 +281,15 @@ class BatchesIterator(Iterator[PyTree], HasRowsAhead):
         self._epoch, self._index = state["epoch"], state["index"]
         self._order = self._source.order(self._epoch)
         self._claim_pass()
+
+
+def _join_slices(parts: Sequence[slice], start: int) -> slice | np.ndarray:
+    """Return the rows of some slices, counted from `start`: one slice if they are neighbours."""
+    if not parts:
+        return slice(start, start)
+    if all(a.stop == b.start for a, b in itertools.pairwise(parts)):
+        return slice(start + parts[0].start, start + parts[-1].stop)
+    return np.concatenate([np.arange(start + p.start, start + p.stop) for p in parts])
 
 
 def _check_state(own_state: BatchesState, state: Any) -> None:

@@ -53,6 +53,11 @@ class SingleReader:
         self._has_position = hasattr(self._iterator, "get_state")
         self._can_seek = hasattr(self._iterator, "set_state")
 
+    @property
+    def iterator(self) -> Any:
+        """The iterator of the pass."""
+        return self._iterator
+
     def read(self) -> Any:
         """Return the next element, or raise `StopIteration`."""
         return next(self._iterator)

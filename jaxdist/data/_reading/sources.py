@@ -13,6 +13,7 @@ from jaxdist.data._reading.assemble import SPLIT_CALLER
 from jaxdist.data._reading.batches import Batches
 from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY, cardinality_of
 from jaxdist.data._reading.examples import Examples
+from jaxdist.data._reading.files import Files
 from jaxdist.data._reading.readers import ListIterator, SingleReader
 from jaxdist.errors import ArgumentTypeError, ContextError
 
@@ -25,21 +26,34 @@ class Source:
         check_dataset(caller, dataset, name)
         _check_is_batched(caller, dataset)
         self._caller = caller
-        # `Batches` counts epochs, so each pass shuffles differently. Two strategies over one
+        # Both count epochs, so each pass shuffles differently. Two strategies over one
         # object must not advance each other's count.
-        self._dataset: Any = dataset.restarted() if isinstance(dataset, Batches) else dataset
+        is_counted = isinstance(dataset, (Batches, Files))
+        self._dataset: Any = dataset.restarted() if is_counted else dataset
         self._is_one_shot = isinstance(dataset, Iterator) and iter(dataset) is dataset
         self._is_spent = False
 
     @property
     def has_exclusive_arrays(self) -> bool:
         """Whether nobody else refers to the arrays of an element. See Note [Who owns a batch]."""
-        return isinstance(self._dataset, Batches)
+        return isinstance(self._dataset, (Batches, Files))
+
+    @property
+    def dataset(self) -> Any:
+        """The user's dataset."""
+        return self._dataset
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether reading an element costs nothing."""
+        return isinstance(self._dataset, (Batches, list, range))
 
     @property
     def batch_size(self) -> int:
         """Rows of the largest element if the dataset reports it; else 0."""
         data = self._dataset
+        if isinstance(data, Files):
+            return data.batch_size
         return min(data.batch_size, data.num_examples) if isinstance(data, Batches) else 0
 
     @property
@@ -55,8 +69,8 @@ class Source:
         is_known = isinstance(data, Batches)
         return data.cardinality_of_multiples(divisor) if is_known else UNKNOWN_CARDINALITY
 
-    def open(self) -> SingleReader:
-        """Start a pass."""
+    def open(self, make: Callable[[], Iterator[Any]] | None = None) -> SingleReader:
+        """Start a pass; `make` makes its iterator, if it is not the dataset's own."""
         # A generator can be read once. A second pass would be empty without an error.
         if self._is_one_shot:
             if self._is_spent:
@@ -66,7 +80,7 @@ class Source:
         # The state of a `Batches` iterator holds the number of examples already, and it stays
         # valid for another batch size, which changes the number of elements.
         length = UNKNOWN_CARDINALITY if self.has_exclusive_arrays else self.cardinality
-        return SingleReader(self._new_iterator, length, is_own=True)
+        return SingleReader(make or self._new_iterator, length, is_own=True)
 
     def _new_iterator(self) -> Iterator[Any]:
         data = self._dataset
@@ -85,7 +99,7 @@ class Source:
         return iter(dataset)
 
     def __repr__(self) -> str:
-        if isinstance(self._dataset, Batches):
+        if isinstance(self._dataset, (Batches, Files)):
             return repr(self._dataset)
         return type(self._dataset).__name__
 

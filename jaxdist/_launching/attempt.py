@@ -1,0 +1,162 @@
+"""One attempt: all processes of a job, from their start to the end of the last one."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import selectors
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from signal import SIGINT
+
+from jaxdist._launching.child import Child, Write
+from jaxdist._launching.ends import End, write_end
+from jaxdist._launching.signals import Signals
+
+_NAP = 0.02  # where the system cannot tell at once that a process has ended
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """How long the launcher waits when a process has failed, in seconds.
+
+    Args:
+        report: For the others to end by themselves, after they have said what they found and saved
+            what they have.
+        grace: Between SIGTERM and SIGKILL.
+        job: For the whole job; None for ever.
+    """
+
+    report: float = 10.0
+    grace: float = 5.0
+    job: float | None = None
+
+
+class Attempt:
+    """The processes of one attempt.
+
+    Args:
+        commands: The command of each process.
+        environments: The environment of each process.
+        folder: Where the launcher writes how each process ended.
+        write: Functions that take lines of standard output, and of standard error.
+        signals: Signals to the launcher.
+        patience: How long the launcher waits.
+    """
+
+    def __init__(
+        self,
+        commands: Sequence[Sequence[str]],
+        environments: Sequence[Mapping[str, str]],
+        folder: pathlib.Path,
+        write: tuple[Write, Write],
+        signals: Signals,
+        patience: Patience,
+    ) -> None:
+        self._commands, self._environments = commands, environments
+        self._folder, self._write = folder, write
+        self._signals, self._patience = signals, patience
+        self._children: list[Child] = []
+        self._selector = selectors.DefaultSelector()
+        self._forwarded = 0
+        self._ask_at: float | None = None
+        self._kill_at: float | None = None
+        self.late: tuple[int, ...] = ()
+
+    def run(self) -> list[End]:
+        """Run to the end. Return how each process ended, in the order of time.
+
+        `late` has the processes that still ran when the time of the job was over.
+        """
+        ends: list[End] = []
+        with self._selector, contextlib.ExitStack() as stack:
+            self._selector.register(self._signals.wake, selectors.EVENT_READ, None)
+            # Also when the launcher itself fails: no process is left.
+            stack.callback(self._end_all)
+            pairs = zip(self._commands, self._environments, strict=True)
+            for index, (command, environment) in enumerate(pairs):
+                self._children.append(Child(index, command, environment, self._write))
+                self._watch(self._children[-1], stack)
+            over = None if self._patience.job is None else time.monotonic() + self._patience.job
+            while self._running():
+                self._wait(over)
+                self._forward_signals()
+                ends += self._collect()
+                now = time.monotonic()
+                if over is not None and now > over and not self.late:
+                    self.late = tuple(child.index for child in self._running())
+                    self._ask_at = self._kill_at = now
+                self._end_the_rest(now)
+        return ends
+
+    def _running(self) -> list[Child]:
+        return [child for child in self._children if child.end is None]
+
+    def _watch(self, child: Child, stack: contextlib.ExitStack) -> None:
+        for pipe in child.streams:
+            self._selector.register(pipe, selectors.EVENT_READ, child)
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                ended = os.pidfd_open(child.pid)
+                stack.callback(os.close, ended)
+                self._selector.register(ended, selectors.EVENT_READ, child)
+
+    def _wait(self, over: float | None) -> None:
+        """Write what comes, until something happens or a time is over."""
+        times = [t for t in (over, self._ask_at, self._kill_at) if t is not None]
+        naps = [] if hasattr(os, "pidfd_open") else [_NAP]
+        # A second at most: where a process has no `pidfd`, for lack of permission.
+        nap = min([1.0, *naps, *(max(0.0, t - time.monotonic()) for t in times)])
+        for key, _ in self._selector.select(nap):
+            child = key.data
+            if child is None:
+                self._signals.clear()
+            elif isinstance(key.fileobj, int):
+                self._selector.unregister(key.fileobj)
+            elif not child.read(key.fileobj):
+                self._selector.unregister(key.fileobj)
+
+    def _collect(self) -> Iterator[End]:
+        for child in self._running():
+            end = child.collect(self._folder)
+            if end is None:
+                continue
+            for pipe in child.streams:
+                with contextlib.suppress(KeyError, ValueError):
+                    self._selector.unregister(pipe)
+            if not end.was_ended:
+                write_end(self._folder, end)
+            failed = end.code != 0 and not end.was_ended
+            # After a signal each process takes the time that it needs, to save for instance.
+            if failed and self._ask_at is None and not self._forwarded:
+                self._ask_at = time.monotonic() + self._patience.report
+            yield end
+
+    def _forward_signals(self) -> None:
+        """Forward the first signal; a second one kills."""
+        for number in self._signals.received[self._forwarded :]:
+            self._forwarded += 1
+            for child in self._running():
+                if self._forwarded > 1:
+                    child.kill()
+                else:
+                    # A terminal sends Ctrl-C to all processes of a group, others to one process.
+                    child.signal(number, to_group=number == SIGINT)
+
+    def _end_the_rest(self, now: float) -> None:
+        if self._ask_at is not None and now >= self._ask_at:
+            for child in self._running():
+                child.ask_to_end()
+            self._ask_at = float("inf")
+            self._kill_at = self._kill_at or now + self._patience.grace
+        if self._kill_at is not None and now >= self._kill_at:
+            for child in self._running():
+                child.kill()
+            self._kill_at = float("inf")
+
+    def _end_all(self) -> None:
+        left = self._running()
+        for child in left:
+            child.kill()
+        for child in left:
+            child.abandon()

@@ -1,0 +1,26 @@
+"""The first program of each process of a job: it ends with the launcher, and becomes the command.
+
+It is run as a file, with the pid of the launcher and the command, and imports nothing of jaxdist: a
+process that has imported JAX reads some of its environment too late. On Linux, the process that it
+becomes keeps the signal that it asks for here. On other systems the heartbeat ends the process.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+
+def main() -> None:
+    """Become the command of `sys.argv`."""
+    launcher, command = int(sys.argv[1]), sys.argv[2:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        # The launcher may have ended before the call above.
+        if os.getppid() != launcher:
+            os._exit(1)
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""One process of a job, seen from the launcher."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
+
+from jaxdist._launching.ends import End, read_record
+from jaxdist._launching.output import PrefixedOutput
+from jaxdist.errors import LaunchError
+
+_BOOTSTRAP = pathlib.Path(__file__).with_name("bootstrap.py")
+_CHUNK = 1 << 16
+
+Write = Callable[[bytes], None]
+
+
+class Child:
+    """A process that runs in a process group of its own.
+
+    Args:
+        index: Its number in the job.
+        command: The program and its arguments.
+        environment: All of its environment variables.
+        write: Functions that take lines of its standard output, and of its standard error.
+
+    Raises:
+        LaunchError: The system cannot start it.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        write: tuple[Write, Write],
+    ) -> None:
+        self.index = index
+        self.end: End | None = None
+        self._was_ended = False
+        # -I and -S: the first program needs nothing of the user's packages, and starts faster.
+        first = [sys.executable, "-I", "-S", str(_BOOTSTRAP), str(os.getpid())]
+        try:
+            self._process = subprocess.Popen(
+                [*first, *command],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                process_group=0,
+            )
+        except OSError as error:
+            raise LaunchError(
+                f"jaxdist launch could not start process {index}: {error}.\n\n"
+                f"The command was: {' '.join(command)}\n\n"
+                "Start fewer processes, or raise the limits of the system (ulimit -u, ulimit -n)."
+            ) from error
+        self.pid = self._process.pid
+        self._errors = PrefixedOutput(index, write[1])
+        outputs = (PrefixedOutput(index, write[0]), self._errors)
+        pipes = (self._process.stdout, self._process.stderr)
+        self.streams: dict[IO[bytes], PrefixedOutput] = {}
+        for pipe, output in zip(pipes, outputs, strict=True):
+            if pipe is not None:  # Always: both are PIPE.
+                os.set_blocking(pipe.fileno(), False)
+                self.streams[pipe] = output
+
+    def read(self, pipe: IO[bytes]) -> bool:
+        """Write what is in a pipe; return False at its end."""
+        try:
+            chunk = os.read(pipe.fileno(), _CHUNK)
+        except BlockingIOError:
+            return True
+        self.streams[pipe].feed(chunk)
+        return bool(chunk)
+
+    def signal(self, number: int, *, to_group: bool = False) -> None:
+        """Send a signal to the process, or to all processes of its group."""
+        if self.end is None:
+            with contextlib.suppress(ProcessLookupError):
+                (os.killpg if to_group else os.kill)(self.pid, number)
+
+    def ask_to_end(self) -> None:
+        """End the process because of another one; it may clean up."""
+        self._was_ended = True
+        self.signal(signal.SIGTERM)
+        # A stopped process receives SIGTERM only when it continues.
+        self.signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End the process and its group at once."""
+        self._was_ended = True
+        self.signal(signal.SIGKILL, to_group=True)
+
+    def collect(self, folder: pathlib.Path) -> End | None:
+        """Return how the process ended, once it has, and write the rest of its output."""
+        if self.end is not None or not self._has_ended():
+            return self.end
+        # Before the system may give the number of the group to another one.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        for pipe, output in self.streams.items():
+            self._drain(pipe)
+            output.finish()
+            pipe.close()
+        code = self._process.wait()
+        record = read_record(folder, self.index)
+        tail = self._errors.read_tail()
+        self.end = End(self.index, code, was_ended=self._was_ended, tail=tail, record=record)
+        return self.end
+
+    def abandon(self) -> None:
+        """Wait for a process that was killed. Its output is not written."""
+        for pipe in self.streams:
+            pipe.close()
+        self._process.wait()
+
+    def _has_ended(self) -> bool:
+        # Without `waitid` (macOS before Python 3.13) the process is gone after the question.
+        if not hasattr(os, "waitid"):
+            return self._process.poll() is not None
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.pid, options) is not None
+
+    def _drain(self, pipe: IO[bytes]) -> None:
+        """Read what the process left. Its end may never come: others can hold the pipe."""
+        while True:
+            try:
+                chunk = os.read(pipe.fileno(), _CHUNK)
+            except BlockingIOError:
+                return
+            if not chunk:
+                return
+            self.streams[pipe].feed(chunk)

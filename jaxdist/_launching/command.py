@@ -1,0 +1,63 @@
+"""The command of each process: a script or a module of Python."""
+
+import importlib.machinery
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from jaxdist.errors import LaunchError
+
+
+def make_command(target: str, arguments: Sequence[str], *, is_module: bool = False) -> list[str]:
+    """Return the command that runs a script, or a module, with this Python.
+
+    Args:
+        target: Path of the script, or name of the module.
+        arguments: Its arguments.
+        is_module: Whether it is a module, as of `python -m`.
+
+    Raises:
+        LaunchError: There is no such script or module, or the script cannot be read.
+    """
+    if is_module:
+        _check_module(target)
+        return [sys.executable, "-m", target, *arguments]
+    _check_script(target)
+    return [sys.executable, target, *arguments]
+
+
+def _check_script(target: str) -> None:
+    path = pathlib.Path(target)
+    if not path.exists():
+        raise LaunchError(
+            f"jaxdist launch was given the script {target!r}, and there is no such file.\n\n"
+            f"Paths are relative to the current folder, {os.getcwd()}.\n\n"
+            "Pass the path of a Python file, -m and the name of a module, or "
+            "train and a configuration."
+        )
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise LaunchError(
+            f"jaxdist launch was given {target!r}, which is a folder.\n\n"
+            "Python runs a file, or a folder with a file __main__.py.\n\n"
+            "Pass the path of a Python file."
+        )
+    if not os.access(path, os.R_OK):
+        raise LaunchError(
+            f"jaxdist launch was given the script {target!r}, which this user cannot read.\n\n"
+            "Each process reads the script.\n\n"
+            f"Make it readable: chmod u+r {target}"
+        )
+
+
+def _check_module(target: str) -> None:
+    top = target.partition(".")[0]
+    # `python -m` looks in the current folder too. Parents are not imported here.
+    where = [os.getcwd(), *sys.path]
+    if top in sys.builtin_module_names or importlib.machinery.PathFinder.find_spec(top, where):
+        return
+    raise LaunchError(
+        f"jaxdist launch was given -m {target}, and there is no module {top!r}.\n\n"
+        f"Modules are looked for in {os.getcwd()} and in the paths of {sys.executable}.\n\n"
+        "Pass the name of a module that `python -m` runs, or the path of a script without -m."
+    )

@@ -1,0 +1,69 @@
+"""The environment of each process of a job on this machine."""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from jaxdist._launching.gpus import divide_gpus, list_gpus
+from jaxdist.errors import LaunchError
+
+_FORCED = "--xla_force_host_platform_device_count"
+
+
+def check_devices(caller: str, devices: int | None, environment: Mapping[str, str]) -> None:
+    """Raise if the devices of a process are given in two ways."""
+    if devices is not None and _FORCED in environment.get("XLA_FLAGS", ""):
+        raise LaunchError(
+            f"{caller} was asked for {devices} devices in each process, and XLA_FLAGS has "
+            f"{_FORCED}.\n\nOnly one of the two can decide how many CPU devices a process has.\n\n"
+            f"Remove {_FORCED} from XLA_FLAGS."
+        )
+
+
+def make_environments(
+    caller: str,
+    count: int,
+    devices: int | None,
+    ports: Sequence[int],
+    service: str,
+    folder: pathlib.Path,
+    attempt: int,
+) -> list[dict[str, str]]:
+    """Return the environment of each process.
+
+    Args:
+        caller: What starts the processes, for errors.
+        count: Number of processes.
+        devices: Devices of each process: GPUs where there are some, CPU devices otherwise; None
+            for one.
+        ports: One for each process.
+        service: Address of the coordination service.
+        folder: Where the launcher writes how each process ended.
+        attempt: From 1.
+
+    Raises:
+        LaunchError: There are too few GPUs, or the devices are given in two ways.
+    """
+    check_devices(caller, devices, os.environ)
+    gpus = divide_gpus(caller, count, devices or 1, os.environ, list_gpus)
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    found = []
+    for index in range(count):
+        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        own = {
+            "TF_CONFIG": json.dumps(config),
+            "JAXDIST_SERVICE": service,
+            "JAXDIST_LAUNCHER": str(folder),
+            "JAXDIST_ATTEMPT": str(attempt),
+            # Lines appear when they are printed, and are not lost when the process is killed.
+            "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
+        }
+        if gpus is not None:
+            own["CUDA_VISIBLE_DEVICES"] = gpus[index]
+        # The second is JAX's own, for programs that use JAX without joining.
+        elif _FORCED not in os.environ.get("XLA_FLAGS", ""):
+            own["JAXDIST_DEVICES_PER_PROCESS"] = str(devices or 1)
+            own["JAX_NUM_CPU_DEVICES"] = str(devices or 1)
+        found.append({**os.environ, **own})
+    return found

@@ -1,0 +1,86 @@
+"""Which GPUs each process gets. JAX is not asked: the launcher would hold their memory."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+
+from jaxdist.errors import LaunchError
+
+_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+
+
+def divide_gpus(
+    caller: str,
+    count: int,
+    each: int,
+    environment: Mapping[str, str],
+    list_gpus: Callable[[], list[str]],
+) -> list[str] | None:
+    """Return `CUDA_VISIBLE_DEVICES` of each process; None where JAX uses no GPU.
+
+    Args:
+        caller: What starts the processes, for errors.
+        count: Number of processes.
+        each: GPUs of each process.
+        environment: Of the launcher.
+        list_gpus: Returns the GPUs of this machine, as `CUDA_VISIBLE_DEVICES` names them.
+
+    Raises:
+        LaunchError: There are too few GPUs for the processes.
+    """
+    platforms = environment.get("JAX_PLATFORMS", "")
+    if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
+        return None
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    gpus = list_gpus()
+    if not gpus:
+        return None
+    if visible is not None:
+        gpus = [part.strip() for part in visible.split(",") if part.strip() not in ("", "-1")]
+        if not gpus:
+            return None
+    if count * each > len(gpus):
+        where = "" if visible is None else f" in CUDA_VISIBLE_DEVICES={visible}"
+        most = len(gpus) // each
+        fewer = (
+            f"Start {most} process(es)" if most else f"Ask for {len(gpus)} device(s) in one process"
+        )
+        raise LaunchError(
+            f"{caller} needs {count * each} GPUs for {count} processes, and there are {len(gpus)}"
+            f"{where}.\n\n"
+            f"Each process gets {each} GPU(s) that no other process uses.\n\n"
+            f"{fewer}, or set JAX_PLATFORMS=cpu to run the processes on the CPU."
+        )
+    return [",".join(gpus[i * each : (i + 1) * each]) for i in range(count)]
+
+
+def list_gpus() -> list[str]:
+    """Return the numbers of this machine's GPUs, if JAX has a plugin that uses them."""
+    if not any(importlib.util.find_spec(name) for name in _PLUGINS):
+        return []
+    return find_device_files(pathlib.Path("/dev")) or _ask_driver()
+
+
+def find_device_files(folder: pathlib.Path) -> list[str]:
+    """Return one number for each `nvidia<number>` in a folder, from 0."""
+    found = [entry for entry in folder.glob("nvidia*") if re.fullmatch(r"nvidia\d+", entry.name)]
+    # In a container the files may have the numbers of the host; CUDA counts from 0.
+    return [str(number) for number in range(len(found))]
+
+
+def _ask_driver() -> list[str]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    try:
+        listed = subprocess.run(
+            [program, "-L"], capture_output=True, text=True, timeout=30, env=dict(os.environ)
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = [line for line in listed.stdout.splitlines() if line.startswith("GPU ")]
+    return [str(number) for number in range(len(lines))]

@@ -1,0 +1,153 @@
+"""Starting a job of processes on this machine, and starting it again."""
+
+import contextlib
+import dataclasses
+import math
+import pathlib
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from jaxdist._compat import host_coordination_service
+from jaxdist._launching.attempt import Attempt, Patience
+from jaxdist._launching.child import Write
+from jaxdist._launching.ends import End, name_signal
+from jaxdist._launching.environment import make_environments
+from jaxdist._launching.first_cause import Cause, find_first_cause
+from jaxdist._launching.output import say, write_to
+from jaxdist._launching.ports import find_free_ports
+from jaxdist._launching.signals import Signals, collect_signals
+from jaxdist._processes import get_settings
+from jaxdist._validate import as_integer, as_number
+
+# More on one machine is taken for a mistake.
+MOST_PROCESSES = 512
+MOST_DEVICES = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A command that runs in several processes of this machine.
+
+    Args:
+        command: The program and its arguments; the same in each process.
+        count: Number of processes.
+        devices_per_process: GPUs of each process where there are GPUs, else CPU devices; None for
+            one.
+        restarts: How many times all processes start again after one has failed.
+        patience: How long the launcher waits.
+        caller: What the user called, for errors.
+
+    Raises:
+        ArgumentError: A number is below its least value, or above what one machine can run.
+    """
+
+    command: Sequence[str]
+    count: int
+    devices_per_process: int | None = None
+    restarts: int = 0
+    patience: Patience = dataclasses.field(default_factory=Patience)
+    caller: str = "jaxdist launch"
+
+    def __post_init__(self) -> None:
+        name = "-n" if self.caller == "jaxdist launch" else "n"
+        as_integer(self.caller, name, self.count, least=1, most=MOST_PROCESSES, example=2)
+        if self.devices_per_process is not None:
+            as_integer(
+                self.caller,
+                "devices_per_process",
+                self.devices_per_process,
+                least=1,
+                most=MOST_DEVICES,
+                example=1,
+            )
+        as_integer(self.caller, "restarts", self.restarts, least=0)
+        for part in ("report", "grace"):
+            as_number(self.caller, f"{part}_seconds", getattr(self.patience, part), least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended.
+
+    Attributes:
+        ends: How each process ended, in the order of time.
+        cause: The first cause; None if all ended with code 0.
+        signal: The first signal to the launcher; None without one.
+        late: Processes that still ran when the time of the job was over.
+    """
+
+    ends: tuple[End, ...]
+    cause: Cause | None
+    signal: int | None
+    late: tuple[int, ...]
+
+
+def launch(job: Job) -> int:
+    """Run a job, and start it again as often as it may. Return the exit code of the launcher.
+
+    Cost:
+        The processes of the job. The launcher uses no device of JAX.
+
+    Raises:
+        LaunchError: The processes cannot be started.
+    """
+    attempts = job.restarts + 1
+    write = (write_to(sys.stdout), write_to(sys.stderr))
+    with collect_signals() as signals:
+        attempt = 1
+        while True:
+            outcome = run_attempt(job, write, signals, attempt)
+            if outcome.signal is not None:
+                say(f"ended by {name_signal(outcome.signal)}; no process is left.")
+                return 128 + outcome.signal
+            if outcome.cause is None:
+                return 0
+            _report(outcome, outcome.cause)
+            if attempt == attempts:
+                return outcome.cause.exit_code
+            say(
+                f"attempt {attempt} of {attempts} failed because of process "
+                f"{outcome.cause.index}. All processes start again."
+            )
+            attempt += 1
+
+
+def run_attempt(
+    job: Job,
+    write: tuple[Write, Write],
+    signals: Signals,
+    attempt: int = 1,
+) -> Outcome:
+    """Run all processes of a job once."""
+    settings = get_settings()
+    seconds = math.ceil(settings.heartbeat_seconds)
+    # New ports each time: a process that is late would meet those of another attempt.
+    port, *ports = find_free_ports(job.count + 1)
+    address = f"127.0.0.1:{port}"
+    with contextlib.ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxdist-")))
+        environments = make_environments(
+            job.caller, job.count, job.devices_per_process, ports, address, folder, attempt
+        )
+        service = host_coordination_service(
+            address, job.count, heartbeat_seconds=seconds, shutdown_seconds=seconds
+        )
+        stack.callback(service.shutdown)
+        commands = [list(job.command)] * job.count
+        started = Attempt(commands, environments, folder, write, signals, job.patience)
+        ends = started.run()
+    first = signals.received[0] if signals.received else None
+    return Outcome(tuple(ends), find_first_cause(ends), first, started.late)
+
+
+def _report(outcome: Outcome, cause: Cause) -> None:
+    """Print how the others ended, and the first cause last."""
+    others = [
+        f"{end.index} ({'ended by jaxdist launch' if end.was_ended else end.describe()})"
+        for end in sorted(outcome.ends, key=lambda end: end.index)
+        if end.index != cause.index and end.code != 0
+    ]
+    if others:
+        say(f"processes that ended because of another one: {', '.join(others)}.")
+    say(cause.text)

@@ -1,0 +1,245 @@
+"""What looks wrong in a job: one function for each thing to look at."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+
+from jaxdist import _processes
+from jaxdist._resolve.network import Network
+
+ERROR, WARNING = "error", "warning"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that looks wrong; an `error` is one with which the job cannot start."""
+
+    level: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Situation:
+    """What is looked at.
+
+    Attributes:
+        environ: The environment of this process.
+        network: Names and ports.
+        tasks: The addresses of the processes that train together, by task, in their order.
+        index: Which of them this process is; None if it is none.
+        probe: Whether to connect to process 0.
+    """
+
+    environ: Mapping[str, str]
+    network: Network
+    tasks: Mapping[tuple[str, int], str]
+    index: int | None
+    probe: bool
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        """Host and port of each process."""
+        return [_processes.split_address("jaxdist resolve", a) for a in self.tasks.values()]
+
+    @property
+    def hosts(self) -> list[str]:
+        """Each host once."""
+        return list(dict.fromkeys(host for host, _ in self.places))
+
+
+def list_findings(situation: Situation) -> list[Finding]:
+    """Return all that looks wrong, errors first."""
+    found = list(itertools.chain.from_iterable(check(situation) for check in _CHECKS))
+    return sorted(found, key=lambda finding: finding.level != ERROR)
+
+
+def _check_twice(s: Situation) -> Iterator[Finding]:
+    by_address: dict[tuple[str, int], list[str]] = {}
+    for (job, i), place in zip(s.tasks, s.places, strict=True):
+        by_address.setdefault(place, []).append(f"{job} {i}")
+    for (host, port), tasks in by_address.items():
+        if len(tasks) > 1:
+            yield Finding(
+                ERROR,
+                f"{' and '.join(tasks)} have one address, {host}:{port}. Each process listens at "
+                "its own: give the processes of one host different ports.",
+            )
+
+
+def _check_loopback(s: Situation) -> Iterator[Finding]:
+    own = [host for host in s.hosts if _processes.is_loopback(host)]
+    if own and len(own) < len(s.hosts):
+        others = [host for host in s.hosts if host not in own]
+        yield Finding(
+            ERROR,
+            f"{own[0]} is this machine for everyone, and {others[0]} is another host. Write names "
+            "that all hosts know.",
+        )
+
+
+def _check_names(s: Situation) -> Iterator[Finding]:
+    for host in s.hosts:
+        found = s.network.find_addresses(host)
+        if not found:
+            yield Finding(
+                ERROR,
+                f"The name {host} has no address here. In Kubernetes, names of pods come with a "
+                "headless service, and some seconds after the pods.",
+            )
+        elif len(s.hosts) > 1 and not _processes.is_loopback(host):
+            loopback = [address for address in found if _processes.is_loopback(address)]
+            if loopback and len(loopback) == len(found):
+                yield Finding(
+                    WARNING,
+                    f"The name {host} is {loopback[0]} here, which no other host can reach. Take "
+                    "it out of this line of /etc/hosts, or write the host's address.",
+                )
+
+
+def _check_host_name(s: Situation) -> Iterator[Finding]:
+    """gloo listens at the address of the host name, whatever the cluster says."""
+    if s.index is None or len(s.tasks) < 2:
+        return
+    name = s.network.get_host_name()
+    found = s.network.find_addresses(name)
+    is_local = all(_processes.is_loopback(host) for host in s.hosts)
+    if not found:
+        yield Finding(
+            WARNING,
+            f"The host name {name} has no address. Collectives between CPU processes (gloo) listen "
+            "there: add it to /etc/hosts with this host's address.",
+        )
+    elif _processes.is_loopback(found[0]) and not is_local and len(s.hosts) > 1:
+        yield Finding(
+            WARNING,
+            f"The host name {name} is {found[0]}, so collectives between CPU processes (gloo) "
+            f"listen where other hosts cannot reach them. Debian writes this line to /etc/hosts: "
+            f"give {name} the address of this host.",
+        )
+
+
+def _check_own_address(s: Situation) -> Iterator[Finding]:
+    if s.index is None or len(s.tasks) < 2:
+        return
+    host, port = s.places[s.index]
+    if not s.network.find_addresses(host):
+        return
+    if not s.network.is_own(host):
+        yield Finding(
+            WARNING,
+            f"This process would be at {host}, which is no address of this machine. That is right "
+            "only behind a service or a proxy.",
+        )
+    elif s.network.is_used(host, port):
+        yield Finding(
+            ERROR,
+            f"Port {port} of {host}, which this process needs, is in use. Choose another port for "
+            f"all processes, or end what listens there (`ss -ltnp 'sport = :{port}'`).",
+        )
+
+
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
+
+
+def _check_proxies(s: Situation) -> Iterator[Finding]:
+    names = [n for name in _PROXIES for n in (name, name.upper()) if s.environ.get(n)]
+    hosts = [host for host in s.hosts if not _processes.is_loopback(host)]
+    skipped = [
+        entry.strip().removeprefix("*").lstrip(".")
+        for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy")
+        for entry in s.environ.get(name, "").split(",")
+        if entry.strip()
+    ]
+    if "*" in s.environ.get("no_proxy", "").split(","):
+        return
+    left = [h for h in hosts if not any(h == e or h.endswith(f".{e}") for e in skipped)]
+    if names and left and len(s.tasks) > 1:
+        yield Finding(
+            WARNING,
+            f"{names[0]}={_hide_password(s.environ[names[0]])}: connections to {left[0]} may go to "
+            f"the proxy, and hang. Unset it for the job, or set no_proxy={','.join(left[:4])}.",
+        )
+
+
+def _hide_password(url: str) -> str:
+    scheme, at, rest = url.rpartition("@")
+    return f"{scheme.partition('//')[0]}//***@{rest}" if at else url
+
+
+def _check_slurm(s: Situation) -> Iterator[Finding]:
+    job, env = s.environ.get("SLURM_JOB_ID"), s.environ
+    if job is None:
+        return
+    if "SLURM_STEP_ID" not in env and "SLURM_STEP_NUM_TASKS" not in env:
+        yield Finding(
+            WARNING,
+            f"This is a process of Slurm's job {job} and of no step of it: without `srun`, only "
+            "one process starts, on the first host.",
+        )
+        return
+    wanted, started = env.get("SLURM_NTASKS"), env.get("SLURM_STEP_NUM_TASKS")
+    if wanted and started and wanted != started:
+        yield Finding(
+            WARNING,
+            f"SLURM_NTASKS={wanted} and SLURM_STEP_NUM_TASKS={started}: this step of `srun` has "
+            "another number of tasks than the job asked for.",
+        )
+
+
+# What other programs say about the same: number of this process, number of processes.
+_SAYS = (
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+)
+
+
+def _check_contradictions(s: Situation) -> Iterator[Finding]:
+    if s.index is None:
+        return
+    for name, found in [
+        pair
+        for index, count in _SAYS
+        # A step of one task is a shell in which everything else is started.
+        if s.environ.get(count) != "1"
+        for pair in ((index, s.index), (count, len(s.tasks)))
+    ]:
+        said = s.environ.get(name, str(found))
+        if said != str(found):
+            yield Finding(
+                WARNING,
+                f"{name}={said} contradicts the cluster, in which it would be {found}. Whoever set "
+                "the one does not know of the other.",
+            )
+    said = s.environ.get("JAX_COORDINATOR_ADDRESS")
+    first = next(iter(s.tasks.values()))
+    if said and said != first and len(s.tasks) > 1:
+        yield Finding(
+            WARNING,
+            f"JAX_COORDINATOR_ADDRESS={said} and process 0 is at {first}. jaxdist uses the second.",
+        )
+
+
+def _check_process_0(s: Situation) -> Iterator[Finding]:
+    if not s.probe or s.index in (None, 0):
+        return
+    host, port = s.places[0]
+    if s.network.find_addresses(host) and not s.network.is_listening(host, port):
+        yield Finding(
+            WARNING,
+            f"Nothing listens at {host}:{port}, the address of process 0. Start it, or look for a "
+            "firewall.",
+        )
+
+
+_CHECKS = (
+    _check_twice,
+    _check_loopback,
+    _check_names,
+    _check_host_name,
+    _check_own_address,
+    _check_proxies,
+    _check_slurm,
+    _check_contradictions,
+    _check_process_0,
+)

@@ -1,0 +1,96 @@
+"""`Report`: who this process would be in its job."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from jaxdist import _processes
+from jaxdist._resolve.findings import ERROR, Finding, Situation, list_findings
+from jaxdist._resolve.network import Network
+from jaxdist.cluster_resolver import ClusterResolver, find_own_task, list_training_tasks
+
+CALLER = "jaxdist resolve"
+_SERVICE = "JAXDIST_SERVICE"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Who this process would be, and what looks wrong.
+
+    Attributes:
+        lines: What, and what was found.
+        findings: What looks wrong, errors first.
+    """
+
+    lines: tuple[tuple[str, str], ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 1 with warnings, or 2 with errors."""
+        if any(finding.level == ERROR for finding in self.findings):
+            return 2
+        return int(bool(self.findings))
+
+
+def make_report(
+    source: str,
+    resolver: ClusterResolver,
+    environ: Mapping[str, str],
+    network: Network,
+    *,
+    probe: bool = False,
+) -> Report:
+    """Return who this process would be.
+
+    Args:
+        source: Where the tasks come from.
+        resolver: What reads it.
+        environ: The environment of this process.
+        network: Names and ports.
+        probe: Whether to connect to process 0.
+
+    Raises:
+        ClusterError: This process is none of the tasks, or the cluster is not valid.
+    """
+    own = find_own_task(CALLER, resolver)
+    tasks = list_training_tasks(resolver)
+    index = list(tasks).index(own) if own in tasks else None
+    situation = Situation(environ, network, tasks, index, probe)
+    lines = [("found in", source), ("this process", _describe_own(own, tasks, index))]
+    if len(tasks) > 1:
+        (job, number), address = next(iter(tasks.items()))
+        lines.append(("process 0", f"{job} {number}, {address}"))
+        if index is not None:
+            lines.append(("JAX's service", _describe_service(situation)))
+            lines.append(("gloo", _describe_gloo(network)))
+    return Report(tuple(lines), tuple(list_findings(situation)))
+
+
+def _describe_own(
+    own: tuple[str, int] | None, tasks: Mapping[tuple[str, int], str], index: int | None
+) -> str:
+    if own is None:
+        return "process 0 of 1: there is no cluster"
+    job, number = own
+    if index is None:
+        return f"{job} {number}, which is none of the {len(tasks)} processes that train together"
+    return f"{job} {number}, process {index} of {len(tasks)}, {tasks[own]}"
+
+
+def _describe_service(situation: Situation) -> str:
+    launcher = situation.environ.get(_SERVICE)
+    if launcher:
+        return f"{launcher}, hosted by the launcher"
+    addresses = list(situation.tasks.values())
+    host, port = situation.places[0]
+    if all(_processes.is_loopback(h) for h in situation.hosts):
+        return f"{situation.network.find_bind_address(addresses)}, as all addresses are loopback"
+    if situation.index != 0:
+        return f"{host}:{port}, bound by process 0"
+    return f"{situation.network.find_bind_address(addresses)}, bound by this process"
+
+
+def _describe_gloo(network: Network) -> str:
+    name = network.get_host_name()
+    found = network.find_addresses(name)
+    return f"{found[0] if found else 'no address'}, from the host name {name}"

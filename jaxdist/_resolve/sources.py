@@ -1,0 +1,116 @@
+"""Where the tasks of a job are described, and the resolver that reads it."""
+
+import dataclasses
+from collections.abc import MutableMapping
+
+from jaxdist.cluster_resolver import (
+    ClusterResolver,
+    GCEClusterResolver,
+    KubernetesClusterResolver,
+    KubernetesExecutableLocation,
+    SlurmClusterResolver,
+    TFConfigClusterResolver,
+    TPUClusterResolver,
+)
+from jaxdist.errors import ArgumentError
+
+SOURCES = ("tf_config", "slurm", "kubernetes", "gce", "tpu")
+
+# The first variable that is there decides.
+_SIGNS = (
+    ("TF_CONFIG", "tf_config"),
+    ("SLURM_JOB_ID", "slurm"),
+    ("SLURM_PROCID", "slurm"),
+    ("JOB_COMPLETION_INDEX", "kubernetes"),
+    ("TPU_WORKER_HOSTNAMES", "tpu"),
+    ("TPU_PROCESS_ADDRESSES", "tpu"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the environment does not say.
+
+    Attributes:
+        port: The port of all addresses: of Slurm the first one of a host.
+        labels: Selectors of labels of pods, which are then listed.
+        is_off_cluster: Whether pods are listed with the kubeconfig of the user.
+        service: The headless service of an indexed Job.
+        processes: Number of pods of an indexed Job or JobSet.
+        processes_in_job: Number of pods of each Job of a JobSet.
+        project: The project of an instance group.
+        zone: Its zone.
+        instance_group: Its name.
+        task_type: The job of this process.
+        task_id: The number of this process in its job.
+    """
+
+    port: int | None = None
+    labels: tuple[str, ...] = ()
+    is_off_cluster: bool = False
+    service: str | None = None
+    processes: int | None = None
+    processes_in_job: int | None = None
+    project: str | None = None
+    zone: str | None = None
+    instance_group: str | None = None
+    task_type: str | None = None
+    task_id: int | None = None
+
+
+def choose_source(environ: MutableMapping[str, str]) -> str:
+    """Return the source that the environment has; `tf_config` if it has none."""
+    return next((source for sign, source in _SIGNS if sign in environ), "tf_config")
+
+
+def make_resolver(
+    source: str, environ: MutableMapping[str, str], options: Options
+) -> ClusterResolver:
+    """Return the resolver of a source.
+
+    Raises:
+        ArgumentError: An instance group, and not where it is.
+        JaxdistError: What the resolver raises.
+    """
+    port = options.port
+    resolver: ClusterResolver
+    if source == "slurm":
+        # GPUs are neither counted nor set.
+        resolver = SlurmClusterResolver(
+            port_base=port or 8888, gpus_per_node=0, environ=dict(environ)
+        )
+    elif source == "kubernetes":
+        resolver = KubernetesClusterResolver(
+            {"worker": list(options.labels)} if options.labels else None,
+            port or 8470,
+            executable_location=KubernetesExecutableLocation(int(options.is_off_cluster)),
+            service=options.service,
+            processes=options.processes,
+            processes_in_job=options.processes_in_job,
+            environ=environ,
+        )
+    elif source == "gce":
+        resolver = _make_gce(port or 8470, options)
+    elif source == "tpu":
+        resolver = TPUClusterResolver("")
+    else:
+        resolver = TFConfigClusterResolver(environ=environ)
+    # After the first look, at which a resolver may find its task itself.
+    resolver.cluster_spec()
+    if options.task_type is not None and source != "gce":
+        resolver.task_type = options.task_type
+    if options.task_id is not None:
+        resolver.task_id = options.task_id
+    return resolver
+
+
+def _make_gce(port: int, options: Options) -> GCEClusterResolver:
+    project, zone, group = options.project, options.zone, options.instance_group
+    if project is None or zone is None or group is None:
+        raise ArgumentError(
+            f"--from gce was given --project {project}, --zone {zone} and --instance-group "
+            f"{group}.\n\nAn instance group has all three.\n\n"
+            "Pass --project my-project --zone us-west1-a --instance-group my-group."
+        )
+    task_type = options.task_type or "worker"
+    return GCEClusterResolver(project, zone, group, port, task_type, options.task_id)

@@ -1,0 +1,118 @@
+"""`jaxdist launch`: several processes of one job, on this machine."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from jaxdist import jobs
+from jaxdist._launching import Job, Patience, launch, make_command
+from jaxdist.errors import ArgumentError
+
+_TRAIN = "train"
+ParseArguments = Callable[[Sequence[str]], argparse.Namespace]
+
+
+def add_launch(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    shared: argparse.ArgumentParser,
+    parse: ParseArguments,
+) -> None:
+    """Add the arguments of `jaxdist launch`; `parse` reads those of `jaxdist train`."""
+    parser = commands.add_parser(
+        "launch",
+        parents=[shared],
+        allow_abbrev=False,
+        help="start several processes on this machine",
+        usage=(
+            "jaxdist launch -n N [options] script.py [argument ...]\n"
+            "       jaxdist launch -n N [options] -m module [argument ...]\n"
+            "       jaxdist launch -n N [options] train CONFIG [argument ...]"
+        ),
+        description=(
+            "Start N processes of one job on this machine, as workers of a "
+            "MultiWorkerMirroredStrategy. Each line that they print begins with the number of the "
+            "process. When one fails, the others are ended, and the first cause is printed last. "
+            "The exit code is 0, that of the first process that failed, or 128 + N after signal N."
+        ),
+    )
+    parser.add_argument(
+        "-n", dest="count", type=int, required=True, metavar="N", help="number of processes"
+    )
+    parser.add_argument(
+        "--devices-per-process",
+        type=int,
+        metavar="D",
+        help="GPUs of each process, or virtual CPU devices where there is no GPU; 1 if left out",
+    )
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="R",
+        help="start all processes again after a failure, at most R times; 0 if left out",
+    )
+    patience = Patience()
+    parser.add_argument(
+        "--report-seconds",
+        type=float,
+        default=patience.report,
+        metavar="S",
+        help=(
+            "when one process fails, how long the others may take to report and to save before "
+            f"they are ended; {patience.report:g} if left out"
+        ),
+    )
+    parser.add_argument(
+        "--grace-seconds",
+        type=float,
+        default=patience.grace,
+        metavar="S",
+        help=f"time between SIGTERM and SIGKILL; {patience.grace:g} if left out",
+    )
+    parser.add_argument(
+        "-m", dest="is_module", action="store_true", help="run a module, like python -m"
+    )
+    parser.add_argument(
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="a script, a module, or train and a configuration; then arguments of it",
+    )
+    parser.set_defaults(command=lambda arguments: launch_processes(arguments, parse))
+
+
+def launch_processes(arguments: argparse.Namespace, parse: ParseArguments) -> int:
+    """Start the processes, and return the exit code when all have ended.
+
+    Raises:
+        LaunchError: They cannot be started.
+        ArgumentError: A number is out of range, or nothing was given to start.
+        ConfigError: The configuration of `train` is not valid.
+    """
+    program = list(arguments.program)
+    if program[:1] == ["--"]:
+        program = program[1:]
+    if not program:
+        raise ArgumentError(
+            f"jaxdist launch -n {arguments.count} was given no script.\n\n"
+            "After the options come a script, -m and a module, or train and a configuration.\n\n"
+            f"Pass for instance: jaxdist launch -n {arguments.count} script.py"
+        )
+    patience = Patience(report=arguments.report_seconds, grace=arguments.grace_seconds)
+    job = Job(
+        _make_program(program, arguments.is_module, parse),
+        arguments.count,
+        devices_per_process=arguments.devices_per_process,
+        restarts=arguments.restarts,
+        patience=patience,
+    )
+    return launch(job)
+
+
+def _make_program(program: Sequence[str], is_module: bool, parse: ParseArguments) -> list[str]:
+    if is_module or program[0] != _TRAIN:
+        return make_command(program[0], program[1:], is_module=is_module)
+    # Mistakes are found here, and not once in each process.
+    given = parse(program)
+    jobs.load_job_config(given.config, given.overrides)
+    return [sys.executable, "-m", "jaxdist", *program]

@@ -1,0 +1,176 @@
+"""`Share`: what a process has read for one step."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxdist.data._reading.ahead import RowsAhead
+from jaxdist.data._reading.elements import as_array
+from jaxdist.data._reading.partial_batch import split_rows
+from jaxdist.data._reading.readers import ENDED, Reader, SingleReader
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What a process has read for one step.
+
+    Attributes:
+        raw: An element of the user's dataset.
+        total: Rows of the global batch, of which `raw` has the rows of this process only; None if
+            `raw` is all that was read.
+        rows: The rows of `raw` that this step takes; None for all.
+    """
+
+    raw: Any
+    total: int | None = None
+    rows: slice | None = None
+
+
+class ShareReader:
+    """A reader whose elements are shares, and which returns `ENDED` in place of raising."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._has_ended = False
+
+    @property
+    def inner(self) -> Reader:
+        """The reader of what this process reads."""
+        return self._reader
+
+    def read(self) -> Any:
+        """Return the next share, or `ENDED`."""
+        if self._has_ended:
+            return ENDED
+        try:
+            raw = self._reader.read()
+        except StopIteration:
+            self._has_ended = True
+            return ENDED
+        return raw if isinstance(raw, Share) else Share(raw)
+
+    def rows_ahead(self) -> list[RowsAhead] | None:
+        """Return the row counts of the next global batches; None if they are unknown."""
+        return self._reader.rows_ahead()
+
+    def position(self) -> Any:
+        """Return the position of the pass."""
+        return self._reader.position()
+
+    def check_can_seek(self) -> None:
+        """Check that the pass can seek."""
+        self._reader.check_can_seek()
+
+    def seek(self, position: Any) -> None:
+        """Continue from `position`."""
+        self._reader.seek(position)
+        self._has_ended = False
+
+    def close(self) -> None:
+        """Close the pass."""
+        self._reader.close()
+
+
+class PieceReader:
+    """A reader of pieces of elements: with the policy OFF a step takes a part of an element.
+
+    Args:
+        reader: A pass over all elements.
+        count: Number of processes; an element lasts for so many steps.
+        batch_size: Rows of the largest element; with 0 the first one decides.
+    """
+
+    def __init__(self, reader: SingleReader, count: int, batch_size: int) -> None:
+        self._reader = reader
+        self._count = count
+        self.piece = -(-batch_size // count)
+        self._element: Any = None
+        self._total = 0
+        self._done = 0
+        self._before: Any = None
+
+    def read(self) -> Share:
+        """Return the next piece, or raise `StopIteration`."""
+        if self._done >= self._total:
+            self._open_next()
+        start = self._done
+        # An element without rows is one piece, and `ElementReader` says what is wrong with it.
+        self._done = min(start + self.piece, self._total) if self._total else 0
+        return Share(self._element, rows=slice(start, self._done))
+
+    def _open_next(self) -> None:
+        self._before = self._reader.position()
+        element = self._reader.read()
+        leaves = [as_array(x) for x in jax.tree.leaves(element)]
+        self._element, self._done = element, 0
+        self._total = next((x.shape[0] for x in leaves if x.ndim), 0)
+        self.piece = self.piece or max(-(-self._total // self._count), 1)
+
+    def rows_ahead(self) -> None:
+        """Return None: other processes may read faster."""
+
+    def position(self) -> Any:
+        """Return the position before the element, the rows taken of it, and the rows of a piece."""
+        is_within = self._done < self._total
+        before = self._before if is_within else self._reader.position()
+        if before is None:
+            return None
+        return {"element": before, "rows": self._done if is_within else 0, "piece": self.piece}
+
+    def check_can_seek(self) -> None:
+        """Check that the pass can seek."""
+        self._reader.check_can_seek()
+
+    def seek(self, position: Any) -> None:
+        """Continue from `position`; also one of a pass with another policy."""
+        is_own = isinstance(position, dict) and set(position) == {"element", "rows", "piece"}
+        self._reader.seek(position["element"] if is_own else position)
+        self._done = self._total = 0
+        if is_own:
+            self.piece = int(position["piece"])
+            if position["rows"]:
+                self._open_next()
+                self._done = int(position["rows"])
+
+    def close(self) -> None:
+        """Close the pass."""
+        self._element = None
+        self._reader.close()
+
+
+def cut_evenly(total: int, num_replicas: int, padded_rows: int) -> list[slice]:
+    """Return the rows of a global batch that each replica takes.
+
+    Args:
+        total: Rows of the global batch.
+        num_replicas: Number of replicas.
+        padded_rows: Rows to which the value of each replica is padded; 0 without padding.
+
+    Example:
+        >>> from jaxdist.data._sharing.share import cut_evenly
+        >>> [[s.stop - s.start for s in cut_evenly(6, 4, b)] for b in (0, 3)]
+        [[2, 2, 2, 0], [3, 3, 0, 0]]
+    """
+    if not padded_rows:
+        return split_rows(total, num_replicas)
+    ends = [min(i * padded_rows, total) for i in range(num_replicas + 1)]
+    return [slice(ends[i], ends[i + 1]) for i in range(num_replicas)]
+
+
+def fill(total: int, most: Sequence[int]) -> list[slice]:
+    """Return the rows of each replica, where the first ones take as many as they may.
+
+    Example:
+        >>> from jaxdist.data._sharing.share import fill
+        >>> [s.stop - s.start for s in fill(4, [3, 3])]
+        [3, 1]
+    """
+    slices: list[slice] = []
+    start = 0
+    for size in most:
+        stop = min(start + size, total)
+        slices.append(slice(start, stop))
+        start = stop
+    return slices

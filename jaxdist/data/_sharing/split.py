@@ -1,0 +1,139 @@
+"""Batches of which each process reads its own part: the policies DATA, FILE and OFF."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jaxdist._values import Ahead
+from jaxdist.data._reading.ahead import RowsAhead, find_uneven_splits
+from jaxdist.data._reading.elements import Element
+from jaxdist.data._reading.files_iterator import FilesIterator
+from jaxdist.data._reading.partial_batch import PartialBatch, split_rows
+from jaxdist.data._sharing.assembler import ShareAssembler, Slot, agreed_padding
+from jaxdist.data._sharing.exchange import Offer
+from jaxdist.data._sharing.share import PieceReader, Share, cut_evenly, fill
+from jaxdist.data._split import cannot_split_error
+
+
+@dataclasses.dataclass(eq=False)
+class SplitAssembler(ShareAssembler):
+    """An assembler of batches whose rows are split over the replicas."""
+
+    @property
+    def _is_exclusive(self) -> bool:
+        return self.placer.has_exclusive_arrays
+
+    @property
+    def padded_rows_of_replica(self) -> int:
+        """Rows to which the value of each replica is padded."""
+        return self.fixed.rows // self.num_replicas
+
+    def _rows_to_pad_to(self) -> int:
+        return self.padded_rows_of_replica if self.policy is PartialBatch.PAD else 0
+
+    def _read_element(self, raw: Share, index: int) -> Element:
+        element = self.read(raw.raw, index)
+        if self.num_replicas > 1 and not all(leaf.ndim for leaf in element.leaves):
+            raise cannot_split_error(element, index, self.num_replicas, self.policy)
+        return element
+
+
+@dataclasses.dataclass(eq=False)
+class GlobalAssembler(SplitAssembler):
+    """An assembler for the policy DATA: each replica takes its rows of a global batch.
+
+    Args:
+        is_alike: Whether the rows of all batches follow from the dataset, so that the processes
+            compare only their first batches.
+    """
+
+    is_alike: bool
+    _total: int = dataclasses.field(default=0, init=False)
+
+    def _find_uneven(self, ahead: Sequence[RowsAhead], done: int) -> Ahead:
+        return find_uneven_splits(ahead, self.num_replicas, done)
+
+    def _read_slots(self, raw: Share, index: int) -> list[Slot]:
+        element = self._read_element(raw, index)
+        local = self.layout.local_replicas
+        if raw.total is None:
+            self._total = element.rows or 0
+            if self.policy is PartialBatch.PAD:
+                self.fixed.fit([element], index)
+            slices = self.cut(self._total)
+            return [_cut_element(element, slices[r]) for r in local]
+        self._total = raw.total
+        whole = self.cut(raw.total)
+        own = fill(element.rows or 0, [whole[r].stop - whole[r].start for r in local])
+        return [_cut_element(element, rows) for rows in own]
+
+    def cut(self, total: int) -> list[slice]:
+        """Return the rows of a global batch that each replica takes."""
+        return cut_evenly(total, self.num_replicas, self._rows_to_pad_to())
+
+    def _known_rows(self, raw: Any) -> Sequence[int | None] | None:
+        if not self.is_alike and self.exchange is not None:
+            return None
+        if not isinstance(raw, Share):
+            return [None] * self.num_replicas
+        return [s.stop - s.start for s in self.cut(self._total)]
+
+    def _agree_on_padding(self, offers: Sequence[Offer]) -> None:
+        # The rows were cut already, so all processes have to have cut them alike.
+        agreed = agreed_padding(self.caller, offers, self._rows_to_pad_to())
+        self.fixed.rows = agreed * self.num_replicas or self.fixed.rows
+
+    def _is_last(self, rows: Sequence[int | None]) -> bool:
+        return False
+
+
+@dataclasses.dataclass(eq=False)
+class LocalAssembler(SplitAssembler):
+    """An assembler for FILE and OFF: the rows that a process has read are those of its replicas.
+
+    Args:
+        source: The reader of the pieces of a pass, with OFF; the iterator over files, with FILE.
+        batch_size: Rows of a global batch, with FILE.
+    """
+
+    source: PieceReader | FilesIterator
+    batch_size: int
+
+    def _sizes(self) -> list[int]:
+        """Return the most rows that each local replica takes."""
+        local = self.layout.local_replicas
+        if isinstance(self.source, PieceReader):
+            return [-(-self.source.piece // len(local))] * len(local)
+        slices = split_rows(self.batch_size, self.num_replicas)
+        return [slices[r].stop - slices[r].start for r in local]
+
+    def _read_slots(self, raw: Share, index: int) -> list[Slot]:
+        element = self._read_element(raw, index)
+        rows = raw.rows or slice(0, element.rows or 0)
+        own = [slice(rows.start + s.start, rows.start + s.stop) for s in self._fill(rows)]
+        return [_cut_element(element, part) for part in own]
+
+    def _fill(self, rows: slice) -> list[slice]:
+        return fill(rows.stop - rows.start, self._sizes())
+
+    def _rows_to_pad_to(self) -> int:
+        if self.policy is not PartialBatch.PAD:
+            return 0
+        return self.padded_rows_of_replica or max(self._sizes())
+
+    def _agree_on_padding(self, offers: Sequence[Offer]) -> None:
+        most = max(o.padded_rows for o in offers)
+        self.fixed.rows = most * self.num_replicas
+
+    def _take_progress(self) -> dict[str, int]:
+        return {} if isinstance(self.source, PieceReader) else self.source.take_progress()
+
+    def _add_progress(self, offers: Sequence[Offer]) -> None:
+        if isinstance(self.source, FilesIterator):
+            for offer in offers:
+                self.source.add_progress(offer.progress)
+
+
+def _cut_element(element: Element, rows: slice) -> Element:
+    leaves = [leaf[rows] for leaf in element.leaves]
+    return Element(leaves, element.treedef, rows.stop - rows.start)
