@@ -15,7 +15,7 @@ def _sum(x: Any) -> Any:
 
 
 def read_until_all_have_ended() -> tuple[list[float], list[int]]:
-    """The sums of the steps over all processes, where process 1 has more data; and the rows here."""
+    """The sums of the steps over all processes, and the rows here; process 1 has more data."""
     strategy = jaxdist.MultiWorkerMirroredStrategy()
 
     def read(context: jaxdist.InputContext) -> Any:

@@ -22,11 +22,11 @@ from jaxdist.data._reading.files import Files
 from jaxdist.data._reading.files_iterator import FilesIterator
 from jaxdist.data._reading.partial_batch import PartialBatch, round_up, split_rows
 from jaxdist.data._reading.readers import GroupReader, ParallelReader, Reader
+from jaxdist.data._reading.shard_policy import AutoShardPolicy, choose_policy
 from jaxdist.data._reading.sources import Source
 from jaxdist.data._sharing.exchange import Exchange
 from jaxdist.data._sharing.group import GroupAssembler
 from jaxdist.data._sharing.own_rows import Cut, GrainBatches, OwnBatches, find_grain_batches
-from jaxdist.data._reading.shard_policy import AutoShardPolicy, choose_policy
 from jaxdist.data._sharing.share import PieceReader, ShareReader, cut_evenly
 from jaxdist.data._sharing.split import GlobalAssembler, LocalAssembler
 from jaxdist.errors import ArgumentError, ContextError
