@@ -14,10 +14,6 @@ PROCESSES = "It comes with training over several processes, which is not there y
 SERVERS = "It comes with parameter servers, which are not there yet."
 FIT = "It comes with fit and Estimator, which are not there yet."
 
-_ONE_PROCESS = (
-    f"{PROCESSES}\n\nUntil then: MirroredStrategy() in one process, with all devices of the "
-    "machine; TPUStrategy for the hosts of one TPU slice."
-)
 _ON_THE_SERVER = (
     f"{SERVERS}\n\nUntil then: MirroredStrategy; partition.fsdp() for variables that are too "
     "large for one device."
@@ -37,7 +33,6 @@ _TOP = {
         "All-reduce first what differs between replicas: "
         "get_replica_context().all_reduce('mean', value)."
     ),
-    "MultiWorkerMirroredStrategy": _ONE_PROCESS,
     "ParameterServerStrategy": _ON_THE_SERVER,
     "Server": _ON_THE_SERVER,
     "StrategyV1": "It is jaxdist.compat.v1.Strategy.",
@@ -52,7 +47,6 @@ _TOP = {
 }
 _EXPERIMENTAL = {
     "CentralStorageStrategy": _CENTRAL,
-    "MultiWorkerMirroredStrategy": _ONE_PROCESS,
     "ParameterServerStrategy": _ON_THE_SERVER,
     "PreemptionCheckpointHandler": _PREEMPTION,
     "PreemptionWatcher": _PREEMPTION,
@@ -63,7 +57,12 @@ _EXPERIMENTAL = {
 }
 _STEP = f"It differentiates a loss with respect to variables that it finds by itself.\n\n{_RUN}"
 _CONTRIB = {
-    "CollectiveAllReduceStrategy": _ONE_PROCESS,
+    "CollectiveAllReduceStrategy": (
+        "It gave each batch of a dataset whole to one replica.\n\n"
+        "Use jaxdist.MultiWorkerMirroredStrategy(), and "
+        "distribute_datasets_from_function(lambda context: dataset) for a dataset whose batches "
+        "are those of one replica. num_gpus_per_worker=n is CUDA_VISIBLE_DEVICES with n numbers."
+    ),
     "DistributeConfig": FIT,
     "MirroredStrategy": (
         "It gave each batch of a dataset whole to one replica.\n\n"
@@ -134,13 +133,14 @@ MISSING: dict[str, dict[str, str]] = {
                 "TPUStrategy",
             )
         },
-        "MultiWorkerMirroredStrategy": _ONE_PROCESS,
+        "MultiWorkerMirroredStrategy": (
+            "It is jaxdist.compat.v1.experimental.MultiWorkerMirroredStrategy."
+        ),
         "ParameterServerStrategy": _ON_THE_SERVER,
         "Server": _ON_THE_SERVER,
     },
     "jaxdist.compat.v1.experimental": {
         "CentralStorageStrategy": _CENTRAL,
-        "MultiWorkerMirroredStrategy": _ONE_PROCESS,
         "ParameterServerStrategy": _ON_THE_SERVER,
     },
     "jaxdist.compat.v1.tpu": _TPU_V1,

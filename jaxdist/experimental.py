@@ -7,6 +7,9 @@ from jaxdist._collectives import CollectiveHints as CollectiveHints
 from jaxdist._collectives import CommunicationImplementation as CommunicationImplementation
 from jaxdist._collectives import CommunicationOptions as CommunicationOptions
 from jaxdist._not_there import explain_missing as _explain_missing
+from jaxdist._strategies import (
+    ExperimentalMultiWorkerMirroredStrategy as _MultiWorkerMirroredStrategy,
+)
 from jaxdist._strategies import TPUStrategy as _TPUStrategy
 from jaxdist._strategies import check_assignment as _check_assignment
 from jaxdist.cluster_resolver import TPUClusterResolver as _TPUClusterResolver
@@ -16,6 +19,7 @@ from jaxdist.tpu.experimental import DeviceAssignment as _DeviceAssignment
 
 # The older name of `CommunicationImplementation`.
 CollectiveCommunication = CommunicationImplementation
+MultiWorkerMirroredStrategy = _MultiWorkerMirroredStrategy
 
 
 def TPUStrategy(

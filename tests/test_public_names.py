@@ -123,7 +123,7 @@ EXPERIMENTAL = {
     "TPUStrategy",
     "ValueContext",
 }
-TESTING = {"virtual_devices"}
+TESTING = {"launch", "virtual_devices"}
 CLUSTER_RESOLVER = {
     "ClusterResolver",
     "ClusterSpec",

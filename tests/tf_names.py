@@ -35,6 +35,7 @@ Strategy.make_input_fn_iterator(input_fn, replication_mode=...)
 Strategy.experimental_make_numpy_dataset(numpy_input, session=None)
 
 MirroredStrategy(devices=None, cross_device_ops=None)
+MultiWorkerMirroredStrategy(cluster_resolver=None, communication_options=None)
 OneDeviceStrategy(device)
 TPUStrategy(
     tpu_cluster_resolver=None, experimental_device_assignment=None,
@@ -42,6 +43,9 @@ TPUStrategy(
 TPUStrategy.experimental_assign_to_logical_device(tensor, logical_device_id)
 TPUStrategy.experimental_split_to_logical_devices(tensor, partition_dimensions)
 TPUStrategy.experimental_replicate_to_logical_devices(tensor)
+experimental.MultiWorkerMirroredStrategy(
+    communication=CommunicationImplementation.AUTO, cluster_resolver=None
+)
 experimental.TPUStrategy(tpu_cluster_resolver=None, device_assignment=None)
 
 StrategyExtended.batch_reduce_to(reduce_op, value_destination_pairs, options=None)
@@ -228,6 +232,9 @@ compat.v1.Strategy.experimental_make_numpy_dataset(numpy_input, session=None)
 compat.v1.Strategy.experimental_run(fn, input_iterator=None)
 compat.v1.MirroredStrategy(devices=None, cross_device_ops=None)
 compat.v1.OneDeviceStrategy(device)
+compat.v1.experimental.MultiWorkerMirroredStrategy(
+    communication=CommunicationImplementation.AUTO, cluster_resolver=None
+)
 compat.v1.experimental.TPUStrategy(
     tpu_cluster_resolver=None, steps_per_run=None, device_assignment=None)
 compat.v1.experimental.TPUStrategy.steps_per_run
@@ -313,6 +320,8 @@ REPLACED = {
     "compat.v1.tpu.rewrite": "jaxdist.function",
     "compat.v1.tpu.shard": "per_replica_sharding",
     "compat.v1.tpu.shutdown_system": "shutdown_tpu_system",
+    "compat.v1.MultiWorkerMirroredStrategy": "compat.v1.experimental",
+    "contrib.CollectiveAllReduceStrategy": "distribute_datasets_from_function",
     "contrib.MirroredStrategy": "distribute_datasets_from_function",
     "contrib.StandardInputStep": "strategy.run",
     "contrib.StandardSingleLossStep": "value_and_grad",
@@ -329,16 +338,12 @@ SERVERS = "parameter servers"
 FIT = "fit and Estimator"
 TO_COME = {
     "CentralStorageStrategy": SERVERS,
-    "MultiWorkerMirroredStrategy": PROCESSES,
     "ParameterServerStrategy": SERVERS,
     "Server": SERVERS,
-    "compat.v1.MultiWorkerMirroredStrategy": PROCESSES,
     "compat.v1.ParameterServerStrategy": SERVERS,
     "compat.v1.Server": SERVERS,
     "compat.v1.experimental.CentralStorageStrategy": SERVERS,
-    "compat.v1.experimental.MultiWorkerMirroredStrategy": PROCESSES,
     "compat.v1.experimental.ParameterServerStrategy": SERVERS,
-    "contrib.CollectiveAllReduceStrategy": PROCESSES,
     "contrib.DistributeConfig": FIT,
     "contrib.ParameterServerStrategy": SERVERS,
     "contrib.run_standard_tensorflow_server": SERVERS,
@@ -348,7 +353,6 @@ TO_COME = {
     "errors.UnknownError": SERVERS,
     "estimator": FIT,
     "experimental.CentralStorageStrategy": SERVERS,
-    "experimental.MultiWorkerMirroredStrategy": PROCESSES,
     "experimental.ParameterServerStrategy": SERVERS,
     "experimental.PreemptionCheckpointHandler": PROCESSES,
     "experimental.PreemptionWatcher": PROCESSES,

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from jaxdist._collectives.cross_device import CrossDeviceOps
+from jaxdist._collectives.marks.trace_notes import note_limit
 from jaxdist._collectives.options.hints import choose_options, read_options, report_ignored
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist.errors import ArgumentTypeError
@@ -15,16 +16,20 @@ class Communication:
 
     ops: CrossDeviceOps | None = None
     options: CommunicationOptions = dataclasses.field(default_factory=CommunicationOptions)
+    # Whether other processes have a part of the mesh, so that time limits have an effect.
+    is_shared: bool = False
 
     def asked(
         self, caller: str, options: Any, experimental_hints: Any, *, packs: bool = False
     ) -> CommunicationOptions:
         """Return the options of one call. Fields that the call leaves out are the strategy's."""
         given = choose_options(caller, options, experimental_hints)
-        report_ignored(caller, given, packs=packs)
+        report_ignored(caller, given, packs=packs, waits=self.is_shared)
         # The strategy's options apply to every call. Some calls use `bytes_per_pack`, so it is
         # never reported as ignored here.
-        report_ignored("the strategy", self.options, packs=True)
+        report_ignored("the strategy", self.options, packs=True, waits=self.is_shared)
+        if self.is_shared and given.timeout_seconds is not None:
+            note_limit(given.timeout_seconds)
         # `merged` copies the options. Most calls give none, and need no copy.
         asks_nothing = options is None and experimental_hints is None
         return self.options if asks_nothing else self.options.merged(given)

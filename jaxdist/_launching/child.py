@@ -60,13 +60,14 @@ class Child:
                 "Start fewer processes, or raise the limits of the system (ulimit -u, ulimit -n)."
             ) from error
         self.pid = self._process.pid
+        self._errors = PrefixedOutput(index, write[1])
+        outputs = (PrefixedOutput(index, write[0]), self._errors)
         pipes = (self._process.stdout, self._process.stderr)
         self.streams: dict[IO[bytes], PrefixedOutput] = {}
-        for pipe, to in zip(pipes, write, strict=True):
-            assert pipe is not None  # For the type checker: both are PIPE.
-            os.set_blocking(pipe.fileno(), False)
-            self.streams[pipe] = PrefixedOutput(index, to)
-        self._errors = list(self.streams.values())[1]
+        for pipe, output in zip(pipes, outputs, strict=True):
+            if pipe is not None:  # Always: both are PIPE.
+                os.set_blocking(pipe.fileno(), False)
+                self.streams[pipe] = output
 
     def read(self, pipe: IO[bytes]) -> bool:
         """Write what is in a pipe; return False at its end."""

@@ -13,10 +13,12 @@ _CHAIN = (
 _NOT_OF_IT = re.compile(r"^(?:[IWEF]\d{4} |\*\*\* |terminate called|Exception ignored )")
 _RAISED = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 
-# What JAX raises when another process is gone.
+# What JAX raises when another process is gone: mostly a RuntimeError, and a ValueError where it
+# meets the failure while it dispatches.
+_COLLECTIVE_FAILED = re.compile(r"\bGloo [\w -]+ failed|\bNCCL (?:operation|error)")
 _OTHERS_IN_JAX = re.compile(
-    r"Gloo|Connection (?:closed|reset) by peer|oordination service|UNAVAILABLE|DEADLINE_EXCEEDED"
-    r"|heartbeat|NCCL"
+    r"Connection (?:closed|reset) by peer|oordination service|UNAVAILABLE|DEADLINE_EXCEEDED"
+    r"|heartbeat"
 )
 _OURS = {"jaxdist.errors.UnavailableError", "jaxdist.errors.DeadlineExceededError"}
 _NUMBERS = re.compile(r"\bprocess(?:es)? (?P<numbers>\d+(?:(?:, | and |, and )\d+)*)")
@@ -54,7 +56,9 @@ def find_last_traceback(written: str) -> Traceback | None:
     ours = [match for match in raised if match["name"] in _OURS]
     text = "\n".join(block)
     last = _last_exception(block)
-    about = bool(ours) or (last.endswith("RuntimeError") and bool(_OTHERS_IN_JAX.search(text)))
+    messages = "\n".join(line for line in block if not line.startswith(" "))
+    is_from_jax = last.endswith("RuntimeError") and bool(_OTHERS_IN_JAX.search(messages))
+    about = bool(ours) or is_from_jax or bool(_COLLECTIVE_FAILED.search(messages))
     named = _find_processes(ours[0]["message"] or "") if ours else ()
     return Traceback(text, last, about, named)
 

@@ -11,9 +11,7 @@ from jaxdist._processes.addresses import split_address as split_address
 from jaxdist._processes.agreement import Agreement as Agreement
 from jaxdist._processes.agreement import get_agreement as get_agreement
 from jaxdist._processes.joining import at_leaving as at_leaving
-from jaxdist._processes.joining import connect as connect
 from jaxdist._processes.joining import is_connected as is_connected
-from jaxdist._processes.joining import join as join
 from jaxdist._processes.joining import leave as leave
 from jaxdist._processes.process import Process as Process
 from jaxdist._processes.process import get_current_process as get_current_process
@@ -21,6 +19,9 @@ from jaxdist._processes.process import get_process_of_job as get_process_of_job
 from jaxdist._processes.settings import Settings as Settings
 from jaxdist._processes.settings import get_settings as get_settings
 from jaxdist._processes.settings import processes as processes
+from jaxdist._processes.start import connect as connect
+from jaxdist._processes.start import join as join
+from jaxdist._processes.start import watch as watch
 from jaxdist._processes.store import CoordinationStore as CoordinationStore
 from jaxdist._processes.store import LocalStore as LocalStore
 from jaxdist._processes.store import Store as Store
@@ -29,6 +30,7 @@ from jaxdist._processes.watching import ABORT_CODE as ABORT_CODE
 from jaxdist._processes.watching import HERE as HERE
 from jaxdist._processes.watching import CallOfAll as CallOfAll
 from jaxdist._processes.watching import Waiter as Waiter
+from jaxdist._processes.watching import report_deadline as report_deadline
 from jaxdist._processes.watching import start_watching as start_watching
 from jaxdist._processes.watching import stop_watching as stop_watching
 from jaxdist._processes.watching import tell_blame as tell_blame

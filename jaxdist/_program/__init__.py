@@ -23,6 +23,7 @@ from jaxdist._program.report.compiled_program import CompiledProgram as Compiled
 from jaxdist._program.report.explanation import Explanation as Explanation
 from jaxdist._program.report.matching import CompiledRow as CompiledRow
 from jaxdist._program.run.runner import Runner as Runner
+from jaxdist._program.run.same_arguments import LaterCalls as LaterCalls
 from jaxdist._program.state.carried import find_carried_arguments as find_carried_arguments
 from jaxdist._program.trace.trace import Signature as Signature
 from jaxdist._program.variables.access import UpdateOfCopies as UpdateOfCopies

@@ -15,6 +15,12 @@ from jaxdist._strategies.mirrored import MirroredStrategy as MirroredStrategy
 from jaxdist._strategies.multi_worker import (
     MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
 )
+from jaxdist._strategies.multi_worker_experimental import (
+    ExperimentalMultiWorkerMirroredStrategy as ExperimentalMultiWorkerMirroredStrategy,
+)
+from jaxdist._strategies.multi_worker_experimental import (
+    check_communication as check_communication,
+)
 from jaxdist._strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
 from jaxdist._strategies.tpu import TPUStrategy as TPUStrategy
 from jaxdist._strategies.tpu import check_assignment as check_assignment

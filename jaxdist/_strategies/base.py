@@ -18,7 +18,8 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import EAGERLY, Program, Runner, RunOptions, variables_as_values
 from jaxdist._strategies.across import in_merge as merged
 from jaxdist._strategies.across import local
-from jaxdist._strategies.across.calls import GATHER, REDUCE, AcrossReplicas
+from jaxdist._strategies.across.calls import GATHER, REDUCE, AcrossReplicas, Method
+from jaxdist._strategies.between_processes import BetweenProcesses, check_limit
 from jaxdist._strategies.extended.extended import StrategyExtended
 from jaxdist._strategies.extended.strategy_v1 import StrategyMethodsV1
 from jaxdist._strategies.properties import StrategyProperties
@@ -82,12 +83,18 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         self, layout: ReplicaMesh, communication: _collectives.Communication | None = None
     ) -> None:
         self.layout = layout
-        self.communication = communication or _collectives.Communication()
+        self.communication = dataclasses.replace(
+            communication or _collectives.Communication(), is_shared=layout.is_shared
+        )
         self._runner = Runner(self)
         self._known = self._runner.known
         self._extended = StrategyExtended(self)
         self._across = AcrossReplicas(layout, self.communication)
         self._drift = DriftChecks(layout)
+        # None for a strategy of one process, which waits for nobody. Options of one call come on
+        # top of those of the strategy.
+        self._between = BetweenProcesses(layout) if layout.is_shared else None
+        check_limit(type(self).__name__, self.communication.options.timeout_seconds)
 
     def _on(
         self, layout: ReplicaMesh, communication: _collectives.Communication | None = None
@@ -232,6 +239,10 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
                 if EAGERLY:
                     return self._runner.op_by_op(fn, args, kwargs, options)
                 call = self._runner.find_call(fn, options)
+            if self._between is not None:
+                seconds = self.communication.options.timeout_seconds
+                name = getattr(fn, "__name__", type(fn).__name__)
+                return self._between.run(call, fn, name, args, kwargs, seconds)
             return call(*args, **kwargs) if kwargs else call(*args)
         except Exception as error:
             # The C++ call path cannot name arguments, so the cause is searched after the failure,
@@ -409,7 +420,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         """
         frame = check_across(self, "reduce", _USE_ALL_REDUCE)
         asked = (options, experimental_hints)
-        return self._across.combine(REDUCE, value, axis, asked, frame, reduce_op)
+        return self._combine(REDUCE, value, axis, asked, frame, reduce_op)
 
     @final
     def gather(
@@ -447,7 +458,28 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             `tf.distribute.Strategy.gather`.
         """
         frame = check_across(self, "gather", _USE_ALL_GATHER)
-        return self._across.combine(GATHER, value, axis, (options, experimental_hints), frame)
+        return self._combine(GATHER, value, axis, (options, experimental_hints), frame)
+
+    def limit_step(self, fn: Any, seconds: float) -> None:
+        """Set a time limit for a step, of which the options of its collectives have told."""
+        if self._between is not None:
+            self._between.limit(fn, seconds)
+
+    def _combine(
+        self, method: Method, value: PyTree, axis: Any, asked: Any, frame: Any, op: Any = None
+    ) -> PyTree:
+        if self._between is None or (frame is not None and frame.in_merge):
+            return self._across.combine(method, value, axis, asked, frame, op)
+        # Wrong options raise in `combine`.
+        given = [getattr(x, "timeout_seconds", None) for x in asked]
+        own = self.communication.options.timeout_seconds
+        seconds = next((x for x in given if x is not None), own)
+        check_limit(method.caller, seconds)
+        return self._between.combine(
+            method.caller,
+            functools.partial(self._across.combine, method, value, axis, asked, frame, op),
+            seconds,
+        )
 
     @final
     def experimental_local_results(self, value: PyTree) -> tuple[Any, ...]:

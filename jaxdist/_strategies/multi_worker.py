@@ -25,10 +25,6 @@ _LOG = logging.getLogger("jaxdist")
 _CALLER = "MultiWorkerMirroredStrategy"
 
 
-class OfSeveralWorkers(type(Strategy)):  # type: ignore[misc]
-    """The metaclass with which the experimental class accepts objects of the newer one."""
-
-
 @final
 class MultiWorkerMirroredStrategy(Strategy):
     """A replica on each device of every process of a job; state is equal on all of them.

@@ -18,7 +18,9 @@ from jaxdist._values import (
     Sharded,
     copy_if_writable,
     cut_and_place,
+    is_of_this_process,
     is_sharded,
+    make_equal,
     pad_dim,
     placement_of,
     put,
@@ -40,8 +42,9 @@ def shard_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
 def shard_outside(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
     """Return a state of any layout, sharded over the replicas of one strategy."""
     leaves = Leaves.flatten(state, "state")
+    equal = _make_equal(leaves, layout)
     new_leaves = []
-    for array, path in zip(leaves.arrays, leaves.paths, strict=True):
+    for array, path in zip(equal, leaves.paths, strict=True):
         whole = array.whole() if isinstance(array, Sharded) else array
         cut = cuts.cut_of_leaf(whole, path)
         new_leaves.append(
@@ -79,7 +82,7 @@ def init_outside(
         layout.replicated if c is None else NamedSharding(layout.mesh, c.full_spec(layout))
         for c in found_cuts
     ]
-    arrays = [_copy_to_layout(x, layout) for x in given.arrays]
+    arrays = [_copy_to_layout(x, layout) for x in _make_equal(given, layout)]
     results = jax.jit(flat, out_shardings=shardings)(*arrays)
     return new_leaves[0].rebuild(
         [x if c is None else Sharded(x, *c) for x, c in zip(results, found_cuts, strict=True)]
@@ -106,6 +109,17 @@ def wrap_in_variables(state: PyTree, params: PyTree) -> PyTree:
 
 def _is_variable(x: Any) -> bool:
     return isinstance(x, nnx.Variable)
+
+
+def _make_equal(leaves: Leaves, layout: ReplicaMesh) -> list[Any]:
+    """Return the arrays of process 0 where those of the processes differ."""
+    named = {
+        str(name): array
+        for name, array in zip(leaves.names, leaves.arrays, strict=True)
+        if is_of_this_process(array)
+    }
+    equal = make_equal("init", named, layout)
+    return [equal.get(str(n), a) for n, a in zip(leaves.names, leaves.arrays, strict=True)]
 
 
 def _copy_to_layout(array: Any, layout: ReplicaMesh) -> Any:

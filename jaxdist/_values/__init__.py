@@ -11,6 +11,10 @@ from jaxdist._values.mean import next_power_of_two as next_power_of_two
 from jaxdist._values.mean import share_of_mean as share_of_mean
 from jaxdist._values.pairwise import Combine as Combine
 from jaxdist._values.pairwise import combine_pairwise as combine_pairwise
+from jaxdist._values.processes.digests import MOST_BYTES as MOST_BYTES
+from jaxdist._values.processes.digests import digest as digest
+from jaxdist._values.processes.digests import is_of_this_process as is_of_this_process
+from jaxdist._values.processes.equal import make_equal as make_equal
 from jaxdist._values.processes.exchange import find_shapes as find_shapes
 from jaxdist._values.processes.put import put as put
 from jaxdist._values.replicas.agreed import AgreedShapes as AgreedShapes

@@ -19,7 +19,10 @@ from jaxdist.cluster_resolver._tasks import find_own_task as find_own_task
 from jaxdist.cluster_resolver._tasks import list_training_tasks as list_training_tasks
 from jaxdist.cluster_resolver._tf_config import TFConfigClusterResolver as TFConfigClusterResolver
 from jaxdist.cluster_resolver._tpu import TPUClusterResolver as TPUClusterResolver
-from jaxdist.cluster_resolver._union import UnionClusterResolver as UnionClusterResolver
 from jaxdist.cluster_resolver._union import UnionResolver as UnionResolver
+
+# isort: split
+# The second name of one class comes second: tables and errors take the first one.
+from jaxdist.cluster_resolver._union import UnionClusterResolver as UnionClusterResolver
 
 _explain_missing(__name__)

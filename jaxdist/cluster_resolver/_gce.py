@@ -179,8 +179,9 @@ def _make_service(credentials: Any) -> Any:
         discovery: Any = importlib.import_module("googleapiclient.discovery")
     except ImportError:
         raise MissingExtraError(
-            f"{_CALLER} asks Google's API, and the package google-api-python-client is not "
-            "installed.\n\njaxdist is installed without its optional packages.\n\n"
+            f"{_CALLER} was given no service, so it asks Google's API itself, and the package "
+            "google-api-python-client is not installed.\n\n"
+            "jaxdist is installed without its optional packages.\n\n"
             "Install it with: pip install google-api-python-client"
         ) from None
     is_default = isinstance(credentials, str) and credentials == "default"

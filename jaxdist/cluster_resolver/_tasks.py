@@ -16,6 +16,12 @@ def list_training_tasks(resolver: ClusterResolver) -> dict[Task, str]:
     """Return the addresses of the tasks that train together: the chief first, then the workers.
 
     The order is the same in all processes, since it defines the process numbers.
+
+    Example:
+        >>> from jaxdist import cluster_resolver
+        >>> spec = cluster_resolver.ClusterSpec({"worker": ["b:1"], "chief": ["a:1"]})
+        >>> cluster_resolver.list_training_tasks(cluster_resolver.SimpleClusterResolver(spec))
+        {('chief', 0): 'a:1', ('worker', 0): 'b:1'}
     """
     spec = resolver.cluster_spec()
     jobs = dict.fromkeys(["chief", *_list_own_names(resolver), "worker"])
@@ -50,6 +56,13 @@ def find_own_task(
     Raises:
         ClusterError: The process is none of the tasks, or a job is of an unknown type, or there are
             two chiefs, or a task without a cluster.
+
+    Example:
+        >>> from jaxdist import cluster_resolver
+        >>> spec = cluster_resolver.ClusterSpec({"worker": ["a:1", "b:1"]})
+        >>> resolver = cluster_resolver.SimpleClusterResolver(spec)
+        >>> cluster_resolver.find_own_task("train", resolver, "worker", 1)
+        ('worker', 1)
     """
     # Slurm's resolver knows its task after this.
     spec = resolver.cluster_spec()

@@ -17,7 +17,14 @@ from flax import nnx
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import HasLayout, layout_of
 from jaxdist._validate import check_has_arrays, format_lines, show
-from jaxdist._values import Sharded, copy_if_writable, cut_and_place, put
+from jaxdist._values import (
+    Sharded,
+    copy_if_writable,
+    cut_and_place,
+    is_of_this_process,
+    make_equal,
+    put,
+)
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 from jaxdist.partition._leaves import Entry, collect_entries
 from jaxdist.partition._patterns import find_nearest, is_match
@@ -76,6 +83,12 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
     _check_wrt(entries, wrt)
     # Resolve all leaves before the first one moves, so that an error leaves a model as it was.
     where = _resolve_all(entries, own, layout)
+    # Every process has made its own arrays, and places the parts of its own devices.
+    local = {e.leaf.path: e.value for e in entries if is_of_this_process(e.value)}
+    equal = make_equal("partition.place", local, layout)
+    for entry in entries:
+        if entry.leaf.path in equal:
+            entry.value = equal[entry.leaf.path]
     for entry, found in zip(entries, where, strict=True):
         entry.assign(_place_leaf(entry, found, layout))
     return rebuild()

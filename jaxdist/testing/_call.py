@@ -17,7 +17,7 @@ def main(folder: str) -> None:
     own = pathlib.Path(folder)
     index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     try:
-        function = pickle.loads((own / "function").read_bytes())
+        function = load(own / "function")
         content = _pickle_result(function())
     except Exception as error:
         (own / f"{index}.error").write_bytes(_pickle_error(error))
@@ -49,7 +49,7 @@ def _pickle_error(error: Exception) -> bytes:
 
 
 def dump(value: Any) -> bytes:
-    """Pickle a value; with cloudpickle if it is installed, which knows functions of `__main__`."""
+    """Pickle a value; with cloudpickle if it is installed, which knows functions of a notebook."""
     cloudpickle: Any = sys.modules.get("cloudpickle")
     if cloudpickle is None:
         try:
@@ -57,3 +57,8 @@ def dump(value: Any) -> bytes:
         except ImportError:
             cloudpickle = pickle
     return cloudpickle.dumps(value)
+
+
+def load(path: pathlib.Path) -> Any:
+    """Read what `dump` made. The folder is private, and only these processes write to it."""
+    return pickle.loads(path.read_bytes())

@@ -1,7 +1,6 @@
 """`testing.launch`: a function in several processes."""
 
 import pathlib
-import pickle
 import signal
 import sys
 import tempfile
@@ -9,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxdist._launching import Job, Outcome, Patience, collect_signals, run_attempt, write_to
-from jaxdist._validate import as_number, check_callable
+from jaxdist._validate import as_integer, as_number, check_callable
 from jaxdist.errors import ArgumentError, DeadlineExceededError, LaunchError
-from jaxdist.testing._call import dump
+from jaxdist.testing._call import dump, load
 from jaxdist.training import require_extra
 
 _CALLER = "testing.launch"
@@ -69,6 +68,7 @@ def launch(
     check_callable(
         _CALLER, function, "function", "Pass the function itself: launch(train, 2), not train()."
     )
+    as_integer(_CALLER, "devices_per_process", devices_per_process, least=1, example=1)
     if timeout_seconds is not None:
         as_number(_CALLER, "timeout_seconds", timeout_seconds, least=0, example=60)
         if timeout_seconds == 0:
@@ -99,9 +99,8 @@ def launch(
 
 
 def _pickle_function(function: Callable[[], Any]) -> bytes:
-    if _is_importable(function):
-        return pickle.dumps(function)
-    require_extra("cloudpickle", "send a function of a notebook to other processes")
+    if not _is_importable(function):
+        require_extra("cloudpickle", "send a function of a notebook to other processes")
     return dump(function)
 
 
@@ -141,7 +140,7 @@ def _read_error(folder: pathlib.Path, index: int) -> tuple[Exception | None, str
     path = folder / f"{index}.error"
     if not path.exists():
         return None, ""
-    error, text = pickle.loads(path.read_bytes())
+    error, text = load(path)
     return error, text
 
 
@@ -152,4 +151,4 @@ def _read_result(folder: pathlib.Path, index: int) -> Any:
             f"{_CALLER}: process {index} ended with exit code 0 before the function returned.\n\n"
             "Each process returns a result.\n\nReturn instead of calling sys.exit or os._exit."
         )
-    return pickle.loads(path.read_bytes())
+    return load(path)

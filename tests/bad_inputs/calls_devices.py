@@ -1,9 +1,14 @@
 """Valid calls of TPU topologies, cluster resolvers, devices and links."""
 
+from typing import Any
+from unittest import mock
+
 import numpy as np
 
 import jaxdist
+from jaxdist._launching import Outcome
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver, TPUClusterResolver
+from jaxdist.testing import _launch
 from jaxdist.tpu.experimental import DeviceAssignment, Topology
 from tests.bad_inputs.call import Call
 
@@ -30,6 +35,16 @@ def _simple() -> SimpleClusterResolver:
 
 def _get_nothing() -> None:
     return None
+
+
+def _launch_nothing(**arguments: Any) -> Any:
+    """`testing.launch` up to the start of the processes, which would take seconds each."""
+    outcome = Outcome((), None, None, ())
+    with (
+        mock.patch.object(_launch, "run_attempt", return_value=outcome),
+        mock.patch.object(_launch, "_read_result", return_value=None),
+    ):
+        return jaxdist.testing.launch(**arguments)
 
 
 _WHERE = {"task_type": "worker", "task_id": 0}
@@ -191,7 +206,7 @@ CALLS = {
         lambda: jaxdist.testing.virtual_devices, lambda: {"count": 8}
     ),
     "jaxdist.testing.launch": Call(
-        lambda: jaxdist.testing.launch, lambda: {"function": _get_nothing, "n": 1}
+        lambda: _launch_nothing, lambda: {"function": _get_nothing, "n": 1}
     ),
     "jaxdist.config.links": Call(lambda: jaxdist.config.links, lambda: {"path_or_links": None}),
 }

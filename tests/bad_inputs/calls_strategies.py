@@ -49,6 +49,10 @@ CALLS = {
     "jaxdist.MirroredStrategy": Call(
         lambda: jaxdist.MirroredStrategy, lambda: {"devices": ["cpu:0", "cpu:1"]}
     ),
+    "jaxdist.MultiWorkerMirroredStrategy": Call(lambda: jaxdist.MultiWorkerMirroredStrategy),
+    "jaxdist.experimental.MultiWorkerMirroredStrategy": Call(
+        lambda: jaxdist.experimental.MultiWorkerMirroredStrategy
+    ),
     "jaxdist.OneDeviceStrategy": Call(
         lambda: jaxdist.OneDeviceStrategy, lambda: {"device": "cpu:0"}
     ),

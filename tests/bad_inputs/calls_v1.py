@@ -105,6 +105,9 @@ CALLS = {
     "jaxdist.compat.v1.OneDeviceStrategy": Call(
         lambda: jaxdist.compat.v1.OneDeviceStrategy, lambda: {"device": "cpu:0"}
     ),
+    "jaxdist.compat.v1.experimental.MultiWorkerMirroredStrategy": Call(
+        lambda: jaxdist.compat.v1.experimental.MultiWorkerMirroredStrategy
+    ),
     "jaxdist.compat.v1.experimental.TPUStrategy": Call(
         lambda: jaxdist.compat.v1.experimental.TPUStrategy,
         lambda: {

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.bad_inputs import (
+    calls_clusters,
     calls_cost,
     calls_data,
     calls_devices,
@@ -23,6 +24,7 @@ CALLS: dict[str, Call] = {
     **calls_training.CALLS,
     **calls_v1.CALLS,
     **calls_cost.CALLS,
+    **calls_clusters.CALLS,
 }
 
 # Users hold objects of these classes and do not make them.
@@ -62,6 +64,8 @@ OF_ROOMS = {
     "jaxdist.DistributedIterator.put_back",
     "jaxdist.DistributedIterator.take",
     "jaxdist.IndexedSlices.with_parts",
+    "jaxdist.cluster_resolver.find_own_task",
+    "jaxdist.cluster_resolver.list_training_tasks",
     "jaxdist.Program.call",
     "jaxdist.Program.compiled",
     "jaxdist.Program.lowered",

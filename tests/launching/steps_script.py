@@ -1,6 +1,6 @@
 """Started by tests: steps that add up over all processes, until one of them leaves.
 
-Arguments: the number of steps, which process leaves after the second step, and how.
+Arguments: the number of steps, which process leaves after the third step, and how.
 """
 
 import os
@@ -12,10 +12,6 @@ import jax.numpy as jnp
 
 import jaxdist
 
-strategy = jaxdist.MultiWorkerMirroredStrategy()
-steps, leaver, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-print("pid", os.getpid(), flush=True)
-
 
 def add(step: jax.Array) -> jax.Array:
     """Add up one number of each replica."""
@@ -24,14 +20,29 @@ def add(step: jax.Array) -> jax.Array:
     return context.all_reduce("sum", step * jnp.ones(()))
 
 
-for number in range(steps):
-    total = strategy.run(add, (jnp.float32(number),))
-    jax.block_until_ready(total)
-    if number == 2 and jax.process_index() == leaver:
-        if how == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if how == "raises":
-            raise ValueError("planted")
-        if how == "leaves":
-            sys.exit(0)
-print("total", total, "of", jax.device_count(), flush=True)
+def main() -> None:
+    """Run the steps."""
+    steps, leaver, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    strategy = jaxdist.MultiWorkerMirroredStrategy()
+    print("pid", os.getpid(), flush=True)
+    total = None
+    for number in range(steps):
+        total = strategy.run(add, (jnp.float32(number),))
+        jax.block_until_ready(total)
+        if number == 2 and jax.process_index() == leaver:
+            leave(how)
+    print("total", total, "of", jax.device_count(), flush=True)
+
+
+def leave(how: str) -> None:
+    """Leave the job before its end."""
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "raises":
+        raise ValueError("planted")
+    if how == "leaves":
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -139,5 +139,24 @@ def test_an_exception_group_is_a_traceback() -> None:
     assert not found.is_about_others
 
 
+@pytest.mark.parametrize(
+    ("name", "message", "is_about_others"),
+    [
+        ("ValueError", "UNKNOWN: Gloo all-reduce failed: [...] Connection closed by peer", True),
+        ("jax.errors.JaxRuntimeError", "UNAVAILABLE: Failed to send RPC", True),
+        ("jaxlib._jax.XlaRuntimeError", "INTERNAL: NCCL operation ncclAllReduce failed", True),
+        ("jax.errors.JaxRuntimeError", "RESOURCE_EXHAUSTED: Out of memory", False),
+        ("ConnectionError", "UNAVAILABLE: my database", False),
+        ("jaxdist.errors.ProgramMismatchError", "process 1 runs another program", False),
+    ],
+)
+def test_errors_of_jax_about_other_processes(
+    name: str, message: str, is_about_others: bool
+) -> None:
+    found = find_last_traceback(_raised(name, message))
+    assert found is not None
+    assert found.is_about_others == is_about_others
+
+
 def test_text_without_a_traceback_has_none() -> None:
     assert find_last_traceback("it said: Traceback (most recent call last):\n") is None

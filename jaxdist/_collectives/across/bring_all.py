@@ -77,4 +77,4 @@ def _pad(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 def _as_keys(bits: np.ndarray, like: Any) -> Any:
     if isinstance(like.dtype, np.dtype):
         return bits
-    return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(like))
+    return jax.random.wrap_key_data(jax.numpy.asarray(bits), impl=jax.random.key_impl(like))

@@ -60,7 +60,8 @@ def take_plain_array(array: jax.Array) -> jax.Array:
         return put_on_default_device(np.asarray(array))
     if not array.is_fully_replicated:
         # Several processes: no process has the whole array, so a program brings it to all of them.
-        array = put(array, NamedSharding(array.sharding.mesh, PartitionSpec()))
+        sharding: Any = array.sharding
+        array = put(array, NamedSharding(sharding.mesh, PartitionSpec()))
     if not isinstance(array.dtype, np.dtype):  # random keys
         bits = take_plain_array(jax.random.key_data(array))
         return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(array))

@@ -20,6 +20,8 @@ class TraceNotes:
 
     ignored: dict[Any, str] = dataclasses.field(default_factory=dict)
     plans: dict[str, Callable[[], AllReducePlan]] = dataclasses.field(default_factory=dict)
+    # The smallest `timeout_seconds` of a collective of the step, between processes.
+    timeout_seconds: float | None = None
 
 
 _RECORD: ContextVar[TraceNotes | None] = ContextVar("jaxdist_told", default=None)
@@ -41,6 +43,14 @@ def note_ignored(sentence: str, what: Any = None) -> None:
     record = _RECORD.get()
     if record is not None:
         record.ignored.setdefault(sentence if what is None else what, sentence)
+
+
+def note_limit(seconds: float) -> None:
+    """Note that a collective of the current trace has a time limit."""
+    record = _RECORD.get()
+    if record is not None:
+        before = record.timeout_seconds
+        record.timeout_seconds = seconds if before is None else min(before, seconds)
 
 
 def note_plan(plan: Callable[[], AllReducePlan]) -> None:

@@ -18,7 +18,8 @@ def read_options(
 ) -> CommunicationOptions:
     """Return the options that were given, and report those without effect."""
     given = choose_options(caller, options, experimental_hints)
-    report_ignored(caller, given, packs=packs)
+    # A strategy reports a time limit when it knows its devices.
+    report_ignored(caller, given, packs=packs, waits=True)
     return given
 
 
@@ -48,14 +49,16 @@ def choose_options(caller: str, options: Any, experimental_hints: Any) -> Commun
     return given
 
 
-def report_ignored(caller: str, options: CommunicationOptions, *, packs: bool) -> None:
+def report_ignored(
+    caller: str, options: CommunicationOptions, *, packs: bool, waits: bool = False
+) -> None:
     """Log options without effect, once for each caller, and note them for `explain`.
 
-    `packs` says that the caller uses `bytes_per_pack`.
+    `packs` says that the caller uses `bytes_per_pack`, and `waits` that it uses `timeout_seconds`.
     """
     if options.bytes_per_pack and not packs:
         _report(caller, options, "bytes_per_pack", "the leaves are not reduced by one collective")
-    if options.timeout_seconds is not None:
+    if options.timeout_seconds is not None and not waits:
         _report(caller, options, "timeout_seconds", "all replicas are in this process")
     if options.implementation is not CommunicationImplementation.AUTO:
         _report(caller, options, "implementation", "XLA chooses by platform")

@@ -34,7 +34,7 @@ def use_launched_devices(caller: str) -> None:
     count = get_launched_devices()
     if count is None:
         return
-    before = jax.config.read("jax_num_cpu_devices")
+    before = jax.config.values["jax_num_cpu_devices"]
     if before not in (-1, count):
         _LOG.warning(
             "%s: this process has %d CPU devices, as the launcher says, and not %d.",

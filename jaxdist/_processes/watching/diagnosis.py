@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterable
 
 from jaxdist._processes.watching.observer import Seen, Table
+from jaxdist._processes.watching.stacks import find_line_in_dump
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +166,8 @@ def _say_where(seen: Seen) -> str:
     if seen.state is None:
         return f"without news since this process watches it, {seen.silent_seconds:.0f} s ago"
     state = seen.state
-    parts = [f"at {state.line}" if state.line else state.place]
+    line = find_line_in_dump(seen.held) or state.line
+    parts = [f"at {line}" if line else state.place]
     if not state.in_wait:
         parts.append("not inside the collective")
     if state.step is not None:

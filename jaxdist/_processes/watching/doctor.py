@@ -1,5 +1,6 @@
 """`Doctor`: a thread that tells the other processes what this one is doing."""
 
+import dataclasses
 import logging
 import threading
 import time
@@ -8,11 +9,15 @@ from typing import Protocol
 from jaxdist._processes.process import Process
 from jaxdist._processes.settings import Settings
 from jaxdist._processes.store import Store
-from jaxdist._processes.watching.array_wait import ArrayWait
 from jaxdist._processes.watching.hang import HangReports
-from jaxdist._processes.watching.held_stack import HeldStack
 from jaxdist._processes.watching.observer import Observer
-from jaxdist._processes.watching.stacks import find_thread_in_dump, find_users_line, format_stack
+from jaxdist._processes.watching.stacks import (
+    ArrayWait,
+    HeldStack,
+    find_thread_in_dump,
+    find_users_line,
+    format_stack,
+)
 from jaxdist._processes.watching.state import PREFIX, ProcessState, describe_this_machine
 from jaxdist._processes.watching.whereabouts import HERE, OUTSIDE, Whereabouts
 
@@ -158,9 +163,10 @@ class Doctor:
         with self._lock:
             self._news += 1
             self._last = state
-            changed = {"blames": self.here.blames, "raised": self.raised, "news": self._news}
-            text = ProcessState(**{**vars(state), **changed}).to_text()
-            self._store.set(f"{PREFIX}/{self.process.index}", text, overwrite=True)
+            state = dataclasses.replace(
+                state, news=self._news, blames=self.here.blames, raised=self.raised
+            )
+            self._store.set(f"{PREFIX}/{self.process.index}", state.to_text(), overwrite=True)
 
     def _sleep(self) -> None:
         """Sleep until the next beat; end the waits whose limit passes before."""

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 from jaxdist._processes.process import Process
 from jaxdist._processes.store import Store
-from jaxdist._processes.watching.held_stack import read_held_stacks
-from jaxdist._processes.watching.stacks import find_thread_in_dump
+from jaxdist._processes.watching.stacks import find_thread_in_dump, read_held_stacks
 from jaxdist._processes.watching.state import PREFIX, ProcessState, get_machine, read_process
 
 # A process without news for so long is silent. It sends news once a second.

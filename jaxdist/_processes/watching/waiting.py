@@ -1,7 +1,6 @@
 """`Waiter`: a call that waits for other processes, with a time limit."""
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterable
 from types import TracebackType
@@ -11,16 +10,14 @@ import jax
 
 from jaxdist._processes.watching.collective_errors import is_collective_error
 from jaxdist._processes.watching.current import get_doctor
-from jaxdist._processes.watching.diagnosis import Diagnosis, diagnose
+from jaxdist._processes.watching.diagnosis import diagnose
 from jaxdist._processes.watching.explain import describe_deadline, explain_error
-from jaxdist._processes.watching.sockets import cut_collectives
+from jaxdist._processes.watching.limit import Limit
 from jaxdist._processes.watching.whereabouts import HERE
+from jaxdist.errors import DeadlineExceededError, OtherProcessError
 
 _FIRST_NAP = 20e-6
 _LONGEST_NAP = 1e-3
-# The caller ends its own wait; the doctor's thread does so while the caller is inside of C++ code.
-_GRACE_SECONDS = 0.05
-_MOST_SECONDS_TO_DIAGNOSE = 10.0
 
 
 class Waiter:
@@ -59,53 +56,21 @@ class Waiter:
         self._place = place
         self._seconds = seconds
         self._step = step
-        self._lock = threading.Lock()
-        self._is_expiring = False
-        self._is_done = False
-        self._has_expired = threading.Event()
-        self._found = Diagnosis((), "This process has joined no other processes.")
-        self._end = float("inf")
-
-    @property
-    def ends_at(self) -> float:
-        """When the doctor ends the wait, by `time.monotonic`."""
-        return self._end + _GRACE_SECONDS
+        self._limit: Limit | None = None
 
     def __enter__(self) -> "Waiter":
         HERE.enter(self._place, self._step, in_wait=True)
         if self._seconds is not None:
-            self._end = time.monotonic() + self._seconds
-            doctor = get_doctor()
-            if doctor is not None:
-                doctor.watch_limit(self)
+            self._limit = Limit(self._seconds)
         return self
 
     def wait(self, arrays: Iterable[Any]) -> None:
         """Wait until the arrays are computed."""
         arrays = [array for array in arrays if not array.is_deleted()]
-        if self._seconds is not None:
-            self._poll(arrays)
+        if self._limit is not None and not _poll(arrays, self._limit):
+            # Where the collective cannot be ended, blocking would take forever.
+            return
         jax.block_until_ready(arrays)
-
-    def expire(self) -> None:
-        """Find out who is behind, and end the collectives of this process."""
-        with self._lock:
-            if self._is_expiring or self._is_done:
-                return
-            self._is_expiring = True
-        doctor = get_doctor()
-        try:
-            if doctor is not None:
-                table = doctor.observer.look_until_fresh()
-                self._found = diagnose(table, doctor.process.index)
-                HERE.blame(self._found.behind)
-                # Before the connections close: the others then see whom to name.
-                doctor.publish()
-        except Exception as error:
-            self._found = Diagnosis((), f"The coordination service did not answer: {error}")
-        finally:
-            cut_collectives()
-            self._has_expired.set()
 
     def __exit__(
         self,
@@ -119,30 +84,31 @@ class Waiter:
             HERE.leave()
 
     def _finish(self, error: BaseException | None) -> None:
-        if self._seconds is not None:
-            doctor = get_doctor()
-            if doctor is not None:
-                doctor.forget_limit(self)
-            with self._lock:
-                self._is_done = True
-            if self._is_expiring and (error is None or isinstance(error, Exception)):
-                self._has_expired.wait(_MOST_SECONDS_TO_DIAGNOSE)
-                raise describe_deadline(self._call, self._seconds, self._found) from error
+        limit = self._limit
+        # Ctrl-C during the wait stays Ctrl-C.
+        if limit is not None and limit.finish() and (error is None or isinstance(error, Exception)):
+            raise describe_deadline(self._call, limit.seconds, limit.found) from error
         if isinstance(error, Exception) and is_collective_error(error):
             explained = explain_error(self._call, error, get_doctor())
             tell_blame(explained.processes)
             raise explained from error
+        if isinstance(error, OtherProcessError):
+            tell_blame(error.processes)
 
-    def _poll(self, arrays: list[Any]) -> None:
-        nap = _FIRST_NAP
-        for array in arrays:
-            while not array.is_ready():
-                if time.monotonic() >= self._end:
-                    self.expire()
-                    self._has_expired.wait(_MOST_SECONDS_TO_DIAGNOSE)
-                    return
-                time.sleep(nap)
-                nap = min(nap * 1.3, _LONGEST_NAP)
+
+def _poll(arrays: list[Any], limit: Limit) -> bool:
+    """Return whether all arrays were computed within the limit."""
+    nap = _FIRST_NAP
+    for array in arrays:
+        while not array.is_ready():
+            if time.monotonic() >= limit.end:
+                limit.expire()
+                # The doctor's thread may have begun before.
+                limit.finish()
+                return False
+            time.sleep(nap)
+            nap = min(nap * 1.3, _LONGEST_NAP)
+    return True
 
 
 def wait_until_ready(
@@ -167,6 +133,30 @@ def wait_until_ready(
     """
     with Waiter(call, place, seconds) as waiter:
         waiter.wait(arrays)
+
+
+def report_deadline(call: str, seconds: float, error: OtherProcessError) -> OtherProcessError:
+    """Return the error of a wait that no collective was part of, with a report of who is behind.
+
+    Args:
+        call: What was called.
+        seconds: How long it has waited.
+        error: What is returned if nothing more is known.
+    """
+    doctor = get_doctor()
+    if doctor is None or not isinstance(error, DeadlineExceededError):
+        tell_blame(error.processes)
+        return error
+    try:
+        table = doctor.observer.look_until_fresh()
+    except Exception:
+        return error
+    # Those that came are not behind, wherever they are now.
+    named = {i: seen for i, seen in table.items() if i in error.processes}
+    named[doctor.process.index] = table[doctor.process.index]
+    found = diagnose(named, doctor.process.index)
+    tell_blame(found.behind or error.processes)
+    return describe_deadline(call, seconds, found) if found.behind else error
 
 
 def tell_blame(processes: Iterable[int]) -> None:

@@ -181,9 +181,9 @@ class Program:
         with _compat.omit_open_constraints(), exactly:
             return jitted.lower(*(i.abstract() for i in self.signature.inputs))
 
-    def compiled(self) -> jax.stages.Compiled:
+    def compiled(self, lowered: jax.stages.Lowered | None = None) -> jax.stages.Compiled:
         """Return JAX's compiled stage, compiled with the options that this program needs."""
-        lowered, options = self.lowered(), self.compiler_options
+        lowered, options = lowered or self.lowered(), self.compiler_options
         with _compat.use_exact_partitioner(options):
             return lowered.compile(compiler_options=options)
 

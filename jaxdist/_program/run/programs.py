@@ -16,6 +16,7 @@ from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
 from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.build import build
 from jaxdist._program.compile.program import Program
+from jaxdist._program.compile.same_program import check_same_program
 from jaxdist._program.proof.uneven_mean import warn_of_means
 from jaxdist._program.run.ahead import (
     LaterSteps,
@@ -169,7 +170,7 @@ class Programs:
         self.look_ahead(call)
         if not donates:
             kept = dataclasses.replace(program, donated=())
-            ready = self._undonated[signature] = ReadyProgram(kept, kept.compiled())
+            ready = self._undonated[signature] = ReadyProgram(kept, self._compile(kept))
             return ready
         self._only_traced.pop(signature, None)
         # Before the first run: an error about a later batch must come before hours of training.
@@ -179,8 +180,19 @@ class Programs:
             self._watch.count_program(fn, len(self._ready) + 1, changed)
         else:
             self._watch.count_function(fn)
-        ready = self._ready[signature] = ReadyProgram(program, program.compiled())
+        ready = self._ready[signature] = ReadyProgram(program, self._compile(program))
         return ready
+
+    def _compile(self, program: Program) -> jax.stages.Compiled:
+        if not program.layout.is_shared:
+            return program.compiled()
+        lowered = program.lowered()
+        strategy = self._strategy()
+        seconds = strategy.communication.options.timeout_seconds
+        if program.told.timeout_seconds is not None:
+            strategy.limit_step(self._fn(), program.told.timeout_seconds)
+        check_same_program(program.name, lowered, program.inputs, program.layout, seconds)
+        return program.compiled(lowered)
 
 
 def describe_difference(before: Signature, now: Signature, names: Sequence[str]) -> str:

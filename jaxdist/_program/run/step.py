@@ -53,6 +53,7 @@ from jaxdist._program.run.donated import check_not_repeated, check_positions
 from jaxdist._program.run.donation import DonatingCall, has_repeats, may_crash
 from jaxdist._program.run.fast_call import CallTemplate, FastCall, TakeSlowPath
 from jaxdist._program.run.programs import Programs
+from jaxdist._program.run.same_arguments import make_arguments_equal
 from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._program.virtual.limits import check_compiled, check_inside_trace
 from jaxdist._replica import HasLayout
@@ -148,6 +149,10 @@ class Step:
             # If the result has a nan, the step runs again op by op, with the same arguments. So
             # they must not be donated.
             ready = self._programs.compile(call, program, donates=not is_checked)
+            if self._layout.is_shared:
+                strategy: Any = self._strategy()
+                seconds = strategy.communication.options.timeout_seconds
+                make_arguments_equal(self.name, call, self._layout, seconds)
         program = ready.program
         leaves = call.leaves_of(program)
         if _compat.has_deleted(leaves):

@@ -14,6 +14,8 @@ from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values.mean import mean_of_shares, share_of_mean
 from jaxdist._values.pairwise import combine_pairwise
+from jaxdist._values.processes.digests import is_of_this_process
+from jaxdist._values.processes.equal import make_equal
 from jaxdist._values.processes.put import put
 from jaxdist._values.replicas.agreed import mark_with_shapes
 from jaxdist._values.replicas.per_replica import PerReplica
@@ -59,6 +61,11 @@ class VariablePlacement:
         """
         if self.layout is None or self.sharding is None:
             return jnp.asarray(value)
+        if self.layout.is_shared and is_of_this_process(value):
+            # Every process has made its own value.
+            own = {"its value": jnp.asarray(value)}
+            equal = make_equal("a Variable", own, self.layout)
+            value = equal["its value"].addressable_data(0) if equal else value
         if not self.per_replica:
             return put(value, self.sharding)
         # Only the copies of this process; other processes make theirs.

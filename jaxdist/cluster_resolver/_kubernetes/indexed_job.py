@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from jaxdist.errors import ClusterError
 
 INDEX = "JOB_COMPLETION_INDEX"
+MOST_PODS = 1_000_000
 _PER_JOB = "PROCESSES_IN_JOB"
 _TOTAL = "JAX_PROCESS_COUNT"
 
@@ -110,9 +111,10 @@ def _strip_number(host: str, pod: int) -> str:
 
 def _read_integer(environ: Mapping[str, str], name: str) -> int:
     text = environ.get(name, "")
-    if not text.isdecimal():
+    if not text.isdecimal() or int(text) > MOST_PODS:
         raise ClusterError(
-            f"KubernetesClusterResolver read {name}={text!r}.\n\nIt is an integer from 0 up.\n\n"
+            f"KubernetesClusterResolver read {name}={text!r}.\n\n"
+            f"It is an integer from 0 to {MOST_PODS}.\n\n"
             "Kubernetes sets JOB_COMPLETION_INDEX in pods of a Job with completionMode: Indexed; "
             "JOB_INDEX comes from the annotation jobset.sigs.k8s.io/job-index."
         )

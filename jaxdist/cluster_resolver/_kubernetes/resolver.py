@@ -9,6 +9,7 @@ from jaxdist._validate import as_integer, as_list, check_instance, check_text, s
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._kubernetes.indexed_job import (
     INDEX,
+    MOST_PODS,
     IndexedJob,
     read_indexed_job,
 )
@@ -26,6 +27,10 @@ _DEFAULT = {"worker": ["job-name=tensorflow"]}
 
 class KubernetesExecutableLocation(enum.Enum):
     """Where the program runs: in a pod of the cluster, or elsewhere.
+
+    Example:
+        >>> jaxdist.cluster_resolver.KubernetesExecutableLocation.OFF_CLUSTER.value
+        1
 
     Source:
         `tf.distribute.cluster_resolver.KubernetesExecutableLocation`.
@@ -95,7 +100,7 @@ class KubernetesClusterResolver(ClusterResolver):
         processes_in_job: int | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        if job_to_label_mapping:
+        if job_to_label_mapping is not None:
             _check_mapping(job_to_label_mapping)
         self._port = as_integer(
             _CALLER, "tf_server_port", tf_server_port, least=1, most=65535, example=8470
@@ -111,7 +116,7 @@ class KubernetesClusterResolver(ClusterResolver):
             check_text(_CALLER, "service", service, "train-svc")
         for name, number in (("processes", processes), ("processes_in_job", processes_in_job)):
             if number is not None:
-                as_integer(_CALLER, name, number, least=1)
+                as_integer(_CALLER, name, number, least=1, most=MOST_PODS)
         variables = read_environ(_CALLER, environ)
         self.rpc_layer = rpc_layer
         self._mapping = {job: list(s) for job, s in (job_to_label_mapping or _DEFAULT).items()}
@@ -197,7 +202,7 @@ def _make_client(location: KubernetesExecutableLocation) -> Any:
         raise MissingExtraError(
             f"{_CALLER} would list pods, and the package kubernetes is not installed.\n\n"
             "jaxdist is installed without its optional packages. In an indexed Job or a JobSet no "
-            "pods are listed: there JOB_COMPLETION_INDEX is set.\n\n"
+            "pods are listed: there environ has a JOB_COMPLETION_INDEX.\n\n"
             "Install it with: pip install kubernetes"
         ) from None
     within = location is KubernetesExecutableLocation.WITHIN_CLUSTER

@@ -18,6 +18,8 @@ from jaxdist.errors import ClusterError
 
 _CALLER = "SlurmClusterResolver"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+# Tasks and GPUs of one host: no host has more ports.
+_MOST = 65535
 
 
 @final
@@ -84,13 +86,13 @@ class SlurmClusterResolver(ClusterResolver):
         if isinstance(tasks_per_node, Mapping):
             _check_numbers("tasks_per_node", tasks_per_node, least=1)
         elif tasks_per_node is not None:
-            as_integer(_CALLER, "tasks_per_node", tasks_per_node, least=1)
+            as_integer(_CALLER, "tasks_per_node", tasks_per_node, least=1, most=_MOST)
         self._port_base = as_integer(
             _CALLER, "port_base", port_base, least=1, most=65535, example=8888
         )
         for name, number in (("gpus_per_node", gpus_per_node), ("gpus_per_task", gpus_per_task)):
             if number is not None:
-                as_integer(_CALLER, name, number, least=0)
+                as_integer(_CALLER, name, number, least=0, most=_MOST)
         self._auto_set_gpu = as_flag(_CALLER, "auto_set_gpu", auto_set_gpu)
         check_task(_CALLER, None, None, rpc_layer)
         self.rpc_layer = rpc_layer
@@ -198,7 +200,8 @@ def _check_numbers(name: str, numbers: Any, least: int) -> None:
     example = {"jobs": "{'worker': 4}", "tasks_per_node": "{'node1': 2, 'node2': 2}"}[name]
     what = "a dict from texts to numbers of tasks, with one entry or more"
     remedy = f"Pass for instance {name}={example}."
-    check_instance(_CALLER, name, numbers or None, Mapping, what, remedy)
+    is_full = isinstance(numbers, Mapping) and numbers
+    check_instance(_CALLER, name, numbers if is_full else None, Mapping, what, remedy)
     for key, number in numbers.items():
         check_instance(_CALLER, name, key, str, what, remedy)
-        as_integer(_CALLER, f"{name}[{key!r}]", number, least=least, remedy=remedy)
+        as_integer(_CALLER, f"{name}[{key!r}]", number, least=least, most=_MOST**2, remedy=remedy)

@@ -118,7 +118,8 @@ def _read(environ: Mapping[str, str], name: str) -> str:
             else "there is no SLURM_JOB_ID either"
         )
         raise ClusterError(
-            f"SlurmClusterResolver read the environment, which has no {name}; {found}.\n\n"
+            f"SlurmClusterResolver read the variables of environ, which have no {name}; "
+            f"{found}.\n\n"
             "Slurm sets it in each process that `srun` starts. A batch script or a shell of "
             "`salloc` is one process on one host.\n\nStart the program with `srun python "
             "script.py`."

@@ -6,11 +6,11 @@ from typing import Any, final
 import jax
 
 from jaxdist import _strategies
-from jaxdist._collectives import ReduceOp
-from jaxdist._strategies import check_assignment
+from jaxdist._collectives import CommunicationImplementation, CommunicationOptions, ReduceOp
+from jaxdist._strategies import check_assignment, check_communication
 from jaxdist._typing import PyTree
 from jaxdist._validate import log_without_effect
-from jaxdist.cluster_resolver import TPUClusterResolver
+from jaxdist.cluster_resolver import ClusterResolver, TPUClusterResolver
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist.tpu.experimental import DeviceAssignment
 
@@ -191,3 +191,46 @@ def _validate_steps(steps: Any) -> int:
         why = "strategy.run is one step all the same, and jaxdist.multi_step makes one of several"
         log_without_effect("TPUStrategy", "steps_per_run", why)
     return steps
+
+
+@final
+class MultiWorkerMirroredStrategy(Strategy):
+    """`jaxdist.MultiWorkerMirroredStrategy` with the methods of version 1.
+
+    Args:
+        communication: A `CommunicationImplementation`; it has no effect, because XLA chooses by
+            platform.
+        cluster_resolver: The cluster; None reads `TF_CONFIG`.
+
+    Raises:
+        Everything that `jaxdist.MultiWorkerMirroredStrategy` raises.
+
+    Example:
+        >>> jaxdist.compat.v1.experimental.MultiWorkerMirroredStrategy().num_replicas_in_sync
+        8
+
+    Source:
+        `tf.compat.v1.distribute.experimental.MultiWorkerMirroredStrategy`.
+    """
+
+    def __init__(
+        self,
+        communication: CommunicationImplementation = CommunicationImplementation.AUTO,
+        cluster_resolver: ClusterResolver | None = None,
+    ) -> None:
+        check_communication("v1.experimental.MultiWorkerMirroredStrategy", communication)
+        options = CommunicationOptions(implementation=communication)
+        new = _strategies.MultiWorkerMirroredStrategy(cluster_resolver, options)
+        self._resolver = new.cluster_resolver
+        self._copy_setup(new)
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """The resolver of the cluster.
+
+        Example:
+            >>> strategy = jaxdist.compat.v1.experimental.MultiWorkerMirroredStrategy()
+            >>> strategy.cluster_resolver.task_type is None
+            True
+        """
+        return self._resolver

@@ -16,6 +16,7 @@ _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 _INTERNAL = (PACKAGE, _JAX)
 _MOST_FRAMES = 16
+_OF_ARRAYS = re.compile(r"block_until_ready\(|\basarray\(|\b(np|numpy|onp)\.array\(")
 
 
 def get_frame(thread: int) -> FrameType | None:
@@ -57,8 +58,8 @@ def is_in_array_wait(thread: int) -> bool:
     if file.startswith(_JAX):
         # `float`, `numpy.asarray` and `jax.block_until_ready` end in one of these files.
         return os.path.basename(file) in ("array.py", "api.py")
-    # `Array.block_until_ready` is C++ and has no frame of its own.
-    return "block_until_ready(" in linecache.getline(file, frame.f_lineno)
+    # These are C++ and have no frame of their own.
+    return _OF_ARRAYS.search(linecache.getline(file, frame.f_lineno)) is not None
 
 
 def find_thread_in_dump(dump: str, thread: int) -> str:
@@ -70,6 +71,14 @@ def find_thread_in_dump(dump: str, thread: int) -> str:
             end = found[number + 1].start() if number + 1 < len(found) else len(dump)
             lines = dump[match.end() : end].strip().splitlines()
             return "".join(f"{line}\n" for line in lines if not _has_internal_file(line))
+    return ""
+
+
+def find_line_in_dump(dump: str) -> str:
+    """Return `file:line (function)` of the innermost line of a dump that a user wrote, or ""."""
+    for file, line, function in re.findall(r'File "([^"]+)", line (\d+) in (.+)', dump):
+        if _is_users(file):
+            return f"{os.path.basename(file)}:{line} ({function})"
     return ""
 
 

@@ -3,7 +3,7 @@
 import threading
 import time
 
-from jaxdist._processes.watching.stacks import is_in_array_wait
+from jaxdist._processes.watching.stacks.thread_stack import is_in_array_wait
 from jaxdist._processes.watching.whereabouts import Doing
 
 _NAP = 0.03

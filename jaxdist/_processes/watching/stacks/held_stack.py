@@ -76,6 +76,7 @@ class HeldStack:
             self.close()
             return
         self._timer = timer
+        self._set_time(self._seconds)
         self.path = f"/proc/{os.getpid()}/fd/{self._file}"
 
     def rearm(self) -> str:

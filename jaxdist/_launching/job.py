@@ -20,8 +20,9 @@ from jaxdist._launching.signals import Signals, collect_signals
 from jaxdist._processes import get_settings
 from jaxdist._validate import as_integer, as_number
 
-# More processes on one machine are taken for a mistake.
+# More on one machine is taken for a mistake.
 MOST_PROCESSES = 512
+MOST_DEVICES = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,14 @@ class Job:
         name = "-n" if self.caller == "jaxdist launch" else "n"
         as_integer(self.caller, name, self.count, least=1, most=MOST_PROCESSES, example=2)
         if self.devices_per_process is not None:
-            as_integer(self.caller, "devices_per_process", self.devices_per_process, least=1)
+            as_integer(
+                self.caller,
+                "devices_per_process",
+                self.devices_per_process,
+                least=1,
+                most=MOST_DEVICES,
+                example=1,
+            )
         as_integer(self.caller, "restarts", self.restarts, least=0)
         for part in ("report", "grace"):
             as_number(self.caller, f"{part}_seconds", getattr(self.patience, part), least=0)

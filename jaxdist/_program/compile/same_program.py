@@ -1,0 +1,165 @@
+"""Comparison of a program with those of the other processes, before it runs first.
+
+# Note [Same program]
+XLA matches the collectives of different processes by their order. If the programs differ, the
+collectives of one get the numbers of another, and the result can be a wrong number without an
+error. So the processes compare a hash of each program, of the shapes and shardings of its inputs,
+and of the flags. Only where they differ, the text travels, to show the first line that differs.
+"""
+
+import base64
+import hashlib
+import itertools
+import json
+import os
+import zlib
+
+import jax
+
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._processes import (
+    HERE,
+    Agreement,
+    get_agreement,
+    get_settings,
+    report_deadline,
+    tell_blame,
+)
+from jaxdist.errors import DeadlineExceededError, OtherProcessError, ProgramMismatchError
+
+_CHANNEL = "program"
+_MOST_BYTES_OF_TEXT = 4 * 2**20
+# What is compared, and what it is called, the most telling first.
+_PARTS = {
+    "function": "function",
+    "inputs": "inputs",
+    "mesh": "mesh",
+    "flags": "flags (XLA_FLAGS and settings of JAX)",
+    "program": "operations",
+}
+# Settings of JAX that change numbers or programs.
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+)
+
+
+def check_same_program(
+    name: str,
+    lowered: jax.stages.Lowered,
+    inputs: dict[str, str],
+    layout: ReplicaMesh,
+    timeout_seconds: float | None = None,
+) -> None:
+    """Raise if another process is about to run another program; see Note [Same program].
+
+    Cost:
+        About 0.2 ms for each leaf of the step to print the program, and one exchange over the
+        key-value store.
+
+    Args:
+        name: Name and source line of the step.
+        lowered: The program.
+        inputs: The kind, dtype and shape of each input.
+        layout: The mesh.
+        timeout_seconds: How long to wait for the others; None means `collective_seconds`.
+
+    Raises:
+        ProgramMismatchError: The programs differ.
+        DeadlineExceededError: A process runs no program.
+        UnavailableError: A process has ended.
+    """
+    agreement = get_agreement()
+    if agreement is None or not layout.is_shared:
+        return
+    text = lowered.as_text()
+    told = {
+        "function": name,
+        "inputs": ", ".join(f"{k}: {v}" for k, v in inputs.items()),
+        "mesh": f"{dict(layout.mesh.shape)}, replicas over {layout.replica_axes}",
+        "flags": _describe_flags(),
+    }
+    own = {k: v if len(v) < 200 else _hash(v) for k, v in told.items()} | {"program": _hash(text)}
+    limit = get_settings().collective_seconds if timeout_seconds is None else timeout_seconds
+    call = f"strategy.run({name})"
+    HERE.enter(f"comparing the program of {call}", in_wait=True)
+    try:
+        said = _gather(agreement, own, limit, call)
+        different = [k for k in _PARTS if len({one[k] for one in said}) > 1]
+        if different:
+            raise _explain(agreement, call, {**told, "program": text}, said, different[0], limit)
+    finally:
+        HERE.leave()
+
+
+def _gather(
+    agreement: Agreement, own: dict[str, str], limit: float, call: str
+) -> list[dict[str, str]]:
+    try:
+        texts = agreement.gather(_CHANNEL, json.dumps(own), limit, purpose=f"the program of {call}")
+    except DeadlineExceededError as error:
+        raise report_deadline(f"{call} before its first run", limit, error) from None
+    except OtherProcessError as error:
+        tell_blame(error.processes)
+        raise
+    return [json.loads(text) for text in texts]
+
+
+def _explain(
+    agreement: Agreement,
+    call: str,
+    told: dict[str, str],
+    said: list[dict[str, str]],
+    part: str,
+    limit: float,
+) -> ProgramMismatchError:
+    """Return the error for programs that differ; all processes get here together."""
+    values = [one[part] for one in said]
+    common = max(values, key=values.count)
+    # With two processes nobody knows who is wrong: process 0 counts as right.
+    right = values[0] if values.count(common) == values.count(values[0]) else common
+    odd = [i for i, value in enumerate(values) if value != right]
+    shown = _pack(told[part])
+    texts = agreement.gather("program-text", shown, limit, purpose=f"the text of {call}")
+    wrong, other = _unpack(texts[odd[0]]), _unpack(texts[values.index(right)])
+    tell_blame(odd)
+    return ProgramMismatchError(
+        f"{call}: process {odd[0]} runs another program; what differs: {_PARTS[part]}.\n"
+        f"{_show_first_difference(wrong, other, part)}\n\n"
+        "All processes of a job run the same program on values of the same shapes.\n\n"
+        "Look for code that depends on the process before this step: a condition on the process "
+        "or the host, a list of files, another version of the script, or an environment variable.",
+        odd,
+    )
+
+
+def _show_first_difference(wrong: str, other: str, part: str) -> str:
+    if part != "program":
+        return f"  there:     {wrong}\n  elsewhere: {other}"
+    lines = itertools.zip_longest(wrong.splitlines(), other.splitlines(), fillvalue="(no line)")
+    for number, (a, b) in enumerate(lines, 1):
+        if a != b:
+            return f"  line {number} there:     {a.strip()}\n  line {number} elsewhere: {b.strip()}"
+    return "  (the first 4 MiB of both are equal)"
+
+
+def _describe_flags() -> str:
+    settings = {name: str(getattr(jax.config, name)) for name in _SETTINGS}
+    flags = sorted(f for f in os.environ.get("XLA_FLAGS", "").split() if f)
+    return f"{' '.join(flags)} {json.dumps(settings)}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _pack(text: str) -> str:
+    data = text.encode()[:_MOST_BYTES_OF_TEXT]
+    return base64.b64encode(zlib.compress(data)).decode()
+
+
+def _unpack(text: str) -> str:
+    return zlib.decompress(base64.b64decode(text)).decode(errors="replace")

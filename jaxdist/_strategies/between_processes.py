@@ -1,0 +1,99 @@
+"""What calls of a strategy over several processes do around the call itself."""
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._processes import CallOfAll, Waiter, get_settings
+from jaxdist._program import LaterCalls
+from jaxdist.errors import ArgumentError
+
+
+class BetweenProcesses:
+    """Tells the other processes what this one does, and limits how long it waits for them.
+
+    Args:
+        layout: The mesh of the strategy, which other processes share.
+    """
+
+    def __init__(self, layout: ReplicaMesh) -> None:
+        self._layout = layout
+        self._steps = 0
+        self._later = LaterCalls()
+        self._calls: dict[str, CallOfAll] = {}
+        self._limits: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+
+    def limit(self, fn: Any, seconds: float) -> None:
+        """Set the time limit of the collectives of one step, of which its trace has told.
+
+        Raises:
+            ArgumentError: It is larger than what XLA allows.
+        """
+        check_limit("all_reduce", seconds)
+        with contextlib.suppress(TypeError):  # no weak reference to it
+            self._limits[fn] = seconds
+
+    def run(
+        self,
+        call: Callable[..., Any],
+        fn: Any,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        seconds: float | None,
+    ) -> Any:
+        """Run a step; with `seconds`, wait until it has ended.
+
+        Raises:
+            DeadlineExceededError: `seconds` have passed.
+            UnavailableError: Another process has ended.
+        """
+        self._steps += 1
+        shown = f"strategy.run({name})"
+        self._later.add(name, args, kwargs, self._layout)
+        own = self._limits.get(fn) if self._limits else None
+        seconds = own if seconds is None else seconds if own is None else min(own, seconds)
+        with Waiter(shown, shown, seconds, self._steps) as waiter:
+            result = call(*args, **kwargs) if kwargs else call(*args)
+            if seconds is not None:
+                waiter.wait(_list_arrays(result))
+        return result
+
+    def combine(self, name: str, call: Callable[[], Any], seconds: float | None) -> Any:
+        """Run `reduce` or `gather`; with `seconds`, wait until it has ended.
+
+        Raises:
+            DeadlineExceededError: `seconds` have passed.
+            UnavailableError: Another process has ended.
+        """
+        place = self._calls.setdefault(name, CallOfAll(name)).name_next()
+        with Waiter(name, place, seconds) as waiter:
+            result = call()
+            if seconds is not None:
+                waiter.wait(_list_arrays(result))
+        return result
+
+
+def check_limit(caller: str, seconds: float | None) -> None:
+    """Raise for a time limit that XLA's own limit would cut short."""
+    most = get_settings().collective_seconds
+    if seconds is not None and seconds > most:
+        raise ArgumentError(
+            f"{caller} was given timeout_seconds={seconds:g}, and collectives of this job end "
+            f"after {most:g} s.\n\n"
+            "XLA has one limit for all collectives, which is set when the processes join.\n\n"
+            f"Pass at most {most:g}, or set JAXDIST_COLLECTIVE_SECONDS={seconds:g} for all "
+            "processes."
+        )
+
+
+def _list_arrays(tree: Any) -> list[Any]:
+    return [
+        x
+        for x in jax.tree.leaves(tree)
+        if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+    ]

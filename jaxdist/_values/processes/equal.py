@@ -1,0 +1,117 @@
+"""Values that every process makes for itself, made equal to those of process 0."""
+
+import functools
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._processes import get_agreement
+from jaxdist._values.processes.digests import digest
+from jaxdist.errors import ProgramMismatchError
+
+_LOG = logging.getLogger("jaxdist")
+_CHANNEL = "equal"
+
+
+def make_equal(
+    caller: str, named: Mapping[str, Any], layout: ReplicaMesh, seconds: float | None = None
+) -> dict[str, jax.Array]:
+    """Return the values of process 0 where those of the processes differ.
+
+    Cost:
+        One exchange over the key-value store; for each value that differs a copy to all devices.
+
+    Args:
+        caller: Who needs the values, for errors.
+        named: Values of this process, by name; the same names in all processes.
+        layout: The mesh of the strategy.
+        seconds: How long to wait for the others; None means `collective_seconds`.
+
+    Returns:
+        For each name whose values differ, the value of process 0 on all devices.
+
+    Raises:
+        ProgramMismatchError: NumPy arrays or numbers differ: these are data, which would be the
+            same for every replica; or names, shapes or dtypes differ.
+    """
+    agreement = get_agreement() if layout.is_shared else None
+    if agreement is None or not named:
+        return {}
+    own = {name: (_describe(x), digest(x), _is_state(x)) for name, x in named.items()}
+    texts = agreement.gather(
+        _CHANNEL, json.dumps(own), seconds, purpose=f"the plain values of {caller}"
+    )
+    said: list[dict[str, Any]] = [json.loads(text) for text in texts]
+    differ = [n for n in said[0] if any(n not in one or one[n][1] != said[0][n][1] for one in said)]
+    extra = [n for one in said for n in one if n not in said[0]]
+    _check(caller, said, [*differ, *dict.fromkeys(extra)])
+    if differ:
+        _LOG.warning(
+            "%s: %d of %d values differ between processes, such as %s; every process now has those "
+            "of process 0. Use the same seed and the same initial values in all processes.",
+            caller,
+            len(differ),
+            len(named),
+            ", ".join(differ[:5]),
+        )
+    return {name: _take_first(named[name], layout) for name in differ}
+
+
+def _describe(value: Any) -> str:
+    dtype = getattr(value, "dtype", type(value).__name__)
+    return f"{dtype}{list(np.shape(value))}"
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, jax.Array)
+
+
+def _check(caller: str, said: list[dict[str, Any]], names: list[str]) -> None:
+    """Raise for values that cannot be made equal."""
+    for name in names:
+        odd = [i for i, one in enumerate(said) if one.get(name) != said[0].get(name)]
+        kinds = {one[name][0] if name in one else "nothing" for one in said}
+        state = all(name in one and one[name][2] for one in said)
+        if len(kinds) == 1 and state:
+            continue
+        there = said[odd[0]][name][0] if name in said[odd[0]] else "nothing"
+        here = said[0][name][0] if name in said[0] else "nothing"
+        what = "another value" if there == here else f"{there}, and process 0 {here}"
+        # The first line names the processes that differ from the first, and no other.
+        what = what.replace("process 0", "the first one")
+        raise ProgramMismatchError(
+            f"{caller}: {name} is {what} in process {odd[0]}.\n\n"
+            "A plain array or number is the same for every replica, so it is equal in all "
+            "processes.\n\n"
+            "Pass the part of each replica as a distributed value "
+            "(experimental_distribute_dataset, experimental_distribute_values_from_function), or "
+            "the same value in all processes.",
+            odd[:1],
+        )
+
+
+def _take_first(value: Any, layout: ReplicaMesh) -> jax.Array:
+    """Return the value of process 0 on all devices."""
+    if not isinstance(value.dtype, np.dtype):
+        bits = _take_first(jax.random.key_data(value), layout)
+        return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(value))
+    part = np.asarray(value)[None]
+    own = [d for d, owner in layout.device_owners.items() if owner == layout.process.index]
+    places = layout.num_places
+    parts = [jax.device_put(part, device) for device in own]
+    shape = (places, *part.shape[1:])
+    rows = jax.make_array_from_single_device_arrays(shape, layout.per_replica, parts)
+    first = layout.replica_owners[:: layout.replicas_per_place].index(0)
+    return _find_pick(layout, first)(rows)
+
+
+@functools.lru_cache(maxsize=16)
+def _find_pick(layout: ReplicaMesh, first: int) -> Callable[[jax.Array], jax.Array]:
+    # The sum of one value and of zeros would make -0.0 to 0.0.
+    return jax.jit(lambda rows: jnp.take(rows, first, axis=0), out_shardings=layout.replicated)
