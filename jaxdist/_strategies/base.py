@@ -571,8 +571,9 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Args:
             dataset: Iterable of pytrees of arrays, each one global batch: arrays in memory
                 (`jaxdist.data.batches`), lists, loaders, Grain and `tf.data` datasets.
-            options: Depth of the prefetch, target of batches, and the treatment of a batch that
-                the number of replicas does not divide (`PartialBatch`).
+            options: Depth of the prefetch, target of batches, the treatment of a batch that the
+                number of replicas does not divide (`PartialBatch`), and what each process of a job
+                reads (`AutoShardPolicy`).
 
         Returns:
             A `DistributedDataset`.
@@ -609,8 +610,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             One host-to-device copy per leaf, in a background thread.
 
         Args:
-            dataset_fn: Function of an `InputContext`, called once. It returns a dataset; each
-                element is the batch of one replica.
+            dataset_fn: Function of an `InputContext`, called once in each process. It returns a
+                dataset; each element is the batch of one replica of that process.
             options: Depth of the prefetch, target of batches, and the treatment of an incomplete
                 last step (`PartialBatch`).
 
