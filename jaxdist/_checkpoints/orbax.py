@@ -5,6 +5,7 @@ nothing.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import gc
 import logging
@@ -109,7 +110,10 @@ def start_arrays(
 
     handler = _make_handler(writer)
     args = ocp.args.StandardSave(dict(leaves))
-    futures = asyncio.run(handler.async_save(epath.Path(folder), args=args)) or []
+    # In a thread, since the caller may be a notebook, whose event loop runs.
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        save = handler.async_save(epath.Path(folder), args=args)
+        futures = pool.submit(asyncio.run, save).result() or []
 
     def wait() -> None:
         for future in futures:

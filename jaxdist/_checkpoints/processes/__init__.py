@@ -1,1 +1,7 @@
 """Checkpoints of several processes: agreement about them, and one that a survivor writes alone."""
+
+from jaxdist._checkpoints.processes.group import Group as Group
+from jaxdist._checkpoints.processes.group import find_group as find_group
+from jaxdist._checkpoints.processes.joint_save import JointSave as JointSave
+from jaxdist._checkpoints.processes.results import agree_on_result as agree_on_result
+from jaxdist._checkpoints.processes.results import check_same_steps as check_same_steps

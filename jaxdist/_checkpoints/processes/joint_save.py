@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxdist._checkpoints.errors import ElsewhereError
 from jaxdist._checkpoints.processes.group import Group
 from jaxdist._checkpoints.processes.parts import prepare_folder, publish, start_part
 from jaxdist._checkpoints.processes.same_folder import check_same_folder
-from jaxdist.errors import CheckpointError, OtherProcessError, ProgramMismatchError
+from jaxdist.errors import OtherProcessError, ProgramMismatchError
 
 # Note [Checkpoints of several processes]
 # Process 0 makes a folder with a temporary name. Each process writes its own shards and their
@@ -36,13 +37,19 @@ class JointSave:
         self._complete: Callable[[], None] | None = None
         self._error: Exception | None = None
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether this process could not start to write the last checkpoint."""
+        return self._error is not None
+
     def start(self, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
         """Copy the shards of this process to the host, and start to write them.
 
         Call `complete` afterwards, in a thread.
 
         Raises:
-            CheckpointError: The processes do not share the folder, or it cannot be written.
+            CheckpointError: The processes do not share the folder.
+            ElsewhereError: Process 0 cannot write to it.
             ProgramMismatchError: They save different steps.
             DeadlineExceededError: A process did not come in time.
             UnavailableError: A process has ended.
@@ -85,14 +92,14 @@ class JointSave:
                 other,
             )
         if first["error"]:
-            raise CheckpointError(f"process 0 cannot make the folder: {first['error']}")
+            raise ElsewhereError(f"process 0 cannot make the folder: {first['error']}")
         self._folder = self._directory / first["folder"]
 
     def complete(self, step: int) -> None:
         """Wait until all processes have written the checkpoint, and publish it.
 
         Raises:
-            CheckpointError: A process could not write its part.
+            ElsewhereError: Another process could not write its part.
             DeadlineExceededError: A process did not come in time.
             UnavailableError: A process has ended.
         """
@@ -125,4 +132,4 @@ class JointSave:
             raise own
         failed = [i for i, answer in enumerate(answers) if answer]
         if failed:
-            raise CheckpointError(f"process {failed[0]} failed with {answers[failed[0]]}")
+            raise ElsewhereError(f"process {failed[0]} failed with {answers[failed[0]]}")

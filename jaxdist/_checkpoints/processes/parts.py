@@ -17,6 +17,7 @@ from jaxdist._processes import Process
 
 # As Orbax names such folders, so that the next job deletes them.
 TEMPORARY = "orbax-checkpoint-tmp"
+_METADATA = json.dumps({"item_handlers": {}, "metrics": {}, "performance_metrics": {}})
 
 
 def prepare_folder(directory: Path, step: int, mark: str) -> Path:
@@ -78,6 +79,8 @@ def _to_shared(leaf: Any) -> Any:
 def publish(directory: Path, folder: Path, step: int, keep: int, writer: int) -> None:
     """Give a checkpoint that all processes have written its name, and delete the oldest ones."""
     merge_arrays(folder / STATE, writer)
+    # Orbax logs a warning about folders without this file.
+    (folder / "_CHECKPOINT_METADATA").write_text(_METADATA)
     remove_manifest(directory, step)
     # See Note [Complete or absent].
     folder.rename(directory / str(step))
