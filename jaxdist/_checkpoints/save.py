@@ -86,6 +86,12 @@ class Writer:
             self._lock.__enter__()
             self._has_lock = True
 
+    def prepare_alone(self) -> None:
+        """Wait until nothing is written here, whether that succeeds or not, and take the lock."""
+        with contextlib.suppress(CheckpointError, OtherProcessError):
+            self.wait()
+        self.take_lock()
+
     def _write_together(
         self, group: Group, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]
     ) -> None:
