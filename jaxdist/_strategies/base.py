@@ -19,9 +19,9 @@ from jaxdist._program import EAGERLY, Program, Runner, RunOptions, variables_as_
 from jaxdist._strategies.across import in_merge as merged
 from jaxdist._strategies.across import local
 from jaxdist._strategies.across.calls import GATHER, REDUCE, AcrossReplicas, Method
-from jaxdist._strategies.between_processes import BetweenProcesses, check_limit
 from jaxdist._strategies.extended.extended import StrategyExtended
 from jaxdist._strategies.extended.strategy_v1 import StrategyMethodsV1
+from jaxdist._strategies.over_processes.between import BetweenProcesses, check_limit
 from jaxdist._strategies.properties import StrategyProperties
 from jaxdist._strategies.scope import Scope
 from jaxdist._strategies.where_called import (
