@@ -24,6 +24,7 @@ DOCUMENTED = {
     "InputOptions",
     "InputReplicationMode",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
     "ReduceOp",
@@ -112,6 +113,7 @@ COMPAT_V1_EXPERIMENTAL = {
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "MultiWorkerMirroredStrategy",
     "TPUStrategy",
 }
 EXPERIMENTAL = {
@@ -120,6 +122,7 @@ EXPERIMENTAL = {
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "MultiWorkerMirroredStrategy",
     "TPUStrategy",
     "ValueContext",
 }

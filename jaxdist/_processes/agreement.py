@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from jaxdist._compat import get_coordination_client
@@ -10,6 +10,16 @@ from jaxdist._processes.process import Process, get_process_of_job
 from jaxdist._processes.settings import get_settings
 from jaxdist._processes.store import Store, get_store
 from jaxdist.errors import ContextError, DeadlineExceededError, UnavailableError
+
+# Finds processes that have ended without a word, such as by SIGKILL. Whoever watches the processes
+# of the job sets it.
+_find_silent: list[Callable[[], dict[int, str]]] = []
+
+
+def find_ended_by(callback: Callable[[], dict[int, str]] | None) -> None:
+    """Set the function that finds processes which have ended, and says how; None removes it."""
+    _find_silent[:] = [] if callback is None else [callback]
+
 
 # A process that has ended is noticed at least this often while the others wait for its text.
 _LOOK_SECONDS = 0.5
@@ -39,8 +49,6 @@ class Agreement:
     def __init__(self, store: Store, process: Process) -> None:
         self.process = process
         self._store = store
-        # Which processes have ended, and why; the processes watch each other.
-        self.find_ended: Callable[[], Mapping[int, str]] = dict
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}
 
@@ -120,10 +128,11 @@ class Agreement:
                 )
 
     def _list_ended(self, present: dict[str, str], here: str) -> dict[int, str]:
-        """Return the processes that have ended, and have not written before."""
+        """Return the processes that have said that they end, and have not written before."""
         left = self._store.list("jaxdist/left/")
-        said = {int(key.rpartition("/")[2]): text for key, text in left.items()}
-        ended = {**self.find_ended(), **said}
+        ended = {int(key.rpartition("/")[2]): text for key, text in left.items()}
+        for find in _find_silent:
+            ended = find() | ended
         return {i: text for i, text in sorted(ended.items()) if f"{here}/{i}" not in present}
 
 

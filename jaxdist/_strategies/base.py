@@ -19,9 +19,9 @@ from jaxdist._program import EAGERLY, Program, Runner, RunOptions, variables_as_
 from jaxdist._strategies.across import in_merge as merged
 from jaxdist._strategies.across import local
 from jaxdist._strategies.across.calls import GATHER, REDUCE, AcrossReplicas, Method
-from jaxdist._strategies.between_processes import BetweenProcesses, check_limit
 from jaxdist._strategies.extended.extended import StrategyExtended
 from jaxdist._strategies.extended.strategy_v1 import StrategyMethodsV1
+from jaxdist._strategies.over_processes.between import BetweenProcesses, check_limit
 from jaxdist._strategies.properties import StrategyProperties
 from jaxdist._strategies.scope import Scope
 from jaxdist._strategies.where_called import (
@@ -460,7 +460,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         frame = check_across(self, "gather", _USE_ALL_GATHER)
         return self._combine(GATHER, value, axis, (options, experimental_hints), frame)
 
-    def limit_step(self, fn: Any, seconds: float) -> None:
+    def _limit_step(self, fn: Any, seconds: float) -> None:
         """Set a time limit for a step, of which the options of its collectives have told."""
         if self._between is not None:
             self._between.limit(fn, seconds)

@@ -1,6 +1,6 @@
 """The doctor of this process: `start_watching`, `stop_watching`, `get_doctor`."""
 
-from jaxdist._processes.agreement import get_agreement
+from jaxdist._processes.agreement import find_ended_by
 from jaxdist._processes.joining import at_leaving
 from jaxdist._processes.process import Process
 from jaxdist._processes.settings import Settings
@@ -33,10 +33,18 @@ def start_watching(process: Process, store: Store, settings: Settings) -> None:
     _current.append((doctor, farewell))
     farewell.install()
     doctor.start()
-    agreement = get_agreement()
-    if agreement is not None:
-        agreement.find_ended = find_ended
+    find_ended_by(lambda: _list_ended(doctor))
     at_leaving(stop_watching)
+
+
+def stop_watching() -> None:
+    """Stop what `start_watching` started; without it this does nothing."""
+    if not _current:
+        return
+    find_ended_by(None)
+    doctor, farewell = _current.pop()
+    farewell.uninstall()
+    doctor.stop()
 
 
 def find_ended() -> dict[int, str]:
@@ -46,14 +54,10 @@ def find_ended() -> dict[int, str]:
         Two requests to the store.
     """
     doctor = get_doctor()
-    seen = {} if doctor is None else doctor.observer.look()
-    return {index: one.ended for index, one in seen.items() if one.ended is not None}
+    return {} if doctor is None else _list_ended(doctor)
 
 
-def stop_watching() -> None:
-    """Stop what `start_watching` started; without it this does nothing."""
-    if not _current:
-        return
-    doctor, farewell = _current.pop()
-    farewell.uninstall()
-    doctor.stop()
+def _list_ended(doctor: Doctor) -> dict[int, str]:
+    """Return the processes that have ended, and how."""
+    table = doctor.observer.look()
+    return {i: seen.ended for i, seen in table.items() if seen.ended is not None}
