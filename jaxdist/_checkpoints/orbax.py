@@ -122,11 +122,50 @@ def start_arrays(
     return wait
 
 
+@contextlib.contextmanager
+def write_as_first_process() -> Iterator[None]:
+    """Let Orbax write arrays of NumPy in this process, whatever its number is.
+
+    Orbax writes them in process 0 only, which may be the one that has ended.
+    """
+    import orbax.checkpoint as ocp
+
+    module = sys.modules[ocp.type_handlers.NumpyHandler.__module__]
+    before = vars(module)["multihost"]
+    vars(module)["multihost"] = _FirstProcess(before)
+    try:
+        yield
+    finally:
+        vars(module)["multihost"] = before
+
+
+class _FirstProcess:
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def process_index(self) -> int:
+        return 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
 def merge_arrays(folder: Path, writer: int) -> None:
     """Make the shards that all processes have written one checkpoint."""
     from etils import epath
 
     _make_handler(writer).finalize(epath.Path(folder))
+
+
+def list_stored_names(folder: Path) -> set[str]:
+    """Return the names of the arrays in a folder that `merge_arrays` has completed."""
+    import tensorstore
+
+    spec = {"driver": "ocdbt", "base": f"file://{folder}/"}
+    keys = tensorstore.KvStore.open(spec).result().list().result()
+    ending = "/.zarray"
+    texts = [key.decode() for key in keys]
+    return {text.removesuffix(ending) for text in texts if text.endswith(ending)}
 
 
 def _make_handler(writer: int) -> Any:

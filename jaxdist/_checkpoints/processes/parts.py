@@ -1,6 +1,7 @@
 """A checkpoint that is not complete yet, as files in a folder with a temporary name."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +12,14 @@ import numpy as np
 
 from jaxdist._checkpoints.files import list_steps
 from jaxdist._checkpoints.manifest import remove_manifest, write_manifest
-from jaxdist._checkpoints.orbax import LEAVES, NOTES, STATE, merge_arrays, start_arrays
+from jaxdist._checkpoints.orbax import (
+    LEAVES,
+    NOTES,
+    STATE,
+    list_stored_names,
+    merge_arrays,
+    start_arrays,
+)
 from jaxdist._checkpoints.records import format_records, prepare_records
 from jaxdist._processes import Process
 
@@ -76,9 +84,19 @@ def _to_shared(leaf: Any) -> Any:
     return leaf if is_shared else np.array(leaf)
 
 
+def _check_names(folder: Path) -> None:
+    """Check that each leaf of the records was written, before the checkpoint counts."""
+    recorded = json.loads(next((folder / LEAVES).glob("*.json")).read_bytes())["leaves"]
+    wanted = {n for n, record in recorded.items() if math.prod(record["shape"])}
+    missing = sorted(wanted - list_stored_names(folder / STATE))
+    if missing:
+        raise OSError(f"Orbax has not written {len(missing)} leaves, such as {missing[0]}")
+
+
 def publish(directory: Path, folder: Path, step: int, keep: int, writer: int) -> None:
     """Give a checkpoint that all processes have written its name, and delete the oldest ones."""
     merge_arrays(folder / STATE, writer)
+    _check_names(folder)
     # Orbax logs a warning about folders without this file.
     (folder / "_CHECKPOINT_METADATA").write_text(_METADATA)
     remove_manifest(directory, step)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jaxdist._checkpoints.files import list_steps
+from jaxdist._checkpoints.orbax import write_as_first_process
 from jaxdist._checkpoints.processes.parts import prepare_folder, publish, start_part
 from jaxdist._checkpoints.processes.snapshots import NoCopyError, Snapshots
 from jaxdist._processes import Process, find_ended, get_current_process
@@ -80,7 +81,8 @@ class Survivor:
     def _write(self, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
         own = jax.process_index()
         folder = prepare_folder(self._directory, step, f"survivor{own}")
-        start_part(folder, leaves, notes, Process(0, 1), own)()
+        with write_as_first_process():
+            start_part(folder, leaves, notes, Process(0, 1), own)()
         publish(self._directory, folder, step, self._keep, own)
 
     def _point_to_last(self, reason: str) -> str:
