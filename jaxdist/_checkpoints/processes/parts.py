@@ -39,8 +39,9 @@ def prepare_folder(directory: Path, step: int, mark: str) -> Path:
     for left in directory.glob(f"*.{TEMPORARY}*"):
         shutil.rmtree(left)
     folder = directory / f"{step}.{TEMPORARY}-{mark}"
-    for part in (STATE, NOTES, LEAVES):
-        (folder / part).mkdir(parents=True)
+    # In Orbax all processes wait until process 0 has made the last one, also if it has ended.
+    for part in (STATE, NOTES, LEAVES, f"{STATE}/array_metadatas"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
     return folder
 
 

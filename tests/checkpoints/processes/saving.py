@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 import jaxdist
+from jaxdist._checkpoints.processes import parts
 from jaxdist._values import put
 from jaxdist.errors import CheckpointError, OtherProcessError
 from jaxdist.training import Checkpoints
@@ -72,27 +73,21 @@ def save_until_killed(folder: str, victim: int, k: int) -> dict[str, Any]:
     return {"error": None}
 
 
-def save_with_failing_disk(folder: str, victim: int, k: int) -> list[str]:
-    """Save steps 1 and 2, the second with a failing disk, and step 3; return the errors."""
+def save_with_failing_disk(folder: str, victim: int) -> list[str]:
+    """Save steps 1, 2 and 3; the disk of one process is full in the second. Return the errors."""
     strategy = jaxdist.MultiWorkerMirroredStrategy()
     errors = []
-    fails = False
+    format_records = parts.format_records
 
-    def fail(n: int) -> None:
-        nonlocal fails
-        if fails:
-            fails = False
-            raise OSError(28, "No space left on device")
+    def fail(*_: Any) -> str:
+        raise OSError(28, "No space left on device")
 
-    if jax.process_index() == victim:
-        count_file_operations(folder, fail)
     with Checkpoints(folder) as checkpoints:
         for step in (1, 2, 3):
-            # In the background, when the part of this process is written.
-            fails = False
+            is_bad = step == 2 and jax.process_index() == victim
+            vars(parts)["format_records"] = fail if is_bad else format_records
             try:
                 checkpoints.save(step, make_state(strategy, step))
-                fails = step == 2
                 checkpoints.wait_until_finished()
             except CheckpointError as error:
                 errors.append(str(error))
