@@ -169,8 +169,8 @@ FREE = {
     "checkpoint.directory", "checkpoint.every", "checkpoint.keep", "checkpoint.resume",
     "output.directory", "output.metrics", "output.picture", "generate.bytes", "generate.prompt",
     "generate.seed", "generate.temperature", "model.remat", "optimizer.compression",
-    "optimizer.workers", "strategy.devices", "strategy.logical_devices", "strategy.partition",
-    "strategy.slices", "strategy.virtual_devices", "strategy.whole_below",
+    "optimizer.workers", "strategy.devices", "strategy.kind", "strategy.logical_devices",
+    "strategy.partition", "strategy.slices", "strategy.virtual_devices", "strategy.whole_below",
     "training.donate", "training.evaluate_every", "training.log_every",
     "training.steps",
 }  # fmt: skip

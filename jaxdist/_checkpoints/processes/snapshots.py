@@ -48,7 +48,7 @@ class Snapshot:
 
     def is_computed(self) -> bool:
         """Whether all arrays are there, without an error."""
-        arrays = [x for x in self.leaves.values() if isinstance(x, jax.Array)]
+        arrays: list[Any] = [x for x in self.leaves.values() if isinstance(x, jax.Array)]
         if any(x.is_deleted() or not x.is_ready() for x in arrays):
             return False
         try:
@@ -139,7 +139,7 @@ def _list_own_copies(state: PyTree) -> dict[str, Any]:
     for leaf in jax.tree.leaves(plain, is_leaf=_is_in_pieces):
         if _is_in_pieces(leaf):
             raise NoCopyError("the state is in pieces, of which this process has only its own")
-    found = {}
+    found: dict[str, Any] = {}
     for name, leaf in name_leaves(jax.tree.map(_take_own, plain)).items():
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             raise NoCopyError(f"{name} is in pieces, of which this process has only its own")

@@ -57,11 +57,11 @@ class Survivor:
 
     def _save(self, error: OtherProcessError) -> str:
         process = get_current_process()
+        ended: dict[int, str] = {}
         try:
             ended = find_ended()
         except Exception:
-            # The coordination service has ended as well.
-            ended = {}
+            _LOG.debug("The coordination service has ended as well.")
         left = [i for i in range(process.count) if i not in error.processes and i not in ended]
         # The same choice in all processes. If two of them choose themselves, the second finds a
         # complete checkpoint.

@@ -114,7 +114,7 @@ def read(kind: str, state: dict[str, Any]) -> list[np.ndarray]:
 
 
 def _to_whole(x: Any) -> np.ndarray:
-    if isinstance(x, jax.Array) and not x.is_fully_replicated and not x.is_fully_addressable:
+    if not x.is_fully_replicated and not x.is_fully_addressable:
         everywhere = jax.sharding.NamedSharding(x.sharding.mesh, jax.P())
         x = jax.jit(lambda x: x, out_shardings=everywhere)(x)
     return np.asarray(x)

@@ -9,8 +9,8 @@ from jaxdist.training import Checkpoints
 from tests.checkpoints.processes import saving
 from tests.processes.job import results_of_job, run_job
 
-# A process has fewer file operations in one save.
-_ALL = range(1, 61)
+# A process has fewer file operations in one save. The later ones read files for the manifest.
+_ALL = (*range(1, 31), *range(31, 200, 6))
 _SAMPLE = (1, 7, 24, 26)
 
 
