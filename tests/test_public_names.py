@@ -122,7 +122,6 @@ EXPERIMENTAL = {
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
-    "MultiWorkerMirroredStrategy",
     "TPUStrategy",
     "ValueContext",
 }
