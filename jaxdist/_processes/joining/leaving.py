@@ -13,6 +13,7 @@ a request when the interpreter ends would end the process with SIGABRT.
 
 import atexit
 import logging
+import os
 import time
 from collections.abc import Callable
 
@@ -24,6 +25,7 @@ from jaxdist._compat import (
     hosts_coordination_service,
 )
 from jaxdist._processes.connections import can_list_connections, count_clients
+from jaxdist._processes.joining.launched import SERVICE
 from jaxdist._processes.process import get_process_of_job
 from jaxdist._processes.settings import get_settings
 from jaxdist._processes.store import Store, get_store
@@ -73,7 +75,8 @@ def leave(reason: str = "its program has ended") -> None:
         # A process that ends with an exception has said so before.
         if store.get(f"{LEFT}/{job.index}") is None:
             store.set(f"{LEFT}/{job.index}", reason, overwrite=True)
-        if hosts_coordination_service():
+        # Under a launcher the service of process 0 has no members: JAX always starts one.
+        if hosts_coordination_service() and not os.environ.get(SERVICE):
             _wait_for_others(job.index, job.count, store)
         jax.distributed.shutdown()
     except (UnavailableError, jax.errors.JaxRuntimeError) as error:
