@@ -124,18 +124,18 @@ class PreemptionCheckpointHandler:
             self._config.grace,
             get_settings().collective_seconds,
         )
-        # A handler that nobody has any more gives SIGTERM back.
-        self._stop = weakref.finalize(self, _stop, self._agreement, notices)
-        at_leaving(self._stop)
+        at_leaving(self._agreement.stop)
+        # A handler that nobody has any more gives SIGTERM back. At the end of the program it does
+        # not: a second SIGTERM must not change the exit code.
+        self._stop: Any = weakref.finalize(self, _stop, self._agreement, notices, self._saving)
+        self._stop.atexit = False
 
     @property
     def total_run_calls(self) -> int:
         """Number of completed calls of `run`, with those before the restarts of the job."""
         return self._runs
 
-    def run(
-        self, distributed_train_function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
+    def run(self, distributed_train_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a training step; before it, save and end the job if all processes have agreed to.
 
         Args:
@@ -266,9 +266,13 @@ class PreemptionCheckpointHandler:
                 agreement.gather("preemption saved", "")
             except OtherProcessError as error:
                 _LOG.warning("This process has saved and ends. %s", error)
-        self.close()
+        self._has_ended = True
+        self._agreement.stop()
+        self._saving.close()
         _LOG.info("The checkpoint is complete, and the job ends.")
         self._config.exit()
+        # It wants to go on.
+        self.close()
 
     def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         _LOG.warning(
@@ -283,6 +287,7 @@ class PreemptionCheckpointHandler:
             self._saving.save(self._runs, **kwargs)
 
 
-def _stop(agreement: StepAgreement, notices: Notices) -> None:
+def _stop(agreement: StepAgreement, notices: Notices, saving: Saving) -> None:
     agreement.stop()
     notices.stop()
+    saving.close()

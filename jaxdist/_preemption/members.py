@@ -24,7 +24,7 @@ def find_members(caller: str, resolver: Any) -> Process:
     kinds = (ClusterResolver, type(None))
     check_instance(caller, "cluster_resolver", resolver, kinds, "a ClusterResolver", remedy)
     joined = get_process_of_job()
-    tasks = {} if resolver is None else resolver.cluster_spec().as_dict()
+    tasks: dict[str, Any] = {} if resolver is None else resolver.cluster_spec().as_dict()
     if "ps" in tasks:
         raise UnsupportedError(
             f"{caller} was given a cluster with parameter servers: {sorted(tasks)}.\n\n"

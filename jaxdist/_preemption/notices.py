@@ -42,32 +42,51 @@ class Sigterm:
 
     def __init__(self, caller: str) -> None:
         self.time: float | None = None
-        if threading.current_thread() is not threading.main_thread():
+        if not _is_main_thread():
             raise ContextError(
                 f"{caller} was made in the thread {threading.current_thread().name!r}.\n\n"
                 "It listens to SIGTERM, and Python handles signals in the main thread only.\n\n"
                 "Make it in the main thread, or pass "
                 "TerminationConfig(termination_watcher_fn=...)."
             )
-        # The previous handler must find this one, also after somebody else has set another.
-        self._note = self._make_handler()
-        self._before: Any = signal.signal(signal.SIGTERM, self._note)
-
-    def _make_handler(self) -> Callable[[int, FrameType | None], None]:
-        def note(number: int, frame: FrameType | None) -> None:
-            # Nothing else: the signal may have interrupted a thread that holds a lock.
-            if self.time is None:
-                self.time = time.monotonic()
-
-        return note
+        if signal.getsignal(signal.SIGTERM) is not _note:
+            _before[:] = [signal.signal(signal.SIGTERM, _note)]
+        _listening.append(self)
 
     def stop(self) -> None:
-        """Give SIGTERM its previous meaning, unless somebody else has set another handler."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        if signal.getsignal(signal.SIGTERM) is self._note:
-            # None means that a handler was installed outside of Python.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)
+        """Stop to listen; without anybody who listens SIGTERM has its previous meaning."""
+        if self in _listening:
+            _listening.remove(self)
+        # The garbage collector calls this in any thread. Then `_note` does the same later.
+        if not _listening and _is_main_thread():
+            _give_back()
+
+
+# Everybody who listens, and the handler that was there before the first of them.
+_listening: list[Sigterm] = []
+_before: list[Any] = []
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    if not _listening:
+        _give_back()
+        signal.raise_signal(number)
+    # Nothing else: the signal may have interrupted a thread that holds a lock.
+    for sigterm in (*_listening,):
+        if sigterm.time is None:
+            sigterm.time = time.monotonic()
+
+
+def _give_back() -> None:
+    # Somebody else may have set another handler since then.
+    if signal.getsignal(signal.SIGTERM) is _note:
+        # None means that a handler was installed outside of Python.
+        before = _before.pop()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 class Questions:

@@ -46,6 +46,7 @@ class Saving:
                     "The checkpoints have a directory already.\n\nLeave checkpoint_dir out."
                 )
             self.checkpoints, state = given
+            self._is_own = False
         else:
             if directory is None:
                 raise ArgumentError(
@@ -54,6 +55,7 @@ class Saving:
                     "Pass for instance checkpoint_dir='runs/job', or (checkpoints, state)."
                 )
             self.checkpoints, state = Checkpoints(directory, keep=1), given
+            self._is_own = True
         self._read: Callable[[], Any] | None = None
         self._state: Any = None
         if _is_function(state):
@@ -95,6 +97,11 @@ class Saving:
             return
         self.checkpoints.save(step, state, {**(notes or {}), _RUNS: runs})
         self.checkpoints.wait_until_finished()
+
+    def close(self) -> None:
+        """Release the directory, unless the user holds it."""
+        if self._is_own:
+            self.checkpoints.close()
 
 
 def _is_function(state: Any) -> bool:

@@ -21,10 +21,9 @@ over the key-value store of the job:
 import json
 import threading
 import time
-from collections.abc import Callable
 
 from jaxdist._preemption.notices import Notices
-from jaxdist._processes import Process, Store
+from jaxdist._processes import Process, Store, find_ended
 from jaxdist.errors import (
     DeadlineExceededError,
     JaxdistError,
@@ -33,7 +32,6 @@ from jaxdist.errors import (
 )
 
 FIRST, FINAL = "first", "final"
-LEFT = "jaxdist/left"
 _LOOK_SECONDS = 0.1
 _WAIT_SECONDS = 0.02
 _STOP_SECONDS = 10.0
@@ -218,18 +216,15 @@ class StepAgreement:
         end = time.monotonic() + self._limit
         while not self._is_stopped:
             found = self._store.list(f"{prefix}/")
-            missing = [
-                i for i in range(self._process.count) if f"{prefix}/{i}" not in found
-            ]
+            missing = [i for i in range(self._process.count) if f"{prefix}/{i}" not in found]
             if not missing:
                 return [int(text) for text in found.values()]
-            left = [i for i in missing if self._store.get(f"{LEFT}/{i}") is not None]
-            if left:
-                # Its count may have been written between the two questions.
-                found = self._store.list(f"{prefix}/")
-                left = [i for i in left if f"{prefix}/{i}" not in found]
-            if left:
-                raise UnavailableError(_describe(left, "ended before it said"), left)
+            ended = [i for i in find_ended() if i in missing]
+            # One that ends well has written its count before.
+            found = self._store.list(f"{prefix}/") if ended else {}
+            ended = [i for i in ended if f"{prefix}/{i}" not in found]
+            if ended:
+                raise UnavailableError(_describe(ended, "ended before it said"), ended)
             if time.monotonic() > end:
                 raise DeadlineExceededError(
                     _describe(missing, f"did not say within {self._limit:g} s"), missing
@@ -246,5 +241,3 @@ def _describe(processes: list[int], what: str) -> str:
         "Make the handler in every process, and look at what that process does instead. The job "
         "restarts from the checkpoint before."
     )
-
-
