@@ -6,7 +6,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from jaxdist._checkpoints import Restored
 from jaxdist._preemption.config import CompleteConfig, TerminationConfig, complete_config
@@ -127,7 +127,9 @@ class PreemptionCheckpointHandler:
         at_leaving(self._agreement.stop)
         # A handler that nobody has any more gives SIGTERM back. At the end of the program it does
         # not: a second SIGTERM must not change the exit code.
-        self._stop: Any = weakref.finalize(self, _stop, self._agreement, notices, self._saving)
+        self._stop = cast(
+            "Any", weakref.finalize(self, _stop, self._agreement, notices, self._saving)
+        )
         self._stop.atexit = False
 
     @property

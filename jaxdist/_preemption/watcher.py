@@ -4,7 +4,7 @@ import json
 import threading
 import time
 import weakref
-from typing import Any
+from typing import Any, cast
 
 from jaxdist._preemption.notices import Sigterm
 from jaxdist._processes import (
@@ -54,7 +54,7 @@ class PreemptionWatcher:
         process = get_process_of_job() or Process(0, 1)
         self._watch = _Watch(get_store() or LocalStore(), process)
         at_leaving(self._watch.stop)
-        self._close: Any = weakref.finalize(self, _close, self._watch)
+        self._close = cast("Any", weakref.finalize(self, _close, self._watch))
         self._close.atexit = False
 
     @property
