@@ -6,8 +6,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxdist._checkpoints import Checkpoints, Restored, find_plain_leaves
-from jaxdist._validate import show
+import jax
+
+from jaxdist._checkpoints import Checkpoints, Restored, find_plain_leaves, to_plain
+from jaxdist._validate import as_path, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 _LOG = logging.getLogger("jaxdist")
@@ -54,6 +56,7 @@ class Saving:
                     "A state needs a directory for its checkpoints.\n\n"
                     "Pass for instance checkpoint_dir='runs/job', or (checkpoints, state)."
                 )
+            directory = as_path(caller, "checkpoint_dir", directory, "runs/job")
             self.checkpoints, state = Checkpoints(directory, keep=1), given
             self._is_own = True
         self._read: Callable[[], Any] | None = None
@@ -73,7 +76,7 @@ class Saving:
         is_pair = isinstance(found, tuple) and len(found) == 2
         if not is_pair or isinstance(found[0], bool) or not isinstance(found[0], int):
             raise ArgumentTypeError(
-                f"{self._caller}: the function of the state returned {show(found)}.\n\n"
+                f"{self._caller}: {_ARGUMENT} is a function that returned {show(found)}.\n\n"
                 "It returns the number of completed steps and the state.\n\n"
                 "Pass for instance lambda: (step, (model, optimizer))."
             )
@@ -115,9 +118,16 @@ def _check_can_be_written(caller: str, state: Any) -> None:
         shown = ", ".join(f"state{path}" for path in plain[:_MOST_SHOWN])
         more = f" and {len(plain) - _MOST_SHOWN} more" if len(plain) > _MOST_SHOWN else ""
         raise ArgumentError(
-            f"{caller} was given a state with {len(plain)} arrays or other values outside of NNX "
-            f"objects and variables: {shown}{more}.\n\n"
+            f"{caller} was given in {_ARGUMENT} a state with {len(plain)} arrays or other values "
+            f"outside of NNX objects and variables: {shown}{more}.\n\n"
             "Each step makes new arrays. The handler would save those that it was given.\n\n"
             "Pass a function that returns the present step and state, and take what was restored "
             "from handler.restored: lambda: (step, state)."
+        )
+    if not jax.tree.leaves(to_plain(state)):
+        raise ArgumentError(
+            f"{caller} was given {_ARGUMENT}={show(state)}, which has no arrays.\n\n"
+            "It is the state that a restart needs.\n\n"
+            "Pass for instance (model, optimizer), or a function that returns the number of "
+            "completed steps and the state."
         )

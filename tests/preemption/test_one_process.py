@@ -377,7 +377,8 @@ def test_a_handler_of_a_function_is_made_in_any_thread(tmp_path: pathlib.Path) -
         ("pair", "there", ArgumentError, "Leave checkpoint_dir out"),
         ("array", "there", ArgumentError, "state['w']"),
         ("arrays", "there", ArgumentError, "and 1 more"),
-        ("function", "there", ArgumentTypeError, "returned 7"),
+        ("empty", "there", ArgumentError, "has no arrays"),
+        ("function", "there", ArgumentTypeError, "a function that returned 7"),
     ],
 )
 def test_a_state_that_cannot_be_saved_is_refused(
@@ -391,6 +392,7 @@ def test_a_state_that_cannot_be_saved_is_refused(
         "pair": (checkpoints, Model()),
         "array": {"w": jnp.zeros(2)},
         "arrays": {str(i): jnp.zeros(2) for i in range(4)},
+        "empty": {},
         "function": lambda: 7,
     }
     where = None if directory is None else tmp_path / directory
