@@ -110,6 +110,9 @@ COMPAT_V1 = {
     "tpu",
 }
 COMPAT_V1_EXPERIMENTAL = {
+    "PreemptionCheckpointHandler",
+    "PreemptionWatcher",
+    "TerminationConfig",
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",

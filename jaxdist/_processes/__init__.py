@@ -31,6 +31,7 @@ from jaxdist._processes.watching import ABORT_CODE as ABORT_CODE
 from jaxdist._processes.watching import HERE as HERE
 from jaxdist._processes.watching import CallOfAll as CallOfAll
 from jaxdist._processes.watching import Waiter as Waiter
+from jaxdist._processes.watching import find_ended as find_ended
 from jaxdist._processes.watching import report_deadline as report_deadline
 from jaxdist._processes.watching import start_watching as start_watching
 from jaxdist._processes.watching import stop_watching as stop_watching
