@@ -23,7 +23,7 @@ def check_devices(caller: str, devices: int | None, environment: Mapping[str, st
 
 def make_environments(
     caller: str,
-    count: int,
+    places: Sequence[int],
     devices: int | None,
     ports: Sequence[int],
     service: str,
@@ -34,7 +34,7 @@ def make_environments(
 
     Args:
         caller: What starts the processes, for errors.
-        count: Number of processes.
+        places: For each process its number when the job began, which decides its GPUs.
         devices: Devices of each process: GPUs where there are some, CPU devices otherwise; None
             for one.
         ports: One for each process.
@@ -46,10 +46,10 @@ def make_environments(
         LaunchError: There are too few GPUs, or the devices are given in two ways.
     """
     check_devices(caller, devices, os.environ)
-    gpus = divide_gpus(caller, count, devices or 1, os.environ, list_gpus)
+    gpus = divide_gpus(caller, max(places) + 1, devices or 1, os.environ, list_gpus)
     addresses = [f"127.0.0.1:{port}" for port in ports]
     found = []
-    for index in range(count):
+    for index, place in enumerate(places):
         config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
         own = {
             "TF_CONFIG": json.dumps(config),
@@ -60,7 +60,7 @@ def make_environments(
             "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
         }
         if gpus is not None:
-            own["CUDA_VISIBLE_DEVICES"] = gpus[index]
+            own["CUDA_VISIBLE_DEVICES"] = gpus[place]
         # The second is JAX's own, for programs that use JAX without joining.
         elif _FORCED not in os.environ.get("XLA_FLAGS", ""):
             own["JAXDIST_DEVICES_PER_PROCESS"] = str(devices or 1)

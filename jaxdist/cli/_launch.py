@@ -36,7 +36,15 @@ def add_launch(
         ),
     )
     parser.add_argument(
-        "-n", dest="count", type=int, required=True, metavar="N", help="number of processes"
+        "-n", dest="count", type=int, metavar="N", help="number of processes"
+    )
+    parser.add_argument(
+        "--elastic",
+        metavar="LEAST:MOST",
+        help=(
+            "start MOST processes; when some are lost, all start again without them, as long as "
+            "LEAST are left"
+        ),
     )
     parser.add_argument(
         "--devices-per-process",
@@ -89,22 +97,24 @@ def launch_processes(arguments: argparse.Namespace, parse: ParseArguments) -> in
         ArgumentError: A number is out of range, or nothing was given to start.
         ConfigError: The configuration of `train` is not valid.
     """
+    least, count = _read_numbers(arguments.count, arguments.elastic)
     program = list(arguments.program)
     if program[:1] == ["--"]:
         program = program[1:]
     if not program:
         raise ArgumentError(
-            f"jaxdist launch -n {arguments.count} was given no script.\n\n"
+            f"jaxdist launch -n {count} was given no script.\n\n"
             "After the options come a script, -m and a module, or train and a configuration.\n\n"
-            f"Pass for instance: jaxdist launch -n {arguments.count} script.py"
+            f"Pass for instance: jaxdist launch -n {count} script.py"
         )
     patience = Patience(report=arguments.report_seconds, grace=arguments.grace_seconds)
     job = Job(
         _make_program(program, arguments.is_module, parse),
-        arguments.count,
+        count,
         devices_per_process=arguments.devices_per_process,
         restarts=arguments.restarts,
         patience=patience,
+        least=least,
     )
     return launch(job)
 
@@ -116,3 +126,29 @@ def _make_program(program: Sequence[str], is_module: bool, parse: ParseArguments
     given = parse(program)
     jobs.load_job_config(given.config, given.overrides)
     return [sys.executable, "-m", "jaxdist", *program]
+
+
+def _read_numbers(count: int | None, elastic: str | None) -> tuple[int | None, int]:
+    """Return the least number of processes, if there is one, and how many are started."""
+    if count is not None and elastic is not None:
+        raise ArgumentError(
+            f"jaxdist launch was given -n {count} and --elastic {elastic}.\n\n"
+            "--elastic LEAST:MOST has the number of processes too: it starts MOST.\n\n"
+            f"Leave out one of the two, for instance: jaxdist launch --elastic {elastic} script.py"
+        )
+    if elastic is None:
+        if count is None:
+            raise ArgumentError(
+                "jaxdist launch was given no number of processes.\n\n"
+                "-n N starts N processes; --elastic LEAST:MOST goes on when some of them are lost."
+                "\n\nPass for instance: jaxdist launch -n 2 script.py"
+            )
+        return None, count
+    least, colon, most = elastic.partition(":")
+    if not (colon and least.isdecimal() and most.isdecimal()):
+        raise ArgumentError(
+            f"jaxdist launch was given --elastic {elastic}.\n\n"
+            "--elastic has two numbers: with how many processes the job goes on at least, and how "
+            "many are started.\n\nPass for instance: jaxdist launch --elastic 2:4 script.py"
+        )
+    return int(least), int(most)

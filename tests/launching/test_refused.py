@@ -115,13 +115,13 @@ def test_devices_given_in_two_ways_are_refused(
 ) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_foo")
     with refused(LaunchError, "asked for 2 devices", "Remove --xla_force"):
-        make_environments("jaxdist launch", 1, 2, [1], "127.0.0.1:2", tmp_path, 1)
-    (alone,) = make_environments("jaxdist launch", 1, None, [1], "127.0.0.1:2", tmp_path, 1)
+        make_environments("jaxdist launch", [0], 2, [1], "127.0.0.1:2", tmp_path, 1)
+    (alone,) = make_environments("jaxdist launch", [0], None, [1], "127.0.0.1:2", tmp_path, 1)
     assert "JAX_NUM_CPU_DEVICES" not in alone
 
 
 def test_the_environment_of_each_process(tmp_path: pathlib.Path) -> None:
-    first, second = make_environments("launch", 2, 3, [5, 6], "127.0.0.1:7", tmp_path, 4)
+    first, second = make_environments("launch", [0, 1], 3, [5, 6], "127.0.0.1:7", tmp_path, 4)
     workers = '{"cluster": {"worker": ["127.0.0.1:5", "127.0.0.1:6"]}, '
     assert first["TF_CONFIG"] == workers + '"task": {"type": "worker", "index": 0}}'
     assert second["TF_CONFIG"] == workers + '"task": {"type": "worker", "index": 1}}'
