@@ -19,9 +19,9 @@ from jaxdist._program import EAGERLY, Program, Runner, RunOptions, variables_as_
 from jaxdist._strategies.across import in_merge as merged
 from jaxdist._strategies.across import local
 from jaxdist._strategies.across.calls import GATHER, REDUCE, AcrossReplicas, Method
-from jaxdist._strategies.between_processes import BetweenProcesses, check_limit
 from jaxdist._strategies.extended.extended import StrategyExtended
 from jaxdist._strategies.extended.strategy_v1 import StrategyMethodsV1
+from jaxdist._strategies.over_processes.between import BetweenProcesses, check_limit
 from jaxdist._strategies.properties import StrategyProperties
 from jaxdist._strategies.scope import Scope
 from jaxdist._strategies.where_called import (
@@ -571,8 +571,9 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Args:
             dataset: Iterable of pytrees of arrays, each one global batch: arrays in memory
                 (`jaxdist.data.batches`), lists, loaders, Grain and `tf.data` datasets.
-            options: Depth of the prefetch, target of batches, and the treatment of a batch that
-                the number of replicas does not divide (`PartialBatch`).
+            options: Depth of the prefetch, target of batches, the treatment of a batch that the
+                number of replicas does not divide (`PartialBatch`), and what each process of a job
+                reads (`AutoShardPolicy`).
 
         Returns:
             A `DistributedDataset`.
@@ -609,8 +610,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             One host-to-device copy per leaf, in a background thread.
 
         Args:
-            dataset_fn: Function of an `InputContext`, called once. It returns a dataset; each
-                element is the batch of one replica.
+            dataset_fn: Function of an `InputContext`, called once in each process. It returns a
+                dataset; each element is the batch of one replica of that process.
             options: Depth of the prefetch, target of batches, and the treatment of an incomplete
                 last step (`PartialBatch`).
 

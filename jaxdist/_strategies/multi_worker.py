@@ -11,7 +11,7 @@ from jaxdist._collectives import read_communication
 from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.deterministic import add_virtual_replicas
-from jaxdist._strategies.processes import check_one_process, warn_if_alone
+from jaxdist._strategies.over_processes.one_process import check_one_process, warn_if_alone
 from jaxdist._validate import show
 from jaxdist.cluster_resolver import (
     ClusterResolver,

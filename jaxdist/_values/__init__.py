@@ -15,7 +15,6 @@ from jaxdist._values.processes.digests import MOST_BYTES as MOST_BYTES
 from jaxdist._values.processes.digests import digest as digest
 from jaxdist._values.processes.digests import is_of_this_process as is_of_this_process
 from jaxdist._values.processes.equal import make_equal as make_equal
-from jaxdist._values.processes.exchange import find_shapes as find_shapes
 from jaxdist._values.processes.put import put as put
 from jaxdist._values.replicas.agreed import AgreedShapes as AgreedShapes
 from jaxdist._values.replicas.agreed import agreed_shapes as agreed_shapes
@@ -56,6 +55,7 @@ from jaxdist._values.replicas.placement import is_mirrored as is_mirrored
 from jaxdist._values.replicas.placement import place_per_replica as place_per_replica
 from jaxdist._values.replicas.placement import placement_of as placement_of
 from jaxdist._values.replicas.placement import placement_of_sharding as placement_of_sharding
+from jaxdist._values.replicas.shapes_of_all import find_shapes as find_shapes
 from jaxdist._values.sharded.containers import Opened as Opened
 from jaxdist._values.sharded.containers import close_containers as close_containers
 from jaxdist._values.sharded.containers import is_container as is_container

@@ -54,7 +54,9 @@ def distribute_dataset(
         multiple of the number of replicas `R`.
 
     Cost:
-        One copy of each leaf from the host, which a thread makes in advance. No collective.
+        One copy of each leaf from the host, which a thread makes in advance. No collective. With
+        several processes one exchange over their key-value store for each pass, or for each step
+        where the dataset does not tell the rows of its batches.
 
     Guarantees:
         A pass returns each example exactly once (with `PartialBatch.DROP`: at most once).
@@ -148,9 +150,9 @@ def distribute_datasets_from_function(
 
     Args:
         dataset_fn: A function of an `InputContext` that returns a dataset (of the kinds that
-            `distribute_dataset` takes) of per-replica batches. This function calls it once, and
-            iterating does not call it again. With `InputReplicationMode.PER_REPLICA` it is called
-            once for each replica.
+            `distribute_dataset` takes) of per-replica batches. This function calls it once in each
+            process, for the replicas of that process, and iterating does not call it again. With
+            `InputReplicationMode.PER_REPLICA` it is called once for each replica.
         layout: The mesh of the strategy.
         options: How many batches to prefetch, where to put them, how often to call `dataset_fn`,
             what to do with steps that have too few elements or elements of different shapes.

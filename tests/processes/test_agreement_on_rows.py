@@ -188,6 +188,19 @@ def test_arrays_in_memory_of_another_structure_or_length_are_refused_at_the_firs
         assert "8 examples" in str(error)
 
 
+def test_batches_of_another_size_are_refused_where_rows_are_cut_for_padding() -> None:
+    found = run_job(JOBS[2], _of_dataset(lambda p: [np.arange(4 + 4 * p)], PAD))
+    assert isinstance(found[0], ProgramMismatchError)
+    _check_names(found[0], (1,), 2)
+    assert "pads each replica to 2 rows" in str(found[0])
+
+
+def test_scalars_have_no_rows_to_split_in_several_processes() -> None:
+    for error in run_job(JOBS[2], _of_dataset(lambda _: [np.float32(1)])):
+        assert isinstance(error, ShapeError)
+        assert "batch is a scalar" in str(error)
+
+
 def test_another_position_or_policy_is_refused() -> None:
     def work(view: ReplicaMesh, agreement: Agreement) -> Any:
         data = distribute_dataset(batches(np.ones(8), 2), view, on_host(), agreement=agreement)

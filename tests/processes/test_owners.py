@@ -21,7 +21,7 @@ from jaxdist._devices import chips
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._processes import Process
 from jaxdist._strategies.across.local import list_results, make_from_function
-from jaxdist._strategies.processes import check_one_process
+from jaxdist._strategies.over_processes.one_process import check_one_process
 from jaxdist._values.replicas.placement import placement_of_sharding
 from jaxdist.data import ValueContext
 from jaxdist.errors import ArgumentError, SeveralProcessesError

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from jaxdist._collectives.across.bring_all import bring_all
 from jaxdist._collectives.across.kinds import Planned, Request, read_rows
@@ -28,8 +27,6 @@ from jaxdist._collectives.options.dtypes import (
     result_dtype,
 )
 from jaxdist._collectives.options.reduce_op import ReduceOp
-from jaxdist._collectives.sums.tree import reduce_by_tree
-from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import show
 from jaxdist._values import (
     PerReplica,
@@ -55,13 +52,14 @@ def plan_rows(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     dtype = result_dtype(op, array.dtype)
     can_fetch = not isinstance(array, jax.Array) or is_addressable(array)
     in_tree = layout.num_virtual is not None
-    if in_tree and not can_fetch:
-        return lambda array: _reduce_tree_on_devices(array, op, shape, over, dtype, layout)
     # Sums on the host and on the devices follow the same rule for dtypes and means, so the size
     # decides about speed only.
     small = array.size * array.dtype.itemsize <= HOST_BYTES
-    if can_fetch and (small or in_tree or not isinstance(array, jax.Array)):
-        fetch, added = choose_fetch(array, layout), _accumulation_dtype(dtype)
+    if in_tree or (can_fetch and (small or not isinstance(array, jax.Array))):
+        # XLA divides in another way than NumPy, so virtual replicas of several processes are
+        # brought to each of them.
+        fetch = choose_fetch(array, layout) if can_fetch else _fetch_from_all
+        added = _accumulation_dtype(dtype)
         return lambda array: _reduce_on_host(op, fetch(array).reshape(shape), over, added, in_tree)
     return lambda array: take_plain_array(_device_reduce(array, op, shape, over, dtype))
 
@@ -110,6 +108,11 @@ def _multiply(array: jax.Array, replicas: int) -> jax.Array:
     return take_plain_array(array * jnp.asarray(replicas, array.dtype))
 
 
+def _fetch_from_all(array: jax.Array) -> np.ndarray:
+    """Return an array over several processes in host memory, whole in each of them."""
+    return np.asarray(take_plain_array(array))
+
+
 reduce_rows = Planned(plan_rows)
 reduce_one = Planned(plan_one)
 
@@ -128,37 +131,6 @@ def reduce_sharded(request: Request, name: str, leaf: Sharded) -> Any:
     dtype = result_dtype(request.op, whole.dtype)
     reduce = jnp.mean if request.op is ReduceOp.MEAN else jnp.sum
     return reduce(whole.astype(dtype), axis=dims)
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
-def _reduce_tree_on_devices(
-    array: jax.Array,
-    op: ReduceOp,
-    shape: tuple[int, ...],
-    over: tuple[int, ...],
-    dtype: Any,
-    layout: ReplicaMesh,
-) -> jax.Array:
-    """Reduce by the tree in one program over all devices."""
-
-    def device(local: jax.Array) -> jax.Array:
-        count = math.prod(shape[d] for d in over)
-        rows = prepare_summands(op, local.reshape(layout.replicas_per_place, *shape[1:]), count)
-        # `map`, not `vmap`: a batched sum may add the rows of one replica in another order.
-        sums = jax.lax.map(
-            lambda x: jnp.sum(x, [d - 1 for d in over[1:]], _accumulation_dtype(dtype)), rows
-        )
-        (total,) = reduce_by_tree([sums], jax.lax.add, layout.replica_axes, layout.num_places)
-        return finish_sum(op, total, local.dtype, count)
-
-    return jax.shard_map(
-        device,
-        mesh=layout.mesh,
-        in_specs=layout.replica_spec,
-        out_specs=PartitionSpec(),
-        axis_names=frozenset(layout.mesh.axis_names),
-        check_vma=False,
-    )(array)
 
 
 def _accumulation_dtype(dtype: Any) -> np.dtype[Any]:

@@ -54,7 +54,7 @@ class Claim:
 
     def close(self) -> None:
         """Stop answering, and free the port."""
-        if self._server is None:
+        if self._server is None or not self._is_open:
             return
         self._is_open = False
         self._thread.join()

@@ -13,7 +13,7 @@ from jaxdist._compat import have_backends_started
 from jaxdist._processes.addresses import find_bind_address, split_address
 from jaxdist._processes.identity import describe_this_process
 from jaxdist._processes.joining.claims import Claim
-from jaxdist._processes.joining.launched import use_launched_devices
+from jaxdist._processes.joining.launched import SERVICE, use_launched_devices
 from jaxdist._processes.joining.leaving import leave_at_exit
 from jaxdist._processes.joining.roll_call import RollCall
 from jaxdist._processes.process import Process
@@ -23,8 +23,6 @@ from jaxdist.errors import BackendStartedError, ClusterError, ContextError
 
 _LOG = logging.getLogger("jaxdist")
 
-# The address of the coordination service, where a launcher hosts it; else process 0 does.
-SERVICE = "JAXDIST_SERVICE"
 _FLAG = "xla_cpu_collective_timeout_seconds"
 # What this process has joined.
 _joined: list[tuple[tuple[str, ...], int]] = []
@@ -86,9 +84,16 @@ def join(caller: str, addresses: Sequence[str], index: int) -> Process:
     if service:
         split_address(f"The environment variable {SERVICE}", service)
     use_launched_devices(caller)
-    _meet(caller, addresses, index, service, settings)
-    _set_collective_limit(settings)
-    _initialize(addresses, index, service, settings)
+    claim = _meet(caller, addresses, index, service, settings)
+    try:
+        # JAX's service needs the port of process 0, unless it is elsewhere. Then process 0 answers
+        # until all have joined: some may not have asked it yet.
+        if not service:
+            claim.close()
+        _set_collective_limit(settings)
+        _initialize(addresses, index, service, settings)
+    finally:
+        claim.close()
     _joined.append(plan)
     # The backend waits for the devices of all processes. Now all of them are there.
     jax.local_devices()
@@ -119,8 +124,8 @@ def connect(**how: Any) -> None:
 
 def _meet(
     caller: str, addresses: Sequence[str], index: int, service: str, settings: Settings
-) -> None:
-    """Return when all processes of the cluster are there; see Note [Roll call]."""
+) -> Claim:
+    """Return the claim of this process when all others are there; see Note [Roll call]."""
     me = describe_this_process(index, addresses)
     claim = Claim(caller, addresses[index], me)
     try:
@@ -130,15 +135,17 @@ def _meet(
             _LOG.info(
                 "%s is no address of this machine; JAX waits for the others.", addresses[index]
             )
-            return
+            return claim
         call = RollCall(caller, addresses, me, claim, settings.join_seconds)
         if index == 0:
             call.wait_for_all()
             claim.say(is_complete=bool(service))
         else:
             call.wait_for_first(is_service_elsewhere=bool(service))
-    finally:
+    except BaseException:
         claim.close()
+        raise
+    return claim
 
 
 def _initialize(addresses: Sequence[str], index: int, service: str, settings: Settings) -> None:

@@ -8,6 +8,8 @@ import jax
 from jaxdist.errors import ArgumentError
 
 _LOG = logging.getLogger("jaxdist")
+# The address of the coordination service, where a launcher hosts it; else process 0 does.
+SERVICE = "JAXDIST_SERVICE"
 DEVICES_PER_PROCESS = "JAXDIST_DEVICES_PER_PROCESS"
 
 

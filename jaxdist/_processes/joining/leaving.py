@@ -11,12 +11,14 @@ when the interpreter ends would end the process with SIGABRT.
 
 import atexit
 import logging
+import os
 import time
 from collections.abc import Callable
 
 import jax
 
 from jaxdist._compat import get_coordination_client, hosts_coordination_service
+from jaxdist._processes.joining.launched import SERVICE
 from jaxdist._processes.process import get_process_of_job
 from jaxdist._processes.settings import get_settings
 from jaxdist._processes.store import get_store
@@ -61,7 +63,8 @@ def leave(reason: str = "its program has ended") -> None:
         # A process that ends with an exception has said so before.
         if store.get(f"{LEFT}/{job.index}") is None:
             store.set(f"{LEFT}/{job.index}", reason, overwrite=True)
-        if hosts_coordination_service():
+        # Under a launcher the service of process 0 has no members: JAX always starts one.
+        if hosts_coordination_service() and not os.environ.get(SERVICE):
             _wait_for_others(job.index, job.count)
         jax.distributed.shutdown()
     except (UnavailableError, jax.errors.JaxRuntimeError) as error:

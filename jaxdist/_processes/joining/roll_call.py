@@ -69,19 +69,15 @@ class RollCall:
     def wait_for_first(self, *, is_service_elsewhere: bool) -> None:
         """Ask process 0 until it has heard all others; for all other processes."""
         address, missing = self._addresses[0], {0}
-        has_answered = False
         while True:
             said = ask(address, self._caller)
             if isinstance(said, dict):
-                has_answered = True
                 self._check(0, said)
                 missing = set(said.get("missing", []))
                 if said.get("is_complete"):
                     return
             elif said is not None and not is_service_elsewhere:
                 return  # JAX's service has the port now.
-            elif has_answered and is_service_elsewhere:
-                return  # Process 0 has joined already, and does not answer any more.
             self._nap(missing or {0}, {0: said} if isinstance(said, str) else {})
 
     def _check(self, index: int, said: Mapping[str, Any]) -> None:

@@ -6,11 +6,11 @@ In a synchronous job all processes show the same step, so the step does not tell
 rules, of which the first that finds a process counts:
 
 1. a process that has ended, unless it ended because of others;
-2. a process that is outside of the collective, unless it left the collective because of others, or
-   one that is stopped;
-3. a silent process: its last news may be older than the hang;
-4. a process that waits in the collective of an earlier step than others;
-5. a process that the error of another process named.
+2. a process that a signal has stopped;
+3. a process that is outside of the collective, unless it left the collective because of others;
+4. a silent process: its last news may be older than the hang;
+5. a process that waits in the collective of an earlier step, or an earlier call, than others;
+6. a process that the error of another process named.
 
 The process that asks is never named: it waits.
 """
@@ -51,6 +51,7 @@ def diagnose(table: Table, own: int) -> Diagnosis:
     alive = {i: seen for i, seen in others.items() if seen.ended is None}
     found = (
         roots
+        or [i for i, seen in alive.items() if seen.is_stopped]
         or [i for i, seen in alive.items() if _is_outside(seen)]
         or [i for i, seen in alive.items() if seen.is_silent]
         or _find_earlier(table, own)
@@ -100,8 +101,6 @@ def _follows(seen: Seen) -> bool:
 
 
 def _is_outside(seen: Seen) -> bool:
-    if seen.is_stopped:
-        return True
     return seen.state is not None and not seen.state.in_wait and not _follows(seen)
 
 

@@ -5,10 +5,11 @@ import time
 from jaxdist._processes.watching.collective_errors import is_time_limit
 from jaxdist._processes.watching.diagnosis import Diagnosis, diagnose, diagnose_lost
 from jaxdist._processes.watching.doctor import Doctor
-from jaxdist._processes.watching.observer import SILENT_SECONDS
+from jaxdist._processes.watching.observer import GONE, SILENT_SECONDS, has_launcher
 from jaxdist.errors import DeadlineExceededError, OtherProcessError, UnavailableError
 
 _NAP = 0.05
+_SECONDS_OF_LAUNCHER = 1.0
 _RULE = "All processes take part in each collective, so it cannot complete without one of them."
 
 
@@ -57,7 +58,13 @@ def _find_cause(error: Exception, doctor: Doctor) -> Diagnosis:
     # The connection of a process closes a little before its end is known.
     end = time.monotonic() + SILENT_SECONDS + 0.5
     while True:
-        found = diagnose_lost(doctor.observer.look(), own)
-        if found.behind or time.monotonic() >= end:
+        table = doctor.observer.look()
+        found = diagnose_lost(table, own)
+        if time.monotonic() >= end:
             return found
+        if found.behind:
+            # A launcher says with which signal or code, a little after the process has gone.
+            if not (has_launcher() and any(table[i].ended == GONE for i in found.behind)):
+                return found
+            end = min(end, time.monotonic() + _SECONDS_OF_LAUNCHER)
         time.sleep(_NAP)

@@ -15,6 +15,7 @@ from jaxdist._processes.watching.state import PREFIX, ProcessState, get_machine,
 SILENT_SECONDS = 3.0
 LEFT = "jaxdist/left"
 LAUNCHER = "JAXDIST_LAUNCHER"
+GONE = "its process is gone"
 _NAP = 0.1
 
 
@@ -115,7 +116,7 @@ class Observer:
         letter = self._read_letter(state)
         ended = ", ".join(text for text in (left, launcher) if text) or None
         if ended is None and letter in ("", "Z", "X"):
-            ended = "its process is gone"
+            ended = GONE
         held = ""
         if state is not None and silent >= SILENT_SECONDS and letter is not None and state.stacks:
             held = find_thread_in_dump(read_held_stacks(state.stacks), state.thread)
@@ -130,13 +131,17 @@ class Observer:
         return letter if started == state.started else ""
 
 
+def has_launcher() -> bool:
+    """Whether a launcher says how processes have ended."""
+    return os.path.isdir(os.environ.get(LAUNCHER, ""))
+
+
 def _read_launchers_note(index: int) -> str | None:
     """Return how the launcher says that a process has ended, such as "signal SIGKILL"."""
-    folder = os.environ.get(LAUNCHER, "")
-    if not os.path.isdir(folder):
+    if not has_launcher():
         return None
     try:
-        with open(os.path.join(folder, f"{index}.ended")) as file:
+        with open(os.path.join(os.environ[LAUNCHER], f"{index}.ended")) as file:
             return file.read().strip() or None
     except OSError:
         return None

@@ -51,7 +51,7 @@ def _fetch(array: jax.Array) -> Any:
     if isinstance(array.dtype, np.dtype):
         return np.asarray(array)
     keys = np.asarray(jax.random.key_data(array))
-    return jax.random.wrap_key_data(keys, impl=jax.random.key_impl(array))
+    return jax.random.wrap_key_data(jax.numpy.asarray(keys), impl=jax.random.key_impl(array))
 
 
 @functools.lru_cache(maxsize=256)

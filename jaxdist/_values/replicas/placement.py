@@ -10,12 +10,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values.processes.exchange import find_shapes
 from jaxdist._values.processes.put import put
 from jaxdist._values.replicas.binding import origin_of
 from jaxdist._values.replicas.numbers import check_integers, suggest_cast
 from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.replicas.per_replica import Form, PerReplica
+from jaxdist._values.replicas.shapes_of_all import find_shapes
 from jaxdist.errors import ReplicaValueError, ShapeError
 
 

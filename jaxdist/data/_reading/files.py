@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, as_integer, check_callable, show
+from jaxdist._values import PerReplica
 from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY
 from jaxdist.data._reading.files_iterator import FilesIterator
 from jaxdist.errors import ArgumentError, ArgumentTypeError
@@ -69,8 +70,8 @@ def from_files(
     """
     caller = "data.from_files"
     # A set has no order, and all processes need the same one.
-    no_list = (str, bytes, os.PathLike, set, frozenset, Mapping)
-    if isinstance(paths, no_list) or not isinstance(paths, Iterable):
+    no_list = (str, bytes, os.PathLike, set, frozenset, Mapping, PerReplica)
+    if isinstance(paths, no_list) or not _can_iterate(paths):
         raise ArgumentTypeError(
             f"{caller} was given paths={show(paths)}.\n\npaths is a list of paths.\n\n"
             "Pass for instance sorted(pathlib.Path('data').glob('*.npz'))."
@@ -98,6 +99,11 @@ def from_files(
     as_integer(caller, "seed", seed, least=0)
     as_flag("from_files", "shuffle", shuffle)
     return Files(listed, read, batch_size, shuffle, seed)
+
+
+def _can_iterate(paths: Any) -> bool:
+    # An array without dims has `__iter__`, and raises there.
+    return isinstance(paths, Iterable) and getattr(paths, "ndim", 1) > 0
 
 
 @dataclasses.dataclass(repr=False, eq=False)

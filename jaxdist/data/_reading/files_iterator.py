@@ -7,6 +7,7 @@ among the processes that there are now.
 """
 
 import itertools
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypedDict
 
@@ -85,7 +86,8 @@ class FilesIterator(Iterator[PyTree]):
         self._read[file] = self._changed[file] = count
 
     def __next__(self) -> PyTree:
-        examples = list(itertools.islice(self._examples, self._batch_size))
+        # `islice` refuses numbers beyond 64 bits.
+        examples = list(itertools.islice(self._examples, min(self._batch_size, sys.maxsize)))
         if not examples:
             raise StopIteration
         return _stack(examples)

@@ -72,6 +72,8 @@ def test_who_has_ended_by_itself_comes_before_all_others(table: dict[int, Seen])
         ([OUTSIDE, Seen(WAITS.state, SILENT_SECONDS + 1)], (1,)),
         ([WAITS, Seen(WAITS.state, SILENT_SECONDS + 1)], (2,)),
         ([Seen(WAITS.state, is_stopped=True), WAITS], (1,)),
+        # It is certain that a stopped process does not come.
+        ([OUTSIDE, Seen(WAITS.state, is_stopped=True)], (2,)),
         ([Seen(None, SILENT_SECONDS + 1), WAITS], (1,)),
         # A process that has left the collective because of another one is innocent.
         ([Seen(WAITS.state, SILENT_SECONDS + 1), LEFT_FOR_1], (1,)),

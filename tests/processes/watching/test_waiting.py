@@ -1,5 +1,6 @@
 """Waits, their errors, and what is said of an exception that ends a process."""
 
+import pathlib
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from jaxdist._processes.watching import limit as limit_module
 from jaxdist._processes.watching.collective_errors import is_collective_error, is_time_limit
 from jaxdist._processes.watching.current import get_doctor
 from jaxdist._processes.watching.explain import explain_error
-from jaxdist._processes.watching.state import ProcessState
+from jaxdist._processes.watching.state import ProcessState, get_machine
 
 CLOSED = "UNKNOWN: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:1"
 
@@ -138,12 +139,27 @@ def test_a_lost_connection_names_the_process_that_has_ended(
     assert CLOSED in str(caught.value)
 
 
-def test_a_lost_connection_names_whom_another_process_gave_up(store: LocalStore) -> None:
-    doctor = get_doctor()
-    assert doctor is not None
-    doctor.process = Process(0, 2)
+def test_the_launcher_is_awaited_since_it_knows_the_signal(
+    store: LocalStore, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXDIST_LAUNCHER", str(tmp_path))
+    gone = ProcessState(1, machine=get_machine(), pid=2**22 + 1, started="1")
+    _write(store, gone)
+    error = jax.errors.JaxRuntimeError(CLOSED)
+    without = explain_error("reduce", error, get_doctor())
+    if get_machine():
+        assert "process 1 has ended (its process is gone)" in str(without)
+    note = threading.Timer(0.3, (tmp_path / "1.ended").write_text, ["signal SIGKILL"])
+    note.start()
+    explained = explain_error("reduce", error, get_doctor())
+    note.join()
+    assert explained.processes == (1,)
+    assert str(explained).splitlines()[0] == "reduce: process 1 has ended (signal SIGKILL)."
+
+
+def test_a_lost_connection_names_the_process_that_another_gave_up(store: LocalStore) -> None:
     _write(store, ProcessState(1, blames=(1,)))
-    error = explain_error("reduce", jax.errors.JaxRuntimeError(CLOSED), doctor)
+    error = explain_error("reduce", jax.errors.JaxRuntimeError(CLOSED), get_doctor())
     assert (type(error), error.processes) == (errors.DeadlineExceededError, (1,))
 
 

@@ -71,8 +71,8 @@ def run_with_plain_arguments(strategy: jaxdist.Strategy) -> Any:
         return total, _context().all_reduce("mean", a + c * i), a * i
 
     a = np.arange(6, dtype="float32").reshape(2, 3)
-    total, mean, mine = strategy.run(step, (a, 2.0, jnp.ones(3)))
-    again = strategy.run(step, (a + 1, 3.0, jnp.ones(3) * 2))
+    total, mean, mine = strategy.run(step, (a, 2.0, jnp.ones((1, 3))))
+    again = strategy.run(step, (a + 1, 3.0, jnp.ones((1, 3)) * 2))
     return to_numpy((total, mean, again[:2])), own(strategy, mine)
 
 
@@ -251,7 +251,7 @@ def train_with_donation(strategy: jaxdist.Strategy) -> Any:
         return jax.tree.map(lambda a, b: a - 0.1 * b, w, grads)
 
     w: Any = {"a": jnp.linspace(0, 1, 8).reshape(4, 2), "b": jnp.ones(3)}
-    options = jaxdist.RunOptions(donate_argnums=0)
+    options = jaxdist.RunOptions(donate_argnums=(0,))
     for seed in range(3):
         w = strategy.run(step, (w, _per_replica(strategy, seed=seed)), options=options)
     return to_numpy(w)
@@ -348,7 +348,7 @@ def run_inside_scan(strategy: jaxdist.Strategy) -> Any:
     def train(w: Any, x: Any) -> Any:
         def body(w: Any, _: Any) -> Any:
             new = strategy.run(
-                lambda w, x: w - 0.1 * _context().all_reduce("mean", (w * x).sum(0)), (w, x)
+                lambda w, x: w - 0.1 * _context().all_reduce("mean", (w[None] * x).sum(0)), (w, x)
             )
             return new, new.sum()
 

@@ -84,7 +84,8 @@ def _list_by_replica(name: object, said: Sequence[Sequence[Any]], layout: Replic
 def _check_alike(name: object, said: Sequence[Sequence[Any]], layout: ReplicaMesh) -> None:
     """Raise if values of other processes differ from those of process 0 in rank or dtype."""
     kinds = [sorted({_get_kind(one) for one in own}) for own in said]
-    first = next((k for k in kinds if k), [])
+    nothing: list[str] = []
+    first = next((k for k in kinds if k), nothing)
     odd = [p for p, k in enumerate(kinds) if k and k != first]
     if not odd:
         return
