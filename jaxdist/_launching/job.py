@@ -112,11 +112,17 @@ def launch(job: Job) -> int:
                 return 128 + outcome.signal
             if outcome.cause is None:
                 return 0
+            left = [place for n, place in enumerate(places) if n not in outcome.lost]
+            goes_on = job.least is not None and len(left) >= job.least
+            if job.least is not None and not goes_on:
+                say(
+                    f"The job needs {_count(job.least)} or more, and {len(left) or 'none'} "
+                    f"{'is' if len(left) < 2 else 'are'} left of {len(places)}."
+                )
             _report(outcome, outcome.cause)
-            left = _find_left(job, places, outcome)
-            if left:
+            if goes_on:
                 _report_loss(len(places), outcome.lost, len(left))
-                places = left
+                places = tuple(left)
             elif restarts == job.restarts:
                 return outcome.cause.exit_code
             else:
@@ -124,7 +130,7 @@ def launch(job: Job) -> int:
                 places = everybody
                 say(
                     f"attempt {attempt} failed because of process {outcome.cause.index}. "
-                    f"Restart {restarts} of {job.restarts}: {_count(job.count)} start again."
+                    f"Restart {restarts} of {job.restarts}: all start again ({_count(job.count)})."
                 )
             attempt += 1
 
@@ -160,23 +166,12 @@ def run_attempt(
     return Outcome(tuple(ends), find_first_cause(ends), first, started.late, find_lost(ends))
 
 
-def _find_left(job: Job, places: Sequence[int], outcome: Outcome) -> tuple[int, ...]:
-    """Return the places of the processes that go on; none if the job may not, or they are too few.
-
-    A number of a process is its position among the places.
-    """
-    if job.least is None:
-        return ()
-    left = [place for number, place in enumerate(places) if number not in outcome.lost]
-    return tuple(left) if len(left) >= job.least else ()
-
-
 def _report_loss(before: int, lost: Sequence[int], left: int) -> None:
     numbers = ", ".join(map(str, lost))
     were = f"process {numbers} was" if len(lost) == 1 else f"processes {numbers} were"
     say(
-        f"{were} lost. The job goes on with {left} of {before}: {_count(left)} start again, "
-        "with new numbers."
+        f"{were} lost. The job goes on with {left} of {before}: {_count(left)} "
+        f"{'starts' if left == 1 else 'start'} again, with new numbers."
     )
 
 

@@ -43,6 +43,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         (["-n", "2", "--restarts", "-1", __file__], ["restarts=-1"]),
         (["-n", "2", "--report-seconds", "-1", __file__], ["report_seconds=-1"]),
         (["-n", "2", "--grace-seconds", "nan", __file__], ["grace_seconds=nan"]),
+        ([__file__], ["no number of processes", "jaxdist launch -n 2"]),
+        (["-n", "2", "--elastic", "1:2", __file__], ["-n 2 and --elastic 1:2"]),
+        (["--elastic", "2", __file__], ["--elastic 2.", "--elastic 2:4"]),
+        (["--elastic", "2:x", __file__], ["--elastic 2:x."]),
+        (["--elastic", "3:2", __file__], ["the first number of --elastic=3", "2"]),
+        (["--elastic", "0:2", __file__], ["the first number of --elastic=0"]),
+        (["--elastic", "1:513", __file__], ["the second number of --elastic=513", "512"]),
         (["-n", "2", "no_such.py"], ["'no_such.py'", "no such file", "current folder"]),
         (["-n", "2", os.path.dirname(__file__)], ["is a folder"]),
         (["-n", "2", "-m", "no_such.module"], ["-m no_such.module", "no module 'no_such'"]),
@@ -61,7 +68,7 @@ def test_what_cannot_start_is_refused(
 
 
 @pytest.mark.parametrize(
-    "argv", [[__file__], ["-n", "two", __file__], ["-n", "2", "--no-such", __file__],
+    "argv", [["-n", "two", __file__], ["-n", "2", "--no-such", __file__],
              ["-n", "2", "train"], ["-n", "2", "train", CONFIG, "--no-such"]],
 )  # fmt: skip
 def test_arguments_that_are_not_understood_exit_with_2(
