@@ -48,6 +48,8 @@ def make_environments(
     check_devices(caller, devices, os.environ)
     gpus = divide_gpus(caller, max(places) + 1, devices or 1, os.environ, list_gpus)
     addresses = [f"127.0.0.1:{port}" for port in ports]
+    # The processes meet by TF_CONFIG, also where a job of Slurm calls the launcher.
+    inherited = {name: value for name, value in os.environ.items() if name != "JAXDIST_CLUSTER"}
     found = []
     for index, place in enumerate(places):
         config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
@@ -65,5 +67,5 @@ def make_environments(
         elif _FORCED not in os.environ.get("XLA_FLAGS", ""):
             own["JAXDIST_DEVICES_PER_PROCESS"] = str(devices or 1)
             own["JAX_NUM_CPU_DEVICES"] = str(devices or 1)
-        found.append({**os.environ, **own})
+        found.append({**inherited, **own})
     return found

@@ -5,7 +5,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from jaxdist import jobs
-from jaxdist._launching import Job, Patience, launch, make_command
+from jaxdist._launching import Job, Patience, Program, launch, make_command
+from jaxdist.cli._launch_files import add_file_options, check_options, print_file
 from jaxdist.errors import ArgumentError
 
 _TRAIN = "train"
@@ -59,24 +60,23 @@ def add_launch(
         metavar="R",
         help="start all processes again after a failure, at most R times; 0 if left out",
     )
-    patience = Patience()
+    usual = Patience()
     parser.add_argument(
         "--report-seconds",
         type=float,
-        default=patience.report,
         metavar="S",
         help=(
             "when one process fails, how long the others may take to report and to save before "
-            f"they are ended; {patience.report:g} if left out"
+            f"they are ended; {usual.report:g} if left out"
         ),
     )
     parser.add_argument(
         "--grace-seconds",
         type=float,
-        default=patience.grace,
         metavar="S",
-        help=f"time between SIGTERM and SIGKILL; {patience.grace:g} if left out",
+        help=f"time between SIGTERM and SIGKILL; {usual.grace:g} if left out",
     )
+    add_file_options(parser)
     parser.add_argument(
         "-m", dest="is_module", action="store_true", help="run a module, like python -m"
     )
@@ -86,6 +86,7 @@ def add_launch(
         metavar="...",
         help="a script, a module, or train and a configuration; then arguments of it",
     )
+    parser.set_defaults(on=None)
     parser.set_defaults(command=lambda arguments: launch_processes(arguments, parse))
 
 
@@ -107,25 +108,31 @@ def launch_processes(arguments: argparse.Namespace, parse: ParseArguments) -> in
             "After the options come a script, -m and a module, or train and a configuration.\n\n"
             f"Pass for instance: jaxdist launch -n {count} script.py"
         )
-    patience = Patience(report=arguments.report_seconds, grace=arguments.grace_seconds)
+    check_options(arguments)
+    made = _make_program(program, arguments.is_module, parse)
+    if arguments.target is not None:
+        return print_file(arguments, made, count)
+    times = {"report": arguments.report_seconds, "grace": arguments.grace_seconds}
     job = Job(
-        _make_program(program, arguments.is_module, parse),
+        made.command,
         count,
         devices_per_process=arguments.devices_per_process,
         restarts=arguments.restarts,
-        patience=patience,
+        patience=Patience(**{name: time for name, time in times.items() if time is not None}),
         least=least,
     )
     return launch(job)
 
 
-def _make_program(program: Sequence[str], is_module: bool, parse: ParseArguments) -> list[str]:
+def _make_program(program: Sequence[str], is_module: bool, parse: ParseArguments) -> Program:
     if is_module or program[0] != _TRAIN:
-        return make_command(program[0], program[1:], is_module=is_module)
+        command = make_command(program[0], program[1:], is_module=is_module)
+        return Program(command, None if is_module else program[0])
     # Mistakes are found here, and not once in each process.
     given = parse(program)
     jobs.load_job_config(given.config, given.overrides)
-    return [sys.executable, "-m", "jaxdist", *program]
+    command = [sys.executable, "-m", "jaxdist", *program]
+    return Program(command, given.config, is_training=True)
 
 
 def _read_numbers(count: int | None, elastic: str | None) -> tuple[int | None, int]:
