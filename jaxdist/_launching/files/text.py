@@ -22,7 +22,7 @@ def _write(value: Any, indent: int) -> list[str]:
     lines: list[str] = []
     if isinstance(value, dict) and value:
         for key, entry in value.items():
-            lines += _write_entry(f"{space}{_write_scalar(key, 0)}:", entry, indent)
+            lines += _write_entry(f"{space}{_write_text(key)}:", entry, indent)
     elif isinstance(value, list) and value:
         for entry in value:
             if isinstance(entry, dict | list) and entry:
@@ -45,12 +45,17 @@ def _write_scalar(value: Any, indent: int) -> str:
     if not isinstance(value, str):
         return json.dumps(value)
     lines = value.split("\n")
-    if len(lines) > 2 and all(line.replace("\t", "").isprintable() for line in lines):
+    if len(lines) > 1 and all(line.replace("\t", "").isprintable() for line in lines):
         # `2` says where the block begins, because its first line may begin with spaces.
         end = "-" if lines[-1] else "+" if not lines[-2] else ""
         body = lines if lines[-1] else lines[:-1]
         space = " " * (indent + 2)
         return "\n".join([f"|2{end}", *(space + line if line else "" for line in body)])
+    return _write_text(value)
+
+
+def _write_text(value: str) -> str:
     if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
         return value
-    return json.dumps(value, ensure_ascii=not value.isprintable())
+    written = (c if c.isprintable() else f"\\U{ord(c):08x}" for c in value)
+    return '"' + "".join({'"': '\\"', "\\": "\\\\"}.get(c, c) for c in written) + '"'
