@@ -6,11 +6,11 @@ import math
 import pathlib
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxdist._compat import host_coordination_service
 from jaxdist._launching.attempt import Attempt, Patience
-from jaxdist._launching.child import Write
+from jaxdist._launching.child import Child, Write
 from jaxdist._launching.ends import End, name_signal
 from jaxdist._launching.environment import make_environments
 from jaxdist._launching.first_cause import Cause, find_first_cause, find_lost
@@ -92,8 +92,15 @@ class Outcome:
     lost: tuple[int, ...] = ()
 
 
-def launch(job: Job) -> int:
+Run = Callable[..., Outcome]
+
+
+def launch(job: Job, run: Run | None = None) -> int:
     """Run a job, and start it again as often as it may. Return the exit code of the launcher.
+
+    Args:
+        job: What runs.
+        run: Runs the processes once; None for `run_attempt`, on this machine.
 
     Cost:
         The processes of the job. The launcher uses no device of JAX.
@@ -106,7 +113,7 @@ def launch(job: Job) -> int:
     places, restarts, attempt = everybody, 0, 1
     with collect_signals() as signals:
         while True:
-            outcome = run_attempt(job, write, signals, attempt, places)
+            outcome = (run or run_attempt)(job, write, signals, attempt, places)
             if outcome.signal is not None:
                 say(f"ended by {name_signal(outcome.signal)}; no process is left.")
                 return 128 + outcome.signal
@@ -155,15 +162,23 @@ def run_attempt(
         environments = make_environments(
             job.caller, places, job.devices_per_process, ports, address, folder, attempt
         )
+
+        def start(index: int) -> Child:
+            return Child(index, job.command, environments[index], write)
+
         service = host_coordination_service(
             address, count, heartbeat_seconds=seconds, shutdown_seconds=seconds
         )
         stack.callback(service.shutdown)
-        commands = [list(job.command)] * count
-        started = Attempt(commands, environments, folder, write, signals, job.patience)
+        started = Attempt(count, start, folder, signals, job.patience)
         ends = started.run()
+    return make_outcome(ends, signals, started.late)
+
+
+def make_outcome(ends: Sequence[End], signals: Signals, late: tuple[int, ...]) -> Outcome:
+    """Return the outcome of processes that have ended."""
     first = signals.received[0] if signals.received else None
-    return Outcome(tuple(ends), find_first_cause(ends), first, started.late, find_lost(ends))
+    return Outcome(tuple(ends), find_first_cause(ends), first, late, find_lost(ends))
 
 
 def _report_loss(before: int, lost: Sequence[int], left: int) -> None:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from jaxdist import jobs
-from jaxdist._launching import Job, Patience, Program, launch, make_command
+from jaxdist._launching import Job, Patience, Program, connect_to_ray, launch, make_command
 from jaxdist.cli._launch_files import add_file_options, check_options, print_file
 from jaxdist.errors import ArgumentError
 
@@ -36,9 +36,7 @@ def add_launch(
             "The exit code is 0, that of the first process that failed, or 128 + N after signal N."
         ),
     )
-    parser.add_argument(
-        "-n", dest="count", type=int, metavar="N", help="number of processes"
-    )
+    parser.add_argument("-n", dest="count", type=int, metavar="N", help="number of processes")
     parser.add_argument(
         "--elastic",
         metavar="LEAST:MOST",
@@ -76,6 +74,11 @@ def add_launch(
         metavar="S",
         help=f"time between SIGTERM and SIGKILL; {usual.grace:g} if left out",
     )
+    parser.add_argument(
+        "--on",
+        choices=("ray",),
+        help="start the processes on the nodes of a Ray cluster, each with a CPU or its GPUs",
+    )
     add_file_options(parser)
     parser.add_argument(
         "-m", dest="is_module", action="store_true", help="run a module, like python -m"
@@ -86,7 +89,6 @@ def add_launch(
         metavar="...",
         help="a script, a module, or train and a configuration; then arguments of it",
     )
-    parser.set_defaults(on=None)
     parser.set_defaults(command=lambda arguments: launch_processes(arguments, parse))
 
 
@@ -121,6 +123,9 @@ def launch_processes(arguments: argparse.Namespace, parse: ParseArguments) -> in
         patience=Patience(**{name: time for name, time in times.items() if time is not None}),
         least=least,
     )
+    if arguments.on == "ray":
+        with connect_to_ray() as cluster:
+            return launch(job, cluster.run_attempt)
     return launch(job)
 
 

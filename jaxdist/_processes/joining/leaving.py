@@ -28,6 +28,9 @@ _LOG = logging.getLogger("jaxdist")
 LEFT = "jaxdist/left"
 _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_UNTIL_LOG = 5.0
+# The service counts a process as gone before that process has the answer to its goodbye; without
+# the answer, JAX ends it with SIGABRT.
+_SECONDS_FOR_LAST_ANSWER = 0.3
 
 _callbacks: list[Callable[[], None]] = []
 _is_registered: list[bool] = []
@@ -88,4 +91,4 @@ def _wait_for_others(index: int, count: int) -> None:
                 index,
                 ", ".join(f"process {i}" for i in others),
             )
-        time.sleep(_SECONDS_BETWEEN_LOOKS if others else 0)
+        time.sleep(_SECONDS_BETWEEN_LOOKS if others else _SECONDS_FOR_LAST_ANSWER)
