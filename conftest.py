@@ -30,7 +30,9 @@ import pytest
 # Loaded here, before `tests/conftest.py` imports the package.
 pytest_plugins = ["tools.record_raises"]
 
-jax.config.update("jax_num_cpu_devices", 8)
+# A process of a job has as many as the test that started it says.
+if "JAXDIST_TESTS_OF_JOB" not in os.environ:
+    jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 _OPTION = "jax_disable_most_optimizations"

@@ -1,6 +1,7 @@
 """Every kind of strategy there is: the laws of a strategy are tested on each row."""
 
 import dataclasses
+import os
 from collections.abc import Callable
 
 import jax
@@ -63,5 +64,12 @@ STRATEGIES = [
     Row("mesh_with_two_replica_axes", _on_mesh((2, 4), ("a", "b"), ("a", "b")), 8),
     Row("virtual_4_on_2", lambda: jaxdist.MirroredStrategy(_cpus(2), deterministic=4), 4),
     Row("tpu_virtual_2_cores", _on_tpu("virtual:v4:2x2x1", [1, 1, 1, 2], 4), 4, 2),
+    Row("multi_worker_alone", jaxdist.MultiWorkerMirroredStrategy, 8),
     Row("mesh_with_replica_axes_swapped", _on_mesh((2, 4), ("a", "b"), ("b", "a")), 8),
 ]
+
+# In a process of a job the contract tests run with all of its processes; see
+# `tests/strategies/multi_worker/contracts.py`.
+REPLICAS_OF_JOB = int(os.environ.get("JAXDIST_TESTS_OF_JOB", "0"))
+if REPLICAS_OF_JOB:
+    STRATEGIES = [Row("processes", jaxdist.MultiWorkerMirroredStrategy, REPLICAS_OF_JOB)]

@@ -24,6 +24,7 @@ DOCUMENTED = {
     "InputOptions",
     "InputReplicationMode",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
     "ReduceOp",
@@ -112,6 +113,7 @@ COMPAT_V1_EXPERIMENTAL = {
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "MultiWorkerMirroredStrategy",
     "TPUStrategy",
 }
 EXPERIMENTAL = {

@@ -43,9 +43,7 @@ TPUStrategy(
 TPUStrategy.experimental_assign_to_logical_device(tensor, logical_device_id)
 TPUStrategy.experimental_split_to_logical_devices(tensor, partition_dimensions)
 TPUStrategy.experimental_replicate_to_logical_devices(tensor)
-experimental.MultiWorkerMirroredStrategy(
-    communication=CommunicationImplementation.AUTO, cluster_resolver=None
-)
+experimental.MultiWorkerMirroredStrategy(communication=..., cluster_resolver=None)
 experimental.TPUStrategy(tpu_cluster_resolver=None, device_assignment=None)
 
 StrategyExtended.batch_reduce_to(reduce_op, value_destination_pairs, options=None)
@@ -232,9 +230,7 @@ compat.v1.Strategy.experimental_make_numpy_dataset(numpy_input, session=None)
 compat.v1.Strategy.experimental_run(fn, input_iterator=None)
 compat.v1.MirroredStrategy(devices=None, cross_device_ops=None)
 compat.v1.OneDeviceStrategy(device)
-compat.v1.experimental.MultiWorkerMirroredStrategy(
-    communication=CommunicationImplementation.AUTO, cluster_resolver=None
-)
+compat.v1.experimental.MultiWorkerMirroredStrategy(communication=..., cluster_resolver=None)
 compat.v1.experimental.TPUStrategy(
     tpu_cluster_resolver=None, steps_per_run=None, device_assignment=None)
 compat.v1.experimental.TPUStrategy.steps_per_run

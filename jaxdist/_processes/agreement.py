@@ -11,6 +11,16 @@ from jaxdist._processes.settings import get_settings
 from jaxdist._processes.store import Store, get_store
 from jaxdist.errors import ContextError, DeadlineExceededError, UnavailableError
 
+# Finds processes that have ended without a word, such as by SIGKILL. Whoever watches the processes
+# of the job sets it.
+_find_silent: list[Callable[[], dict[int, str]]] = []
+
+
+def find_ended_by(callback: Callable[[], dict[int, str]] | None) -> None:
+    """Set the function that finds processes which have ended, and says how; None removes it."""
+    _find_silent[:] = [] if callback is None else [callback]
+
+
 # A process that has ended is noticed at least this often while the others wait for its text.
 _LOOK_SECONDS = 0.5
 
@@ -121,6 +131,8 @@ class Agreement:
         """Return the processes that have said that they end, and have not written before."""
         left = self._store.list("jaxdist/left/")
         ended = {int(key.rpartition("/")[2]): text for key, text in left.items()}
+        for find in _find_silent:
+            ended = find() | ended
         return {i: text for i, text in sorted(ended.items()) if f"{here}/{i}" not in present}
 
 

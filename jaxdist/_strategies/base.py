@@ -460,7 +460,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         frame = check_across(self, "gather", _USE_ALL_GATHER)
         return self._combine(GATHER, value, axis, (options, experimental_hints), frame)
 
-    def limit_step(self, fn: Any, seconds: float) -> None:
+    def _limit_step(self, fn: Any, seconds: float) -> None:
         """Set a time limit for a step, of which the options of its collectives have told."""
         if self._between is not None:
             self._between.limit(fn, seconds)

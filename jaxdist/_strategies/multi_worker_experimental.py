@@ -23,8 +23,8 @@ class ExperimentalMultiWorkerMirroredStrategy(metaclass=_NameOfNewer):
     """Make a `jaxdist.MultiWorkerMirroredStrategy`; this name is deprecated.
 
     Args:
-        communication: A `CommunicationImplementation`; it has no effect, because XLA chooses by
-            platform.
+        communication: A `CommunicationImplementation`, as `implementation` of
+            `CommunicationOptions`.
         cluster_resolver: The cluster; None reads `TF_CONFIG`.
 
     Raises:

@@ -56,6 +56,7 @@ from jaxdist._values.replicas.placement import place_per_replica as place_per_re
 from jaxdist._values.replicas.placement import placement_of as placement_of
 from jaxdist._values.replicas.placement import placement_of_sharding as placement_of_sharding
 from jaxdist._values.replicas.shapes_of_all import find_shapes as find_shapes
+from jaxdist._values.replicas.shapes_of_all import take_own as take_own
 from jaxdist._values.sharded.containers import Opened as Opened
 from jaxdist._values.sharded.containers import close_containers as close_containers
 from jaxdist._values.sharded.containers import is_container as is_container

@@ -28,6 +28,14 @@ import jax
 import numpy as np
 import optax
 
+from tools import raises
+
+if raises.VARIABLE in os.environ:
+    from tools import record_raises
+
+    # Errors that processes of jobs raise count as reached by the test that started the job.
+    record_raises.install(raises.PACKAGE, pathlib.Path(os.environ[raises.VARIABLE]))
+
 import jaxdist
 import jaxdist.testing
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from jaxdist._compat import host_coordination_service
 from jaxdist._launching import find_free_ports
+from tools import raises
 
 ROOT = pathlib.Path(__file__).parents[2]
 Target = str | Callable[..., Any]
@@ -250,7 +251,13 @@ class _ForkServer:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env=_environment({"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(paths)}),
+            env=_environment(
+                {
+                    "JAX_PLATFORMS": "cpu",
+                    "PYTHONPATH": os.pathsep.join(paths),
+                    raises.VARIABLE: os.environ.get(raises.VARIABLE),
+                }
+            ),
         )
         self._answer("ready")
 

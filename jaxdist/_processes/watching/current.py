@@ -1,5 +1,6 @@
 """The doctor of this process: `start_watching`, `stop_watching`, `get_doctor`."""
 
+from jaxdist._processes.agreement import find_ended_by
 from jaxdist._processes.joining import at_leaving
 from jaxdist._processes.process import Process
 from jaxdist._processes.settings import Settings
@@ -32,6 +33,7 @@ def start_watching(process: Process, store: Store, settings: Settings) -> None:
     _current.append((doctor, farewell))
     farewell.install()
     doctor.start()
+    find_ended_by(lambda: _list_ended(doctor))
     at_leaving(stop_watching)
 
 
@@ -39,6 +41,13 @@ def stop_watching() -> None:
     """Stop what `start_watching` started; without it this does nothing."""
     if not _current:
         return
+    find_ended_by(None)
     doctor, farewell = _current.pop()
     farewell.uninstall()
     doctor.stop()
+
+
+def _list_ended(doctor: Doctor) -> dict[int, str]:
+    """Return the processes that have ended, and how."""
+    table = doctor.observer.look()
+    return {i: seen.ended for i, seen in table.items() if seen.ended is not None}

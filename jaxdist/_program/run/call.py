@@ -27,6 +27,7 @@ from jaxdist._values import (
     place_per_replica,
     place_sharded,
     put,
+    take_own,
 )
 from jaxdist.errors import ContextError, ShapeError
 
@@ -129,6 +130,8 @@ def _check_values(
     moved = False
     for number, leaf in enumerate(flat.dynamic):
         if isinstance(leaf, PerReplica):
+            if layout.is_shared:
+                leaf = take_own(leaf, layout)
             is_placed = leaf.is_global or _compat.is_inside_trace()
             shapes = (
                 None if is_placed else uneven_shapes(_LeafName(flat, None, number), leaf, layout)

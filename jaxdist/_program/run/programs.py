@@ -190,7 +190,7 @@ class Programs:
         strategy = self._strategy()
         seconds = strategy.communication.options.timeout_seconds
         if program.told.timeout_seconds is not None:
-            strategy.limit_step(self._fn(), program.told.timeout_seconds)
+            strategy._limit_step(self._fn(), program.told.timeout_seconds)
         check_same_program(program.name, lowered, program.inputs, program.layout, seconds)
         return program.compiled(lowered)
 

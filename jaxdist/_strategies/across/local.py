@@ -23,6 +23,7 @@ from jaxdist._values import (
     placement_of,
     put,
     refuse_leaked,
+    take_own,
 )
 from jaxdist.errors import ReplicaValueError
 
@@ -75,7 +76,7 @@ def _get_values(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
             leaf = PerReplica.of_global(leaf, replicas_per_shard=layout.replicas_per_place)
         else:
             return tuple(_get_copy(leaf, layout, r) for r in layout.local_replicas)
-    values: tuple[Any, ...] = leaf.values
+    values: tuple[Any, ...] = take_own(leaf, layout).values
     _collectives.check_count("experimental_local_results", "value", values, layout)
     return values
 

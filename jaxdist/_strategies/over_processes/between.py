@@ -70,6 +70,7 @@ class BetweenProcesses:
             DeadlineExceededError: `seconds` have passed.
             UnavailableError: Another process has ended.
         """
+        self._later.note(name)
         place = self._calls.setdefault(name, CallOfAll(name)).name_next()
         with Waiter(name, place, seconds) as waiter:
             result = call()

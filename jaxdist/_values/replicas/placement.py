@@ -15,7 +15,7 @@ from jaxdist._values.replicas.binding import origin_of
 from jaxdist._values.replicas.numbers import check_integers, suggest_cast
 from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.replicas.per_replica import Form, PerReplica
-from jaxdist._values.replicas.shapes_of_all import find_shapes
+from jaxdist._values.replicas.shapes_of_all import find_shapes, take_own
 from jaxdist.errors import ReplicaValueError, ShapeError
 
 
@@ -144,6 +144,8 @@ def is_mirrored(value: Any, layout: ReplicaMesh) -> bool:
 
 def place_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
     """Return `value` as one global array over this mesh; errors call it `str(name)`."""
+    if layout.is_shared:
+        value = take_own(value, layout)
     if _is_abstract(value):
         return _merge_shapes(name, value, layout)
     if layout.described is not None and not isinstance(value.values[0], jax.core.Tracer):

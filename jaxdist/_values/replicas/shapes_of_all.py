@@ -58,6 +58,24 @@ def find_shapes(name: object, value: PerReplica, layout: ReplicaMesh) -> AgreedS
     return shapes
 
 
+def take_own(value: PerReplica, layout: ReplicaMesh) -> PerReplica:
+    """Return the values of the replicas of this process.
+
+    A program may list the values of all replicas, such as `PerReplica([1.0, 2.0])`, in every
+    process. Then each process takes its own, as it does for any other value.
+    """
+    if value.is_global or not layout.is_shared:
+        return value
+    values = value.values
+    if len(values) != layout.num_replicas or len(values) == len(layout.local_replicas):
+        return value
+    described = [_describe(x) for x in values]
+    own = PerReplica([values[r] for r in layout.local_replicas])
+    if None not in described:
+        mark_with_shapes(own, tuple(shape for shape, _ in filter(None, described)))
+    return own
+
+
 def _describe(array: Any) -> tuple[tuple[int, ...], str] | None:
     if hasattr(array, "shape") and hasattr(array, "dtype"):
         return tuple(array.shape), str(array.dtype)

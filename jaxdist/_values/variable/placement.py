@@ -67,7 +67,8 @@ class VariablePlacement:
             equal = make_equal("a Variable", own, self.layout)
             value = equal["its value"].addressable_data(0) if equal else value
         if not self.per_replica:
-            return put(value, self.sharding)
+            shared = self.layout.is_shared
+            return (put if shared else jax.device_put)(value, self.sharding)
         # Only the copies of this process; other processes make theirs.
         copies = PerReplica([value] * len(self.layout.local_replicas))
         mark_with_shapes(copies, (self.shape,) * self.layout.num_replicas)

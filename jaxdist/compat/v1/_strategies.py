@@ -198,8 +198,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     """`jaxdist.MultiWorkerMirroredStrategy` with the methods of version 1.
 
     Args:
-        communication: A `CommunicationImplementation`; it has no effect, because XLA chooses by
-            platform.
+        communication: A `CommunicationImplementation`, as `implementation` of
+            `CommunicationOptions`.
         cluster_resolver: The cluster; None reads `TF_CONFIG`.
 
     Raises:
