@@ -17,7 +17,7 @@ _MAKERS: dict[str, Callable[[Request], str]] = {
     "slurm": make_slurm_script,
     "skypilot": make_skypilot_task,
 }
-_OPTIONS = ("name", "gpu", "image", "cpus", "memory", "hosts", "partition", "time")
+_OPTIONS = ("name", "gpu", "image", "install", "cpus", "memory", "hosts", "partition", "time")
 _ONLY_HERE = ("elastic", "report_seconds", "grace_seconds", "on")
 
 
@@ -34,6 +34,11 @@ def add_file_options(parser: argparse.ArgumentParser) -> None:
         "--gpu", metavar="KIND", help="use GPUs of this kind (any for jobset and slurm), not CPUs"
     )
     group.add_argument("--image", help="jobset, skypilot: image of a container with the program")
+    group.add_argument(
+        "--install",
+        metavar="REQUIREMENT",
+        help="jobset, skypilot: what pip installs as jaxdist, where there is no image",
+    )
     group.add_argument("--cpus", type=int, metavar="N", help="CPU cores of each process")
     group.add_argument("--memory", type=int, metavar="GIB", help="memory of each process")
     group.add_argument("--hosts", type=int, metavar="N", help="slurm, skypilot: machines")

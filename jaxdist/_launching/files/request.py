@@ -32,6 +32,7 @@ class Request:
         name: Name of the job; None for that of the script.
         gpu: Kind of the GPUs, `any` for every kind; None for CPUs.
         image: Image of a container.
+        install: What pip installs as jaxdist: a requirement, an address or a path.
         cpus: CPU cores of each process.
         memory: GiB of each process.
         hosts: Number of machines.
@@ -52,6 +53,7 @@ class Request:
     name: str | None = None
     gpu: str | None = None
     image: str | None = None
+    install: str | None = None
     cpus: int | None = None
     memory: int | None = None
     hosts: int | None = None
@@ -74,6 +76,12 @@ class Request:
                 f"{_CALLER} was given {self.count} processes and --hosts {self.hosts}.\n\n"
                 "Each host gets the same number of processes.\n\n"
                 f"Pass -n {self.hosts * -(-self.count // self.hosts)}, or another --hosts."
+            )
+        if self.image is not None and self.install is not None:
+            raise ArgumentError(
+                f"{_CALLER} was given --image {self.image} and --install {self.install}.\n\n"
+                "An image has jaxdist already; without one, pip installs it.\n\n"
+                "Leave out one of the two."
             )
         if self.time is not None and not _TIME.fullmatch(self.time):
             raise ArgumentError(
@@ -122,7 +130,7 @@ class Request:
         jax = "jax[cuda13]" if self.gpu is not None else "jax"
         ours = "jaxdist[examples]" if self.is_training else "jaxdist"
         version = importlib.metadata.version
-        return [f"{ours}=={version('jaxdist')}", f"{jax}=={version('jax')}"]
+        return [self.install or f"{ours}=={version('jaxdist')}", f"{jax}=={version('jax')}"]
 
     def list_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that every process gets.

@@ -120,7 +120,5 @@ def _choose_gpus(request: Request) -> list[str]:
     if request.gpu is None or request.processes_of_host == 1:
         return []
     count = request.devices_of_each
-    return [
-        f"  export CUDA_VISIBLE_DEVICES=$(seq -s , $((place * {count})) "
-        f"$((place * {count} + {count - 1})))"
-    ]
+    first, last = f"$((place * {count}))", f"$((place * {count} + {count - 1}))"
+    return [f"  export CUDA_VISIBLE_DEVICES=$(seq -s , {first} {last})"]

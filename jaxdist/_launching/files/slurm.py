@@ -26,6 +26,7 @@ def make_slurm_script(request: Request) -> str:
     """
     request.refuse(
         "slurm",
+        install="The job uses the Python of this command.\n\nLeave out --install.",
         image=(
             "Slurm runs programs of the machine itself, unless a plugin for containers is "
             "installed.\n\nLeave out --image; add the option of your plugin to `srun` in the file."

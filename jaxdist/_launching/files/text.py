@@ -25,7 +25,7 @@ def _write(value: Any, indent: int) -> list[str]:
             lines += _write_entry(f"{space}{_write_text(key)}:", entry, indent)
     elif isinstance(value, list) and value:
         for entry in value:
-            if isinstance(entry, dict | list) and entry:
+            if _is_full(entry):
                 first, *rest = _write(entry, indent + 2)
                 lines += [f"{space}- {first[indent + 2 :]}", *rest]
             else:
@@ -35,8 +35,12 @@ def _write(value: Any, indent: int) -> list[str]:
     return lines
 
 
+def _is_full(value: Any) -> bool:
+    return bool(value) and not isinstance(value, str | int | float)
+
+
 def _write_entry(start: str, entry: Any, indent: int) -> list[str]:
-    if isinstance(entry, dict | list) and entry:
+    if _is_full(entry):
         return [start, *_write(entry, indent + 2)]
     return [f"{start} {_write_scalar(entry, indent)}"]
 

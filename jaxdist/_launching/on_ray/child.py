@@ -35,7 +35,7 @@ class RayChild:
         reads, self._wake = os.pipe()
         os.set_blocking(reads, False)
         self._pipe: IO[bytes] = os.fdopen(reads, "rb", buffering=0)
-        self.streams = {self._pipe: None}
+        self.streams: dict[IO[bytes], None] = {self._pipe: None}
         self._thread = threading.Thread(target=self._ask, daemon=True)
         self._thread.start()
 
@@ -88,7 +88,8 @@ class RayChild:
 
     def _write_news(self) -> None:
         with self._lock:
-            news, self._news = self._news, []
+            news = list(self._news)
+            self._news.clear()
         for lines in news:
             for write, part in zip(self._write, lines, strict=True):
                 if part:

@@ -40,7 +40,8 @@ def connect_to_ray() -> Iterator["RayCluster"]:
     except ImportError:
         raise MissingExtraError(
             "jaxdist launch --on ray needs the package ray, and it is not installed.\n\n"
-            "jaxdist is installed without its optional packages.\n\nInstall it with: pip install ray"
+            "jaxdist is installed without its optional packages.\n\n"
+            "Install it with: pip install ray"
         ) from None
     address = os.environ.get("RAY_ADDRESS", "")
     if address.startswith("ray://"):

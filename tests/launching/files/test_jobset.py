@@ -93,7 +93,7 @@ def test_the_pods_of_a_manifest_find_each_other(
 
 
 def test_the_configuration_of_train_is_in_the_manifest(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ("train", CONFIG, "--set", "training.steps=1")
+    argv = ("--install", "git+https://a/b", "train", CONFIG, "--set", "training.steps=1")
     config, jobset = read_documents(print_file(capsys, "-n", "2", "--print", "jobset", *argv))
     check_schema(jobset, "jobset")
     assert config["data"] == {"digits_mirrored.toml": pathlib.Path(CONFIG).read_text()}
@@ -101,4 +101,6 @@ def test_the_configuration_of_train_is_in_the_manifest(capsys: pytest.CaptureFix
     path = "/job/digits_mirrored.toml"
     expected = ["-m", "jaxdist", "train", path, "--set", "training.steps=1"]
     assert container["args"] == expected
-    assert "jaxdist[examples]==" in container["command"][2]
+    assert container["command"][2].startswith("pip install --quiet git+https://a/b jax==")
+    _, usual = read_documents(print_file(capsys, "-n", "2", "--print", "jobset", "train", CONFIG))
+    assert "'jaxdist[examples]==" in _read_pod(usual)[2]["command"][2]

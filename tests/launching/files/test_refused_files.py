@@ -26,6 +26,8 @@ from tests.launching.files.printed import SCRIPT
         (["--print", "slurm", "--name", "My_Job", SCRIPT], ["--name My_Job", "--name my-job"]),
         (["--print", "slurm", "--memory", "0", SCRIPT], ["--memory=0"]),
         (["--print", "slurm", "--restarts", "-1", SCRIPT], ["restarts=-1"]),
+        (["--print", "slurm", "--install", "a", SCRIPT], ["--install a", "Leave out"]),
+        (["--print", "jobset", "--install", "a", "--image", "b", SCRIPT], ["--image b and --inst"]),
         (["--print", "jobset", "-m", "timeit"], ["-m timeit", "Pass --image"]),
         (["--print", "jobset", "no_such.py"], ["no such file"]),
     ],

@@ -12,9 +12,9 @@ from jaxdist._launching.files.text import write_yaml
 _TEXTS = st.one_of(
     st.text(),
     st.lists(st.text("ab \t#:-'\"\\{}[]|>&*!%@`$\r"), max_size=5).map("\n".join),
-    st.sampled_from(["yes", "null", "~", "1", "1e3", "0x1", "on", "-", "", "a: b", "#",
-                     "2024-01-01", "\u0085", "\u2028", "\ufeff", "😀\n😀\n", "  a\n b\n", "a\n\n\n", "1:2"]),
-)  # fmt: skip
+    st.sampled_from(["yes", "null", "~", "1", "1e3", "0x1", "on", "-", "", "a: b", "#"]),
+    st.sampled_from(["2024-01-01", "\u0085", "\u2028", "\ufeff", "😀\n😀\n", "  a\n b\n", "1:2"]),
+)
 _VALUES = st.recursive(
     st.one_of(_TEXTS, st.integers(), st.booleans(), st.none()),
     lambda inner: st.one_of(
