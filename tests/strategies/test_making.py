@@ -45,7 +45,8 @@ def test_every_kind_of_strategy_is_in_the_table_of_strategies() -> None:
 
 
 def test_only_strategies_that_were_made_from_a_resolver_have_one(strategy: Strategy) -> None:
-    assert (strategy.cluster_resolver is None) != isinstance(strategy, TPUStrategy)
+    has_one = isinstance(strategy, (TPUStrategy, jaxdist.MultiWorkerMirroredStrategy))
+    assert (strategy.cluster_resolver is None) != has_one
 
 
 def test_the_axes_of_the_mesh_are_auto(strategy: Strategy) -> None:

@@ -76,6 +76,7 @@ class BetweenProcesses:
             DeadlineExceededError: `seconds` have passed.
             UnavailableError: Another process has ended.
         """
+        self._later.note(name)
         place = self._calls.setdefault(name, CallOfAll(name)).name_next()
         try:
             with Waiter(name, place, seconds) as waiter:
