@@ -74,7 +74,7 @@ def _keep(_: int, state: Any) -> None:
 CALLS = {
     "jaxdist.training.Checkpoints": Call(
         lambda: training.Checkpoints,
-        lambda: {"directory": _new_folder(), "keep": 1},
+        lambda: {"directory": _new_folder(), "keep": 1, "timeout_seconds": 60.0},
         use=lambda checkpoints: checkpoints.close(),
     ),
     "jaxdist.training.Checkpoints.close": Call(lambda: _saved("close")),
@@ -82,6 +82,9 @@ CALLS = {
     "jaxdist.training.Checkpoints.wait_until_finished": Call(lambda: _saved("wait_until_finished")),
     "jaxdist.training.Checkpoints.is_saving_in_progress": Call(
         lambda: _saved("is_saving_in_progress")
+    ),
+    "jaxdist.training.Checkpoints.on_failure": Call(
+        lambda: _saved("on_failure"), lambda: {"callback": _state}
     ),
     "jaxdist.training.Checkpoints.path": Call(lambda: _saved("path"), lambda: {"step": 7}),
     "jaxdist.training.Checkpoints.save": Call(
