@@ -22,7 +22,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from jaxdist._checkpoints.errors import UnreadableError
 from jaxdist._checkpoints.files import read_dict
 from jaxdist._checkpoints.records import format_records, prepare_records, read_records
-from jaxdist._processes import Process
+from jaxdist._processes import Process, get_current_process
 
 Manager: TypeAlias = Any  # orbax.checkpoint.CheckpointManager
 
@@ -176,7 +176,7 @@ def _make_alone_options(writer: int) -> Any:
     """Return options by which this process waits for no other one."""
     import orbax.checkpoint as ocp
 
-    own = jax.process_index()
+    own = get_current_process().index
     return ocp.options.MultiprocessingOptions(primary_host=writer, active_processes={own})
 
 
@@ -242,7 +242,7 @@ def _make_empty(wanted: jax.ShapeDtypeStruct | np.ndarray) -> Any:
 def _read_stored(path: Path, target: Mapping[str, Any]) -> Any:
     import orbax.checkpoint as ocp
 
-    own = jax.process_index()
+    own = get_current_process().index
     made = ocp.Checkpointer(_make_handler(own), multiprocessing_options=_make_alone_options(own))
     with _silence_orbax(), made as checkpointer:
         try:

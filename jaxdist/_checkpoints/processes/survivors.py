@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from jaxdist._checkpoints.files import list_steps
 from jaxdist._checkpoints.orbax import write_as_first_process
 from jaxdist._checkpoints.processes.parts import prepare_folder, publish, start_part
@@ -79,7 +77,7 @@ class Survivor:
         return f"The last complete step is saved: {self._directory / str(saved)}."
 
     def _write(self, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
-        own = jax.process_index()
+        own = get_current_process().index
         folder = prepare_folder(self._directory, step, f"survivor{own}")
         with write_as_first_process():
             start_part(folder, leaves, notes, Process(0, 1), own)()

@@ -66,8 +66,8 @@ def _step_of_variables(state: Any, x: Any) -> None:
 
 def _step_of_sharded_update(state: Any, x: Any) -> Any:
     def loss_of(w: Any) -> Any:
-        y = jax.nn.relu(x @ w["first"]["kernel"] + w["first"]["bias"])
-        return ((y @ w["last"]["kernel"] + w["last"]["bias"]) ** 2).mean()
+        y = jax.nn.relu(x @ w["first"]["kernel"] + w["first"]["bias"][None])
+        return ((y @ w["last"]["kernel"] + w["last"]["bias"][None]) ** 2).mean()
 
     grads = jax.grad(loss_of)(state["w"])
     updates, new = _SHARDED.update(grads, state["state"], state["w"])

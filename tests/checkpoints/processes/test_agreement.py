@@ -6,12 +6,20 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import optax
 import pytest
 
+import jaxdist
 from jaxdist._checkpoints.errors import ElsewhereError
-from jaxdist._checkpoints.processes import Group, JointSave, agree_on_result, check_same_steps
-from jaxdist._checkpoints.processes import snapshots as snapshots_module
+from jaxdist._checkpoints.processes import (
+    Group,
+    JointSave,
+    agree_on_result,
+    check_same_steps,
+    parts,
+)
 from jaxdist._checkpoints.processes.same_folder import check_same_folder
+from jaxdist._checkpoints.processes.snapshots import NoCopyError, Snapshots
 from jaxdist._processes import HERE, Agreement, LocalStore, Process
 from jaxdist.errors import (
     ArgumentError,
@@ -179,9 +187,32 @@ def test_on_failure_is_removed_by_none_and_by_close(tmp_path: pathlib.Path) -> N
     assert survivors._active == []
 
 
-def test_a_state_without_a_full_copy_is_refused() -> None:
-    made = snapshots_module.Snapshots(lambda: (0, {"w": np.ones(2)}))
-    made._kept.clear()
+def test_before_the_first_step_there_is_nothing_to_save() -> None:
+    made = Snapshots(lambda: (0, {"w": np.ones(2)}))
     made._last = 0
-    with pytest.raises(snapshots_module.NoCopyError):
+    with pytest.raises(NoCopyError, match="no step has begun"):
         made.find_newest()
+
+
+def test_a_state_without_a_full_copy_is_refused() -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    how, sync = jaxdist.VariableAggregation.SUM, jaxdist.VariableSynchronization.ON_READ
+    with strategy.scope():
+        total = jaxdist.Variable(np.zeros(3), synchronization=sync, aggregation=how)
+        pieces = jaxdist.sharded_update(optax.adam(1e-2)).init({"w": np.zeros(4096, "float32")})
+    for state, text in ((total, "ON_READ"), (pieces, "in pieces")):
+        made = Snapshots(lambda state=state: (1, state))
+        with pytest.raises(NoCopyError, match=text):
+            made.find_newest()
+
+
+def test_a_checkpoint_with_a_leaf_that_orbax_has_not_written_does_not_count(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = parts.prepare_folder(tmp_path, 3, "mark")
+    parts.start_part(folder, {"w": np.ones(2)}, {}, Process(0, 1), 0)()
+    monkeypatch.setattr(parts, "list_stored_names", lambda _: set())
+    with pytest.raises(OSError, match="has not written 1 leaves, such as w"):
+        parts.publish(tmp_path, folder, 3, 1, 0)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.steps() == ()
