@@ -110,9 +110,6 @@ COMPAT_V1 = {
     "tpu",
 }
 COMPAT_V1_EXPERIMENTAL = {
-    "PreemptionCheckpointHandler",
-    "PreemptionWatcher",
-    "TerminationConfig",
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
@@ -127,6 +124,9 @@ EXPERIMENTAL = {
     "CommunicationOptions",
     "TPUStrategy",
     "ValueContext",
+    "PreemptionCheckpointHandler",
+    "PreemptionWatcher",
+    "TerminationConfig",
 }
 TESTING = {"launch", "virtual_devices"}
 CLUSTER_RESOLVER = {

@@ -20,6 +20,10 @@ def choose_resolver() -> ClusterResolver:
 
     Raises:
         ClusterError: `JAXDIST_CLUSTER` is another word, or what the resolver reads is not valid.
+
+    Example:
+        >>> type(jaxdist.cluster_resolver.choose_resolver()).__name__
+        'TFConfigClusterResolver'
     """
     chosen = os.environ.get(CLUSTER, "").strip()
     if "TF_CONFIG" in os.environ or not chosen:
@@ -40,6 +44,11 @@ def choose_slurm_port(environ: Mapping[str, str]) -> int:
     """Return the first port of a host, from the numbers of the job and of its step.
 
     Jobs that share a host get different ports, and so does each `srun` of a job.
+
+    Example:
+        >>> choose = jaxdist.cluster_resolver.choose_slurm_port
+        >>> choose({"SLURM_JOB_ID": "7"}) != choose({"SLURM_JOB_ID": "8"})
+        True
     """
     numbers = [environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
     job, step = (int(number) if number.isdecimal() else 0 for number in numbers)
