@@ -110,9 +110,6 @@ COMPAT_V1 = {
     "tpu",
 }
 COMPAT_V1_EXPERIMENTAL = {
-    "PreemptionCheckpointHandler",
-    "PreemptionWatcher",
-    "TerminationConfig",
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
@@ -120,6 +117,9 @@ COMPAT_V1_EXPERIMENTAL = {
     "TPUStrategy",
 }
 EXPERIMENTAL = {
+    "PreemptionCheckpointHandler",
+    "PreemptionWatcher",
+    "TerminationConfig",
     "AutoShardPolicy",
     "CollectiveAllReduce",
     "CollectiveHints",
