@@ -141,6 +141,8 @@ CLUSTER_RESOLVER = {
     "TPUClusterResolver",
     "UnionClusterResolver",
     "UnionResolver",
+    "choose_resolver",
+    "choose_slurm_port",
     "experimental_connect_to_cluster",
     "find_own_task",
     "list_training_tasks",

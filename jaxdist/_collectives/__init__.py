@@ -16,6 +16,7 @@ from jaxdist._collectives.across.reduce import find_reduced_dims as find_reduced
 from jaxdist._collectives.across.refused import join_slices as join_slices
 from jaxdist._collectives.across.refused import refuse_slices as refuse_slices
 from jaxdist._collectives.across.refused import refuse_sparse as refuse_sparse
+from jaxdist._collectives.across.same_call import check_same_call as check_same_call
 from jaxdist._collectives.across.slices import REDUCE as REDUCE
 from jaxdist._collectives.across.slices import all_reduce_slices as all_reduce_slices
 from jaxdist._collectives.across.slices import all_reduce_tree as all_reduce_tree

@@ -19,6 +19,7 @@ from jaxdist._processes.process import get_process_of_job as get_process_of_job
 from jaxdist._processes.settings import Settings as Settings
 from jaxdist._processes.settings import get_settings as get_settings
 from jaxdist._processes.settings import processes as processes
+from jaxdist._processes.settings import variable_of as variable_of
 from jaxdist._processes.start import connect as connect
 from jaxdist._processes.start import join as join
 from jaxdist._processes.start import watch as watch

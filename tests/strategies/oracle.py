@@ -29,8 +29,8 @@ def split(strategy: Strategy, value: Any) -> jax.Array:
 
 
 def each(strategy: Strategy, value: Any) -> list[Any]:
-    """The value that each replica has, read from the devices."""
-    count = strategy.num_replicas_in_sync
+    """The value that each replica of this process has, read from the devices."""
+    count = len(strategy.layout.local_replicas)
     if isinstance(value, PerReplica):
         held = [np.asarray(v) for v in value.values]
         assert len(held) == count
@@ -47,7 +47,8 @@ def each(strategy: Strategy, value: Any) -> list[Any]:
 def assert_each(strategy: Strategy, value: Any, expected: list[Any], rtol: float = 1e-6) -> None:
     """Every replica has what the list says, with the right shape."""
     found = each(strategy, value)
-    assert len(found) == len(expected)
+    assert len(expected) == strategy.num_replicas_in_sync
+    expected = [expected[replica] for replica in strategy.layout.local_replicas]
     for have, want in zip(found, expected, strict=True):
         np.testing.assert_allclose(have, want, rtol=rtol)
         assert np.shape(have) == np.shape(want)

@@ -10,6 +10,7 @@ multiple of 64: each process keeps digests of these calls, and once a second the
 
 import json
 import time
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,6 +60,7 @@ class LaterCalls:
 
     def __init__(self) -> None:
         self._count = 0
+        self._order = 0
         self._kept: dict[str, dict[str, str]] = {}
         self._next_look = 0.0
 
@@ -70,9 +72,11 @@ class LaterCalls:
         """
         self._count += 1
         number = self._count
+        self.note(name)
         if number & (number - 1) and number % _EVERY:
             return
-        self._kept[str(number)] = _digest_plain(name, args, kwargs)
+        order = {"the order of calls until then": str(self._order)}
+        self._kept[str(number)] = order | _digest_plain(name, args, kwargs)
         while len(self._kept) > _KEPT:
             del self._kept[next(iter(self._kept))]
         now = time.monotonic()
@@ -80,6 +84,10 @@ class LaterCalls:
             return
         self._next_look = now + _SECONDS_BETWEEN_LOOKS
         self._look(layout)
+
+    def note(self, name: str) -> None:
+        """Note a call, so that the order of all calls is compared."""
+        self._order = zlib.crc32(name.encode(), self._order)
 
     def _look(self, layout: ReplicaMesh) -> None:
         store = get_store()

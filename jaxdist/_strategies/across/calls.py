@@ -18,7 +18,7 @@ import jax
 from jax.tree_util import keystr
 
 from jaxdist import _collectives, _compat
-from jaxdist._collectives import Communication, Planned, ReduceOp, Request
+from jaxdist._collectives import Communication, Planned, ReduceOp, Request, check_same_call
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import exact_structure, variables_as_values
 from jaxdist._replica import Frame
@@ -107,6 +107,10 @@ class AcrossReplicas:
         named = {"value" + keystr(path): _collectives.join_slices(leaf) for path, leaf in leaves}
         for name, leaf in named.items():
             method.refuse(request.caller, name, leaf)
+        if self._layout.is_shared and not in_merge:
+            given = {"axis": axis, "reduce op": request.op}
+            seconds = request.options.timeout_seconds
+            check_same_call(request.caller, given, named, self._layout, seconds)
         # All leaves are checked before the first one is combined, so that an error names all. One
         # `PerReplica` alone is checked by its function.
         if not in_merge and (not isinstance(value, PerReplica) or request.ops is not None):
