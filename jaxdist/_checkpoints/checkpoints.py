@@ -17,7 +17,16 @@ from jaxdist._checkpoints.processes import Survivor, add_survivor, remove_surviv
 from jaxdist._checkpoints.restore import Restored, restore_newest, restore_step
 from jaxdist._checkpoints.save import Writer
 from jaxdist._typing import PyTree
-from jaxdist._validate import ErrorNote, as_flag, as_integer, as_number, as_path, check_callable, check_instance, show
+from jaxdist._validate import (
+    ErrorNote,
+    as_flag,
+    as_integer,
+    as_number,
+    as_path,
+    check_callable,
+    check_instance,
+    show,
+)
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, OtherProcessError
 
 _NOTHING: Any = object()

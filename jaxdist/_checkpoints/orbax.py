@@ -90,9 +90,7 @@ def start_checkpoint(
     manager.save(step, args=ocp.args.Composite(**items), force=True)
 
 
-def start_arrays(
-    folder: Path, leaves: Mapping[str, Any], writer: int
-) -> Callable[[], None]:
+def start_arrays(folder: Path, leaves: Mapping[str, Any], writer: int) -> Callable[[], None]:
     """Copy the shards of this process to the host, and start to write them into a folder.
 
     The processes do not wait for each other here.

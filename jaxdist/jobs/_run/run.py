@@ -189,9 +189,7 @@ class Run:
         report, metrics = self.report(), self._make_metrics(found)
         if not self.is_chief:
             return
-        written = write_output(
-            self.config.output, metrics, self.task, report, self.state.history
-        )
+        written = write_output(self.config.output, metrics, self.task, report, self.state.history)
         self._say(f"wrote {' and '.join(map(_shorten_path, written))}")
         if text:
             self._say(text)
