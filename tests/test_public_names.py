@@ -117,6 +117,9 @@ COMPAT_V1_EXPERIMENTAL = {
     "TPUStrategy",
 }
 EXPERIMENTAL = {
+    "PreemptionCheckpointHandler",
+    "PreemptionWatcher",
+    "TerminationConfig",
     "AutoShardPolicy",
     "CollectiveAllReduce",
     "CollectiveHints",

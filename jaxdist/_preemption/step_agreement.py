@@ -26,7 +26,6 @@ from jaxdist._preemption.notices import Notices
 from jaxdist._processes import Process, Store, find_ended
 from jaxdist.errors import (
     DeadlineExceededError,
-    JaxdistError,
     OtherProcessError,
     UnavailableError,
 )
@@ -167,8 +166,6 @@ class StepAgreement:
                 self._error = error if is_needed else None
                 self._is_agreeing = False
                 self._gate.notify_all()
-            if not isinstance(error, JaxdistError):
-                raise
 
     def _look(self) -> None:
         """Agree if there is a notice that this process has not answered yet."""

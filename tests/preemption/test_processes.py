@@ -1,12 +1,16 @@
 """SIGTERM to one process of a job: all save at one step, and end with the configured code."""
 
+import json
+import os
 import pathlib
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from tests.preemption.steps import train, train_without_handler, watch
-from tests.processes.job import Job, Outcome, results_of_job, start_job
+from tests.processes.job import ROOT, Job, Outcome, results_of_job, start_job
 
 
 def _files(folder: pathlib.Path) -> list[tuple[int, int, float]]:
@@ -140,3 +144,63 @@ def test_every_process_learns_who_was_told_to_end_and_can_wait_for_it(culprit: i
     messages = {outcome.result["message"] for outcome in outcomes}
     assert messages == {f"process {culprit} was told to end (SIGTERM)"}
     assert outcomes[1 - culprit].result["seconds"] > 0.9
+
+
+SCRIPT = """
+import pathlib, sys
+from tests.preemption.steps import train
+
+print(train(pathlib.Path(sys.argv[1]), 400, whole=True), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_launcher_starts_the_job_again_where_it_was(tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "jaxdist", "launch", "-n", "2", "--restarts", "1"]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAXDIST_")}
+    with subprocess.Popen(
+        [*command, str(script), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env={**environment, "PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"},
+    ) as launcher:
+        try:
+            assert launcher.stdout is not None
+            output = ""
+            for line in launcher.stdout:
+                output += line
+                if line.strip() == "[1] run 5":
+                    (child,) = _find_children(launcher.pid, "1")
+                    os.kill(child, signal.SIGTERM)
+            assert launcher.wait(60) == 0, output
+        finally:
+            launcher.kill()
+    firsts = [int(part.split(",")[0]) for part in output.split("'first': ")[1:]]
+    assert len(set(firsts)) == 1, output
+    assert firsts[0] > 5, output
+    assert output.count("'x': 1600.0") == 2, output
+    assert "42" in output
+
+
+def _find_children(launcher: int, index: str) -> list[int]:
+    """Return the processes of a launcher with this number in their TF_CONFIG."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            parent = entry.joinpath("stat").read_text().rpartition(")")[2].split()[1]
+            variables = entry.joinpath("environ").read_bytes().decode().split("\0")
+        except (OSError, UnicodeDecodeError):
+            continue
+        config = next((v for v in variables if v.startswith("TF_CONFIG=")), "TF_CONFIG={}")
+        task = json.loads(config.partition("=")[2]).get("task", {})
+        if parent == str(launcher) and str(task.get("index")) == index:
+            found.append(int(entry.name))
+    return found
