@@ -20,6 +20,15 @@ def choose_resolver() -> ClusterResolver:
 
     Raises:
         ClusterError: `JAXDIST_CLUSTER` is another word, or what the resolver reads is not valid.
+
+    Example:
+        >>> from jaxdist.cluster_resolver import choose_resolver
+        >>> type(choose_resolver()).__name__  # without either
+        'TFConfigClusterResolver'
+
+    Source:
+        `tf.distribute.MultiWorkerMirroredStrategy`, whose default is `TF_CONFIG`; the variable is
+        an addition.
     """
     chosen = os.environ.get(CLUSTER, "").strip()
     if "TF_CONFIG" in os.environ or not chosen:
@@ -40,6 +49,17 @@ def choose_slurm_port(environ: Mapping[str, str]) -> int:
     """Return the first port of a host, from the numbers of the job and of its step.
 
     Jobs that share a host get different ports, and so does each `srun` of a job.
+
+    Args:
+        environ: The variables of Slurm.
+
+    Example:
+        >>> from jaxdist.cluster_resolver import choose_slurm_port
+        >>> choose_slurm_port({"SLURM_JOB_ID": "33", "SLURM_STEP_ID": "0"})
+        25024
+
+    Source:
+        JAX's own detection of Slurm takes its port from the number of the job as well.
     """
     numbers = [environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
     job, step = (int(number) if number.isdecimal() else 0 for number in numbers)
