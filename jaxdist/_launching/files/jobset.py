@@ -38,9 +38,8 @@ def make_jobset(request: Request) -> str:
             "Leave out --hosts."
         ),
     )
-    documents = [_make_jobset(request)]
-    if request.image is None:
-        documents.insert(0, _make_config_map(request))
+    documents = [] if request.image is not None else [_make_config_map(request)]
+    documents.append(_make_jobset(request))
     start = (
         f"# {request.count} processes of one job. Start it with: kubectl apply -f FILE\n"
         f"# Output: kubectl logs -f -l jobset.sigs.k8s.io/jobset-name={request.job_name} --prefix\n"
