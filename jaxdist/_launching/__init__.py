@@ -17,6 +17,7 @@ from jaxdist._launching.job import Outcome as Outcome
 from jaxdist._launching.job import launch as launch
 from jaxdist._launching.job import run_attempt as run_attempt
 from jaxdist._launching.on_ray import connect_to_ray as connect_to_ray
+from jaxdist._launching.output import say as say
 from jaxdist._launching.output import write_to as write_to
 from jaxdist._launching.ports import find_free_ports as find_free_ports
 from jaxdist._launching.signals import collect_signals as collect_signals

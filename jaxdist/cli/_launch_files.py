@@ -9,6 +9,7 @@ from jaxdist._launching import (
     make_jobset,
     make_skypilot_task,
     make_slurm_script,
+    say,
 )
 from jaxdist.errors import ArgumentError
 
@@ -90,4 +91,9 @@ def print_file(arguments: argparse.Namespace, program: Program, count: int) -> i
         **options,
     )
     print(_MAKERS[arguments.target](request), end="")
+    if arguments.target != "slurm" and request.image is None and request.install is None:
+        say(
+            f"the file installs {request.requirements[0]} from your package index. If it has no "
+            "such release, pass --install with a source of jaxdist, or --image."
+        )
     return 0

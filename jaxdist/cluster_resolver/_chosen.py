@@ -22,8 +22,13 @@ def choose_resolver() -> ClusterResolver:
         ClusterError: `JAXDIST_CLUSTER` is another word, or what the resolver reads is not valid.
 
     Example:
-        >>> type(jaxdist.cluster_resolver.choose_resolver()).__name__
+        >>> from jaxdist.cluster_resolver import choose_resolver
+        >>> type(choose_resolver()).__name__  # without either
         'TFConfigClusterResolver'
+
+    Source:
+        `tf.distribute.MultiWorkerMirroredStrategy`, whose default is `TF_CONFIG`; the variable is
+        an addition.
     """
     chosen = os.environ.get(CLUSTER, "").strip()
     if "TF_CONFIG" in os.environ or not chosen:
@@ -45,10 +50,16 @@ def choose_slurm_port(environ: Mapping[str, str]) -> int:
 
     Jobs that share a host get different ports, and so does each `srun` of a job.
 
+    Args:
+        environ: The variables of Slurm.
+
     Example:
-        >>> choose = jaxdist.cluster_resolver.choose_slurm_port
-        >>> choose({"SLURM_JOB_ID": "7"}) != choose({"SLURM_JOB_ID": "8"})
-        True
+        >>> from jaxdist.cluster_resolver import choose_slurm_port
+        >>> choose_slurm_port({"SLURM_JOB_ID": "33", "SLURM_STEP_ID": "0"})
+        25024
+
+    Source:
+        JAX's own detection of Slurm takes its port from the number of the job as well.
     """
     numbers = [environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
     job, step = (int(number) if number.isdecimal() else 0 for number in numbers)

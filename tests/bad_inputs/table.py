@@ -66,6 +66,8 @@ OF_ROOMS = {
     "jaxdist.DistributedIterator.put_back",
     "jaxdist.DistributedIterator.take",
     "jaxdist.IndexedSlices.with_parts",
+    "jaxdist.cluster_resolver.choose_resolver",
+    "jaxdist.cluster_resolver.choose_slurm_port",
     "jaxdist.cluster_resolver.find_own_task",
     "jaxdist.cluster_resolver.list_training_tasks",
     "jaxdist.Program.call",

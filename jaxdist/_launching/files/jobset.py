@@ -38,17 +38,17 @@ def make_jobset(request: Request) -> str:
             "Leave out --hosts."
         ),
     )
-    documents = [_make_jobset(request)]
-    if request.image is None:
-        documents.insert(0, _make_config_map(request))
+    documents = [] if request.image is not None else [_make_config_map(request)]
+    documents.append(_make_jobset(request))
     start = (
         f"# {request.count} processes of one job. Start it with: kubectl apply -f FILE\n"
         f"# Output: kubectl logs -f -l jobset.sigs.k8s.io/jobset-name={request.job_name} --prefix\n"
     )
     if request.image is None:
         start += (
-            "# pip installs jaxdist in each pod. Files that the script reads or imports are not "
-            "here;\n# an image of your own (--image) has them.\n"
+            f"# pip installs {request.requirements[0]} in each pod; --install names another "
+            "source.\n# Files that the script reads or imports are not here; an image of your own "
+            "(--image) has them.\n"
         )
     return start + "---\n".join(write_yaml(document) for document in documents)
 
@@ -174,8 +174,7 @@ def _move_file(request: Request) -> list[str]:
     moved = f"{_FOLDER}/{_make_key(request)}"
     arguments = [_escape(argument) for argument in request.arguments]
     # The script comes first. Another argument may have the same text.
-    if request.file in request.arguments:
-        arguments[list(request.arguments).index(request.file)] = moved
+    arguments[request.position] = moved
     return arguments
 
 

@@ -106,6 +106,11 @@ class Request:
         return _make_name(pathlib.Path(self.file).stem if self.file else self.arguments[1])
 
     @property
+    def position(self) -> int:
+        """Where the file is among the arguments: first, unless a configuration follows options."""
+        return list(self.arguments).index(self.file or "")
+
+    @property
     def devices_of_each(self) -> int:
         """Number of devices of each process."""
         return self.devices or 1
@@ -128,9 +133,11 @@ class Request:
     def requirements(self) -> list[str]:
         """What pip installs for the job, at the versions of this environment."""
         jax = "jax[cuda13]" if self.gpu is not None else "jax"
-        ours = "jaxdist[examples]" if self.is_training else "jaxdist"
         version = importlib.metadata.version
-        return [self.install or f"{ours}=={version('jaxdist')}", f"{jax}=={version('jax')}"]
+        # What the tasks of `jaxdist train` use.
+        examples = ["matplotlib", "scikit-learn"] if self.is_training else []
+        ours = self.install or f"jaxdist=={version('jaxdist')}"
+        return [ours, f"{jax}=={version('jax')}", *examples]
 
     def list_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that every process gets.

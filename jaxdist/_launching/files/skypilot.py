@@ -80,8 +80,7 @@ def _make_arguments(request: Request) -> list[str]:
             "SkyPilot copies the current folder to each machine, and the file is outside of it.\n\n"
             f"Call jaxdist launch in {path.resolve().parent}."
         )
-    if request.file in arguments:
-        arguments[arguments.index(request.file)] = str(path)
+    arguments[request.position] = str(path)
     return arguments
 
 

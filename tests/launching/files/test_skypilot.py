@@ -56,7 +56,7 @@ def test_without_options_the_task_installs_jaxdist_on_one_machine(
 ) -> None:
     task = _read(print_file(capsys, "-n", "2", "--print", "skypilot", PATH))
     assert task["num_nodes"] == 1
-    assert task["setup"].startswith("pip install jaxdist==")
+    assert task["setup"].split()[:2] == ["pip", "install"]
     assert "resources" not in task
 
 
