@@ -79,7 +79,7 @@ def _step_of_nnx(state: Any, x: Any) -> None:
     state["optimizer"].update(state["model"], _context().all_reduce("mean", grads))
 
 
-_SHARDED = jaxdist.sharded_update(optax.adam(1e-2))
+_SHARDED = jaxdist.sharded_update(optax.adam(1e-2), min_bytes=0)
 _STEPS = {
     "replicated": _step_of_nnx,
     "fsdp": _step_of_nnx,

@@ -199,7 +199,7 @@ def test_a_state_without_a_full_copy_is_refused() -> None:
     how, sync = jaxdist.VariableAggregation.SUM, jaxdist.VariableSynchronization.ON_READ
     with strategy.scope():
         total = jaxdist.Variable(np.zeros(3), synchronization=sync, aggregation=how)
-        pieces = jaxdist.sharded_update(optax.adam(1e-2)).init({"w": np.zeros(4096, "float32")})
+        pieces = jaxdist.sharded_update(optax.adam(1e-2), min_bytes=0).init({"w": np.ones(8)})
     for state, text in ((total, "ON_READ"), (pieces, "in pieces")):
         made = Snapshots(lambda state=state: (1, state))
         with pytest.raises(NoCopyError, match=text):
