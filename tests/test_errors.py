@@ -59,6 +59,9 @@ PROTOCOLS = {
     ("_values/sharded/sharded.py", "AttributeError"),
     ("_compat/arrays.py", "RuntimeError"),
     ("errors.py", "AttributeError"),
+    # As dicts and files raise them.
+    ("_processes/store.py", "KeyError"),
+    ("_checkpoints/processes/parts.py", "OSError"),
 }
 FILES = sorted(pathlib.Path(errors.__file__).parent.rglob("*.py"))
 

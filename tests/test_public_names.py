@@ -127,9 +127,6 @@ EXPERIMENTAL = {
     "CommunicationOptions",
     "TPUStrategy",
     "ValueContext",
-    "PreemptionCheckpointHandler",
-    "PreemptionWatcher",
-    "TerminationConfig",
 }
 TESTING = {"launch", "virtual_devices"}
 CLUSTER_RESOLVER = {

@@ -84,6 +84,8 @@ OF_ROOMS = {
     "jaxdist.data.distribute_dataset",
     "jaxdist.data.distribute_datasets_from_function",
     "jaxdist.jobs.Task.build",
+    "jaxdist.jobs.has_cluster",
+    "jaxdist.jobs.is_chief",
     "jaxdist.jobs.count_cpu_devices",
     "jaxdist.jobs.finished_line",
     "jaxdist.jobs.finished_run",
