@@ -17,9 +17,19 @@ class _Recorder:
     def __init__(self) -> None:
         self.outcomes: dict[str, str] = {}
 
+    def pytest_runtest_logstart(self, nodeid):
+        d = os.environ.get("JAXDIST_CONTRACT_LOG")
+        if d:
+            import jax, time
+            with open(f"{d}/{jax.process_index()}.log", "a") as f: f.write(f"START {time.time():.1f} {nodeid}\n")
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self.outcomes[report.nodeid] = str(report.longrepr)
+            d = os.environ.get("JAXDIST_CONTRACT_LOG")
+            if d:
+                import jax
+                with open(f"{d}/{jax.process_index()}.log", "a") as f: f.write(f"{report.when} {report.longrepr}\n")
         elif report.when == "call" or report.skipped:
             self.outcomes.setdefault(report.nodeid, "")
 
@@ -40,7 +50,7 @@ def run_contracts() -> dict[str, str]:
         "-p",
         "no:cacheprovider",
         "--timeout",
-        "60",
+        "20",
         *os.environ.get("MORE", "").split(),
     ]
     pytest.main([*arguments, *os.environ["CONTRACTS"].split()], plugins=[recorder])
