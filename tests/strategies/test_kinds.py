@@ -11,7 +11,7 @@ import pytest
 
 import jaxdist
 from jaxdist import MirroredStrategy, PerReplica, Strategy
-from tests.strategies.oracle import each
+from tests.strategies.oracle import assert_each, each
 
 pytestmark = pytest.mark.both_executors
 
@@ -160,6 +160,6 @@ def test_kinds_keep_their_meaning_on_every_strategy(strategy: Strategy) -> None:
 
     for _ in range(2):
         for given, want in ((split, parts), (whole, alike), (rows, alike), (on_one, alike)):
-            np.testing.assert_allclose(each(strategy, strategy.run(step, (given,))), want)
+            assert_each(strategy, strategy.run(step, (given,)), want)
     wrapped = PerReplica.of_global(split)
-    np.testing.assert_allclose(each(strategy, strategy.run(step, (wrapped,))), parts)
+    assert_each(strategy, strategy.run(step, (wrapped,)), parts)
