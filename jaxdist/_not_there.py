@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 from jaxdist.errors import MissingNameError
 
 # Parts of `tf.distribute` that jaxdist will have later; each text explains several names.
-PROCESSES = "It comes with training over several processes, which is not there yet."
 SERVERS = "It comes with parameter servers, which are not there yet."
 FIT = "It comes with fit and Estimator, which are not there yet."
 
@@ -18,7 +17,6 @@ _ON_THE_SERVER = (
     f"{SERVERS}\n\nUntil then: MirroredStrategy; partition.fsdp() for variables that are too "
     "large for one device."
 )
-_PREEMPTION = f"{PROCESSES}\n\nUntil then: training.Checkpoints, saved every few steps."
 _CENTRAL = (
     f"{SERVERS}\n\nUntil then: MirroredStrategy, which has a copy of variables on each device."
 )
@@ -48,9 +46,6 @@ _TOP = {
 _EXPERIMENTAL = {
     "CentralStorageStrategy": _CENTRAL,
     "ParameterServerStrategy": _ON_THE_SERVER,
-    "PreemptionCheckpointHandler": _PREEMPTION,
-    "PreemptionWatcher": _PREEMPTION,
-    "TerminationConfig": _PREEMPTION,
     "coordinator": _ON_THE_SERVER,
     "partitioners": _ON_THE_SERVER,
     "rpc": SERVERS,

@@ -7,6 +7,9 @@ from jaxdist._collectives import CollectiveHints as CollectiveHints
 from jaxdist._collectives import CommunicationImplementation as CommunicationImplementation
 from jaxdist._collectives import CommunicationOptions as CommunicationOptions
 from jaxdist._not_there import explain_missing as _explain_missing
+from jaxdist._preemption import PreemptionCheckpointHandler as PreemptionCheckpointHandler
+from jaxdist._preemption import PreemptionWatcher as PreemptionWatcher
+from jaxdist._preemption import TerminationConfig as TerminationConfig
 from jaxdist._strategies import (
     ExperimentalMultiWorkerMirroredStrategy as _MultiWorkerMirroredStrategy,
 )

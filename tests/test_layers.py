@@ -25,7 +25,7 @@ ROWS = [
     {"_program", "data", "nn", "partition"},
     {"_update"},
     {"_checks", "_checkpoints"},
-    {"_strategies"},
+    {"_strategies", "_preemption"},
     {"_planning", "training"},
     {"jobs"},
     {"experimental", "compat", "contrib", "config"},

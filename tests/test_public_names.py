@@ -110,6 +110,9 @@ COMPAT_V1 = {
     "tpu",
 }
 COMPAT_V1_EXPERIMENTAL = {
+    "PreemptionCheckpointHandler",
+    "PreemptionWatcher",
+    "TerminationConfig",
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
@@ -138,6 +141,8 @@ CLUSTER_RESOLVER = {
     "TPUClusterResolver",
     "UnionClusterResolver",
     "UnionResolver",
+    "choose_resolver",
+    "choose_slurm_port",
     "experimental_connect_to_cluster",
     "find_own_task",
     "list_training_tasks",

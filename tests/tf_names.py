@@ -100,6 +100,18 @@ experimental.CommunicationImplementation.NCCL
 experimental.CollectiveCommunication
 experimental.CommunicationOptions(bytes_per_pack=0, timeout_seconds=None, implementation=...)
 experimental.CollectiveHints(bytes_per_pack=0, timeout_seconds=None)
+experimental.PreemptionCheckpointHandler(
+    cluster_resolver, checkpoint_or_checkpoint_manager, checkpoint_dir=None,
+    termination_config=None)
+experimental.PreemptionCheckpointHandler.run(distributed_train_function)
+experimental.PreemptionCheckpointHandler.save_checkpoint_if_preempted()
+experimental.PreemptionCheckpointHandler.watch_preemption_scope()
+experimental.PreemptionCheckpointHandler.total_run_calls
+experimental.PreemptionWatcher()
+experimental.PreemptionWatcher.preemption_message
+experimental.PreemptionWatcher.block_until_worker_exit()
+experimental.TerminationConfig(
+    termination_watcher_fn=None, exit_fn=None, grace_period=None, save_fn=None)
 tpu.XLAOptions(
     use_spmd_for_xla_partitioning=True, enable_xla_dynamic_padder=True,
     use_shardy_partitioner=False)
@@ -329,7 +341,6 @@ REPLACED = {
 }
 
 # Still to come: reading it is an error that says with what.
-PROCESSES = "training over several processes"
 SERVERS = "parameter servers"
 FIT = "fit and Estimator"
 TO_COME = {
@@ -350,9 +361,6 @@ TO_COME = {
     "estimator": FIT,
     "experimental.CentralStorageStrategy": SERVERS,
     "experimental.ParameterServerStrategy": SERVERS,
-    "experimental.PreemptionCheckpointHandler": PROCESSES,
-    "experimental.PreemptionWatcher": PROCESSES,
-    "experimental.TerminationConfig": PROCESSES,
     "experimental.coordinator": SERVERS,
     "experimental.partitioners": SERVERS,
     "experimental.rpc": SERVERS,

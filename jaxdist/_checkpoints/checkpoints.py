@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -13,11 +13,12 @@ from jaxdist._checkpoints.files import list_steps
 from jaxdist._checkpoints.leaves import check_leaves, name_leaves
 from jaxdist._checkpoints.objects import put_into, to_plain
 from jaxdist._checkpoints.pieces import gather_whole_arrays
+from jaxdist._checkpoints.processes import Survivor, add_survivor, remove_survivor
 from jaxdist._checkpoints.restore import Restored, restore_newest, restore_step
 from jaxdist._checkpoints.save import Writer
 from jaxdist._typing import PyTree
-from jaxdist._validate import ErrorNote, as_flag, as_integer, as_path, check_instance, show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError
+from jaxdist._validate import ErrorNote, as_flag, as_integer, as_number, as_path, check_callable, check_instance, show
+from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, OtherProcessError
 
 _NOTHING: Any = object()
 _LAST_STEP = (1 << 63) - 1
@@ -38,6 +39,8 @@ class Checkpoints:
         `restore` returns bit for bit what `save` received. Otherwise it raises an error and
         leaves the objects as they were.
         One job writes at a time: after its first `save`, a `save` of another job raises an error.
+        In a job of several processes all of them make the same calls. Each writes its own shards,
+        and a checkpoint is complete when all have written theirs.
         No code from the files is run, and no pickle is read.
 
     Cost:
@@ -49,6 +52,8 @@ class Checkpoints:
     Args:
         directory: The directory. It is created if it does not exist.
         keep: How many of the newest checkpoints to keep; older ones are deleted.
+        timeout_seconds: How long `save` and `restore` wait for other processes; None means
+            `JAXDIST_COLLECTIVE_SECONDS`.
 
     Raises:
         CheckpointError: The directory cannot be created or read.
@@ -76,17 +81,22 @@ class Checkpoints:
         Replaces `tf.train.CheckpointManager`. Orbax writes and reads the files.
     """
 
-    def __init__(self, directory: str | Path, *, keep: int = 3) -> None:
+    def __init__(
+        self, directory: str | Path, *, keep: int = 3, timeout_seconds: float | None = None
+    ) -> None:
         caller = "training.Checkpoints"
         self.directory = Path(as_path(caller, "directory", directory, "runs/job")).absolute()
         keep = as_integer(caller, "keep", keep, least=1)
+        seconds = _as_seconds(caller, timeout_seconds)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             list_steps(self.directory)
         except OSError as error:
             raise make_directory_error(self.directory, error) from error
         # The lock is taken by the first `save`, so that a reader keeps no job out.
-        self._writer = Writer(self.directory, keep)
+        self._writer = Writer(self.directory, keep, seconds)
+        self._keep = keep
+        self._survivor: Survivor | None = None
 
     def steps(self) -> tuple[int, ...]:
         """Return the steps of the complete checkpoints, the oldest first.
@@ -113,7 +123,8 @@ class Checkpoints:
 
         Raises:
             CheckpointError: A checkpoint of this step exists, it or the one before cannot be
-                written, or another job writes checkpoints here.
+                written, another job writes checkpoints here, or processes have different folders.
+            OtherProcessError: Another process did not come in time, or has ended.
             ArgumentTypeError: A leaf is neither an array nor a number. The error names its path.
             ArgumentError: A variable has a value on each replica, and no aggregation that combines
                 them.
@@ -256,7 +267,8 @@ class Checkpoints:
                 raise _make_skip_error(caller, state)
             with ErrorNote(f"It was raised by {caller}(like=...)."):
                 self._writer.wait()
-                return restore_step(self.directory, state, like, sharding)
+                group = self._writer.find_group()
+                return restore_step(self.directory, state, like, sharding, group)
         if step is not None:
             step = as_integer(caller, "step", step, least=0)
             if skip_damaged:
@@ -265,12 +277,13 @@ class Checkpoints:
         shapes = to_plain(state)
         with ErrorNote(f"It was raised by {caller}(state, step={step})."):
             self._writer.wait()
+            group = self._writer.find_group()
             if step is None:
-                found = restore_newest(self.directory, shapes, sharding, skip_damaged)
+                found = restore_newest(self.directory, shapes, sharding, skip_damaged, group)
                 if found is None:
                     return None
             else:
-                found = restore_step(self.directory, step, shapes, sharding)
+                found = restore_step(self.directory, step, shapes, sharding, group)
         return dataclasses.replace(found, state=put_into(state, found.state))
 
     def restore_latest(
@@ -303,7 +316,49 @@ class Checkpoints:
         as_flag(caller, "skip_damaged", skip_damaged)
         with ErrorNote(f"It was raised by {caller}(like=...)."):
             self._writer.wait()
-            return restore_newest(self.directory, like, sharding, skip_damaged)
+            group = self._writer.find_group()
+            return restore_newest(self.directory, like, sharding, skip_damaged, group)
+
+    def on_failure(self, callback: Callable[[], Any] | None) -> None:
+        """Set what is saved when a step fails because of another process.
+
+        When `run`, `reduce` or `gather` of a strategy over several processes raises an
+        `OtherProcessError`, one of the processes that are left first saves the last complete step.
+        It needs a full copy of the state on its own devices, and no collective. State in pieces
+        (FSDP, `sharded_update`), variables with `ON_READ`, and state whose memory a step has taken
+        (`donate_argnums`) cannot be saved so; then the last checkpoint counts. The message of the
+        error says which.
+
+        Cost:
+            The callback is called before each step. The state before a step stays in memory until
+            a later one is computed: on GPU and TPU up to two more states, on CPU up to nine.
+
+        Args:
+            callback: Returns the number of completed steps and the state, as `save` takes them,
+                and optionally notes, or a function that returns them. It is called before each
+                step, and must not change anything. None removes it. In a job of one process it is
+                never called.
+
+        Raises:
+            ArgumentTypeError: `callback` is not callable.
+
+        Example:
+            >>> import tempfile
+            >>> step, state = 0, {"w": jnp.zeros(3)}
+            >>> with Checkpoints(tempfile.mkdtemp()) as checkpoints:
+            ...     checkpoints.on_failure(lambda: (step, state))
+        """
+        caller = "Checkpoints.on_failure"
+        if callback is not None:
+            remedy = "Pass for instance lambda: (step, (model, optimizer))."
+            check_callable(caller, callback, "callback", remedy)
+        if self._survivor is not None:
+            remove_survivor(self._survivor)
+            self._survivor = None
+        if callback is not None:
+            prepare = self._writer.prepare_alone
+            self._survivor = Survivor(self.directory, self._keep, prepare, callback)
+            add_survivor(self._survivor)
 
     def close(self) -> None:
         """Wait until the checkpoints are written, and release the lock of the directory.
@@ -311,6 +366,7 @@ class Checkpoints:
         Raises:
             CheckpointError: A checkpoint could not be written.
         """
+        self.on_failure(None)
         self._writer.close()
 
     def __enter__(self) -> Self:
@@ -319,7 +375,7 @@ class Checkpoints:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
-        except CheckpointError as failure:
+        except (CheckpointError, OtherProcessError) as failure:
             if error is None:
                 raise
             # The error of the body is the one that its caller waits for.
@@ -332,6 +388,19 @@ def _make_skip_error(caller: str, step: int) -> ArgumentError:
         "skip_damaged looks for the newest good checkpoint, and a given step is one checkpoint."
         "\n\nLeave the step out, or skip_damaged."
     )
+
+
+def _as_seconds(caller: str, seconds: float | None) -> float | None:
+    if seconds is None:
+        return None
+    seconds = as_number(caller, "timeout_seconds", seconds)
+    if not seconds > 0:
+        raise ArgumentError(
+            f"{caller} was given timeout_seconds={seconds!r}.\n\n"
+            "It is a time in seconds, above 0.\n\n"
+            "Pass for instance timeout_seconds=300, or leave it out."
+        )
+    return seconds
 
 
 def _check_sharding(caller: str, sharding: Any) -> None:

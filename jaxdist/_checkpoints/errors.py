@@ -13,6 +13,10 @@ class UnreadableError(ValueError):
     """A checkpoint differs from what was written, or Orbax could not read it."""
 
 
+class ElsewhereError(RuntimeError):
+    """Another process of the job could not write its part; the text names it."""
+
+
 def make_directory_error(directory: Path, error: Exception) -> CheckpointError:
     """Return the error for a directory that Orbax cannot use."""
     return CheckpointError(
@@ -28,8 +32,9 @@ def make_write_error(
 ) -> CheckpointError:
     """Return the error for a checkpoint that was not completed; `others` are complete steps."""
     left = f"The last complete one is of step {others[-1]}." if others else "There is none yet."
+    name = "" if isinstance(error, ElsewhereError) else f"{type(error).__name__}: "
     return CheckpointError(
-        f"Checkpoint {step} cannot be written to {directory}: {type(error).__name__}: {error}.\n\n"
+        f"Checkpoint {step} cannot be written to {directory}: {name}{error}.\n\n"
         f"A checkpoint counts when all of its files are written. {left}\n\n"
         "Free space on the disk or choose another directory, and run again."
     )

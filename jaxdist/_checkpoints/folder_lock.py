@@ -12,23 +12,37 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Self
 
+from jaxdist._processes import get_process_of_job, get_store
 from jaxdist.errors import CheckpointError
 
 _LOG = logging.getLogger("jaxdist")
 _NAME = ".jaxdist-job.lock"
 _GUARD = ".jaxdist-job.guard"
 JOB_ID = "JAXDIST_JOB_ID"
+_JOB_KEY = "jaxdist/job"
 _PROCESS_JOB_ID = uuid.uuid4().hex
 
 
 def get_job_id() -> str:
-    """Return the id of the job of this process: `JAXDIST_JOB_ID`, or an id of the process.
+    """Return the id of the job of this process: `JAXDIST_JOB_ID`, or an id that jaxdist makes.
+
+    Processes that have joined each other have one id.
 
     Example:
         >>> get_job_id() == get_job_id()
         True
     """
-    return os.environ.get(JOB_ID) or _PROCESS_JOB_ID
+    return os.environ.get(JOB_ID) or _find_shared_id() or _PROCESS_JOB_ID
+
+
+def _find_shared_id() -> str | None:
+    store, process = get_store(), get_process_of_job()
+    if store is None or process is None or process.count == 1:
+        return None
+    with contextlib.suppress(KeyError):
+        # The first process that comes decides.
+        store.set(_JOB_KEY, _PROCESS_JOB_ID)
+    return store.get(_JOB_KEY)
 
 
 # Note [The lock of a job]

@@ -69,6 +69,16 @@ def put_into(target: PyTree, restored: PyTree) -> PyTree:
     return jax.tree.unflatten(treedef, kept)
 
 
+def find_plain_leaves(state: PyTree) -> list[str]:
+    """Return the paths of leaves that `put_into` cannot write into: it returns new ones."""
+    units, _ = jax.tree.flatten_with_path(state, is_leaf=_is_unit)
+    return [
+        jax.tree_util.keystr(path)
+        for path, x in units
+        if not (_is_object(x) or isinstance(x, Variable))
+    ]
+
+
 def _flatten_to_units(state: PyTree) -> tuple[list[Any], Any]:
     return jax.tree.flatten(state, is_leaf=_is_unit)
 

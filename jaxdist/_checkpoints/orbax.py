@@ -4,11 +4,13 @@ The functions import Orbax when they are called. The import takes 0.2 s, and mos
 nothing.
 """
 
+import asyncio
+import concurrent.futures
 import contextlib
 import gc
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,7 +27,7 @@ from jaxdist._processes import Process
 Manager: TypeAlias = Any  # orbax.checkpoint.CheckpointManager
 
 _LONGEST_REASON = 300  # characters
-_STATE, _NOTES, _LEAVES = "state", "notes", "leaves"  # the items of one checkpoint
+STATE, NOTES, LEAVES = "state", "notes", "leaves"  # the items of one checkpoint
 
 
 def open_manager(directory: Path, *, keep: int) -> Manager:
@@ -52,7 +54,7 @@ def open_manager(directory: Path, *, keep: int) -> Manager:
             return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="records")]
 
     handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
-    handlers.add(_LEAVES, ocp.args.JsonSave, RecordsHandler())
+    handlers.add(LEAVES, ocp.args.JsonSave, RecordsHandler())
     options = ocp.CheckpointManagerOptions(
         preservation_policy=ocp.checkpoint_managers.LatestN(keep),
         cleanup_tmp_directories=True,
@@ -81,11 +83,103 @@ def start_checkpoint(
 
     items = {
         # Orbax refuses arrays without elements. Their shape and dtype are in the records.
-        _STATE: ocp.args.StandardSave({n: x for n, x in leaves.items() if x.size}),
-        _NOTES: ocp.args.JsonSave(notes),
-        _LEAVES: ocp.args.JsonSave({f"process_{process.index}.json": compute_text}),
+        STATE: ocp.args.StandardSave({n: x for n, x in leaves.items() if x.size}),
+        NOTES: ocp.args.JsonSave(notes),
+        LEAVES: ocp.args.JsonSave({f"process_{process.index}.json": compute_text}),
     }
     manager.save(step, args=ocp.args.Composite(**items), force=True)
+
+
+def start_arrays(
+    folder: Path, leaves: Mapping[str, Any], writer: int
+) -> Callable[[], None]:
+    """Copy the shards of this process to the host, and start to write them into a folder.
+
+    The processes do not wait for each other here.
+
+    Args:
+        folder: The folder, which exists in all processes.
+        leaves: Arrays over several processes, or of NumPy.
+        writer: The process that writes the arrays of NumPy and the names of all.
+
+    Returns:
+        A function that waits until the shards are written.
+    """
+    import orbax.checkpoint as ocp
+    from etils import epath
+
+    handler = _make_handler(writer)
+    args = ocp.args.StandardSave(dict(leaves))
+    # In a thread, since the caller may be a notebook, whose event loop runs.
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        save = handler.async_save(epath.Path(folder), args=args)
+        futures = pool.submit(asyncio.run, save).result() or []
+
+    def wait() -> None:
+        for future in futures:
+            future.result()
+
+    return wait
+
+
+@contextlib.contextmanager
+def write_as_first_process() -> Iterator[None]:
+    """Let Orbax write arrays of NumPy in this process, whatever its number is.
+
+    Orbax writes them in process 0 only, which may be the one that has ended.
+    """
+    import orbax.checkpoint as ocp
+
+    module = sys.modules[ocp.type_handlers.NumpyHandler.__module__]
+    before = vars(module)["multihost"]
+    vars(module)["multihost"] = _FirstProcess(before)
+    try:
+        yield
+    finally:
+        vars(module)["multihost"] = before
+
+
+class _FirstProcess:
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def process_index(self) -> int:
+        return 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def merge_arrays(folder: Path, writer: int) -> None:
+    """Make the shards that all processes have written one checkpoint."""
+    from etils import epath
+
+    _make_handler(writer).finalize(epath.Path(folder))
+
+
+def list_stored_names(folder: Path) -> set[str]:
+    """Return the names of the arrays in a folder that `merge_arrays` has completed."""
+    import tensorstore
+
+    spec = {"driver": "ocdbt", "base": f"file://{folder}/"}
+    keys = tensorstore.KvStore.open(spec).result().list().result()
+    ending = "/.zarray"
+    texts = [key.decode() for key in keys]
+    return {text.removesuffix(ending) for text in texts if text.endswith(ending)}
+
+
+def _make_handler(writer: int) -> Any:
+    import orbax.checkpoint as ocp
+
+    return ocp.StandardCheckpointHandler(multiprocessing_options=_make_alone_options(writer))
+
+
+def _make_alone_options(writer: int) -> Any:
+    """Return options by which this process waits for no other one."""
+    import orbax.checkpoint as ocp
+
+    own = jax.process_index()
+    return ocp.options.MultiprocessingOptions(primary_host=writer, active_processes={own})
 
 
 def read_notes(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -98,14 +192,14 @@ def read_notes(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if notes is None:
         raise UnreadableError("The notes cannot be read.")
     try:
-        return read_records(path / _LEAVES, notes), notes
+        return read_records(path / LEAVES, notes), notes
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UnreadableError(f"The checksums cannot be read: {error}") from error
 
 
 def read_notes_without_orbax(path: Path) -> dict[str, Any] | None:
     """Return the notes of a checkpoint from one file; None if this file cannot be read."""
-    return read_dict(path / _NOTES / "metadata")
+    return read_dict(path / NOTES / "metadata")
 
 
 def read_arrays(
@@ -137,7 +231,7 @@ def read_arrays(
         else np.empty(x.shape, x.dtype)
         for name, x in wanted.items()
     }
-    read = _read_stored(path / _STATE, {name: x for name, x in target.items() if x.size})
+    read = _read_stored(path / STATE, {name: x for name, x in target.items() if x.size})
     return {name: read[name] if x.size else _make_empty(x) for name, x in target.items()}
 
 
@@ -150,7 +244,9 @@ def _make_empty(wanted: jax.ShapeDtypeStruct | np.ndarray) -> Any:
 def _read_stored(path: Path, target: Mapping[str, Any]) -> Any:
     import orbax.checkpoint as ocp
 
-    with _silence_orbax(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+    own = jax.process_index()
+    made = ocp.Checkpointer(_make_handler(own), multiprocessing_options=_make_alone_options(own))
+    with _silence_orbax(), made as checkpointer:
         try:
             return checkpointer.restore(path, args=ocp.args.StandardRestore(target))
         except Exception as error:

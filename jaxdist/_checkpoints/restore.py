@@ -16,6 +16,11 @@ from jaxdist._checkpoints.manifest import find_damage
 from jaxdist._checkpoints.objects import rebuild_objects, to_plain
 from jaxdist._checkpoints.orbax import read_arrays, read_notes
 from jaxdist._checkpoints.pieces import cut_like, get_layouts_of_pieces, get_whole_shapes
+from jaxdist._checkpoints.processes import (
+    Group,
+    agree_on_result,
+    check_same_steps,
+)
 from jaxdist._checkpoints.records import find_changed_values
 from jaxdist._typing import PyTree
 from jaxdist._update import divide_errors, find_moved_pairs
@@ -39,26 +44,48 @@ class Restored:
     set_aside: tuple[Path, ...] = ()
 
 
-def restore_step(directory: Path, step: int, like: PyTree, sharding: Sharding | None) -> Restored:
+def restore_step(
+    directory: Path, step: int, like: PyTree, sharding: Sharding | None, group: Group | None
+) -> Restored:
     """Return the checkpoint of a step, with new NNX objects where `like` has NNX objects.
+
+    If one process of a group cannot read it, all raise an error.
 
     Raises:
         DamagedCheckpointError: Its files differ from what was written.
         CheckpointError: It does not exist, or is of another model.
+        OtherProcessError: Another process of the job did not come, or has ended.
     """
     steps = list_steps(directory)
-    if step not in steps:
-        raise failures.make_missing_error(directory, step, steps)
-    try:
-        restored = _restore_plain(directory, step, to_plain(like), sharding)
-    except failures.UnreadableError as error:
-        before = [s for s in steps if s < step]
-        # None: the error of Orbax names its internals, and its reason is in the text.
-        raise failures.make_damage_error(directory, step, before, list(error.args)) from None
+    plain = to_plain(like)
+
+    def read() -> _Arrays:
+        if step not in steps:
+            raise failures.make_missing_error(directory, step, steps)
+        try:
+            return _read_arrays(directory, step, plain, sharding)
+        except failures.UnreadableError as error:
+            before = [s for s in steps if s < step]
+            # None: the error of Orbax names its internals, and its reason is in the text.
+            raise failures.make_damage_error(directory, step, before, list(error.args)) from None
+
+    found = read() if group is None else agree_on_result(group, f"restore(step={step})", read)
+    # From here on there may be collectives: the arrays of all processes are read.
+    restored = _rebuild_plain(step, plain, found)
     return dataclasses.replace(restored, state=rebuild_objects(like, restored.state))
 
 
-def _restore_plain(directory: Path, step: int, like: PyTree, sharding: Sharding | None) -> Restored:
+@dataclasses.dataclass(frozen=True)
+class _Arrays:
+    """What was read of a checkpoint, with the shapes that were saved."""
+
+    arrays: dict[str, Any]
+    pairs: Any
+    shapes: dict[str, tuple[int, ...]]
+    notes: dict[str, Any]
+
+
+def _read_arrays(directory: Path, step: int, like: PyTree, sharding: Sharding | None) -> _Arrays:
     # First of all, since it alone can name the damaged file. See Note [Complete or absent].
     _raise_if_any(find_damage(directory, step))
     wanted = name_leaves(get_whole_shapes(like))
@@ -76,12 +103,21 @@ def _restore_plain(directory: Path, step: int, like: PyTree, sharding: Sharding 
     layouts = {n: s for n, s in get_layouts_of_pieces(like).items() if n not in moved}
     arrays = read_arrays(directory / str(step), wanted, sharding, layouts)
     _raise_if_any(find_changed_values(records, arrays))
-    divide_errors(arrays, pairs, shapes)
-    return Restored(step, cut_like(rebuild_tree(arrays, get_whole_shapes(like)), like), notes)
+    return _Arrays(arrays, pairs, shapes, notes)
+
+
+def _rebuild_plain(step: int, like: PyTree, found: _Arrays) -> Restored:
+    divide_errors(found.arrays, found.pairs, found.shapes)
+    whole = rebuild_tree(found.arrays, get_whole_shapes(like))
+    return Restored(step, cut_like(whole, like), found.notes)
 
 
 def restore_newest(
-    directory: Path, like: PyTree, sharding: Sharding | None, skip_damaged: bool
+    directory: Path,
+    like: PyTree,
+    sharding: Sharding | None,
+    skip_damaged: bool,
+    group: Group | None,
 ) -> Restored | None:
     """Return the newest checkpoint; None if the directory has none.
 
@@ -89,26 +125,37 @@ def restore_newest(
     """
     damaged: list[int] = []
     steps = list_steps(directory)
+    if group is not None:
+        check_same_steps(group, "Checkpoints.restore", directory, steps)
     for step in reversed(steps):
         try:
-            restored = restore_step(directory, step, like, sharding)
+            restored = restore_step(directory, step, like, sharding, group)
         except DamagedCheckpointError:
             # The oldest is the last that could be restored: report it, and move nothing.
             if not skip_damaged or step == steps[0]:
                 raise
             damaged.append(step)
             continue
-        moved = tuple(_move_damaged(directory, step) for step in damaged)
+        moved = tuple(_move_damaged(directory, step, group) for step in damaged)
         return dataclasses.replace(restored, set_aside=moved)
     return None
 
 
-def _move_damaged(directory: Path, step: int) -> Path:
+def _move_damaged(directory: Path, step: int, group: Group | None) -> Path:
     target = directory / failures.DAMAGED / str(step)
-    target.parent.mkdir(exist_ok=True)
-    if target.exists():
-        shutil.rmtree(target)
-    (directory / str(step)).rename(target)
+
+    def move() -> None:
+        target.parent.mkdir(exist_ok=True)
+        if target.exists():
+            shutil.rmtree(target)
+        (directory / str(step)).rename(target)
+
+    if group is None:
+        move()
+    else:
+        # No process may list the steps before it is moved.
+        is_first = group.process.is_first
+        agree_on_result(group, "Checkpoints.restore", move if is_first else lambda: None)
     return target
 
 

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from jaxdist._checkpoints.folder_lock import JobLock
 from jaxdist._checkpoints.interrupts import delay_interrupts
 from jaxdist._checkpoints.manifest import remove_manifest, write_manifest
 from jaxdist._checkpoints.orbax import Manager, open_manager, start_checkpoint
-from jaxdist._processes import Process, get_current_process
-from jaxdist.errors import CheckpointError
+from jaxdist._checkpoints.processes import Group, JointSave, find_group
+from jaxdist._processes import HERE, get_current_process
+from jaxdist.errors import CheckpointError, OtherProcessError
 
 _LOG = logging.getLogger("jaxdist")
 
@@ -37,10 +38,12 @@ class Writer:
     Args:
         directory: The directory. It exists.
         keep: How many of the newest checkpoints to keep.
+        seconds: How long to wait for other processes; None means `collective_seconds`.
     """
 
-    def __init__(self, directory: Path, keep: int) -> None:
-        self._directory, self._keep = directory, keep
+    def __init__(self, directory: Path, keep: int, seconds: float | None = None) -> None:
+        self._directory, self._keep, self._seconds = directory, keep, seconds
+        self._joint: JointSave | None = None
         self._lock, self._has_lock = JobLock(directory), False
         self._manager: Manager = None
         self._thread: threading.Thread | None = None
@@ -51,10 +54,13 @@ class Writer:
 
         Raises:
             CheckpointError: Another job writes here, or the write cannot begin.
+            OtherProcessError: Another process of the job did not come, or has ended.
         """
-        if not self._has_lock:
-            self._lock.__enter__()
-            self._has_lock = True
+        self.take_lock()
+        group = self.find_group()
+        if group is not None:
+            self._write_together(group, step, leaves, notes)
+            return
         process = get_current_process()
         with delay_interrupts():
             try:
@@ -68,21 +74,57 @@ class Writer:
                 start_checkpoint(self._manager, step, leaves, notes, process)
             except Exception as error:
                 raise self._fail(step, error) from error
-            _wait_at_exit()
-            _RUNNING.add(self)
-            self._thread = threading.Thread(target=self._complete, args=(step, process))
-            self._thread.start()
+            self._start_thread(lambda: self._complete_alone(step), step)
 
-    def _complete(self, step: int, process: Process) -> None:
-        """Wait until Orbax has written a checkpoint, and write its manifest."""
+    def find_group(self) -> Group | None:
+        """Return the processes that write and read together; None if this one works alone."""
+        return find_group(self._seconds)
+
+    def take_lock(self) -> None:
+        """Keep other jobs out of the directory, until `close`."""
+        if not self._has_lock:
+            self._lock.__enter__()
+            self._has_lock = True
+
+    def prepare_alone(self) -> None:
+        """Wait until nothing is written here, whether that succeeds or not, and take the lock."""
+        with contextlib.suppress(CheckpointError, OtherProcessError):
+            self.wait()
+        self.take_lock()
+
+    def _write_together(
+        self, group: Group, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]
+    ) -> None:
+        joint = self._joint = self._joint or JointSave(group, self._directory, self._keep)
+        with delay_interrupts():
+            try:
+                joint.start(step, leaves, notes)
+            except (OtherProcessError, CheckpointError):
+                raise
+            except Exception as error:
+                raise self._fail(step, error) from error
+            self._start_thread(lambda: joint.complete(step), step)
+        if joint.has_failed:
+            # The other processes are told in the thread.
+            self.wait()
+
+    def _start_thread(self, complete: Callable[[], None], step: int) -> None:
+        _wait_at_exit()
+        _RUNNING.add(self)
+        self._thread = threading.Thread(target=self._complete, args=(complete, step))
+        self._thread.start()
+
+    def _complete(self, complete: Callable[[], None], step: int) -> None:
+        """Wait until a checkpoint is written, and keep an error for `wait`."""
         try:
-            self._manager.wait_until_finished()
-            # All processes see the same files, and one writer is enough.
-            if process.is_first:
-                write_manifest(self._directory, step)
+            complete()
             _RUNNING.discard(self)
         except Exception as error:
             self._failure = step, error
+
+    def _complete_alone(self, step: int) -> None:
+        self._manager.wait_until_finished()
+        write_manifest(self._directory, step)
 
     def is_writing(self) -> bool:
         """Whether a checkpoint is being written."""
@@ -93,18 +135,32 @@ class Writer:
 
         Raises:
             CheckpointError: It could not be written. The error is raised once.
+            OtherProcessError: Another process of the job did not come, or has ended.
         """
         with delay_interrupts():
             if self._thread is not None:
-                self._thread.join()
+                self._join(self._thread)
                 self._thread = None
             _RUNNING.discard(self)
             if self._failure is not None:
                 (step, error), self._failure = self._failure, None
                 raise self._fail(step, error) from error
 
-    def _fail(self, step: int, error: Exception) -> CheckpointError:
+    def _join(self, thread: threading.Thread) -> None:
+        if self._joint is None:
+            thread.join()
+            return
+        # The thread waits for the other processes, and so does this one.
+        HERE.enter("a checkpoint that is being written", in_wait=HERE.blames is None)
+        try:
+            thread.join()
+        finally:
+            HERE.leave()
+
+    def _fail(self, step: int, error: Exception) -> CheckpointError | OtherProcessError:
         """Return our error for one of Orbax, when nothing is written any more."""
+        if isinstance(error, OtherProcessError):
+            return error
         # Orbax raises the first error, and its other threads still write. They could write into the
         # next checkpoint of the same step.
         for thread in threading.enumerate():
@@ -150,5 +206,5 @@ def _wait_for_all() -> None:
     for writer in list(_RUNNING):
         try:
             writer.wait()
-        except CheckpointError as error:
+        except (CheckpointError, OtherProcessError) as error:
             _LOG.error("%s", error)

@@ -19,6 +19,7 @@ from jaxdist._compat.binding import use_source_of as use_source_of
 from jaxdist._compat.context_variables import set_in_block as set_in_block
 from jaxdist._compat.coordination import get_coordination_client as get_coordination_client
 from jaxdist._compat.coordination import get_process_numbers as get_process_numbers
+from jaxdist._compat.coordination import get_service_port as get_service_port
 from jaxdist._compat.coordination import have_backends_started as have_backends_started
 from jaxdist._compat.coordination import host_coordination_service as host_coordination_service
 from jaxdist._compat.coordination import hosts_coordination_service as hosts_coordination_service

@@ -36,6 +36,12 @@ def hosts_coordination_service() -> bool:
     return distributed.global_state.service is not None
 
 
+def get_service_port() -> int | None:
+    """Return the port of the service that this process' client uses, or None without one."""
+    address = distributed.global_state.coordinator_address
+    return None if address is None else int(address.rpartition(":")[2])
+
+
 def have_backends_started() -> bool:
     """Whether JAX has looked at its devices, after which the processes cannot join any more."""
     return bool(xla_bridge.backends_are_initialized())

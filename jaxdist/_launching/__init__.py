@@ -5,12 +5,18 @@ process failed first. No process of the job hosts anything that the others need.
 """
 
 from jaxdist._launching.attempt import Patience as Patience
+from jaxdist._launching.command import Program as Program
 from jaxdist._launching.command import make_command as make_command
 from jaxdist._launching.ends import record_error as record_error
+from jaxdist._launching.files import Request as Request
+from jaxdist._launching.files import make_jobset as make_jobset
+from jaxdist._launching.files import make_skypilot_task as make_skypilot_task
+from jaxdist._launching.files import make_slurm_script as make_slurm_script
 from jaxdist._launching.job import Job as Job
 from jaxdist._launching.job import Outcome as Outcome
 from jaxdist._launching.job import launch as launch
 from jaxdist._launching.job import run_attempt as run_attempt
+from jaxdist._launching.on_ray import connect_to_ray as connect_to_ray
 from jaxdist._launching.output import write_to as write_to
 from jaxdist._launching.ports import find_free_ports as find_free_ports
 from jaxdist._launching.signals import collect_signals as collect_signals

@@ -6,10 +6,10 @@ import os
 import pathlib
 import selectors
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from signal import SIGINT
+from typing import IO, Any, Protocol
 
-from jaxdist._launching.child import Child, Write
 from jaxdist._launching.ends import End, write_end
 from jaxdist._launching.signals import Signals
 
@@ -32,31 +32,46 @@ class Patience:
     job: float | None = None
 
 
+class AnyChild(Protocol):
+    """A process, on this machine or elsewhere; `Child` says what each method does."""
+
+    index: int
+    end: End | None
+
+    @property
+    def streams(self) -> Mapping[IO[bytes], Any]: ...
+    def open_end(self) -> int | None: ...
+    def read(self, pipe: IO[bytes]) -> bool: ...
+    def signal(self, number: int, *, to_group: bool = False) -> None: ...
+    def ask_to_end(self) -> None: ...
+    def kill(self) -> None: ...
+    def hear(self, end: End) -> None: ...
+    def collect(self, folder: pathlib.Path) -> End | None: ...
+    def abandon(self) -> None: ...
+
+
 class Attempt:
     """The processes of one attempt.
 
     Args:
-        commands: The command of each process.
-        environments: The environment of each process.
+        count: Number of processes.
+        start: Starts the process with a number.
         folder: Where the launcher writes how each process ended.
-        write: Functions that take lines of standard output, and of standard error.
         signals: Signals to the launcher.
         patience: How long the launcher waits.
     """
 
     def __init__(
         self,
-        commands: Sequence[Sequence[str]],
-        environments: Sequence[Mapping[str, str]],
+        count: int,
+        start: Callable[[int], AnyChild],
         folder: pathlib.Path,
-        write: tuple[Write, Write],
         signals: Signals,
         patience: Patience,
     ) -> None:
-        self._commands, self._environments = commands, environments
-        self._folder, self._write = folder, write
+        self._count, self._start, self._folder = count, start, folder
         self._signals, self._patience = signals, patience
-        self._children: list[Child] = []
+        self._children: list[AnyChild] = []
         self._selector = selectors.DefaultSelector()
         self._forwarded = 0
         self._ask_at: float | None = None
@@ -73,9 +88,8 @@ class Attempt:
             self._selector.register(self._signals.wake, selectors.EVENT_READ, None)
             # Also when the launcher itself fails: no process is left.
             stack.callback(self._end_all)
-            pairs = zip(self._commands, self._environments, strict=True)
-            for index, (command, environment) in enumerate(pairs):
-                self._children.append(Child(index, command, environment, self._write))
+            for index in range(self._count):
+                self._children.append(self._start(index))
                 self._watch(self._children[-1], stack)
             over = None if self._patience.job is None else time.monotonic() + self._patience.job
             while self._running():
@@ -89,17 +103,16 @@ class Attempt:
                 self._end_the_rest(now)
         return ends
 
-    def _running(self) -> list[Child]:
+    def _running(self) -> list[AnyChild]:
         return [child for child in self._children if child.end is None]
 
-    def _watch(self, child: Child, stack: contextlib.ExitStack) -> None:
+    def _watch(self, child: AnyChild, stack: contextlib.ExitStack) -> None:
         for pipe in child.streams:
             self._selector.register(pipe, selectors.EVENT_READ, child)
-        if hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):
-                ended = os.pidfd_open(child.pid)
-                stack.callback(os.close, ended)
-                self._selector.register(ended, selectors.EVENT_READ, child)
+        ended = child.open_end()
+        if ended is not None:
+            stack.callback(os.close, ended)
+            self._selector.register(ended, selectors.EVENT_READ, child)
 
     def _wait(self, over: float | None) -> None:
         """Write what comes, until something happens or a time is over."""
@@ -126,6 +139,8 @@ class Attempt:
                     self._selector.unregister(pipe)
             if not end.was_ended:
                 write_end(self._folder, end)
+                for other in self._running():
+                    other.hear(end)
             failed = end.code != 0 and not end.was_ended
             # After a signal each process takes the time that it needs, to save for instance.
             if failed and self._ask_at is None and not self._forwarded:

@@ -19,6 +19,8 @@ def main() -> None:
         # The launcher may have ended before the call above.
         if os.getppid() != launcher:
             os._exit(1)
+    # Ray blocks signals in its processes, and a command would inherit that.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     os.execv(command[0], command)
 
 

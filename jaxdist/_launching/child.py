@@ -69,6 +69,13 @@ class Child:
                 os.set_blocking(pipe.fileno(), False)
                 self.streams[pipe] = output
 
+    def open_end(self) -> int | None:
+        """Return a file descriptor that can be read when the process has ended, if there is one."""
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                return os.pidfd_open(self.pid)
+        return None
+
     def read(self, pipe: IO[bytes]) -> bool:
         """Write what is in a pipe; return False at its end."""
         try:
@@ -95,6 +102,9 @@ class Child:
         """End the process and its group at once."""
         self._was_ended = True
         self.signal(signal.SIGKILL, to_group=True)
+
+    def hear(self, end: End) -> None:
+        """Do nothing: the process reads in the launcher's folder how another one ended."""
 
     def collect(self, folder: pathlib.Path) -> End | None:
         """Return how the process ended, once it has, and write the rest of its output."""

@@ -1,5 +1,6 @@
 """The command of each process: a script or a module of Python."""
 
+import dataclasses
 import importlib.machinery
 import os
 import pathlib
@@ -7,6 +8,21 @@ import sys
 from collections.abc import Sequence
 
 from jaxdist.errors import LaunchError
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What the processes of a job run.
+
+    Attributes:
+        command: This Python, and its arguments.
+        file: The script or the configuration among the arguments; None for a module.
+        is_training: Whether it is `jaxdist train`.
+    """
+
+    command: Sequence[str]
+    file: str | None
+    is_training: bool = False
 
 
 def make_command(target: str, arguments: Sequence[str], *, is_module: bool = False) -> list[str]:

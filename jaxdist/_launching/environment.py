@@ -23,7 +23,7 @@ def check_devices(caller: str, devices: int | None, environment: Mapping[str, st
 
 def make_environments(
     caller: str,
-    count: int,
+    places: Sequence[int],
     devices: int | None,
     ports: Sequence[int],
     service: str,
@@ -34,7 +34,7 @@ def make_environments(
 
     Args:
         caller: What starts the processes, for errors.
-        count: Number of processes.
+        places: For each process its number when the job began, which decides its GPUs.
         devices: Devices of each process: GPUs where there are some, CPU devices otherwise; None
             for one.
         ports: One for each process.
@@ -46,24 +46,58 @@ def make_environments(
         LaunchError: There are too few GPUs, or the devices are given in two ways.
     """
     check_devices(caller, devices, os.environ)
-    gpus = divide_gpus(caller, count, devices or 1, os.environ, list_gpus)
+    gpus = divide_gpus(caller, max(places) + 1, devices or 1, os.environ, list_gpus)
     addresses = [f"127.0.0.1:{port}" for port in ports]
-    found = []
-    for index in range(count):
-        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        own = {
-            "TF_CONFIG": json.dumps(config),
-            "JAXDIST_SERVICE": service,
-            "JAXDIST_LAUNCHER": str(folder),
-            "JAXDIST_ATTEMPT": str(attempt),
-            # Lines appear when they are printed, and are not lost when the process is killed.
-            "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
-        }
-        if gpus is not None:
-            own["CUDA_VISIBLE_DEVICES"] = gpus[index]
-        # The second is JAX's own, for programs that use JAX without joining.
-        elif _FORCED not in os.environ.get("XLA_FLAGS", ""):
-            own["JAXDIST_DEVICES_PER_PROCESS"] = str(devices or 1)
-            own["JAX_NUM_CPU_DEVICES"] = str(devices or 1)
-        found.append({**os.environ, **own})
-    return found
+    return [
+        make_environment(
+            index,
+            addresses,
+            service,
+            folder,
+            attempt,
+            devices=None if gpus is not None else devices or 1,
+            gpus=None if gpus is None else gpus[place],
+        )
+        for index, place in enumerate(places)
+    ]
+
+
+def make_environment(
+    index: int,
+    addresses: Sequence[str],
+    service: str,
+    folder: pathlib.Path,
+    attempt: int,
+    *,
+    devices: int | None,
+    gpus: str | None = None,
+) -> dict[str, str]:
+    """Return the environment of one process.
+
+    Args:
+        index: Number of the process.
+        addresses: Of all processes.
+        service: Address of the coordination service.
+        folder: Where the launcher writes how each process ended.
+        attempt: From 1.
+        devices: CPU devices of the process; None where it has GPUs.
+        gpus: Its `CUDA_VISIBLE_DEVICES`; None leaves the variable as it is.
+    """
+    config = {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}}
+    own = {
+        "TF_CONFIG": json.dumps(config),
+        "JAXDIST_SERVICE": service,
+        "JAXDIST_LAUNCHER": str(folder),
+        "JAXDIST_ATTEMPT": str(attempt),
+        # Lines appear when they are printed, and are not lost when the process is killed.
+        "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
+    }
+    if gpus is not None:
+        own["CUDA_VISIBLE_DEVICES"] = gpus
+    # The second is JAX's own, for programs that use JAX without joining.
+    if devices is not None and _FORCED not in os.environ.get("XLA_FLAGS", ""):
+        own["JAXDIST_DEVICES_PER_PROCESS"] = str(devices)
+        own["JAX_NUM_CPU_DEVICES"] = str(devices)
+    # The processes meet by TF_CONFIG, also where a job of Slurm calls the launcher.
+    inherited = {name: value for name, value in os.environ.items() if name != "JAXDIST_CLUSTER"}
+    return {**inherited, **own}

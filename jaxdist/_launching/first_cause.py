@@ -39,13 +39,36 @@ def find_first_cause(ends: Sequence[End]) -> Cause | None:
     Args:
         ends: How each process ended, in the order of time.
     """
-    failed = [_read(end) for end in ends if end.code != 0 and not end.was_ended]
+    failed = _read_failed(ends)
     if not failed:
         return None
     by_itself = next((reading for reading in failed if not reading.is_about_others), None)
     if by_itself is not None:
         return _describe_failure(by_itself)
     return _find_silent_cause(failed, ends)
+
+
+def find_lost(ends: Sequence[End]) -> tuple[int, ...]:
+    """Return the processes that a job has lost: the first cause, and others that failed alone.
+
+    The others failed or were ended only because of these.
+
+    Args:
+        ends: How each process ended, in the order of time.
+    """
+    cause = find_first_cause(ends)
+    if cause is None:
+        return ()
+    failed = _read_failed(ends)
+    alone = {reading.end.index for reading in failed if not reading.is_about_others}
+    named = {number for reading in failed for number in reading.processes}
+    # Processes that did not answer, or that had left, were named by those that waited for them.
+    silent = {end.index for end in ends if end.was_ended or end.code == 0} & named
+    return tuple(sorted({cause.index, *alone, *silent}))
+
+
+def _read_failed(ends: Sequence[End]) -> list[_Reading]:
+    return [_read(end) for end in ends if end.code != 0 and not end.was_ended]
 
 
 def _find_silent_cause(failed: Sequence[_Reading], ends: Sequence[End]) -> Cause:

@@ -6,14 +6,14 @@ import math
 import pathlib
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxdist._compat import host_coordination_service
 from jaxdist._launching.attempt import Attempt, Patience
-from jaxdist._launching.child import Write
+from jaxdist._launching.child import Child, Write
 from jaxdist._launching.ends import End, name_signal
 from jaxdist._launching.environment import make_environments
-from jaxdist._launching.first_cause import Cause, find_first_cause
+from jaxdist._launching.first_cause import Cause, find_first_cause, find_lost
 from jaxdist._launching.output import say, write_to
 from jaxdist._launching.ports import find_free_ports
 from jaxdist._launching.signals import Signals, collect_signals
@@ -36,6 +36,7 @@ class Job:
             one.
         restarts: How many times all processes start again after one has failed.
         patience: How long the launcher waits.
+        least: With how many processes the job goes on when others are lost; None if it needs all.
         caller: What the user called, for errors.
 
     Raises:
@@ -47,11 +48,17 @@ class Job:
     devices_per_process: int | None = None
     restarts: int = 0
     patience: Patience = dataclasses.field(default_factory=Patience)
+    least: int | None = None
     caller: str = "jaxdist launch"
 
     def __post_init__(self) -> None:
         name = "-n" if self.caller == "jaxdist launch" else "n"
+        if self.least is not None:
+            name = "the second number of --elastic"
         as_integer(self.caller, name, self.count, least=1, most=MOST_PROCESSES, example=2)
+        if self.least is not None:
+            first = "the first number of --elastic"
+            as_integer(self.caller, first, self.least, least=1, most=self.count, example=1)
         if self.devices_per_process is not None:
             as_integer(
                 self.caller,
@@ -75,16 +82,25 @@ class Outcome:
         cause: The first cause; None if all ended with code 0.
         signal: The first signal to the launcher; None without one.
         late: Processes that still ran when the time of the job was over.
+        lost: Processes because of which the job failed.
     """
 
     ends: tuple[End, ...]
     cause: Cause | None
     signal: int | None
     late: tuple[int, ...]
+    lost: tuple[int, ...] = ()
 
 
-def launch(job: Job) -> int:
+Run = Callable[..., Outcome]
+
+
+def launch(job: Job, run: Run | None = None) -> int:
     """Run a job, and start it again as often as it may. Return the exit code of the launcher.
+
+    Args:
+        job: What runs.
+        run: Runs the processes once; None for `run_attempt`, on this machine.
 
     Cost:
         The processes of the job. The launcher uses no device of JAX.
@@ -92,24 +108,37 @@ def launch(job: Job) -> int:
     Raises:
         LaunchError: The processes cannot be started.
     """
-    attempts = job.restarts + 1
     write = (write_to(sys.stdout), write_to(sys.stderr))
+    everybody = tuple(range(job.count))
+    places, restarts, attempt = everybody, 0, 1
     with collect_signals() as signals:
-        attempt = 1
         while True:
-            outcome = run_attempt(job, write, signals, attempt)
+            outcome = (run or run_attempt)(job, write, signals, attempt, places)
             if outcome.signal is not None:
                 say(f"ended by {name_signal(outcome.signal)}; no process is left.")
                 return 128 + outcome.signal
             if outcome.cause is None:
                 return 0
+            left = [place for n, place in enumerate(places) if n not in outcome.lost]
+            goes_on = job.least is not None and len(left) >= job.least
+            if job.least is not None and not goes_on:
+                say(
+                    f"The job needs {_count(job.least)} or more, and {len(left) or 'none'} "
+                    f"{'is' if len(left) < 2 else 'are'} left of {len(places)}."
+                )
             _report(outcome, outcome.cause)
-            if attempt == attempts:
+            if goes_on:
+                _report_loss(len(places), outcome.lost, len(left))
+                places = tuple(left)
+            elif restarts == job.restarts:
                 return outcome.cause.exit_code
-            say(
-                f"attempt {attempt} of {attempts} failed because of process "
-                f"{outcome.cause.index}. All processes start again."
-            )
+            else:
+                restarts += 1
+                places = everybody
+                say(
+                    f"attempt {attempt} failed because of process {outcome.cause.index}. "
+                    f"Restart {restarts} of {job.restarts}: all start again ({_count(job.count)})."
+                )
             attempt += 1
 
 
@@ -118,27 +147,51 @@ def run_attempt(
     write: tuple[Write, Write],
     signals: Signals,
     attempt: int = 1,
+    places: Sequence[int] | None = None,
 ) -> Outcome:
-    """Run all processes of a job once."""
+    """Run processes of a job once: those of `places`, or all."""
+    places = range(job.count) if places is None else places
+    count = len(places)
     settings = get_settings()
     seconds = math.ceil(settings.heartbeat_seconds)
     # New ports each time: a process that is late would meet those of another attempt.
-    port, *ports = find_free_ports(job.count + 1)
+    port, *ports = find_free_ports(count + 1)
     address = f"127.0.0.1:{port}"
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxdist-")))
         environments = make_environments(
-            job.caller, job.count, job.devices_per_process, ports, address, folder, attempt
+            job.caller, places, job.devices_per_process, ports, address, folder, attempt
         )
+
+        def start(index: int) -> Child:
+            return Child(index, job.command, environments[index], write)
+
         service = host_coordination_service(
-            address, job.count, heartbeat_seconds=seconds, shutdown_seconds=seconds
+            address, count, heartbeat_seconds=seconds, shutdown_seconds=seconds
         )
         stack.callback(service.shutdown)
-        commands = [list(job.command)] * job.count
-        started = Attempt(commands, environments, folder, write, signals, job.patience)
+        started = Attempt(count, start, folder, signals, job.patience)
         ends = started.run()
+    return make_outcome(ends, signals, started.late)
+
+
+def make_outcome(ends: Sequence[End], signals: Signals, late: tuple[int, ...]) -> Outcome:
+    """Return the outcome of processes that have ended."""
     first = signals.received[0] if signals.received else None
-    return Outcome(tuple(ends), find_first_cause(ends), first, started.late)
+    return Outcome(tuple(ends), find_first_cause(ends), first, late, find_lost(ends))
+
+
+def _report_loss(before: int, lost: Sequence[int], left: int) -> None:
+    numbers = ", ".join(map(str, lost))
+    were = f"process {numbers} was" if len(lost) == 1 else f"processes {numbers} were"
+    say(
+        f"{were} lost. The job goes on with {left} of {before}: {_count(left)} "
+        f"{'starts' if left == 1 else 'start'} again, with new numbers."
+    )
+
+
+def _count(processes: int) -> str:
+    return "1 process" if processes == 1 else f"{processes} processes"
 
 
 def _report(outcome: Outcome, cause: Cause) -> None:

@@ -6,17 +6,22 @@ import socket
 _USED: set[int] = set()
 
 
-def find_free_ports(count: int) -> list[int]:
-    """Return ports of loopback that are free now, and that this process has not returned before.
+def find_free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Return ports that are free now, and that this process has not returned before.
 
     A port that was used before could still be in the mind of a process of an earlier job.
+
+    Args:
+        count: How many.
+        host: The address of this machine that they belong to.
     """
     found: list[int] = []
     with contextlib.ExitStack() as stack:
         # The sockets stay open until all ports are found. Otherwise one port could be found twice.
         while len(found) < count:
-            opened = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            opened.bind(("127.0.0.1", 0))
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            opened = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            opened.bind((host, 0))
             port = int(opened.getsockname()[1])
             if port not in _USED:
                 found.append(port)

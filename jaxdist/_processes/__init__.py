@@ -19,6 +19,7 @@ from jaxdist._processes.process import get_process_of_job as get_process_of_job
 from jaxdist._processes.settings import Settings as Settings
 from jaxdist._processes.settings import get_settings as get_settings
 from jaxdist._processes.settings import processes as processes
+from jaxdist._processes.settings import variable_of as variable_of
 from jaxdist._processes.start import connect as connect
 from jaxdist._processes.start import join as join
 from jaxdist._processes.start import watch as watch
@@ -30,6 +31,7 @@ from jaxdist._processes.watching import ABORT_CODE as ABORT_CODE
 from jaxdist._processes.watching import HERE as HERE
 from jaxdist._processes.watching import CallOfAll as CallOfAll
 from jaxdist._processes.watching import Waiter as Waiter
+from jaxdist._processes.watching import find_ended as find_ended
 from jaxdist._processes.watching import report_deadline as report_deadline
 from jaxdist._processes.watching import start_watching as start_watching
 from jaxdist._processes.watching import stop_watching as stop_watching

@@ -11,6 +11,7 @@ from jaxdist.cluster_resolver import (
     SlurmClusterResolver,
     TFConfigClusterResolver,
     TPUClusterResolver,
+    choose_slurm_port,
 )
 from jaxdist.errors import ArgumentError
 
@@ -60,6 +61,9 @@ class Options:
 
 def choose_source(environ: MutableMapping[str, str]) -> str:
     """Return the source that the environment has; `tf_config` if it has none."""
+    chosen = environ.get("JAXDIST_CLUSTER", "").strip()
+    if chosen in SOURCES and "TF_CONFIG" not in environ:
+        return chosen
     return next((source for sign, source in _SIGNS if sign in environ), "tf_config")
 
 
@@ -75,9 +79,11 @@ def make_resolver(
     port = options.port
     resolver: ClusterResolver
     if source == "slurm":
+        chosen = environ.get("JAXDIST_CLUSTER", "").strip() == "slurm"
+        base = choose_slurm_port(environ) if chosen else 8888
         # GPUs are neither counted nor set.
         resolver = SlurmClusterResolver(
-            port_base=port or 8888, gpus_per_node=0, environ=dict(environ)
+            port_base=port or base, gpus_per_node=0, environ=dict(environ)
         )
     elif source == "kubernetes":
         resolver = KubernetesClusterResolver(

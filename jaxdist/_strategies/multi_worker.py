@@ -15,7 +15,7 @@ from jaxdist._strategies.over_processes.one_process import check_one_process, wa
 from jaxdist._validate import show
 from jaxdist.cluster_resolver import (
     ClusterResolver,
-    TFConfigClusterResolver,
+    choose_resolver,
     find_own_task,
     list_training_tasks,
 )
@@ -41,7 +41,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         The constructor waits until all processes have come.
 
     Args:
-        cluster_resolver: The cluster; None reads `TF_CONFIG`.
+        cluster_resolver: The cluster; None reads `TF_CONFIG`, or what `JAXDIST_CLUSTER` names.
         communication_options: Default `experimental.CommunicationOptions` of calls that pass none.
         deterministic: As for `MirroredStrategy`: the same bits for any number of processes.
 
@@ -66,7 +66,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         *,
         deterministic: bool | int = False,
     ) -> None:
-        resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
+        resolver = choose_resolver() if cluster_resolver is None else cluster_resolver
         if not isinstance(resolver, ClusterResolver):
             raise ArgumentTypeError(
                 f"{_CALLER} was given cluster_resolver={show(cluster_resolver)}.\n\n"

@@ -17,7 +17,10 @@ from rich.text import Text
 
 from jaxdist import _mesh, cost, explain
 from jaxdist._devices import runtime
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._strategies import MultiWorkerMirroredStrategy
 from jaxdist.cli._measure import COUNTS, MAX_BYTES, measure
+from jaxdist.cluster_resolver import TFConfigClusterResolver, list_training_tasks
 from jaxdist.errors import ArgumentError, BackendStartedError
 
 DEFAULT_SIZES = ("1KiB", "16KiB", "256KiB", "2MiB", "8MiB")
@@ -99,7 +102,8 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
             f"{str(pathlib.Path(arguments.save).absolute().parent)!r}.\n\n"
             "The file is written to a folder that exists.\n\nMake the folder first."
         )
-    devices = _choose_devices(arguments.devices)
+    layout, known = _choose_layout(arguments.devices)
+    devices = layout.devices
     # Before anything is allocated: too large arrays would make the machine swap.
     limit = MAX_BYTES // len(devices)
     if sizes[-1] > limit or sizes[0] * max(COUNTS) > limit:
@@ -109,10 +113,9 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
             f"measured with {max(COUNTS)} arrays as well.\n\n"
             f"Pass sizes up to {limit:,} bytes, the smallest up to {limit // max(COUNTS):,}."
         )
-    # The link of the table gives what is not measured, such as the medium.
-    layout = _mesh.build(devices)
-    known = cost.links_of(layout).inner
-    console = Console(file=sys.stdout)
+    # All processes measure together, and one of them says what they found.
+    is_first = layout.process.is_first
+    console = Console(file=sys.stdout, quiet=not is_first)
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console
     ) as progress:
@@ -123,7 +126,8 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
 
         measured = measure(layout, sizes, arguments.rounds, known.medium, advance)
     source = (
-        f"measured by jaxdist bench collectives: {len(devices)} x {devices[0].device_kind}, "
+        f"measured by jaxdist bench collectives: {len(devices)} x {devices[0].device_kind} of "
+        f"{layout.process.count if layout.is_shared else 1} process(es), "
         f"{os.cpu_count()} cores, jax {jax.__version__}"
     )
     fit = cost.fitted(
@@ -136,7 +140,7 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
     )
     for table in make_tables(fit, measured.samples, len(devices)):
         console.print(table)
-    if arguments.save:
+    if arguments.save and is_first:
         notes = {
             "platform": layout.platform,
             "device_kind": devices[0].device_kind,
@@ -163,6 +167,25 @@ def parse_size(text: str) -> int:
             "Pass for instance --sizes 64KiB 1MiB."
         )
     return size
+
+
+def _choose_layout(count: int | None) -> tuple[ReplicaMesh, cost.Link]:
+    """Return the devices to measure, and what the table says of the link between them.
+
+    In a job of several processes these are the devices of all, and the link between processes.
+    The link of the table gives what is not measured, such as the medium.
+    """
+    if len(list_training_tasks(TFConfigClusterResolver())) < 2:
+        layout = _mesh.build(_choose_devices(count))
+        return layout, cost.links_of(layout).inner
+    if count is not None:
+        raise ArgumentError(
+            f"--devices {count} was given in a job of several processes (TF_CONFIG).\n\n"
+            "All devices of all processes are measured.\n\n"
+            "Give jaxdist launch --devices-per-process N instead."
+        )
+    layout = MultiWorkerMirroredStrategy().layout
+    return layout, cost.links_of(layout).across
 
 
 def _choose_devices(count: int | None) -> Sequence[jax.Device]:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxdist._processes import get_current_process
+from jaxdist.cli._info_processes import list_settings
 from jaxdist.jobs import versions
 from jaxdist.training import EXTRAS
 
@@ -27,6 +28,7 @@ def show_info(console: Console | None = None) -> int:
         _make_versions_table(),
         _make_devices_table(),
         _make_topology_table(),
+        _make_processes_table(),
         _make_extras_table(),
     ):
         console.print(table)
@@ -104,6 +106,11 @@ def _make_topology_table() -> Table:
 
 def _format_coords(device: Any) -> str:
     return f"{tuple(device.coords)} core {getattr(device, 'core_on_chip', 0)}"
+
+
+def _make_processes_table() -> Table:
+    rows = [(r.name, r.now, r.who, r.why) for r in list_settings(jax.default_backend())]
+    return _make_table("Several processes", ("setting", "now", "who sets it", "what it does"), rows)
 
 
 def _make_extras_table() -> Table:

@@ -5,7 +5,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from jaxdist import jobs
-from jaxdist._launching import Job, Patience, launch, make_command
+from jaxdist._launching import Job, Patience, Program, connect_to_ray, launch, make_command
+from jaxdist.cli._launch_files import add_file_options, check_options, print_file
 from jaxdist.errors import ArgumentError
 
 _TRAIN = "train"
@@ -35,8 +36,14 @@ def add_launch(
             "The exit code is 0, that of the first process that failed, or 128 + N after signal N."
         ),
     )
+    parser.add_argument("-n", dest="count", type=int, metavar="N", help="number of processes")
     parser.add_argument(
-        "-n", dest="count", type=int, required=True, metavar="N", help="number of processes"
+        "--elastic",
+        metavar="LEAST:MOST",
+        help=(
+            "start MOST processes; when some are lost, all start again without them, as long as "
+            "LEAST are left"
+        ),
     )
     parser.add_argument(
         "--devices-per-process",
@@ -51,24 +58,28 @@ def add_launch(
         metavar="R",
         help="start all processes again after a failure, at most R times; 0 if left out",
     )
-    patience = Patience()
+    usual = Patience()
     parser.add_argument(
         "--report-seconds",
         type=float,
-        default=patience.report,
         metavar="S",
         help=(
             "when one process fails, how long the others may take to report and to save before "
-            f"they are ended; {patience.report:g} if left out"
+            f"they are ended; {usual.report:g} if left out"
         ),
     )
     parser.add_argument(
         "--grace-seconds",
         type=float,
-        default=patience.grace,
         metavar="S",
-        help=f"time between SIGTERM and SIGKILL; {patience.grace:g} if left out",
+        help=f"time between SIGTERM and SIGKILL; {usual.grace:g} if left out",
     )
+    parser.add_argument(
+        "--on",
+        choices=("ray",),
+        help="start the processes on the nodes of a Ray cluster, each with a CPU or its GPUs",
+    )
+    add_file_options(parser)
     parser.add_argument(
         "-m", dest="is_module", action="store_true", help="run a module, like python -m"
     )
@@ -89,30 +100,67 @@ def launch_processes(arguments: argparse.Namespace, parse: ParseArguments) -> in
         ArgumentError: A number is out of range, or nothing was given to start.
         ConfigError: The configuration of `train` is not valid.
     """
+    least, count = _read_numbers(arguments.count, arguments.elastic)
     program = list(arguments.program)
     if program[:1] == ["--"]:
         program = program[1:]
     if not program:
         raise ArgumentError(
-            f"jaxdist launch -n {arguments.count} was given no script.\n\n"
+            f"jaxdist launch -n {count} was given no script.\n\n"
             "After the options come a script, -m and a module, or train and a configuration.\n\n"
-            f"Pass for instance: jaxdist launch -n {arguments.count} script.py"
+            f"Pass for instance: jaxdist launch -n {count} script.py"
         )
-    patience = Patience(report=arguments.report_seconds, grace=arguments.grace_seconds)
+    check_options(arguments)
+    made = _make_program(program, arguments.is_module, parse)
+    if arguments.target is not None:
+        return print_file(arguments, made, count)
+    times = {"report": arguments.report_seconds, "grace": arguments.grace_seconds}
     job = Job(
-        _make_program(program, arguments.is_module, parse),
-        arguments.count,
+        made.command,
+        count,
         devices_per_process=arguments.devices_per_process,
         restarts=arguments.restarts,
-        patience=patience,
+        patience=Patience(**{name: time for name, time in times.items() if time is not None}),
+        least=least,
     )
+    if arguments.on == "ray":
+        with connect_to_ray() as cluster:
+            return launch(job, cluster.run_attempt)
     return launch(job)
 
 
-def _make_program(program: Sequence[str], is_module: bool, parse: ParseArguments) -> list[str]:
+def _make_program(program: Sequence[str], is_module: bool, parse: ParseArguments) -> Program:
     if is_module or program[0] != _TRAIN:
-        return make_command(program[0], program[1:], is_module=is_module)
+        command = make_command(program[0], program[1:], is_module=is_module)
+        return Program(command, None if is_module else program[0])
     # Mistakes are found here, and not once in each process.
     given = parse(program)
     jobs.load_job_config(given.config, given.overrides)
-    return [sys.executable, "-m", "jaxdist", *program]
+    command = [sys.executable, "-m", "jaxdist", *program]
+    return Program(command, given.config, is_training=True)
+
+
+def _read_numbers(count: int | None, elastic: str | None) -> tuple[int | None, int]:
+    """Return the least number of processes, if there is one, and how many are started."""
+    if count is not None and elastic is not None:
+        raise ArgumentError(
+            f"jaxdist launch was given -n {count} and --elastic {elastic}.\n\n"
+            "--elastic LEAST:MOST has the number of processes too: it starts MOST.\n\n"
+            f"Leave out one of the two, for instance: jaxdist launch --elastic {elastic} script.py"
+        )
+    if elastic is None:
+        if count is None:
+            raise ArgumentError(
+                "jaxdist launch was given no number of processes.\n\n"
+                "-n N starts N processes; --elastic LEAST:MOST goes on when some of them are lost."
+                "\n\nPass for instance: jaxdist launch -n 2 script.py"
+            )
+        return None, count
+    least, colon, most = elastic.partition(":")
+    if not (colon and least.isdecimal() and most.isdecimal()):
+        raise ArgumentError(
+            f"jaxdist launch was given --elastic {elastic}.\n\n"
+            "--elastic has two numbers: with how many processes the job goes on at least, and how "
+            "many are started.\n\nPass for instance: jaxdist launch --elastic 2:4 script.py"
+        )
+    return int(least), int(most)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._values import put
 from jaxdist.cost import Medium, Sample
 
 # Numbers of arrays in one program. With more arrays, compilation would take most of the time.
@@ -117,7 +117,7 @@ def _compile_case(layout: ReplicaMesh, fn: Callable[..., Any], sizes: Sequence[i
     mapped = jax.shard_map(fn, mesh=layout.mesh, in_specs=rows, out_specs=rows, check_vma=False)
     n = layout.num_replicas
     shapes = [((max(size // 4 // n, 1)) * n * n,) for size in sizes]
-    arrays = [jax.device_put(jnp.ones(s, jnp.float32), layout.per_replica) for s in shapes]
+    arrays = [put(np.ones(s, np.float32), layout.per_replica) for s in shapes]
     program = jax.jit(mapped).lower(*arrays).compile()
     jax.block_until_ready(program(*arrays))
     return _Case(lambda: program(*arrays))

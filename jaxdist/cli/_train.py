@@ -17,14 +17,16 @@ def train(arguments: argparse.Namespace) -> int:
     """Train a job and print the result. Return 0, or 130 after Ctrl-C."""
     loaded = jobs.load_job_config(arguments.config, arguments.overrides)
     config = loaded.values
-    console = Console(file=sys.stdout)
+    # In a job of several processes one of them speaks for all.
+    console = Console(file=sys.stdout, quiet=not jobs.is_chief(config))
     # Before JAX starts: a finished run needs no device.
     finished = jobs.finished_run(loaded, accept_changes=arguments.accept_changes)
     if finished is not None:
         _print(console, jobs.finished_line(finished, loaded))
         _print(console, format_final_line(finished))
         return 0
-    _ask_for_cpu_devices(jobs.count_cpu_devices(config))
+    if not jobs.has_cluster(config):
+        _ask_for_cpu_devices(jobs.count_cpu_devices(config))
     report = jobs.train(
         loaded,
         jobs.make_strategy(config),

@@ -60,6 +60,7 @@ EXTRAS = (
         "addresses of an instance group of Compute Engine",
     ),
     Extra("cloudpickle", "cloudpickle", "`testing.launch` of functions of a notebook"),
+    Extra("ray", "ray", "`jaxdist launch --on ray`"),
     Extra("keras", "keras", "compile and fit of Keras models, which are not there yet"),
 )
 

@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
+from jaxdist._checkpoints import save_after
 from jaxdist._validate import as_integer, as_iterator, as_list, check_callable, show
-from jaxdist.errors import ArgumentTypeError
+from jaxdist.errors import ArgumentTypeError, OtherProcessError
 
 _ACTIONS = ("a list of training.Every", "Pass for instance actions=[training.Every(100, save)].")
 _DATA = "Pass for instance a list of batches, or a distributed dataset."
@@ -78,6 +79,8 @@ def run_loop(
 
     Raises:
         ArgumentError: The `num_steps` of an action is not positive.
+        OtherProcessError: Another process has ended, or did not come in time. What
+            `Checkpoints.on_failure` has registered is saved before.
 
     Example:
         >>> seen = []
@@ -110,6 +113,10 @@ def run_loop(
             for action in each:
                 if step % action.num_steps == 0:
                     action.act(step, state)
+    except OtherProcessError as error:
+        # The calls of a strategy have done this already; reading a batch or saving has not.
+        save_after(error)
+        raise
     except KeyboardInterrupt:
         # A result, no exception: the caller needs `step` and the state to report how far it came.
         return LoopEnd(state, step, was_interrupted=True)

@@ -8,6 +8,7 @@ from tests.bad_inputs import (
     calls_cost,
     calls_data,
     calls_devices,
+    calls_preemption,
     calls_strategies,
     calls_training,
     calls_v1,
@@ -25,6 +26,7 @@ CALLS: dict[str, Call] = {
     **calls_v1.CALLS,
     **calls_cost.CALLS,
     **calls_clusters.CALLS,
+    **calls_preemption.CALLS,
 }
 
 # Users hold objects of these classes and do not make them.

@@ -43,6 +43,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         (["-n", "2", "--restarts", "-1", __file__], ["restarts=-1"]),
         (["-n", "2", "--report-seconds", "-1", __file__], ["report_seconds=-1"]),
         (["-n", "2", "--grace-seconds", "nan", __file__], ["grace_seconds=nan"]),
+        ([__file__], ["no number of processes", "jaxdist launch -n 2"]),
+        (["-n", "2", "--elastic", "1:2", __file__], ["-n 2 and --elastic 1:2"]),
+        (["--elastic", "2", __file__], ["--elastic 2.", "--elastic 2:4"]),
+        (["--elastic", "2:x", __file__], ["--elastic 2:x."]),
+        (["--elastic", "3:2", __file__], ["the first number of --elastic=3", "2"]),
+        (["--elastic", "0:2", __file__], ["the first number of --elastic=0"]),
+        (["--elastic", "1:513", __file__], ["the second number of --elastic=513", "512"]),
         (["-n", "2", "no_such.py"], ["'no_such.py'", "no such file", "current folder"]),
         (["-n", "2", os.path.dirname(__file__)], ["is a folder"]),
         (["-n", "2", "-m", "no_such.module"], ["-m no_such.module", "no module 'no_such'"]),
@@ -61,7 +68,7 @@ def test_what_cannot_start_is_refused(
 
 
 @pytest.mark.parametrize(
-    "argv", [[__file__], ["-n", "two", __file__], ["-n", "2", "--no-such", __file__],
+    "argv", [["-n", "two", __file__], ["-n", "2", "--no-such", __file__],
              ["-n", "2", "train"], ["-n", "2", "train", CONFIG, "--no-such"]],
 )  # fmt: skip
 def test_arguments_that_are_not_understood_exit_with_2(
@@ -115,13 +122,13 @@ def test_devices_given_in_two_ways_are_refused(
 ) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_foo")
     with refused(LaunchError, "asked for 2 devices", "Remove --xla_force"):
-        make_environments("jaxdist launch", 1, 2, [1], "127.0.0.1:2", tmp_path, 1)
-    (alone,) = make_environments("jaxdist launch", 1, None, [1], "127.0.0.1:2", tmp_path, 1)
+        make_environments("jaxdist launch", [0], 2, [1], "127.0.0.1:2", tmp_path, 1)
+    (alone,) = make_environments("jaxdist launch", [0], None, [1], "127.0.0.1:2", tmp_path, 1)
     assert "JAX_NUM_CPU_DEVICES" not in alone
 
 
 def test_the_environment_of_each_process(tmp_path: pathlib.Path) -> None:
-    first, second = make_environments("launch", 2, 3, [5, 6], "127.0.0.1:7", tmp_path, 4)
+    first, second = make_environments("launch", [0, 1], 3, [5, 6], "127.0.0.1:7", tmp_path, 4)
     workers = '{"cluster": {"worker": ["127.0.0.1:5", "127.0.0.1:6"]}, '
     assert first["TF_CONFIG"] == workers + '"task": {"type": "worker", "index": 0}}'
     assert second["TF_CONFIG"] == workers + '"task": {"type": "worker", "index": 1}}'

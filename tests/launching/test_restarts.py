@@ -25,7 +25,9 @@ def test_a_job_that_fails_once_starts_again_with_other_ports(tmp_path: pathlib.P
     assert sorted(attempt for attempt, _ in given) == [1, 1, 2, 2]
     ports = {attempt: set(addresses) for attempt, addresses in given}
     assert len(ports[1] | ports[2]) == 6
-    assert "attempt 1 of 4 failed because of process 1. All processes start" in outcome.stderr
+    assert (
+        "attempt 1 failed because of process 1. Restart 1 of 3: all start again" in outcome.stderr
+    )
     assert outcome.stderr.index("ValueError: planted\njaxdist launch: attempt 1") > 0
     check_nobody_is_left(outcome, 4)
 
@@ -34,5 +36,5 @@ def test_after_the_last_restart_the_code_is_that_of_the_last_cause(tmp_path: pat
     script = write_script(tmp_path, TELL + "sys.exit(10 + attempt)")
     outcome = run_launcher("-n", "2", *QUICK, "--restarts", "1", script)
     assert outcome.exit_code == 12
-    assert outcome.stderr.count("All processes start again") == 1
+    assert outcome.stderr.count("all start again") == 1
     assert "with exit code 12" in outcome.stderr.splitlines()[-1]

@@ -5,8 +5,10 @@ Note [Leaving]
 With recoverable processes JAX's own barrier at the end does not wait. If the process that hosts the
 coordination service ends first, JAX ends all slower ones with SIGABRT although their work is done.
 So a process writes `jaxdist/left/<index>`, and the host of the service stays until every process
-that lives has left. Threads that use the store are stopped before: one that is inside of a request
-when the interpreter ends would end the process with SIGABRT.
+that lives has closed its connection. What the service itself says is too early: it counts a process
+as gone when it has read the request to leave, and one that waits for the reply still ends with
+SIGABRT when the service goes. Threads that use the store are stopped before: one that is inside of
+a request when the interpreter ends would end the process with SIGABRT.
 """
 
 import atexit
@@ -17,17 +19,27 @@ from collections.abc import Callable
 
 import jax
 
-from jaxdist._compat import get_coordination_client, hosts_coordination_service
+from jaxdist._compat import (
+    get_coordination_client,
+    get_service_port,
+    hosts_coordination_service,
+)
+from jaxdist._processes.connections import can_list_connections, count_clients
 from jaxdist._processes.joining.launched import SERVICE
 from jaxdist._processes.process import get_process_of_job
 from jaxdist._processes.settings import get_settings
-from jaxdist._processes.store import get_store
+from jaxdist._processes.store import Store, get_store
 from jaxdist.errors import UnavailableError
 
 _LOG = logging.getLogger("jaxdist")
 LEFT = "jaxdist/left"
-_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_BETWEEN_LOOKS = 0.01
 _SECONDS_UNTIL_LOG = 5.0
+# A connection that was silent for so many heartbeats belongs to a process that is stopped, or to a
+# machine that failed.
+_HEARTBEATS = 1.5
+# Where connections cannot be listed.
+_SECONDS_OF_GRACE = 1.0
 
 _callbacks: list[Callable[[], None]] = []
 _is_registered: list[bool] = []
@@ -65,27 +77,34 @@ def leave(reason: str = "its program has ended") -> None:
             store.set(f"{LEFT}/{job.index}", reason, overwrite=True)
         # Under a launcher the service of process 0 has no members: JAX always starts one.
         if hosts_coordination_service() and not os.environ.get(SERVICE):
-            _wait_for_others(job.index, job.count)
+            _wait_for_others(job.index, job.count, store)
         jax.distributed.shutdown()
     except (UnavailableError, jax.errors.JaxRuntimeError) as error:
         # The service has gone: nobody is left to tell.
         _LOG.info("The other processes were left without a word: %s", str(error).splitlines()[0])
 
 
-def _wait_for_others(index: int, count: int) -> None:
+def _wait_for_others(index: int, count: int, store: Store) -> None:
     """Wait until no other process is connected to the service that this process hosts."""
-    client = get_coordination_client()
-    others = [i for i in range(count) if i != index]
+    settings, port = get_settings(), get_service_port()
+    if port is None or not can_list_connections():
+        # It returns when all others have left, or the service has not heard of them for long.
+        get_coordination_client().get_live_nodes(list(range(count)))
+        time.sleep(_SECONDS_OF_GRACE)
+        return
     start, has_logged = time.monotonic(), False
-    # A process that is stopped or hangs stays connected. The doctor of the job reports it.
-    limit = get_settings().collective_seconds
-    while others and time.monotonic() - start < limit:
-        others = sorted({*others} & {*client.get_live_nodes(others)})
-        if others and not has_logged and time.monotonic() - start > _SECONDS_UNTIL_LOG:
+    # A process that hangs stays connected. The doctor of the job reports it.
+    while count_clients(port, _HEARTBEATS * settings.heartbeat_seconds):
+        waited = time.monotonic() - start
+        if waited > settings.collective_seconds:
+            return
+        if waited > _SECONDS_UNTIL_LOG and not has_logged:
             has_logged = True
+            gone = {int(key.rpartition("/")[2]) for key in store.list(LEFT)}
+            others = sorted({*range(count)} - gone - {index})
             _LOG.warning(
                 "Process %d hosts the coordination service of the job, so it waits for %s.",
                 index,
-                ", ".join(f"process {i}" for i in others),
+                ", ".join(f"process {i}" for i in others) or "others, which are leaving",
             )
-        time.sleep(_SECONDS_BETWEEN_LOOKS if others else 0)
+        time.sleep(_SECONDS_BETWEEN_LOOKS)

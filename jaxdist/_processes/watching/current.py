@@ -47,6 +47,16 @@ def stop_watching() -> None:
     doctor.stop()
 
 
+def find_ended() -> dict[int, str]:
+    """Return why processes have ended, by their numbers; empty if this process is not watched.
+
+    Cost:
+        Two requests to the store.
+    """
+    doctor = get_doctor()
+    return {} if doctor is None else _list_ended(doctor)
+
+
 def _list_ended(doctor: Doctor) -> dict[int, str]:
     """Return the processes that have ended, and how."""
     table = doctor.observer.look()

@@ -11,6 +11,7 @@ from jaxdist._processes.settings import Settings
 from jaxdist._processes.store import Store
 from jaxdist._processes.watching.hang import HangReports
 from jaxdist._processes.watching.observer import Observer
+from jaxdist._processes.watching.sockets import cut_collectives
 from jaxdist._processes.watching.stacks import (
     ArrayWait,
     HeldStack,
@@ -25,6 +26,7 @@ _LOG = logging.getLogger("jaxdist")
 BEAT_SECONDS = 1.0
 _STACK_AFTER_SECONDS = 2.0
 _MOST_FAILURES = 3
+_FREE_AFTER_SECONDS = 2.0
 _ARRAY_WAIT = "a call that waits for an array, such as float(array)"
 
 
@@ -158,6 +160,18 @@ class Doctor:
             )
         )
         self._hangs.check(doing, waited, place)
+        if waited is not None and waited >= _FREE_AFTER_SECONDS:
+            self._free_from_ended()
+
+    def _free_from_ended(self) -> None:
+        """End a collective that waits for a process which has ended.
+
+        With several devices in a process, those whose neighbours are alive would wait for XLA's
+        limit. See Note [Stuck collectives].
+        """
+        own = self.process.index
+        if any(seen.ended for i, seen in self.observer.look().items() if i != own):
+            cut_collectives()
 
     def _send(self, state: ProcessState) -> None:
         with self._lock:

@@ -15,11 +15,10 @@ touched, and the coordination service stays connected.
 import os
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from jaxdist._compat import get_gloo_addresses
-
-_ESTABLISHED = "01"
+from jaxdist._processes.connections import list_connections
 
 
 def cut_collectives() -> int:
@@ -34,7 +33,8 @@ def cut_connections(published: Iterable[bytes]) -> int:
     """Shut the connections of this process down that end at one of the published addresses."""
     addresses = tuple(published)
     count = 0
-    for number, inode, ends in _list_connections():
+    for number, inode, here, there in list_connections():
+        ends = (_pack(here), _pack(there))
         if not any(end in address for end in ends for address in addresses):
             continue
         count += _shut_down(number, inode)
@@ -52,37 +52,6 @@ def _shut_down(number: int, inode: int) -> bool:
     except OSError:
         # It was closed in the meantime.
         return False
-
-
-def _list_connections() -> Iterator[tuple[int, int, tuple[bytes, bytes]]]:
-    """Yield the file number, inode and both addresses of each established connection."""
-    numbers = _list_sockets()
-    for table in ("tcp", "tcp6"):
-        try:
-            with open(f"/proc/self/net/{table}") as file:
-                rows = [line.split() for line in file][1:]
-        except OSError:
-            continue
-        for row in rows:
-            if row[3] == _ESTABLISHED and row[9] in numbers:
-                yield numbers[row[9]], int(row[9]), (_pack(row[1]), _pack(row[2]))
-
-
-def _list_sockets() -> dict[str, int]:
-    """Return the file number of each socket of this process, by its inode."""
-    found: dict[str, int] = {}
-    try:
-        names = os.listdir("/proc/self/fd")
-    except OSError:
-        return found
-    for name in names:
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue
-        if target.startswith("socket:["):
-            found[target[8:-1]] = int(name)
-    return found
 
 
 def _pack(address: str) -> bytes:

@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 
+from jaxdist._checkpoints import keep_states, save_after
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._processes import CallOfAll, Waiter, get_settings
 from jaxdist._program import LaterCalls
-from jaxdist.errors import ArgumentError
+from jaxdist.errors import ArgumentError, OtherProcessError
 
 
 class BetweenProcesses:
@@ -57,10 +58,15 @@ class BetweenProcesses:
         self._later.add(name, args, kwargs, self._layout)
         own = self._limits.get(fn) if self._limits else None
         seconds = own if seconds is None else seconds if own is None else min(own, seconds)
-        with Waiter(shown, shown, seconds, self._steps) as waiter:
-            result = call(*args, **kwargs) if kwargs else call(*args)
-            if seconds is not None:
-                waiter.wait(_list_arrays(result))
+        keep_states()
+        try:
+            with Waiter(shown, shown, seconds, self._steps) as waiter:
+                result = call(*args, **kwargs) if kwargs else call(*args)
+                if seconds is not None:
+                    waiter.wait(_list_arrays(result))
+        except OtherProcessError as error:
+            save_after(error)
+            raise
         return result
 
     def combine(self, name: str, call: Callable[[], Any], seconds: float | None) -> Any:
@@ -72,10 +78,14 @@ class BetweenProcesses:
         """
         self._later.note(name)
         place = self._calls.setdefault(name, CallOfAll(name)).name_next()
-        with Waiter(name, place, seconds) as waiter:
-            result = call()
-            if seconds is not None:
-                waiter.wait(_list_arrays(result))
+        try:
+            with Waiter(name, place, seconds) as waiter:
+                result = call()
+                if seconds is not None:
+                    waiter.wait(_list_arrays(result))
+        except OtherProcessError as error:
+            save_after(error)
+            raise
         return result
 
 

@@ -70,6 +70,7 @@ class VariablePlacement:
             shared = self.layout.is_shared
             return (put if shared else jax.device_put)(value, self.sharding)
         # Only the copies of this process; other processes make theirs.
+        value = _take_own_copy(value)
         copies = PerReplica([value] * len(self.layout.local_replicas))
         mark_with_shapes(copies, (self.shape,) * self.layout.num_replicas)
         return place_per_replica("value", copies, self.layout).array
@@ -114,6 +115,7 @@ class VariablePlacement:
         if layout is None:
             return jnp.asarray(value)
         count = layout.num_replicas
+        value = value if jnp.issubdtype(self.dtype, np.inexact) else _take_own_copy(value)
         if jnp.issubdtype(self.dtype, np.inexact):
             return self.copy_to_all((value / count).astype(self.dtype))
         whole, rest = value // count, value % count
@@ -121,6 +123,14 @@ class VariablePlacement:
         copies = PerReplica(shares)
         mark_with_shapes(copies, (self.shape,) * count)
         return place_per_replica("value", copies, layout).array
+
+
+def _take_own_copy(value: Any) -> Any:
+    """Return the copy of this process of an array that is replicated over several."""
+    is_shared = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+    if is_shared and not value.is_fully_addressable and value.is_fully_replicated:
+        return value.addressable_data(0)
+    return value
 
 
 # Cached, since `jax.jit` of a new function would compile again at every read.

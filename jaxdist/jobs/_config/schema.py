@@ -62,6 +62,7 @@ _COMPRESSED = ("optimizer.update", "compressed")
 class StrategyConfig:
     """The devices, the devices of each replica, and the placement of the model on them."""
 
+    kind: Literal["auto", "multi_worker_mirrored"] = entry("auto", change=Change.FREE)
     devices: Literal["auto"] | Annotated[tuple[str, ...], Meta(min_length=1)] = entry(
         "auto", change=Change.FREE
     )

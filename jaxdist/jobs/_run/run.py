@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import jax
 from rich.console import Console
 
 from jaxdist._checkpoints import Checkpoints, Interrupts, read_notes_without_orbax
+from jaxdist._processes import wait_until_ready
 from jaxdist._strategies import Strategy
 from jaxdist.data import DistributedIterator, batches
 from jaxdist.errors import NonFiniteLossError
@@ -61,6 +62,10 @@ class Run:
         self.console, self.task, self.data = console, task, data
         self.state = RunState(*task.build(strategy), data)
         self.first_step, self.step = 0, 0
+        self.position = data.get_state()
+        self.is_chief = not strategy.layout.is_shared or strategy.layout.process.is_first
+        if strategy.layout.is_shared:
+            checkpoints.on_failure(self._describe_last_step)
         self.was_interrupted = False
         self.pending: list[jax.Array] = []
         self.saving: int | None = None
@@ -109,12 +114,29 @@ class Run:
             self._say(f"each step: {describe_communication(program)}")
         return None, self.strategy.run(*call, options=task.options)
 
+    def _describe_last_step(self) -> tuple[int, Any, Callable[[], dict[str, Any]]]:
+        """Return what one process saves when another one ends."""
+        step, position = self.step, self.position
+
+        def make_notes() -> dict[str, Any]:
+            identity = self.task.data.identity
+            return self.state.notes_after(step, position, self.pending, identity, self.config)
+
+        return step, self.state.modules, make_notes
+
+    def _wait_for(self, losses: Sequence[jax.Array]) -> None:
+        if self.strategy.layout.is_shared:
+            seconds = self.strategy.communication.options.timeout_seconds
+            wait_until_ready(losses, seconds, call="jobs.train", place="the losses")
+        else:
+            jax.block_until_ready(losses)
+
     def _collect(self, step: int, loss: jax.Array) -> None:
-        self.step = step
         self.pending.append(loss)
+        self.step, self.position = step, self.data.get_state()
         if step == self.first_step + 1:
             # The first step compiles, so throughput counts the steps after it.
-            jax.block_until_ready(loss)
+            self._wait_for([loss])
             self.watch.start()
         if self.progress is not None:
             self.progress.advance(step)
@@ -130,6 +152,7 @@ class Run:
             NonFiniteLossError: A loss is not finite.
         """
         # One fetch for many losses: a fetch in each step would wait for the devices.
+        self._wait_for(self.pending)
         found = [float(x) for x in jax.device_get(self.pending)]
         self.pending = []
         losses = self.state.history.losses
@@ -163,12 +186,11 @@ class Run:
         # An interrupt here loses nothing: the checkpoint is complete.
         self.interrupts.check()
         found, text = self.task.finish(self.strategy, self.state.model)
+        report, metrics = self.report(), self._make_metrics(found)
+        if not self.is_chief:
+            return
         written = write_output(
-            self.config.output,
-            self._make_metrics(found),
-            self.task,
-            self.report(),
-            self.state.history,
+            self.config.output, metrics, self.task, report, self.state.history
         )
         self._say(f"wrote {' and '.join(map(_shorten_path, written))}")
         if text:
@@ -256,6 +278,7 @@ class Run:
         for path in restored.set_aside:
             self._say(f"damaged checkpoint moved to {_shorten_path(path)}")
         self.state.load(restored)
+        self.position = self.data.get_state()
         self.first_step = self.step = restored.step
         where = _shorten_path(self.checkpoints.path(restored.step))
         self._say(f"resumed from step {restored.step}: {where}")

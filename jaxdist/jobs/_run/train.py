@@ -36,6 +36,9 @@ def train(
     Cost:
         One all-reduce of the gradients over the replicas in each step.
 
+    In a job of several processes all of them call it. The first one shows the progress and writes
+    the metrics and the picture. If a process ends, another one saves the last complete step.
+
     Guarantees:
         With the same configuration, a resumed run has the batches and the losses of an
         uninterrupted one. Each held-out example counts once in an evaluation. No checkpoint is
@@ -70,6 +73,10 @@ def train(
     as_flag(caller, "skip_damaged", skip_damaged)
     as_flag(caller, "accept_changes", accept_changes)
     config: JobConfig = loaded.values
+    layout = strategy.layout
+    if layout.is_shared and not layout.process.is_first:
+        # One process speaks for all, and writes the metrics and the picture.
+        console = Console(quiet=True)
     finished = finished_run(loaded, accept_changes=accept_changes)
     if finished is not None:
         say(console, finished_line(finished, loaded))

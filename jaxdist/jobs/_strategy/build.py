@@ -10,9 +10,19 @@ from jax.sharding import Mesh
 
 from jaxdist import tpu
 from jaxdist._planning import assign_slices, find_logical_shape
-from jaxdist._strategies import MirroredStrategy, Strategy, TPUStrategy
+from jaxdist._strategies import (
+    MirroredStrategy,
+    MultiWorkerMirroredStrategy,
+    Strategy,
+    TPUStrategy,
+)
 from jaxdist._validate import CallerRename
-from jaxdist.cluster_resolver import TPUClusterResolver
+from jaxdist.cluster_resolver import (
+    TFConfigClusterResolver,
+    TPUClusterResolver,
+    find_own_task,
+    list_training_tasks,
+)
 from jaxdist.errors import ConfigError, TopologyError
 from jaxdist.jobs._config.schema import JobConfig, StrategyConfig, check_config
 from jaxdist.jobs._partitions import PARTITIONS
@@ -27,7 +37,8 @@ def make_strategy(config: JobConfig) -> Strategy:
     assignment puts the logical devices of a replica next to each other. On all other devices, and
     with `deterministic`, it is a `MirroredStrategy`. Virtual CPU devices must be requested before
     JAX starts. If the partition shards state within slices, replicas have the axes
-    `("slice", "replica")`.
+    `("slice", "replica")`. With the kind `"multi_worker_mirrored"` it is a
+    `MultiWorkerMirroredStrategy` over the processes of `TF_CONFIG`.
 
     Example:
         >>> from jaxdist.jobs import DigitsConfig
@@ -35,7 +46,11 @@ def make_strategy(config: JobConfig) -> Strategy:
         8
     """
     check_config("jobs.make_strategy", config)
-    asked, backend = config.strategy, jax.default_backend()
+    asked = config.strategy
+    if asked.kind == "multi_worker_mirrored":
+        # First, since the processes join before JAX starts.
+        return MultiWorkerMirroredStrategy(deterministic=asked.deterministic)
+    backend = jax.default_backend()
     if asked.devices != "auto":
         listed = MirroredStrategy(list(asked.devices)).mesh.devices.ravel().tolist()
         return _make_mirrored(listed, asked)
@@ -60,6 +75,31 @@ def count_cpu_devices(config: JobConfig) -> int:
     """
     asked = config.strategy.virtual_devices
     return asked if isinstance(asked, int) else tpu.slice_of(asked).num_cores
+
+
+def is_chief(config: JobConfig) -> bool:
+    """Return whether this process shows the progress and writes metrics and pictures.
+
+    It does not start JAX.
+
+    Example:
+        >>> from jaxdist.jobs import DigitsConfig
+        >>> is_chief(DigitsConfig())
+        True
+    """
+    if config.strategy.kind != "multi_worker_mirrored":
+        return True
+    resolver = TFConfigClusterResolver()
+    tasks = list_training_tasks(resolver)
+    own = find_own_task("jobs.train", resolver)
+    # An evaluator, or a process without a cluster, works alone.
+    return own not in tasks or next(iter(tasks)) == own
+
+
+def has_cluster(config: JobConfig) -> bool:
+    """Return whether the devices of this process are chosen by what started it."""
+    several = config.strategy.kind == "multi_worker_mirrored"
+    return several and len(list_training_tasks(TFConfigClusterResolver())) > 1
 
 
 def count_logical_devices(asked: StrategyConfig) -> int:

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from jaxdist import tpu
+from jaxdist._validate import show
 from jaxdist.errors import ConfigError, TopologyError
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._partitions import PARTITIONS, list_like
@@ -24,6 +25,7 @@ def check_strategy_entries(loaded: LoadedConfig[Any], *, can_split: bool) -> Non
             other.
     """
     _check_syntax(loaded)
+    _check_processes(loaded)
     _check_logical(loaded, can_split)
     _check_slices(loaded)
     _check_update(loaded)
@@ -45,6 +47,33 @@ def _check_syntax(loaded: LoadedConfig[Any]) -> None:
             "It is the number of devices of one replica, or their shape.\n\n"
             'Set it for instance to 2, or to "2x1".'
         )
+
+
+def _check_processes(loaded: LoadedConfig[Any]) -> None:
+    asked = loaded.values.strategy
+    if asked.kind != "multi_worker_mirrored":
+        return
+    wrong = {
+        "devices": (asked.devices != "auto", "auto", "Each process uses all of its devices."),
+        "logical_devices": (
+            count_logical_devices(asked) != 1,
+            1,
+            "Each device of each process is a replica.",
+        ),
+        "virtual_devices": (
+            isinstance(asked.virtual_devices, str),
+            4,
+            "Slices of virtual TPUs are in one process.",
+        ),
+        "slices": (asked.slices != 1, 1, "The devices of a job of processes are in no slices."),
+    }
+    for name, (is_wrong, good, rule) in wrong.items():
+        if is_wrong:
+            raise ConfigError(
+                f"{loaded.origin(f'strategy.{name}')}: strategy.{name} is "
+                f"{show(getattr(asked, name))}, and strategy.kind is {asked.kind!r}.\n\n{rule}\n\n"
+                f'Set strategy.{name} to {good!r}, or strategy.kind to "auto".'
+            )
 
 
 def _check_logical(loaded: LoadedConfig[Any], can_split: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxdist._processes.watching import sockets
+from jaxdist._processes import connections
 from jaxdist._processes.watching.sockets import cut_collectives, cut_connections
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/net/tcp"), reason="needs Linux")
@@ -72,13 +72,13 @@ def test_a_number_that_belongs_to_another_file_by_now_is_left(
     connected: list[Connected], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, client, accepted = connected[0]
-    real = sockets._list_sockets
+    real = connections.list_sockets
 
     def mix_up() -> dict[str, int]:
         other = connected[1][1].fileno()
         return dict.fromkeys(real(), other)
 
-    monkeypatch.setattr(sockets, "_list_sockets", mix_up)
+    monkeypatch.setattr(connections, "list_sockets", mix_up)
     assert cut_connections([_publish(server)]) == 0
     client.sendall(b"x")
     assert accepted.recv(1) == b"x"

@@ -1,0 +1,90 @@
+"""`Group`: the processes that write and read the checkpoints of one folder together."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from jaxdist._processes import (
+    HERE,
+    Agreement,
+    get_agreement,
+    get_settings,
+    report_deadline,
+    tell_blame,
+)
+from jaxdist.errors import ContextError, OtherProcessError, UnavailableError
+
+_MAIN = "checkpoints"
+
+
+class Group:
+    """All processes of the job, which make the same calls of `Checkpoints` in the same order.
+
+    Args:
+        agreement: How they exchange texts.
+        seconds: How long one of them waits for the others; None means `collective_seconds`.
+    """
+
+    def __init__(self, agreement: Agreement, seconds: float | None = None) -> None:
+        self._agreement = agreement
+        self.process = agreement.process
+        self._seconds = seconds
+
+    def gather(self, call: str, said: Any) -> list[Any]:
+        """Return what all processes say, in their order. Only the main thread may call it.
+
+        Args:
+            call: What the user called, for errors.
+            said: What JSON can hold.
+
+        Raises:
+            DeadlineExceededError: A process did not come in time.
+            UnavailableError: A process has ended.
+        """
+        HERE.enter(call, in_wait=True)
+        try:
+            return self._gather(_MAIN, call, said, bool)
+        finally:
+            HERE.leave()
+
+    def gather_in_background(self, channel: str, call: str, said: Any) -> list[Any]:
+        """Return what all processes say, for a thread that has a channel of its own.
+
+        Raises:
+            DeadlineExceededError: A process did not come in time.
+            UnavailableError: A process has ended, or the main thread has an error that says so.
+        """
+        try:
+            return self._gather(channel, call, said, lambda: HERE.blames is not None)
+        except ContextError:
+            # A process of another machine is only known to have ended by the error of a collective.
+            processes = HERE.blames or ()
+            names = " and ".join(f"process {i}" for i in processes) or "another process"
+            raise UnavailableError(
+                f"{call}: {names} did not come, and this process has stopped to wait for the "
+                "others.\n\nA checkpoint is complete when all processes have written it.\n\n"
+                "Start the job again.",
+                processes,
+            ) from None
+
+    def _gather(
+        self, channel: str, call: str, said: Any, is_stopped: Callable[[], bool]
+    ) -> list[Any]:
+        seconds = get_settings().collective_seconds if self._seconds is None else self._seconds
+        try:
+            texts = self._agreement.gather(
+                channel, json.dumps(said), seconds, purpose=call, is_stopped=is_stopped
+            )
+        except OtherProcessError as error:
+            found = report_deadline(call, seconds, error)
+            tell_blame(found.processes)
+            raise found from error
+        return [json.loads(text) for text in texts]
+
+
+def find_group(seconds: float | None) -> Group | None:
+    """Return the processes of the job; None if this process works alone."""
+    agreement = get_agreement()
+    if agreement is None or agreement.process.count == 1:
+        return None
+    return Group(agreement, seconds)

@@ -1,0 +1,135 @@
+"""`JointSave`: checkpoints that all processes of a job write together."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxdist._checkpoints.errors import ElsewhereError
+from jaxdist._checkpoints.processes.group import Group
+from jaxdist._checkpoints.processes.parts import prepare_folder, publish, start_part
+from jaxdist._checkpoints.processes.same_folder import check_same_folder
+from jaxdist.errors import OtherProcessError, ProgramMismatchError
+
+# Note [Checkpoints of several processes]
+# Process 0 makes a folder with a temporary name. Each process writes its own shards and their
+# checksums into it, and says so. When all have said it, process 0 writes the rest and renames the
+# folder. So a checkpoint that counts has the shards of all processes.
+# The processes exchange short texts over the key-value store, never a collective: the waiting
+# happens in a thread, and collectives of two threads would have no common order. Orbax's own
+# barriers are not used, because they are collectives, or wait 300 s for a process that has ended.
+
+
+class JointSave:
+    """Writes the checkpoints of one folder together with the other processes.
+
+    Args:
+        group: The processes.
+        directory: The directory of the checkpoints. It exists.
+        keep: How many of the newest checkpoints to keep.
+    """
+
+    def __init__(self, group: Group, directory: Path, keep: int) -> None:
+        self._group, self._directory, self._keep = group, directory, keep
+        self._channel = ""
+        self._lost: OtherProcessError | None = None
+        self._call = ""
+        self._folder = directory
+        self._complete: Callable[[], None] | None = None
+        self._error: Exception | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether this process could not start to write the last checkpoint."""
+        return self._error is not None
+
+    def start(self, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
+        """Copy the shards of this process to the host, and start to write them.
+
+        Call `complete` afterwards, in a thread.
+
+        Raises:
+            CheckpointError: The processes do not share the folder.
+            ElsewhereError: Process 0 cannot write to it.
+            ProgramMismatchError: They save different steps.
+            DeadlineExceededError: A process did not come in time.
+            UnavailableError: A process has ended.
+        """
+        self._call = f"Checkpoints.save(step={step})"
+        if self._lost is not None:
+            # The processes do not know any more which exchange of the others is theirs.
+            raise self._lost
+        try:
+            self._agree_on_folder(step)
+        except OtherProcessError as error:
+            self._lost = error
+            raise
+        self._complete, self._error = None, None
+        try:
+            self._complete = start_part(self._folder, leaves, notes, self._group.process, 0)
+        except Exception as error:
+            # The others wait for this process, so `complete` tells them.
+            self._error = error
+
+    def _agree_on_folder(self, step: int) -> None:
+        if not self._channel:
+            self._channel = check_same_folder(self._group, self._call, self._directory)
+        said: dict[str, Any] = {"step": step, "folder": "", "error": ""}
+        if self._group.process.is_first:
+            try:
+                folder = prepare_folder(self._directory, step, self._channel[-8:])
+                said["folder"] = folder.name
+            except OSError as error:
+                said["error"] = f"{type(error).__name__}: {error}"
+        everyone = self._group.gather(self._call, said)
+        first = everyone[0]
+        other = [i for i, one in enumerate(everyone) if one["step"] != first["step"]]
+        if other:
+            raise ProgramMismatchError(
+                f"Checkpoints.save: process {other[0]} saves step {everyone[other[0]]['step']}, "
+                f"and the first process step {first['step']}.\n\n"
+                "All processes save the same steps, in the same order.\n\n"
+                "Call save in every process, with the step that all of them have completed.",
+                other,
+            )
+        if first["error"]:
+            raise ElsewhereError(f"process 0 cannot make the folder: {first['error']}")
+        self._folder = self._directory / first["folder"]
+
+    def complete(self, step: int) -> None:
+        """Wait until all processes have written the checkpoint, and publish it.
+
+        Raises:
+            ElsewhereError: Another process could not write its part.
+            DeadlineExceededError: A process did not come in time.
+            UnavailableError: A process has ended.
+        """
+        try:
+            self._exchange(self._write_part)
+            is_first = self._group.process.is_first
+            self._exchange((lambda: self._publish(step)) if is_first else (lambda: None))
+        except OtherProcessError as error:
+            self._lost = error
+            raise
+
+    def _write_part(self) -> None:
+        if self._complete is None:
+            raise self._error or RuntimeError("start was not called")
+        self._complete()
+
+    def _publish(self, step: int) -> None:
+        publish(self._directory, self._folder, step, self._keep, 0)
+
+    def _exchange(self, act: Callable[[], None]) -> None:
+        """Run a function, and raise in all processes if it failed in one."""
+        own: Exception | None = None
+        try:
+            act()
+        except Exception as error:
+            own = error
+        text = "" if own is None else f"{type(own).__name__}: {own}"
+        answers = self._group.gather_in_background(self._channel, self._call, text)
+        if own is not None:
+            raise own
+        failed = [i for i, answer in enumerate(answers) if answer]
+        if failed:
+            raise ElsewhereError(f"process {failed[0]} failed with {answers[failed[0]]}")

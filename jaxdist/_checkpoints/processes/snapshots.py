@@ -1,0 +1,157 @@
+"""The last states of a training, from which a survivor saves one when other processes end."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdist._checkpoints.leaves import name_leaves
+from jaxdist._checkpoints.objects import to_plain
+from jaxdist._devices import runtime
+from jaxdist._typing import PyTree
+from jaxdist._validate import show
+from jaxdist._values import Variable, VariableSynchronization, from_state, is_sharded
+from jaxdist.errors import ArgumentTypeError
+
+Notes = Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
+
+# Note [What a survivor saves]
+# JAX dispatches steps ahead of the devices, so when an error arrives, the state that the script
+# holds is the result of a step that failed. Therefore references to the state before each step are
+# kept, until a later state is computed. A survivor copies the newest of them that is computed from
+# the memory of its own devices. That takes no collective.
+_MOST_ON_ACCELERATOR = 2
+_PATIENCE_SECONDS = 2.0
+_NAP = 0.01
+
+
+class NoCopyError(ValueError):
+    """This process has no full copy of the state; the text says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """The state after a step.
+
+    Args:
+        step: The number of completed steps.
+        leaves: Arrays by name, which may still be computed.
+        notes: Notes of the checkpoint, or a function that returns them.
+    """
+
+    step: int
+    leaves: dict[str, Any]
+    notes: Notes
+
+    def is_computed(self) -> bool:
+        """Whether all arrays are there, without an error."""
+        arrays = [x for x in self.leaves.values() if isinstance(x, jax.Array)]
+        if any(x.is_deleted() or not x.is_ready() for x in arrays):
+            return False
+        try:
+            jax.block_until_ready(arrays)
+        except Exception:
+            # The step that computes them has failed.
+            return False
+        return True
+
+
+class Snapshots:
+    """The newest states of a training.
+
+    Args:
+        callback: Returns the step, the state, and optionally notes.
+    """
+
+    def __init__(self, callback: Callable[[], Any]) -> None:
+        self._callback = callback
+        self._kept: list[Snapshot] = []
+        self._last: int | None = None
+        self._reason = "no step has begun"
+
+    def take(self) -> None:
+        """Keep the state before the next step, and drop those that are older than a computed one.
+
+        Raises:
+            ArgumentTypeError: The callback returns something else.
+        """
+        step, state, notes = self._ask()
+        if step == self._last:
+            # A second program of the same step: the state may be half updated.
+            return
+        computed = [i for i, kept in enumerate(self._kept) if kept.is_computed()]
+        self._kept = self._kept[max(computed, default=0) :]
+        most = _MOST_ON_ACCELERATOR
+        if jax.default_backend() == "cpu":
+            most = runtime.MAX_STEPS_IN_FLIGHT_ON_CPU + 1
+        if len(self._kept) >= most:
+            return
+        self._last = step
+        try:
+            self._kept.append(Snapshot(step, _list_own_copies(state), notes))
+        except NoCopyError as error:
+            self._reason = str(error)
+
+    def find_newest(self) -> tuple[int, dict[str, Any], Mapping[str, Any]]:
+        """Return the step, the arrays on the host, and the notes of the newest complete state.
+
+        Raises:
+            NoCopyError: There is none.
+        """
+        self.take()
+        end = time.monotonic() + _PATIENCE_SECONDS
+        for kept in reversed(self._kept):
+            while not kept.is_computed() and time.monotonic() < end:
+                time.sleep(_NAP)
+                if any(x.is_deleted() for x in kept.leaves.values() if isinstance(x, jax.Array)):
+                    self._reason = "a step has taken the memory of the state (donate)"
+                    break
+            if kept.is_computed():
+                notes = kept.notes() if callable(kept.notes) else kept.notes
+                return kept.step, {n: np.array(x) for n, x in kept.leaves.items()}, notes or {}
+        raise NoCopyError(self._reason)
+
+    def _ask(self) -> tuple[int, PyTree, Notes]:
+        found = self._callback()
+        if not isinstance(found, tuple) or len(found) not in (2, 3) or type(found[0]) is not int:
+            raise ArgumentTypeError(
+                f"Checkpoints.on_failure was given a callback that returned {show(found)}.\n\n"
+                "It returns the number of completed steps and the state, as save takes them.\n\n"
+                "Pass for instance lambda: (step, (model, optimizer))."
+            )
+        return found if len(found) == 3 else (*found, None)
+
+
+def _list_own_copies(state: PyTree) -> dict[str, Any]:
+    """Return the arrays of a state by name, each as the copy on one device of this process.
+
+    Raises:
+        NoCopyError: A part of the state is on other processes only.
+    """
+    # Each process holds its own sums of such a variable, and reading it takes a collective.
+    for leaf in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Variable)):
+        if isinstance(leaf, Variable) and leaf.synchronization is VariableSynchronization.ON_READ:
+            raise NoCopyError("a variable has a value of its own on each replica (ON_READ)")
+    plain = to_plain(state)
+    for leaf in jax.tree.leaves(plain, is_leaf=_is_in_pieces):
+        if _is_in_pieces(leaf):
+            raise NoCopyError("the state is in pieces, of which this process has only its own")
+    found = {}
+    for name, leaf in name_leaves(jax.tree.map(_take_own, plain)).items():
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            raise NoCopyError(f"{name} is in pieces, of which this process has only its own")
+        found[name] = leaf if isinstance(leaf, jax.Array) else np.array(leaf)
+    return found
+
+
+def _is_in_pieces(leaf: Any) -> bool:
+    return is_sharded(leaf) or is_sharded(from_state(leaf))
+
+
+def _take_own(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array) and not leaf.is_deleted() and leaf.is_fully_replicated:
+        return leaf.addressable_data(0)
+    return leaf

@@ -1,0 +1,122 @@
+"""What the processes that are left save when a collective fails because of others."""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxdist._checkpoints.files import list_steps
+from jaxdist._checkpoints.orbax import write_as_first_process
+from jaxdist._checkpoints.processes.parts import prepare_folder, publish, start_part
+from jaxdist._checkpoints.processes.snapshots import NoCopyError, Snapshots
+from jaxdist._processes import Process, find_ended, get_current_process
+from jaxdist.errors import OtherProcessError
+
+_LOG = logging.getLogger("jaxdist")
+
+
+class Survivor:
+    """Saves the last complete step of a training into one directory, at most once.
+
+    Args:
+        directory: The directory of the checkpoints.
+        keep: How many of the newest checkpoints to keep.
+        prepare: Waits until no thread writes there, and takes the lock of the directory.
+        callback: As for `Snapshots`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        keep: int,
+        prepare: Callable[[], None],
+        callback: Callable[[], Any],
+    ) -> None:
+        self._directory, self._keep, self._prepare = directory, keep, prepare
+        self._snapshots = Snapshots(callback)
+        self._said: str | None = None
+
+    def take(self) -> None:
+        """Keep the state before the next step."""
+        self._snapshots.take()
+
+    def act(self, error: OtherProcessError) -> str:
+        """Save the last complete step, if this is the process that does it; say what happened."""
+        if self._said is None:
+            try:
+                self._said = self._save(error)
+            except NoCopyError as reason:
+                self._said = self._point_to_last(str(reason))
+            except Exception as failure:
+                line = str(failure).partition("\n")[0]
+                self._said = self._point_to_last(f"{type(failure).__name__}: {line}")
+            _LOG.warning("%s", self._said)
+        return self._said
+
+    def _save(self, error: OtherProcessError) -> str:
+        process = get_current_process()
+        try:
+            ended = find_ended()
+        except Exception:
+            # The coordination service has ended as well.
+            ended = {}
+        left = [i for i in range(process.count) if i not in error.processes and i not in ended]
+        # The same choice in all processes. If two of them choose themselves, the second finds a
+        # complete checkpoint.
+        writer = min(left, default=process.index)
+        step, leaves, notes = self._snapshots.find_newest()
+        if writer != process.index:
+            return (
+                f"The last complete step is {step}. Process {writer} saves it in {self._directory}."
+            )
+        self._prepare()
+        steps = list_steps(self._directory)
+        if not steps or steps[-1] < step:
+            self._write(step, leaves, notes)
+        saved = list_steps(self._directory)[-1]
+        return f"The last complete step is saved: {self._directory / str(saved)}."
+
+    def _write(self, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
+        own = jax.process_index()
+        folder = prepare_folder(self._directory, step, f"survivor{own}")
+        with write_as_first_process():
+            start_part(folder, leaves, notes, Process(0, 1), own)()
+        publish(self._directory, folder, step, self._keep, own)
+
+    def _point_to_last(self, reason: str) -> str:
+        steps = list_steps(self._directory)
+        last = f"The last checkpoint counts: {self._directory / str(steps[-1])}." if steps else ""
+        return (
+            f"Nothing was saved now: {reason}. "
+            f"{last or f'There is no checkpoint in {self._directory}.'}"
+        )
+
+
+_active: list[Survivor] = []
+
+
+def add_survivor(survivor: Survivor) -> None:
+    """Let a survivor take part in the steps of all strategies over several processes."""
+    _active.append(survivor)
+
+
+def remove_survivor(survivor: Survivor) -> None:
+    """Undo `add_survivor`."""
+    if survivor in _active:
+        _active.remove(survivor)
+
+
+def keep_states() -> None:
+    """Keep the states before the next step, for all that are registered."""
+    for survivor in _active:
+        survivor.take()
+
+
+def save_after(error: OtherProcessError) -> None:
+    """Save the last complete step, and add to the message of an error what was saved."""
+    for survivor in list(_active):
+        said = survivor.act(error)
+        if said not in str(error):
+            error.args = (f"{error}\n\n{said}",)

@@ -1,0 +1,6 @@
+"""Files that start the job of a `jaxdist launch` command on a cluster."""
+
+from jaxdist._launching.files.jobset import make_jobset as make_jobset
+from jaxdist._launching.files.request import Request as Request
+from jaxdist._launching.files.skypilot import make_skypilot_task as make_skypilot_task
+from jaxdist._launching.files.slurm import make_slurm_script as make_slurm_script

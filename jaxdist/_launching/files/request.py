@@ -1,0 +1,174 @@
+"""`Request`: what a job needs on a cluster."""
+
+import dataclasses
+import importlib.metadata
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+
+from jaxdist._launching.environment import check_devices
+from jaxdist._validate import as_integer
+from jaxdist.errors import ArgumentError, LaunchError
+
+_CALLER = "jaxdist launch"
+_MOST = 1_000_000
+# With what JobSet adds, names of pods are below 63 characters.
+_LONGEST_NAME = 40
+_TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A job, and what it needs on a cluster.
+
+    Args:
+        arguments: What follows `python` in the command of each process.
+        count: Number of processes.
+        file: The script or the configuration among the arguments; None for a module.
+        is_training: Whether the command is `jaxdist train`.
+        devices: GPUs of each process, or CPU devices without `gpu`; None for one.
+        restarts: How often all processes start again after a failure.
+        name: Name of the job; None for that of the script.
+        gpu: Kind of the GPUs, `any` for every kind; None for CPUs.
+        image: Image of a container.
+        install: What pip installs as jaxdist: a requirement, an address or a path.
+        cpus: CPU cores of each process.
+        memory: GiB of each process.
+        hosts: Number of machines.
+        partition: Partition of Slurm.
+        time: Time limit, `hours:minutes:seconds` or with `days-` before it.
+
+    Raises:
+        ArgumentError: A number is out of range, or the processes cannot be divided among the hosts.
+        LaunchError: Devices are given in two ways.
+    """
+
+    arguments: Sequence[str]
+    count: int
+    file: str | None = None
+    is_training: bool = False
+    devices: int | None = None
+    restarts: int = 0
+    name: str | None = None
+    gpu: str | None = None
+    image: str | None = None
+    install: str | None = None
+    cpus: int | None = None
+    memory: int | None = None
+    hosts: int | None = None
+    partition: str | None = None
+    time: str | None = None
+
+    def __post_init__(self) -> None:
+        as_integer(_CALLER, "-n", self.count, least=1, most=_MOST, example=2)
+        as_integer(_CALLER, "restarts", self.restarts, least=0)
+        for name, number in (
+            ("devices_per_process", self.devices),
+            ("--cpus", self.cpus),
+            ("--memory", self.memory),
+            ("--hosts", self.hosts),
+        ):
+            if number is not None:
+                as_integer(_CALLER, name, number, least=1, most=_MOST)
+        if self.hosts is not None and self.count % self.hosts:
+            raise ArgumentError(
+                f"{_CALLER} was given {self.count} processes and --hosts {self.hosts}.\n\n"
+                "Each host gets the same number of processes.\n\n"
+                f"Pass -n {self.hosts * -(-self.count // self.hosts)}, or another --hosts."
+            )
+        if self.image is not None and self.install is not None:
+            raise ArgumentError(
+                f"{_CALLER} was given --image {self.image} and --install {self.install}.\n\n"
+                "An image has jaxdist already; without one, pip installs it.\n\n"
+                "Leave out one of the two."
+            )
+        if self.time is not None and not _TIME.fullmatch(self.time):
+            raise ArgumentError(
+                f"{_CALLER} was given --time {self.time}.\n\n"
+                "A time is hours:minutes:seconds, or days-hours:minutes:seconds.\n\n"
+                "Pass for instance --time 2:30:00."
+            )
+        if self.name is not None and self.name != _make_name(self.name):
+            raise ArgumentError(
+                f"{_CALLER} was given --name {self.name}.\n\n"
+                f"A name has at most {_LONGEST_NAME} small letters, digits and hyphens, and begins "
+                f"with a letter.\n\nPass for instance --name {_make_name(self.name)}."
+            )
+        if self.gpu is None:
+            check_devices(_CALLER, self.devices, os.environ)
+
+    @property
+    def job_name(self) -> str:
+        """Name of the job."""
+        if self.name is not None:
+            return self.name
+        return _make_name(pathlib.Path(self.file).stem if self.file else self.arguments[1])
+
+    @property
+    def devices_of_each(self) -> int:
+        """Number of devices of each process."""
+        return self.devices or 1
+
+    @property
+    def processes_of_host(self) -> int:
+        """Number of processes of each host."""
+        return self.count // (self.hosts or 1)
+
+    @property
+    def seconds(self) -> int | None:
+        """The time limit in seconds."""
+        match = _TIME.fullmatch(self.time) if self.time is not None else None
+        if match is None:
+            return None
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+    @property
+    def requirements(self) -> list[str]:
+        """What pip installs for the job, at the versions of this environment."""
+        jax = "jax[cuda13]" if self.gpu is not None else "jax"
+        ours = "jaxdist[examples]" if self.is_training else "jaxdist"
+        version = importlib.metadata.version
+        return [self.install or f"{ours}=={version('jaxdist')}", f"{jax}=={version('jax')}"]
+
+    def list_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that every process gets.
+
+        Args:
+            environ: The environment of this command. Its settings of jaxdist and its XLA_FLAGS
+                belong to the job.
+        """
+        found = {"PYTHONUNBUFFERED": "1"}
+        if self.gpu is None:
+            found["JAX_PLATFORMS"] = "cpu"
+            if "--xla_force_host_platform_device_count" not in environ.get("XLA_FLAGS", ""):
+                found["JAXDIST_DEVICES_PER_PROCESS"] = str(self.devices_of_each)
+                found["JAX_NUM_CPU_DEVICES"] = str(self.devices_of_each)
+        for name, value in sorted(environ.items()):
+            if name == "XLA_FLAGS" or re.fullmatch(r"JAXDIST_\w+_SECONDS", name):
+                found[name] = value
+        return found
+
+    def refuse(self, target: str, **reasons: str) -> None:
+        """Raise if an option was given that a target has no use for.
+
+        Args:
+            target: Where the job would run.
+            **reasons: For each option without use, why, and what to do.
+
+        Raises:
+            LaunchError: One of them was given.
+        """
+        for option, reason in reasons.items():
+            given = getattr(self, option)
+            if given is not None:
+                raise LaunchError(
+                    f"{_CALLER} --print {target} was given --{option} {given}.\n\n{reason}"
+                )
+
+
+def _make_name(text: str) -> str:
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    name = name if name[:1].isalpha() else f"job-{name}"
+    return name[:_LONGEST_NAME].strip("-")

@@ -1,0 +1,83 @@
+"""A batch script of Slurm for the job of a command."""
+
+import os
+import shlex
+import sys
+
+from jaxdist._launching.files.request import Request
+
+# After one task has ended. The others end by themselves, after they have saved what they have.
+_WAIT_SECONDS = 300
+_FOREIGN = (
+    "TF_CONFIG",
+    "JAXDIST_SERVICE",
+    "JAXDIST_LAUNCHER",
+    "JAXDIST_DEVICES_PER_PROCESS",
+    "JAX_NUM_CPU_DEVICES",
+    "JAX_PLATFORMS",
+)
+
+
+def make_slurm_script(request: Request) -> str:
+    """Return the script, for `sbatch`.
+
+    Raises:
+        LaunchError: An option without use in Slurm.
+    """
+    request.refuse(
+        "slurm",
+        install="The job uses the Python of this command.\n\nLeave out --install.",
+        image=(
+            "Slurm runs programs of the machine itself, unless a plugin for containers is "
+            "installed.\n\nLeave out --image; add the option of your plugin to `srun` in the file."
+        ),
+    )
+    options = [f"--job-name={request.job_name}", f"--ntasks={request.count}"]
+    if request.hosts is not None:
+        options += [f"--nodes={request.hosts}", f"--ntasks-per-node={request.processes_of_host}"]
+    if request.cpus is not None:
+        options.append(f"--cpus-per-task={request.cpus}")
+    if request.memory is not None:
+        options.append(_describe_memory(request))
+    if request.gpu is not None:
+        kind = "" if request.gpu == "any" else f"{request.gpu}:"
+        options.append(f"--gpus-per-task={kind}{request.devices_of_each}")
+    if request.partition is not None:
+        options.append(f"--partition={request.partition}")
+    if request.time is not None:
+        options.append(f"--time={request.time}")
+    options += [f"--chdir={os.getcwd()}", f"--output={request.job_name}-%j.log"]
+    variables = {"JAXDIST_CLUSTER": "slurm", **request.list_variables(os.environ)}
+    step = ["srun", "--label", "--kill-on-bad-exit=0", f"--wait={_WAIT_SECONDS}"]
+    if request.cpus is not None:
+        # srun does not take it from sbatch.
+        step.append(f"--cpus-per-task={request.cpus}")
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {shlex.quote(option)}" for option in options),
+        f"# {request.count} processes of one job. Start it with: sbatch FILE",
+        "",
+        "# Variables of the shell that called sbatch would be taken for those of the job.",
+        f"unset {' '.join(_FOREIGN)}",
+        *(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
+        "",
+        f"for attempt in $(seq 1 {request.restarts + 1}); do",
+        "    export JAXDIST_ATTEMPT=$attempt",
+        f"    if {shlex.join([*step, sys.executable, *request.arguments])}; then",
+        "        exit 0",
+        "    else",
+        "        code=$?",
+        "    fi",
+        '    echo "attempt $attempt ended with exit code $code" >&2',
+        "done",
+        "exit $code",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _describe_memory(request: Request) -> str:
+    """Return the memory of a host; without hosts, Slurm divides it by the cores."""
+    if request.hosts is not None:
+        return f"--mem={(request.memory or 0) * request.processes_of_host}G"
+    # Rounded up, in MiB.
+    return f"--mem-per-cpu={-(-(request.memory or 0) * 1024 // (request.cpus or 1))}M"

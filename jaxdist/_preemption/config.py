@@ -1,0 +1,109 @@
+"""`TerminationConfig`: how a job learns that it will be ended, and what it does then."""
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from jaxdist._devices import chips
+from jaxdist._preemption.machine import ReadMetadata, has_maintenance_event
+from jaxdist._validate import as_number, check_callable
+from jaxdist.errors import ArgumentError
+
+_CALLER = "TerminationConfig"
+# Exit codes and seconds as in TensorFlow.
+_CODE, _CODE_ON_GCE = 42, 143
+_GRACE_OF_GPUS_ON_GCE = 3600.0
+
+
+class TerminationConfig:
+    """How `PreemptionCheckpointHandler` learns that the job will be ended, and what it does then.
+
+    Without arguments: SIGTERM is the notice, the job saves at once and ends with exit code 42. On
+    machines of Google Compute Engine the notice is a maintenance event of the machine, the exit
+    code is 143, and a job with GPUs goes on for most of the 3600 s that such a machine has.
+
+    Args:
+        termination_watcher_fn: Called once a second in a thread, until it returns True: the job
+            will be ended. It must not block. None means SIGTERM. With a function, SIGTERM ends the
+            process as ever.
+        exit_fn: Called in every process after the last save, for instance `lambda: sys.exit(42)`.
+            If it returns, training goes on, and the handler does nothing more.
+        grace_period: Seconds between the notice and the end. With more than 0, the job saves at
+            once, goes on, and saves a second time shortly before the end.
+        save_fn: Saves instead of `Checkpoints.save`. It gets the arguments of
+            `save_checkpoint_if_preempted`, and `run` calls it without arguments. It returns when
+            the files are complete.
+
+    Raises:
+        ArgumentTypeError: A function is not callable, or the period is no number.
+        ArgumentError: The period is below 0 or infinite.
+
+    Example:
+        >>> config = jaxdist.experimental.TerminationConfig(grace_period=120)
+        >>> config.grace_period
+        120.0
+
+    Source:
+        `tf.distribute.experimental.TerminationConfig`.
+    """
+
+    def __init__(
+        self,
+        termination_watcher_fn: Callable[[], bool] | None = None,
+        exit_fn: Callable[[], Any] | None = None,
+        grace_period: float | None = None,
+        save_fn: Callable[..., Any] | None = None,
+    ) -> None:
+        functions = {
+            "termination_watcher_fn": termination_watcher_fn,
+            "exit_fn": exit_fn,
+            "save_fn": save_fn,
+        }
+        for name, function in functions.items():
+            if function is not None:
+                check_callable(_CALLER, function, name, f"Pass a function, or leave {name} out.")
+        if grace_period is not None:
+            grace_period = as_number(_CALLER, "grace_period", grace_period)
+            if not 0 <= grace_period < math.inf:
+                raise ArgumentError(
+                    f"{_CALLER} was given grace_period={grace_period!r}.\n\n"
+                    "It is a number of seconds, from 0 up.\n\n"
+                    "Pass for instance grace_period=120, or leave it out."
+                )
+        self.termination_watcher_fn = termination_watcher_fn
+        self.exit_fn = exit_fn
+        self.grace_period = grace_period
+        self.save_fn = save_fn
+
+
+@dataclasses.dataclass(frozen=True)
+class CompleteConfig:
+    """A configuration with the defaults of this machine; `watch` of None means SIGTERM."""
+
+    watch: Callable[[], bool] | None
+    exit: Callable[[], Any]
+    grace: float
+    save: Callable[..., Any] | None
+
+
+def complete_config(
+    config: TerminationConfig | None, read_metadata: ReadMetadata | None
+) -> CompleteConfig:
+    """Add the defaults of this machine.
+
+    Args:
+        config: What the user gave.
+        read_metadata: How to read the metadata server of Google Compute Engine; None elsewhere.
+    """
+    given = config or TerminationConfig()
+    watch, code, grace = given.termination_watcher_fn, _CODE, 0.0
+    if read_metadata is not None:
+        read = read_metadata
+        watch = watch or (lambda: has_maintenance_event(read))
+        code = _CODE_ON_GCE
+        if "GPU" in chips.accelerators(None):
+            grace = _GRACE_OF_GPUS_ON_GCE
+    grace = grace if given.grace_period is None else given.grace_period
+    return CompleteConfig(watch, given.exit_fn or (lambda: sys.exit(code)), grace, given.save_fn)

@@ -1,0 +1,295 @@
+"""`PreemptionCheckpointHandler`: saves at one step in all processes before the job is ended."""
+
+import contextlib
+import itertools
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from jaxdist._checkpoints import Restored
+from jaxdist._preemption.config import CompleteConfig, TerminationConfig, complete_config
+from jaxdist._preemption.machine import ReadMetadata, find_metadata_server
+from jaxdist._preemption.members import find_members
+from jaxdist._preemption.notices import Notices, Questions, Sigterm
+from jaxdist._preemption.saving import Saving
+from jaxdist._preemption.step_agreement import FINAL, StepAgreement
+from jaxdist._processes import LocalStore, at_leaving, get_agreement, get_settings, get_store
+from jaxdist._validate import check_callable, check_instance, show
+from jaxdist.cluster_resolver import ClusterResolver
+from jaxdist.errors import ArgumentTypeError, OtherProcessError
+
+_LOG = logging.getLogger("jaxdist")
+_CALLER = "PreemptionCheckpointHandler"
+# As in TensorFlow: the processes need one or two steps more to save at the same one.
+_STEPS_BEFORE_THE_END = 6
+# All processes make their handlers in the same order, so their keys agree.
+_numbers = itertools.count()
+
+
+class PreemptionCheckpointHandler:
+    """Saves a checkpoint at the same step in all processes when the job is told to end.
+
+    The handler restores the newest checkpoint when it is made. Then `run` calls each training step.
+    When one process gets a notice (SIGTERM, see `TerminationConfig`), all processes agree on a
+    step, save after it, and end with an exit code by which the platform knows to start the job
+    again. Make it after the strategy, in every process, and in the main thread.
+
+    The state consists of Flax NNX objects and variables, which are saved as they are at that step,
+    and written into by the restore. For other state, pass a function that returns the number of
+    completed steps and the state, and take what was read from `handler.restored`.
+
+    Guarantees:
+        All processes save after the same number of calls of `run`.
+        The checkpoint is complete before `exit_fn` is called in any process.
+        A notice that comes while another is handled changes nothing.
+
+    Cost:
+        Without a notice, some microseconds for each `run`. In a job of several processes a thread
+        asks the store of the job ten times a second.
+
+    Args:
+        cluster_resolver: The resolver of the strategy, `strategy.cluster_resolver`. None, or one
+            without tasks, means the processes that this one has joined.
+        checkpoint_or_checkpoint_manager: What to save: `(checkpoints, state)` with a
+            `training.Checkpoints`, or a state. The state may be a function.
+        checkpoint_dir: Where a state is saved. One checkpoint is kept.
+        termination_config: The notice, the exit, the grace period, and how to save.
+        read_metadata: Reads a path of the metadata server of Google Compute Engine; with it, this
+            machine counts as one of theirs. None looks whether it is.
+
+    Attributes:
+        restored: The checkpoint that was read, or None: its step, its state, and its notes.
+
+    Raises:
+        ArgumentError: No directory, or arrays that change with each step.
+        ArgumentTypeError: An argument of another type.
+        UnsupportedError: A cluster with parameter servers.
+        ContextError: The resolver has several tasks and this process has not joined them, or this
+            is not the main thread.
+        CheckpointError: The checkpoint does not fit the state, or is damaged.
+
+    Example:
+        >>> import tempfile
+        >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+        >>> handler = jaxdist.experimental.PreemptionCheckpointHandler(
+        ...     None, model, checkpoint_dir=tempfile.mkdtemp()
+        ... )
+        >>> while handler.total_run_calls < 3:
+        ...     result = handler.run(lambda: "a step")
+        >>> handler.total_run_calls, result
+        (3, 'a step')
+        >>> handler.close()
+
+    Source:
+        `tf.distribute.experimental.PreemptionCheckpointHandler`.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None,
+        checkpoint_or_checkpoint_manager: Any,
+        checkpoint_dir: Any = None,
+        termination_config: TerminationConfig | None = None,
+        *,
+        read_metadata: ReadMetadata | None = None,
+    ) -> None:
+        kinds = (TerminationConfig, type(None))
+        remedy = "Pass for instance TerminationConfig(grace_period=120), or leave it out."
+        what = "a TerminationConfig or None"
+        check_instance(_CALLER, "termination_config", termination_config, kinds, what, remedy)
+        if read_metadata is not None:
+            remedy = "Leave it out: then the machine is asked."
+            check_callable(_CALLER, read_metadata, "read_metadata", remedy)
+        members = find_members(_CALLER, cluster_resolver)
+        self._saving = Saving(_CALLER, checkpoint_or_checkpoint_manager, checkpoint_dir)
+        self._config: CompleteConfig = complete_config(
+            termination_config, read_metadata or find_metadata_server()
+        )
+        self._process = members
+        self.restored: Restored | None
+        self.restored, self._runs = self._saving.restore()
+        self._has_ended = False
+        self._seconds_of_step = 0.0
+        self._steps_timed = 0
+        watch = self._config.watch
+        notices: Notices = Sigterm(_CALLER) if watch is None else Questions(watch)
+        self._agreement = StepAgreement(
+            (get_store() if members.count > 1 else None) or LocalStore(),
+            members,
+            f"jaxdist/preemption/{next(_numbers)}",
+            notices,
+            self._runs,
+            self._config.grace,
+            get_settings().collective_seconds,
+        )
+        at_leaving(self._agreement.stop)
+        # A handler that nobody has any more gives SIGTERM back. At the end of the program it does
+        # not: a second SIGTERM must not change the exit code.
+        self._stop = cast(
+            "Any", weakref.finalize(self, _stop, self._agreement, notices, self._saving)
+        )
+        self._stop.atexit = False
+
+    @property
+    def total_run_calls(self) -> int:
+        """Number of completed calls of `run`, with those before the restarts of the job."""
+        return self._runs
+
+    def run(self, distributed_train_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a training step; before it, save and end the job if all processes have agreed to.
+
+        Args:
+            distributed_train_function: The step, which calls `strategy.run`.
+            *args: Its arguments.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            What the function returns.
+
+        Raises:
+            OtherProcessError: A process that has to agree has ended, or does not answer.
+            CheckpointError: The checkpoint could not be written.
+            Everything that the function raises: such a call does not count.
+
+        Example:
+            >>> import tempfile
+            >>> handler = jaxdist.experimental.PreemptionCheckpointHandler(
+            ...     None, nnx.Linear(2, 1, rngs=nnx.Rngs(0)), tempfile.mkdtemp()
+            ... )
+            >>> handler.run(lambda x: x + 1, 1)
+            2
+            >>> handler.close()
+        """
+        check_callable(f"{_CALLER}.run", distributed_train_function, "distributed_train_function")
+        self._check((), {})
+        began = time.monotonic()
+        try:
+            result = distributed_train_function(*args, **kwargs)
+        except BaseException:
+            self._agreement.take_back()
+            raise
+        self._runs += 1
+        self._steps_timed += 1
+        seconds = time.monotonic() - began
+        self._seconds_of_step += (seconds - self._seconds_of_step) / self._steps_timed
+        return result
+
+    def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
+        """Save and end the job if all processes have agreed to; call it once after each step.
+
+        Args:
+            *args: Arguments of `save_fn`; without `save_fn` there are none.
+            **kwargs: Keyword arguments of `save_fn`; without `save_fn`, `notes` of
+                `Checkpoints.save`.
+
+        Raises:
+            ArgumentTypeError: Other arguments, without a `save_fn`.
+            OtherProcessError: A process that has to agree has ended, or does not answer.
+            CheckpointError: The checkpoint could not be written.
+
+        Example:
+            >>> import tempfile
+            >>> handler = jaxdist.experimental.PreemptionCheckpointHandler(
+            ...     None, nnx.Linear(2, 1, rngs=nnx.Rngs(0)), tempfile.mkdtemp()
+            ... )
+            >>> handler.save_checkpoint_if_preempted(notes={"epoch": 1})
+            >>> handler.total_run_calls
+            1
+            >>> handler.close()
+        """
+        if self._config.save is None and (args or set(kwargs) - {"notes"}):
+            raise ArgumentTypeError(
+                f"{_CALLER}.save_checkpoint_if_preempted was given "
+                f"{show(args or kwargs)}.\n\n"
+                "Without save_fn, Checkpoints.save gets the state of the handler and notes=.\n\n"
+                "Pass notes={...}, or TerminationConfig(save_fn=...), which gets the arguments."
+            )
+        self._check(args, kwargs)
+        self._runs += 1
+        self._seconds_of_step, self._steps_timed = 0.0, 0
+
+    @contextlib.contextmanager
+    def watch_preemption_scope(self) -> Iterator[None]:
+        """Return a context manager for the training loop: a notice in the last step is not lost.
+
+        When the block ends and a process has got a notice that was not handled, all save and end.
+        All processes leave the block after the same number of runs.
+
+        Example:
+            >>> import tempfile
+            >>> handler = jaxdist.experimental.PreemptionCheckpointHandler(
+            ...     None, nnx.Linear(2, 1, rngs=nnx.Rngs(0)), tempfile.mkdtemp()
+            ... )
+            >>> with handler.watch_preemption_scope():
+            ...     result = handler.run(lambda: "a step")
+            >>> handler.close()
+        """
+        yield
+        if self._has_ended:
+            return
+        said = "1" if self._agreement.has_notice() else ""
+        agreement = get_agreement() if self._process.count > 1 else None
+        texts = (said,) if agreement is None else agreement.gather("preemption scope", said)
+        if any(texts):
+            self._save_and_exit((), {})
+
+    def close(self) -> None:
+        """Stop to listen: SIGTERM has its previous meaning, and `run` only calls the step.
+
+        All processes call it after the same run. A handler that is deleted does the same.
+        """
+        self._has_ended = True
+        self._stop()
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Save if all processes save now, and count the run that comes."""
+        agreement = self._agreement
+        if self._has_ended or not agreement.start_run():
+            return
+        if agreement.grace > 0 and agreement.round != FINAL:
+            began = time.monotonic()
+            self._save(args, kwargs)
+            seconds = time.monotonic() - began
+            left = agreement.grace - _STEPS_BEFORE_THE_END * self._seconds_of_step - seconds
+            agreement.start_final_round(agreement.get_notice_time() + left)
+            _LOG.info("Training goes on until about %.0f s after the notice.", left)
+            agreement.start_run()
+            return
+        self._save_and_exit(args, kwargs)
+
+    def _save_and_exit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._save(args, kwargs)
+        agreement = get_agreement() if self._process.count > 1 else None
+        if agreement is not None:
+            try:
+                # Nobody leaves before all have saved.
+                agreement.gather("preemption saved", "")
+            except OtherProcessError as error:
+                _LOG.warning("This process has saved and ends. %s", error)
+        self._has_ended = True
+        self._agreement.stop()
+        self._saving.close()
+        _LOG.info("The checkpoint is complete, and the job ends.")
+        self._config.exit()
+        # It wants to go on.
+        self.close()
+
+    def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        _LOG.warning(
+            "The job is told to end (%s in process %d): saving after run %d.",
+            self._agreement.reason or "a notice",
+            self._agreement.leader or 0,
+            self._runs,
+        )
+        if self._config.save is not None:
+            self._config.save(*args, **kwargs)
+        else:
+            self._saving.save(self._runs, **kwargs)
+
+
+def _stop(agreement: StepAgreement, notices: Notices, saving: Saving) -> None:
+    agreement.stop()
+    notices.stop()
+    saving.close()

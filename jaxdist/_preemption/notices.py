@@ -1,0 +1,131 @@
+"""Notices that this process will be ended: SIGTERM, or a function that is asked."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Protocol
+
+from jaxdist.errors import ContextError
+
+_SECONDS_BETWEEN_QUESTIONS = 1.0
+_STOP_SECONDS = 10.0
+
+
+class Notices(Protocol):
+    """Where a notice comes from. `time` is when, by `time.monotonic`, and None before.
+
+    `reason` describes the notice, and `error` is what a function of the user raised.
+    """
+
+    reason: str
+    time: float | None
+    error: Exception | None
+
+    def stop(self) -> None:
+        """Stop to listen."""
+
+
+class Sigterm:
+    """SIGTERM of this process: the first one is a notice, and none ends the process.
+
+    Args:
+        caller: Who listens, for the error.
+
+    Raises:
+        ContextError: This is not the main thread.
+    """
+
+    reason = "SIGTERM"
+    error: Exception | None = None
+
+    def __init__(self, caller: str) -> None:
+        self.time: float | None = None
+        if not _is_main_thread():
+            raise ContextError(
+                f"{caller} was made in the thread {threading.current_thread().name!r}.\n\n"
+                "It listens to SIGTERM, and Python handles signals in the main thread only.\n\n"
+                "Make it in the main thread, or pass "
+                "TerminationConfig(termination_watcher_fn=...)."
+            )
+        if signal.getsignal(signal.SIGTERM) is not _note:
+            _before[:] = [signal.signal(signal.SIGTERM, _note)]
+        _listening.append(self)
+
+    def stop(self) -> None:
+        """Stop to listen; without anybody who listens SIGTERM has its previous meaning."""
+        if self in _listening:
+            _listening.remove(self)
+        # The garbage collector calls this in any thread. Then `_note` does the same later.
+        if not _listening and _is_main_thread():
+            _give_back()
+
+
+# Everybody who listens, and the handler that was there before the first of them.
+_listening: list[Sigterm] = []
+_before: list[Any] = []
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    if not _listening:
+        _give_back()
+        signal.raise_signal(number)
+    # Nothing else: the signal may have interrupted a thread that holds a lock.
+    for sigterm in (*_listening,):
+        if sigterm.time is None:
+            sigterm.time = time.monotonic()
+
+
+def _give_back() -> None:
+    # Somebody else may have set another handler since then.
+    if signal.getsignal(signal.SIGTERM) is _note:
+        # None means that a handler was installed outside of Python.
+        before = _before.pop()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+class Questions:
+    """A function that a thread asks once a second until it returns True.
+
+    Args:
+        watch: The function.
+        seconds: Time between two questions.
+    """
+
+    reason = "termination_watcher_fn"
+
+    def __init__(
+        self, watch: Callable[[], bool], seconds: float = _SECONDS_BETWEEN_QUESTIONS
+    ) -> None:
+        self.time: float | None = None
+        self.error: Exception | None = None
+        self._watch = watch
+        self._seconds = seconds
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=self._ask, name="jaxdist-termination-watcher", daemon=True
+        )
+        self._thread.start()
+
+    def _ask(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                if self._watch():
+                    self.time = time.monotonic()
+                    return
+            except Exception as error:
+                # The next call of the handler raises it.
+                self.error = error
+                return
+            self._stopped.wait(self._seconds)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_STOP_SECONDS)

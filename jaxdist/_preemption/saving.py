@@ -1,0 +1,133 @@
+"""What the handler saves and restores, and where."""
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from jaxdist._checkpoints import Checkpoints, Restored, find_plain_leaves, to_plain
+from jaxdist._validate import as_path, show
+from jaxdist.errors import ArgumentError, ArgumentTypeError
+
+_LOG = logging.getLogger("jaxdist")
+_ARGUMENT = "checkpoint_or_checkpoint_manager"
+# The note of a checkpoint with the number of runs before it.
+_RUNS = "preemption_runs"
+_MOST_SHOWN = 3
+
+
+class Saving:
+    """A state and its checkpoints.
+
+    Args:
+        caller: Who saves, for errors.
+        given: The argument `checkpoint_or_checkpoint_manager`.
+        directory: The argument `checkpoint_dir`.
+
+    Raises:
+        ArgumentError: No directory, one too many, or arrays that change with each step.
+        ArgumentTypeError: Checkpoints without a state, or a function that returns something else.
+    """
+
+    def __init__(self, caller: str, given: Any, directory: Any) -> None:
+        self._caller = caller
+        if isinstance(given, Checkpoints):
+            raise ArgumentTypeError(
+                f"{caller} was given {_ARGUMENT}={show(given)}.\n\n"
+                "training.Checkpoints does not hold the state that it saves.\n\n"
+                f"Pass both: {_ARGUMENT}=(checkpoints, state)."
+            )
+        if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Checkpoints):
+            if directory is not None:
+                raise ArgumentError(
+                    f"{caller} was given checkpoint_dir={show(directory)} and checkpoints of "
+                    f"{given[0].directory}.\n\n"
+                    "The checkpoints have a directory already.\n\nLeave checkpoint_dir out."
+                )
+            self.checkpoints, state = given
+            self._is_own = False
+        else:
+            if directory is None:
+                raise ArgumentError(
+                    f"{caller} was given a state and checkpoint_dir=None.\n\n"
+                    "A state needs a directory for its checkpoints.\n\n"
+                    "Pass for instance checkpoint_dir='runs/job', or (checkpoints, state)."
+                )
+            directory = as_path(caller, "checkpoint_dir", directory, "runs/job")
+            self.checkpoints, state = Checkpoints(directory, keep=1), given
+            self._is_own = True
+        self._read: Callable[[], Any] | None = None
+        self._state: Any = None
+        if _is_function(state):
+            self._read = state
+            self.get_state(0)
+        else:
+            self._state = state
+            _check_can_be_written(caller, state)
+
+    def get_state(self, runs: int) -> tuple[int, Any]:
+        """Return the step of the next checkpoint, and the state."""
+        if self._read is None:
+            return runs, self._state
+        found = self._read()
+        is_pair = isinstance(found, tuple) and len(found) == 2
+        if not is_pair or isinstance(found[0], bool) or not isinstance(found[0], int):
+            raise ArgumentTypeError(
+                f"{self._caller}: {_ARGUMENT} is a function that returned {show(found)}.\n\n"
+                "It returns the number of completed steps and the state.\n\n"
+                "Pass for instance lambda: (step, (model, optimizer))."
+            )
+        return found
+
+    def restore(self) -> tuple[Restored | None, int]:
+        """Read the newest checkpoint; return it, and the number of runs before it."""
+        restored = self.checkpoints.restore(self.get_state(0)[1])
+        if restored is None:
+            return None, 0
+        return restored, int(restored.notes.get(_RUNS, restored.step))
+
+    def save(self, runs: int, *, notes: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint, and wait until it is complete.
+
+        A checkpoint of this step that the user has written is the same state, and is kept.
+        """
+        step, state = self.get_state(runs)
+        if step in self.checkpoints.steps():
+            _LOG.info("The checkpoint of step %d was written before.", step)
+            return
+        self.checkpoints.save(step, state, {**(notes or {}), _RUNS: runs})
+        self.checkpoints.wait_until_finished()
+
+    def close(self) -> None:
+        """Release the directory, unless the user holds it."""
+        if self._is_own:
+            self.checkpoints.close()
+
+
+def _is_function(state: Any) -> bool:
+    # Models are callable, too.
+    return inspect.isroutine(state) or isinstance(state, functools.partial)
+
+
+def _check_can_be_written(caller: str, state: Any) -> None:
+    plain = find_plain_leaves(state)
+    if plain:
+        shown = ", ".join(f"state{path}" for path in plain[:_MOST_SHOWN])
+        more = f" and {len(plain) - _MOST_SHOWN} more" if len(plain) > _MOST_SHOWN else ""
+        raise ArgumentError(
+            f"{caller} was given in {_ARGUMENT} a state with {len(plain)} arrays or other values "
+            f"outside of NNX objects and variables: {shown}{more}.\n\n"
+            "Each step makes new arrays. The handler would save those that it was given.\n\n"
+            "Pass a function that returns the present step and state, and take what was restored "
+            "from handler.restored: lambda: (step, state)."
+        )
+    if not jax.tree.leaves(to_plain(state)):
+        raise ArgumentError(
+            f"{caller} was given {_ARGUMENT}={show(state)}, which has no arrays.\n\n"
+            "It is the state that a restart needs.\n\n"
+            "Pass for instance (model, optimizer), or a function that returns the number of "
+            "completed steps and the state."
+        )

@@ -1,0 +1,113 @@
+"""The table of `jaxdist info` about jobs of several processes: what jaxdist sets, and what you may.
+
+Sources: JAX's pages on GPU performance and on multi-process programs.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+
+from jaxdist._processes import get_settings, variable_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One variable or flag.
+
+    Args:
+        name: Its name.
+        now: What this process has.
+        who: Who sets it: jaxdist, or you.
+        why: What it does, and when to set it.
+    """
+
+    name: str
+    now: str
+    who: str
+    why: str
+
+
+# Flags inside of XLA_FLAGS, and variables of NCCL and JAX, that jaxdist never sets.
+_FOR_GPUS = (
+    (
+        "--xla_gpu_enable_latency_hiding_scheduler=true",
+        "overlaps collectives with computation; NVIDIA's images set it",
+    ),
+    (
+        "--xla_gpu_nccl_terminate_on_error=false",
+        "the others live when a process has ended; needs --xla_gpu_nccl_async_execution=true, too",
+    ),
+)
+_VARIABLES_FOR_GPUS = (
+    ("NCCL_SOCKET_IFNAME", "the network interface, where NCCL chooses a wrong one; several hosts"),
+    ("NCCL_IB_DISABLE", "1 uses sockets in place of InfiniBand, to find a fault; several hosts"),
+    ("NCCL_LAUNCH_ORDER_IMPLICIT", "1 where one process has several GPUs"),
+    (
+        "NCCL_PROTO",
+        "SIMPLE,LL,LL128, with NCCL_LL_BUFFSIZE=-2 and NCCL_LL128_BUFFSIZE=-2; one host",
+    ),
+    ("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.8 to 0.9 leaves memory for NCCL"),
+    (
+        "XLA_PYTHON_CLIENT_ABORT_COLLECTIVES_ON_FAILURE",
+        "1 ends collectives of a process that ended",
+    ),
+)
+
+
+def list_settings(platform: str, environment: Mapping[str, str] = os.environ) -> list[Row]:
+    """List what matters to several processes on this machine.
+
+    Args:
+        platform: `"cpu"`, `"gpu"` or `"tpu"`.
+        environment: The environment variables.
+    """
+    flags = environment.get("XLA_FLAGS", "").split()
+    settings = get_settings()
+    rows = [
+        Row(variable_of(name), _show(value), "you", why)
+        for name, value, why in (
+            ("quiet_seconds", settings.quiet_seconds, "without progress: report who is behind"),
+            ("heartbeat_seconds", settings.heartbeat_seconds, "without a sign: has ended"),
+            ("join_seconds", settings.join_seconds, "wait for the others at the start"),
+            ("abort_seconds", settings.abort_seconds, "without progress: end with code 75"),
+            ("collective_seconds", settings.collective_seconds, "the most for one collective"),
+        )
+    ]
+    rows.append(
+        Row(
+            "jax_enable_recoverability",
+            "on when processes join",
+            "jaxdist",
+            "the others live when a process has ended",
+        )
+    )
+    rows.append(
+        Row(
+            "jax_enable_preemption_service",
+            "off when processes join",
+            "jaxdist",
+            "otherwise SIGTERM would not end a process",
+        )
+    )
+    if platform == "cpu":
+        flag = "--xla_cpu_collective_timeout_seconds"
+        rows.append(
+            Row(flag, _find_flag(flags, flag), "jaxdist, if unset", "ends a stuck collective")
+        )
+    if platform == "gpu":
+        visible = environment.get("CUDA_VISIBLE_DEVICES", "unset")
+        one = "one GPU for each process"
+        rows.append(Row("CUDA_VISIBLE_DEVICES", visible, "jaxdist launch", one))
+        rows += [Row(f.split("=")[0], _find_flag(flags, f), "you", w) for f, w in _FOR_GPUS]
+        rows += [Row(v, environment.get(v, "unset"), "you", w) for v, w in _VARIABLES_FOR_GPUS]
+    return rows
+
+
+def _show(value: float | None) -> str:
+    return "never" if value is None else f"{value:g} s"
+
+
+def _find_flag(flags: list[str], flag: str) -> str:
+    name = flag.split("=")[0]
+    found = [f for f in flags if f.split("=")[0] == name]
+    return found[-1].partition("=")[2] or "on" if found else "unset"

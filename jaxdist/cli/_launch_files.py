@@ -1,0 +1,93 @@
+"""`jaxdist launch --print`: a file that starts the same job on a cluster."""
+
+import argparse
+from collections.abc import Callable
+
+from jaxdist._launching import (
+    Program,
+    Request,
+    make_jobset,
+    make_skypilot_task,
+    make_slurm_script,
+)
+from jaxdist.errors import ArgumentError
+
+_MAKERS: dict[str, Callable[[Request], str]] = {
+    "jobset": make_jobset,
+    "slurm": make_slurm_script,
+    "skypilot": make_skypilot_task,
+}
+_OPTIONS = ("name", "gpu", "image", "install", "cpus", "memory", "hosts", "partition", "time")
+_ONLY_HERE = ("elastic", "report_seconds", "grace_seconds", "on")
+
+
+def add_file_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--print`, and what a cluster has to know."""
+    group = parser.add_argument_group(
+        "a file for a cluster", "--print starts nothing here; what follows it goes into the file"
+    )
+    group.add_argument(
+        "--print", dest="target", choices=tuple(_MAKERS), help="print a file that starts this job"
+    )
+    group.add_argument("--name", help="name of the job; that of the script if left out")
+    group.add_argument(
+        "--gpu", metavar="KIND", help="use GPUs of this kind (any for jobset and slurm), not CPUs"
+    )
+    group.add_argument("--image", help="jobset, skypilot: image of a container with the program")
+    group.add_argument(
+        "--install",
+        metavar="REQUIREMENT",
+        help="jobset, skypilot: what pip installs as jaxdist, where there is no image",
+    )
+    group.add_argument("--cpus", type=int, metavar="N", help="CPU cores of each process")
+    group.add_argument("--memory", type=int, metavar="GIB", help="memory of each process")
+    group.add_argument("--hosts", type=int, metavar="N", help="slurm, skypilot: machines")
+    group.add_argument("--partition", help="slurm: partition")
+    group.add_argument("--time", metavar="H:MM:SS", help="jobset, slurm: time limit")
+
+
+def check_options(arguments: argparse.Namespace) -> None:
+    """Raise if an option of a file was given without `--print`, or the other way round.
+
+    Raises:
+        ArgumentError: Such an option.
+    """
+    prints = arguments.target is not None
+    for name in _ONLY_HERE if prints else _OPTIONS:
+        value = getattr(arguments, name)
+        if value is None:
+            continue
+        option = f"--{name.replace('_', '-')}"
+        given = f"{option} {value}"
+        if prints:
+            raise ArgumentError(
+                f"jaxdist launch was given --print {arguments.target} and {given}.\n\n"
+                f"{option} belongs to processes that the launcher itself starts, and --print "
+                f"starts none.\n\nLeave out {option}."
+            )
+        raise ArgumentError(
+            f"jaxdist launch was given {given}, and no --print.\n\n"
+            f"{option} goes into a file for a cluster.\n\n"
+            f"Add --print {' or --print '.join(_MAKERS)}, or leave out {option}."
+        )
+
+
+def print_file(arguments: argparse.Namespace, program: Program, count: int) -> int:
+    """Print the file. Return the exit code.
+
+    Raises:
+        ArgumentError: A number is out of range.
+        LaunchError: The file would not do what was asked for.
+    """
+    options = {name: getattr(arguments, name) for name in _OPTIONS}
+    request = Request(
+        program.command[1:],
+        count,
+        file=program.file,
+        is_training=program.is_training,
+        devices=arguments.devices_per_process,
+        restarts=arguments.restarts,
+        **options,
+    )
+    print(_MAKERS[arguments.target](request), end="")
+    return 0

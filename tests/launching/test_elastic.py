@@ -1,0 +1,127 @@
+"""`--elastic`: a job goes on with the processes that are left."""
+
+import json
+import pathlib
+import re
+
+import pytest
+
+from jaxdist._launching import gpus
+from jaxdist._launching.ends import End, Record
+from jaxdist._launching.environment import make_environments
+from jaxdist._launching.first_cause import find_lost
+from tests.launching.launcher import (
+    QUICK,
+    check_nobody_is_left,
+    find_pids,
+    is_gone,
+    run_launcher,
+    write_script,
+)
+
+SCRIPT = str(pathlib.Path(__file__).with_name("elastic_script.py"))
+TELL = """
+attempt = int(os.environ["JAXDIST_ATTEMPT"])
+cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+print("given", json.dumps([attempt, len(cluster)]), flush=True)
+
+
+def die(*numbers):
+    if index in numbers:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise UnavailableError("process " + " and ".join(map(str, numbers)) + " has ended.")
+"""
+
+
+def _sizes(text: str) -> list[list[int]]:
+    given = [json.loads(t) for t in re.findall(r"^\[\d+\] given (.*)$", text, re.M)]
+    return [[a, n] for a, n in sorted({(a, n) for a, n in given}) if given.count([a, n]) == n]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_next_step_comes_within_a_cold_start_and_5_s(
+    tmp_path: pathlib.Path, victim: int
+) -> None:
+    arguments = [str(tmp_path), "30", str(victim), "20"]
+    outcome = run_launcher("--elastic", "2:3", SCRIPT, *arguments, timeout=110)
+    assert outcome.exit_code == 0, outcome.describe()
+    rows = [line.split() for line in (tmp_path / "steps").read_text().splitlines()]
+    first, second = ([row for row in rows if row[0] == attempt] for attempt in ("1", "2"))
+    assert {row[2] for row in first} == {"3"}
+    assert {row[2] for row in second} == {"2"}
+    # At most one step is lost: the one in which the process was killed.
+    assert [int(row[1]) for row in second] == list(range(int(second[0][1]), 31))
+    assert int(second[0][1]) >= 19
+    began = min(float(path.read_text()) for path in tmp_path.glob("began-1-*"))
+    cold_start = float(first[0][3]) - began
+    took = float(second[0][3]) - float((tmp_path / "killed").read_text())
+    print(f"cold start {cold_start:.1f} s, recovery {took:.1f} s")
+    assert took <= cold_start + 5
+    assert f"process {victim} was lost. The job goes on with 2 of 3: 2 proc" in outcome.stderr
+    check_nobody_is_left(outcome, 5)
+
+
+def test_processes_are_lost_until_the_least_number_is_left(tmp_path: pathlib.Path) -> None:
+    script = write_script(
+        tmp_path,
+        TELL + "if attempt == 1:\n    die(1, 3)\nif attempt == 2:\n    die(0)\nsys.exit(7)",
+    )
+    outcome = run_launcher("--elastic", "1:4", *QUICK, script)
+    assert _sizes(outcome.stdout) == [[1, 4], [2, 2], [3, 1]]
+    assert "processes 1, 3 were lost. The job goes on with 2 of 4: 2 processes" in outcome.stderr
+    assert "process 0 was lost. The job goes on with 1 of 2: 1 process starts" in outcome.stderr
+    # The last one is lost too, so nothing is left to go on with.
+    assert outcome.exit_code == 7
+    assert "process 0 failed first, with exit code 7" in outcome.stderr.splitlines()[-1]
+    assert all(map(is_gone, find_pids(outcome.stdout)))
+
+
+def test_too_few_are_left_and_a_restart_begins_with_all_again(tmp_path: pathlib.Path) -> None:
+    script = write_script(tmp_path, TELL + "if attempt < 5:\n    die(0)")
+    outcome = run_launcher("--elastic", "2:3", *QUICK, "--restarts", "2", script)
+    assert outcome.exit_code == 0
+    # A loss does not count as a restart.
+    assert _sizes(outcome.stdout) == [[1, 3], [2, 2], [3, 3], [4, 2], [5, 3]]
+    assert "Restart 1 of 2: all start again (3 processes)." in outcome.stderr
+    assert "Restart 2 of 2: all start again (3 processes)." in outcome.stderr
+    check_nobody_is_left(outcome, 13)
+
+
+def test_too_few_are_left_without_restarts(tmp_path: pathlib.Path) -> None:
+    script = write_script(tmp_path, TELL + "die(0, 1)")
+    outcome = run_launcher("--elastic", "2:3", *QUICK, script)
+    assert outcome.exit_code == 137
+    assert "The job needs 2 processes or more, and 1 is left" in outcome.stderr
+    assert "was ended by signal SIGKILL" in outcome.stderr[outcome.stderr.rindex("launch: ") :]
+
+
+def test_the_processes_that_are_left_keep_their_gpus(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "find_device_files", lambda _: ["0", "1", "2", "3"])
+    monkeypatch.setattr(gpus, "_PLUGINS", ("jax",))
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    made = make_environments("jaxdist launch", [0, 2, 3], 1, [1, 2, 3], "a:1", tmp_path, 2)
+    assert [own["CUDA_VISIBLE_DEVICES"] for own in made] == ["0", "2", "3"]
+
+
+def _about(*processes: int) -> Record:
+    return Record(True, processes, "gone")
+
+
+@pytest.mark.parametrize(
+    ("ends", "lost"),
+    [
+        ([End(0, 0), End(1, 0)], ()),
+        ([End(0, -9), End(1, 1, record=_about(0))], (0,)),
+        ([End(1, 1, record=_about(0)), End(0, -9), End(2, -9)], (0, 2)),
+        # It did not answer.
+        ([End(1, 1, record=_about(2)), End(2, -9, was_ended=True)], (2,)),
+        # It was ended because of the others.
+        ([End(1, -9), End(2, -15, was_ended=True)], (1,)),
+        ([End(1, 0), End(2, 1, record=_about(1))], (1,)),
+        ([End(1, 1), End(0, 1)], (0, 1)),
+    ],
+)
+def test_which_processes_are_lost(ends: list[End], lost: tuple[int, ...]) -> None:
+    assert find_lost(ends) == lost
