@@ -164,6 +164,11 @@ def test_an_iterator_is_initialized_again_as_in_version_1(
 @WAYS
 def test_the_length_is_the_number_of_steps(strategy: jaxdist.Strategy, way: Way) -> None:
     data = way(strategy, _steps(strategy))
+    if strategy.layout.is_shared and way is _from_function:
+        # The functions of other processes may give fewer.
+        assert data.cardinality == UNKNOWN_CARDINALITY
+        assert len(list(data)) == NUM_STEPS
+        return
     assert len(data) == data.cardinality == len(list(data)) == NUM_STEPS
 
 
