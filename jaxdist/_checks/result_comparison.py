@@ -11,7 +11,7 @@ from jax.tree_util import keystr
 from jaxdist._checks.gradient_report import LeafComparison, compare, raise_noise_floor
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
-from jaxdist._values import Kind, PerReplica, Sharded, is_sharded, placement_of
+from jaxdist._values import Kind, PerReplica, Sharded, is_sharded, placement_of, put
 from jaxdist.errors import ArgumentError
 
 
@@ -200,7 +200,7 @@ def split_for_one_replica(tree: PyTree) -> PyTree:
 def assemble_sharded(tree: PyTree, layout: ReplicaMesh) -> PyTree:
     """Return the tree with each `Sharded` array replaced by a plain mirrored array."""
     return jax.tree.map(
-        lambda x: jax.device_put(x.whole(), layout.replicated) if is_sharded(x) else x,
+        lambda x: put(x.whole(), layout.replicated) if is_sharded(x) else x,
         tree,
         is_leaf=_is_unit,
     )

@@ -76,19 +76,23 @@ def device_from_name(name: str | jax.Device, given_to: str = "") -> jax.Device:
             "A strategy works on the devices of this process, job 'localhost'.\n\n"
             f"Use one of {list_device_names()}."
         )
-    if int(match["replica"] or 0) or int(match["task"] or 0):
+    # A name without a task is one of this process.
+    task = None if match["task"] is None else int(match["task"])
+    by_task = _group_by_task(_PLATFORMS[kind])
+    if int(match["replica"] or 0) or (task is not None and task not in by_task and task != 0):
         raise DeviceError(
-            f"{where}device {name!r} is on replica:{match['replica'] or 0}, "
-            f"task:{match['task'] or 0}.\n\n"
-            "A process sees its own devices only, as replica:0 and task:0.\n\n"
+            f"{where}device {name!r} is on replica:{match['replica'] or 0}, task:{task or 0}.\n\n"
+            f"There are {len(by_task)} process(es) with {kind.upper()} devices, as replica:0 and "
+            f"task:{', task:'.join(map(str, by_task)) or 0}.\n\n"
             f"Use one of {list_device_names()}."
         )
     # TensorFlow writes `device:GPU:*` for any GPU; here it is the first one.
     index = int(match["index"]) if match["index"] not in (None, "*") else 0
-    present = local_devices(_PLATFORMS[kind])
+    present = local_devices(_PLATFORMS[kind]) if task is None else by_task.get(task, [])
     if index >= len(present):
+        owner = "this process" if task is None or len(by_task) <= 1 else f"process {task}"
         raise DeviceError(
-            f"{where}device {name!r} does not exist: this process has {len(present)} "
+            f"{where}device {name!r} does not exist: {owner} has {len(present)} "
             f"{kind.upper()} device(s).\n\nDevices of a kind are numbered from 0.\n\nUse one of "
             f"{list_device_names()}" + _virtual_hint(kind, index)
         )
@@ -109,6 +113,18 @@ def local_devices(platform: str | None = None) -> list[jax.Device]:
         return []
 
 
+def _group_by_task(platform: str) -> dict[int, list[jax.Device]]:
+    """Return the devices of each process of the job, also of those that this one cannot use."""
+    try:
+        devices = jax.devices(platform)
+    except RuntimeError:  # JAX raises where the backend does not exist
+        return {}
+    found: dict[int, list[jax.Device]] = {}
+    for device in devices:
+        found.setdefault(device.process_index, []).append(device)
+    return found
+
+
 def list_device_names() -> list[str]:
     """List the names of this process's devices, as `device_from_name` accepts them."""
     # Without duplicates: the default backend may be the CPU.
@@ -122,18 +138,18 @@ def default_devices() -> list[jax.Device]:
 
 
 def device_name(device: jax.Device) -> str:
-    """Return the full documented name of a device.
+    """Return the full documented name of a device, which is the same in all processes of a job.
 
-    For a device of another process, the name has the number of that process and the device's id.
+    The task is the number of the device's process, and the index counts the devices of a process.
 
     Example:
         >>> device_name(jax.devices()[0])
         '/job:localhost/replica:0/task:0/device:CPU:0'
     """
     platform = "gpu" if device.platform in ("gpu", "cuda", "rocm") else device.platform
-    present = local_devices(device.platform)
-    is_here = device in present
-    task, index = (0, present.index(device)) if is_here else (device.process_index, device.id)
+    present = _group_by_task(device.platform).get(device.process_index, [])
+    index = present.index(device) if device in present else device.id
+    task = device.process_index
     return f"/job:localhost/replica:0/task:{task}/device:{platform.upper()}:{index}"
 
 

@@ -96,6 +96,16 @@ class Agreement:
             self._store.delete(f"jaxdist/agree/{channel}/{number - 1}/{process.index}")
         return tuple(texts)
 
+    def count(self, name: str) -> int:
+        """Return how many times this has been called with `name`, this call included.
+
+        Nothing is exchanged: what all processes make in the same order gets the same number in
+        each of them.
+        """
+        with self._lock:
+            number = self._counts[name] = self._counts.get(name, 0) + 1
+        return number
+
     def _wait_for(
         self, key: str, end: float, limit: float, purpose: str, is_stopped: Callable[[], bool]
     ) -> str:

@@ -10,7 +10,7 @@ import pytest
 import jaxdist
 from jaxdist import MirroredStrategy, PerReplica, Strategy
 from jaxdist.errors import ArgumentError, ShapeError
-from tests.strategies.oracle import is_plain, per_replica, refused
+from tests.strategies.oracle import is_plain, of_this_process, per_replica, refused
 
 pytestmark = pytest.mark.both_executors
 
@@ -74,7 +74,8 @@ def test_every_replica_has_the_whole(strategy: Strategy) -> None:
 
     count = strategy.num_replicas_in_sync
     got = strategy.experimental_local_results(strategy.run(step))
-    assert [int(v) for v in got] == [count * (count - 1) * 5 + r for r in range(count)]
+    every = [count * (count - 1) * 5 + r for r in range(count)]
+    assert [int(v) for v in got] == of_this_process(strategy, every)
 
 
 def test_options_and_their_older_name_change_nothing(two: Strategy) -> None:

@@ -1,7 +1,7 @@
 """Reading results apart from the code under test, and making values of replicas."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -28,6 +28,12 @@ def split(strategy: Strategy, value: Any) -> jax.Array:
     return jax.device_put(value, strategy.per_replica_sharding)
 
 
+def of_this_process(strategy: Strategy, listed: Sequence[Any]) -> list[Any]:
+    """The entries of the replicas of this process, of a list with one for each replica."""
+    assert len(listed) == strategy.num_replicas_in_sync
+    return [listed[replica] for replica in strategy.layout.local_replicas]
+
+
 def each(strategy: Strategy, value: Any) -> list[Any]:
     """The value that each replica of this process has, read from the devices."""
     count = len(strategy.layout.local_replicas)
@@ -47,9 +53,7 @@ def each(strategy: Strategy, value: Any) -> list[Any]:
 def assert_each(strategy: Strategy, value: Any, expected: list[Any], rtol: float = 1e-6) -> None:
     """Every replica has what the list says, with the right shape."""
     found = each(strategy, value)
-    assert len(expected) == strategy.num_replicas_in_sync
-    expected = [expected[replica] for replica in strategy.layout.local_replicas]
-    for have, want in zip(found, expected, strict=True):
+    for have, want in zip(found, of_this_process(strategy, expected), strict=True):
         np.testing.assert_allclose(have, want, rtol=rtol)
         assert np.shape(have) == np.shape(want)
 
@@ -61,7 +65,7 @@ def is_plain(value: Any) -> bool:
 
 def is_free(value: jax.Array) -> bool:
     """Whether an array follows the others that it is combined with, being tied to no device."""
-    elsewhere = jax.devices()[7]
+    elsewhere = jax.local_devices()[-1]
     there = value.reshape(-1)[:1] + jax.device_put(np.ones(1, value.dtype), elsewhere)
     return bool(there.devices() == {elsewhere})
 

@@ -11,7 +11,7 @@ import pytest
 
 import jaxdist
 from jaxdist import MirroredStrategy, PerReplica, Strategy
-from tests.strategies.oracle import each
+from tests.strategies.oracle import assert_each, each
 
 pytestmark = pytest.mark.both_executors
 
@@ -34,7 +34,7 @@ ROWS_KINDS: dict[str, tuple[Callable[[Strategy], Any], bool]] = {
     "replicated": (lambda s: jax.device_put(ROWS, s.replicated_sharding), False),
     "per_replica": (lambda s: jax.device_put(ROWS, s.per_replica_sharding), True),
     "numpy": (lambda s: ROWS, False),
-    "on_one_device": (lambda s: jax.device_put(ROWS, jax.devices()[1]), False),
+    "on_one_device": (lambda s: jax.device_put(ROWS, jax.local_devices()[-1]), False),
     "uncommitted": (lambda s: jnp.asarray(ROWS), False),
     "wrapped": (lambda s: PerReplica(np.split(ROWS, COUNT)), True),
     "wrapped_on_devices": (
@@ -88,7 +88,7 @@ SCALARS: dict[str, tuple[Callable[[Strategy], Any], list[float], str, str]] = {
         "float32",
     ),
     "on_one_device": (
-        lambda s: jax.device_put(np.float32(3), jax.devices()[1]),
+        lambda s: jax.device_put(np.float32(3), jax.local_devices()[-1]),
         [4.0, 8.0],
         "float32",
         "float32",
@@ -151,7 +151,7 @@ def test_kinds_keep_their_meaning_on_every_strategy(strategy: Strategy) -> None:
     rows = np.arange(2.0 * count, dtype=np.float32)
     split = jax.device_put(rows, strategy.per_replica_sharding)
     whole = jax.device_put(rows, strategy.replicated_sharding)
-    on_one = jax.device_put(rows, jax.devices()[2])
+    on_one = jax.device_put(rows, jax.local_devices()[-1])
     parts = [float(p.sum()) for p in np.split(rows, count)]
     alike = [float(rows.sum())] * count
 
@@ -160,6 +160,6 @@ def test_kinds_keep_their_meaning_on_every_strategy(strategy: Strategy) -> None:
 
     for _ in range(2):
         for given, want in ((split, parts), (whole, alike), (rows, alike), (on_one, alike)):
-            np.testing.assert_allclose(each(strategy, strategy.run(step, (given,))), want)
+            assert_each(strategy, strategy.run(step, (given,)), want)
     wrapped = PerReplica.of_global(split)
-    np.testing.assert_allclose(each(strategy, strategy.run(step, (wrapped,))), parts)
+    assert_each(strategy, strategy.run(step, (wrapped,)), parts)

@@ -79,7 +79,7 @@ def test_every_replica_gets_the_whole_of_a_value_that_is_not_distributed(
 ) -> None:
     count = strategy.num_replicas_in_sync
     rows = np.arange(16, dtype=np.float32).reshape(8, 2)
-    on_another_device = jax.device_put(rows, jax.devices()[5])
+    on_another_device = jax.device_put(rows, jax.local_devices()[-1])
     for given in (rows, jnp.asarray(rows), on_another_device):
         got = strategy.run(_sum_of_rows, (given,))
         assert_each(strategy, got, [rows.sum(0)] * count)

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxdist import MirroredStrategy, PerReplica, Strategy
 from jaxdist._values import Kind, place_per_replica, placement_of
 from jaxdist.errors import ReplicaValueError, ShapeError
-from tests.strategies.oracle import placed, refused, split
+from tests.strategies.oracle import of_this_process, placed, refused, split
 
 
 def _mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
@@ -45,8 +45,9 @@ def test_everything_that_is_not_over_the_mesh_is_mirrored(strategy: Strategy, va
 
 
 def test_an_array_on_one_device_or_over_another_mesh_is_mirrored(strategy: Strategy) -> None:
-    on_one = jax.device_put(np.ones(8), jax.devices()[6])
-    other = MirroredStrategy(["cpu:6", "cpu:7"])
+    here = jax.local_devices()
+    on_one = jax.device_put(np.ones(8), here[-1])
+    other = MirroredStrategy(here[-2:])
     for value in (on_one, jnp.ones(8), placed(other, np.ones(8)), split(other, np.ones(8))):
         assert placement_of(value, strategy.layout).kind is Kind.MIRRORED
 
@@ -121,7 +122,8 @@ def test_values_are_put_on_the_devices_of_their_replicas(strategy: Strategy) -> 
     on = place_per_replica("x", value, strategy.layout)
     assert on.is_global
     assert on.array.sharding == strategy.per_replica_sharding
-    assert [v.tolist() for v in on.values] == [[r, r] for r in range(count)]
+    listed = of_this_process(strategy, [[r, r] for r in range(count)])
+    assert [v.tolist() for v in on.values] == listed
 
 
 def test_a_value_that_is_in_place_is_not_touched(strategy: Strategy) -> None:

@@ -53,7 +53,7 @@ def test_a_variable_lies_on_every_device_of_its_strategy(strategy: jaxdist.Strat
     assert v.value().is_fully_replicated
     if strategy.num_replicas_in_sync > 1:
         assert v.value().sharding.device_set == set(strategy.mesh.devices.ravel())
-    assert len(v.values) == strategy.num_replicas_in_sync
+    assert len(v.values) == len(strategy.layout.local_replicas)
     for replica in v.values:
         np.testing.assert_array_equal(replica, np.arange(6.0).reshape(2, 3))
 

@@ -27,6 +27,7 @@ from jaxdist._collectives.across.plain import (
 from jaxdist._collectives.across.together import check_together
 from jaxdist._collectives.in_replica import gather_dim
 from jaxdist._collectives.options.dtypes import check_supported
+from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import (
     PerReplica,
     Sharded,
@@ -44,7 +45,7 @@ def plan_rows(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     struct = jax.ShapeDtypeStruct(local, array.dtype)
     dim = gather_dim(request.caller, name, struct, request.axis)
     if isinstance(array, jax.core.Tracer):
-        return lambda array: _concatenate_parts(array, dim, layout.num_replicas)
+        return lambda array: _join_traced(array, dim, layout)
     if isinstance(array, jax.Array) and not is_addressable(array):
         # Several processes: no process has all rows, so a program moves them.
         moved = jax.jit(_concatenate_parts, static_argnums=(1, 2), out_shardings=layout.replicated)
@@ -56,6 +57,15 @@ def plan_rows(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     return lambda array: put_on_default_device(
         np.concatenate(np.split(fetch(array), layout.num_replicas), axis=dim), like=array
     )
+
+
+def _join_traced(array: jax.Array, dim: int, layout: ReplicaMesh) -> jax.Array:
+    """Concatenate the replicas' parts of a traced array, in a function that the user compiles."""
+    whole = _concatenate_parts(array, dim, layout.num_replicas)
+    if layout.is_shared:
+        # Without it XLA may leave the rows of other processes there.
+        whole = jax.lax.with_sharding_constraint(whole, layout.replicated)
+    return whole
 
 
 def _concatenate_parts(array: jax.Array, dim: int, num_replicas: int) -> jax.Array:

@@ -11,7 +11,7 @@ from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
-from jaxdist._values import Handle, PerReplica, Variable, copy_if_writable
+from jaxdist._values import Handle, PerReplica, Variable, copy_if_writable, put
 from jaxdist.errors import ArgumentError, DeviceError
 
 
@@ -28,7 +28,8 @@ def find_target(caller: str, destinations: Any, layout: ReplicaMesh | None) -> A
         DeviceError: A device does not exist.
     """
     if isinstance(destinations, (str, jax.Device)) and destinations != "":
-        return runtime.device_from_name(destinations, f"{caller}(destinations=...)")
+        device = runtime.device_from_name(destinations, f"{caller}(destinations=...)")
+        return _check_is_here(caller, device)
     if isinstance(destinations, (PerReplica, Variable, jax.Array)):
         return _find_target_of_value(destinations, layout)
     if isinstance(destinations, (list, tuple)) and destinations:
@@ -36,11 +37,26 @@ def find_target(caller: str, destinations: Any, layout: ReplicaMesh | None) -> A
         if layout is not None and set(devices) == layout.device_set:
             # The sharding of the values' own mesh, so that the result needs no further copy.
             return layout.replicated
-        return devices[0] if len(devices) == 1 else meshes.build(devices).replicated
+        if len(devices) == 1:
+            return _check_is_here(caller, devices[0])
+        return meshes.build(devices).replicated
     raise ArgumentError(
         f"{caller} was given destinations={show(destinations)}.\n\n"
         "destinations is a device or its name, a list of them, or a distributed value.\n\n"
         f"Pass for instance destinations='{jax.default_backend()}:0'."
+    )
+
+
+def _check_is_here(caller: str, device: jax.Device) -> jax.Device:
+    """Return a single device; raise if it is one of another process, which alone can use it."""
+    if device.process_index == jax.process_index():
+        return device
+    raise DeviceError(
+        f"{caller} was given destinations={runtime.device_name(device)!r}, a device of process "
+        f"{device.process_index}, in process {jax.process_index()}.\n\n"
+        "Each process gets the result on a device of its own, or on all devices of the strategy."
+        f"\n\nPass one of {runtime.list_device_names()}, which names a device of each process, or "
+        "a list of all devices of the strategy."
     )
 
 
@@ -76,15 +92,15 @@ def target_in_strategy(caller: str, destinations: Any, layout: ReplicaMesh) -> A
 def put_on_target(value: PyTree, target: Any) -> PyTree:
     """Return a pytree of arrays on a target; tracers are returned unchanged."""
 
-    def put(leaf: Any) -> Any:
+    def put_leaf(leaf: Any) -> Any:
         # See Note [Who owns host memory].
         return (
             leaf
             if isinstance(leaf, jax.core.Tracer)
-            else jax.device_put(copy_if_writable(leaf), target)
+            else put(copy_if_writable(leaf), target)
         )
 
-    return jax.tree.map(put, value)
+    return jax.tree.map(put_leaf, value)
 
 
 def list_devices(destinations: Any) -> Sequence[jax.Device]:

@@ -6,6 +6,8 @@ compute with different values, and the proof of equal results is wrong without a
 first call of each program compares all plain arguments, and state that each process has made for
 itself becomes that of process 0. Later calls compare those whose number is a power of two or a
 multiple of 64: each process keeps digests of these calls, and once a second they are compared.
+Strategies count their calls separately, so each has keys of its own; a number that all processes
+give it when it first compares tells them apart.
 """
 
 import json
@@ -18,7 +20,7 @@ import jax
 from jax.tree_util import keystr
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._processes import get_store, tell_blame
+from jaxdist._processes import get_agreement, get_store, tell_blame
 from jaxdist._program.run.call import Call
 from jaxdist._values import MOST_BYTES, PerReplica, digest, is_of_this_process, make_equal
 from jaxdist.errors import ProgramMismatchError
@@ -63,6 +65,7 @@ class LaterCalls:
         self._order = 0
         self._kept: dict[str, dict[str, str]] = {}
         self._next_look = 0.0
+        self._folder = ""
 
     def add(self, name: str, args: Any, kwargs: Any, layout: ReplicaMesh) -> None:
         """Note a call, and compare the last ones if it is time.
@@ -70,6 +73,10 @@ class LaterCalls:
         Raises:
             ProgramMismatchError: An argument of an earlier call differed.
         """
+        if not self._folder:
+            agreement = get_agreement()
+            which = 0 if agreement is None else agreement.count("strategies")
+            self._folder = f"jaxdist/arguments/{which}/"
         self._count += 1
         number = self._count
         self.note(name)
@@ -94,8 +101,8 @@ class LaterCalls:
         if store is None:
             return
         me = layout.process.index
-        store.set(f"jaxdist/arguments/{me}", json.dumps(self._kept), overwrite=True)
-        said = store.list("jaxdist/arguments/")
+        store.set(f"{self._folder}{me}", json.dumps(self._kept), overwrite=True)
+        said = store.list(self._folder)
         for key, text in said.items():
             other = int(key.rpartition("/")[2])
             if other != me:

@@ -228,10 +228,15 @@ class Step:
             NotFiniteError: Always. It shows the line if that is found.
         """
         # Not for virtual replicas: op by op, numbers are rounded in other ways than compiled.
-        call = None if self._layout.num_virtual is not None else self._read(args, kwargs)
+        why = ""
+        if self._layout.num_virtual is not None:
+            why = "With deterministic=True"
+        elif self._layout.is_shared:
+            why = "With several processes"
+        call = None if why else self._read(args, kwargs)
         if call is not None and not call.is_traced and not _compat.has_deleted(call.leaves):
             self._run_op_by_op(call, args)
-        raise NotFiniteError(_number_not_found_message(self.name, error, call is None)) from error
+        raise NotFiniteError(_number_not_found_message(self.name, error, why)) from error
 
     def _op_by_op(self, call: Call, args: tuple[Any, ...]) -> Any:
         outcome = self._run_op_by_op(call, args)
@@ -357,11 +362,11 @@ class Step:
         return _compat.make_dispatcher(self.name, miss, copies=self.keep_copies)
 
 
-def _number_not_found_message(name: str, error: Exception, is_virtual: bool) -> str:
+def _number_not_found_message(name: str, error: Exception, without: str) -> str:
     kind = getattr(error, "ty", "nan")
     why = (
-        "With deterministic=True a step cannot be run op by op, where the line would be found."
-        if is_virtual
+        f"{without} a step cannot be run op by op, where the line would be found."
+        if without
         else "Run again op by op, no operation made one. XLA may have made it, where it combined "
         "operations, or the step returns one that it was given."
     )

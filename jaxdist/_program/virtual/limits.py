@@ -11,11 +11,20 @@ from jaxdist.errors import ContextError, UnsupportedError
 
 
 def check_compiled(layout: ReplicaMesh) -> None:
-    """Refuse to run virtual replicas op by op.
+    """Refuse to run virtual replicas, and replicas of several processes, op by op.
 
     Raises:
-        ContextError: The replicas of this strategy are virtual.
+        ContextError: The replicas of this strategy are such.
     """
+    if layout.is_shared:
+        raise ContextError(
+            f"strategy.run was called op by op (jaxdist.config.run_eagerly or jax.disable_jit), and "
+            f"this process has {len(layout.local_replicas)} of the {layout.num_replicas} replicas "
+            "of the strategy.\n\n"
+            "Op by op, one process runs all replicas in turn, and shows the values of each.\n\n"
+            "Look into the step in one process: jaxdist.testing.virtual_devices("
+            f"{layout.num_replicas}) and MirroredStrategy(), or here with jax.debug.print."
+        )
     if layout.num_virtual is None:
         return
     raise ContextError(

@@ -9,8 +9,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _collectives, _compat, data
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._replica import current_frame
 from jaxdist._typing import PyTree
 from jaxdist._values import (
+    Handle,
     Kind,
     PerReplica,
     Sharded,
@@ -29,8 +31,11 @@ from jaxdist.errors import ReplicaValueError
 
 
 def list_results(value: PyTree, layout: ReplicaMesh) -> tuple[Any, ...]:
-    """Return one entry for each replica of this process."""
-    count = len(layout.local_replicas)
+    """Return one entry for each replica of this process; in a merge function for all replicas."""
+    frame = current_frame()
+    # See Note [Merge functions]: the program is the same in all processes.
+    takes_all = layout.is_shared and frame is not None and frame.in_merge
+    count = layout.num_replicas if takes_all else len(layout.local_replicas)
     leaves, treedef = jax.tree.flatten(value, is_leaf=_is_per_replica)
     if any(map(is_container, leaves)):
         # JAX treats a container of an unregistered type as a leaf, so it is opened here, and each
@@ -42,7 +47,8 @@ def list_results(value: PyTree, layout: ReplicaMesh) -> tuple[Any, ...]:
         return (value.whole(),)
     if (is_leaf and not _is_distributed(value, layout)) or value is None:
         return (value,)
-    columns = [_get_values(leaf, layout, count) for leaf in leaves]
+    get_values = _get_values_of_all if takes_all else _get_values
+    columns = [get_values(leaf, layout, count) for leaf in leaves]
     return tuple(jax.tree.unflatten(treedef, [c[i] for c in columns]) for i in range(count))
 
 
@@ -78,6 +84,25 @@ def _get_values(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
             return tuple(_get_copy(leaf, layout, r) for r in layout.local_replicas)
     values: tuple[Any, ...] = take_own(leaf, layout).values
     _collectives.check_count("experimental_local_results", "value", values, layout)
+    return values
+
+
+def _get_values_of_all(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
+    """Return the values of the replicas of all processes, in a merge function."""
+    if isinstance(leaf, Handle):
+        return leaf.values
+    is_split = isinstance(leaf, jax.Array) and placement_of(leaf, layout).kind is Kind.PER_REPLICA
+    if not isinstance(leaf, PerReplica) and not is_split:
+        return (leaf.whole() if isinstance(leaf, Sharded) else leaf,) * count
+    values = () if is_split or leaf.is_global else leaf.values
+    if len(values) != count:
+        held = f"{len(values)} values" if values else "values on the devices of other processes"
+        raise ReplicaValueError(
+            f"experimental_local_results was given a value in a merge function that has {held}, "
+            f"and the strategy has {count} replicas.\n\n"
+            "A merge function is traced once for all replicas, and lists the values of all.\n\n"
+            "Pass the value as an argument of the step and of merge_call."
+        )
     return values
 
 

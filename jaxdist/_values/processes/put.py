@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 
 def put(array: Any, sharding: Any) -> jax.Array:
@@ -25,6 +25,8 @@ def put(array: Any, sharding: Any) -> jax.Array:
         sharding: A sharding, or a device of this process.
     """
     is_local = not isinstance(sharding, Sharding) or sharding.is_fully_addressable
+    if is_local and isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
+        array = _take_here(array)
     if is_local or isinstance(array, jax.core.Tracer):
         copy: jax.Array = jax.device_put(array, sharding)
         return copy
@@ -42,6 +44,15 @@ def put(array: Any, sharding: Any) -> jax.Array:
         for device, index in sharding.addressable_devices_indices_map(array.shape).items()
     ]
     return jax.make_array_from_single_device_arrays(array.shape, sharding, parts, dtype=array.dtype)
+
+
+def _take_here(array: jax.Array) -> jax.Array:
+    """Return an array as one of this process alone."""
+    if array.is_fully_addressable:
+        return array
+    if not array.is_fully_replicated and isinstance(array.sharding, NamedSharding):
+        array = _find_move(NamedSharding(array.sharding.mesh, PartitionSpec()))(array)
+    return array.addressable_data(0) if array.is_fully_replicated else array
 
 
 def _fetch(array: jax.Array) -> Any:

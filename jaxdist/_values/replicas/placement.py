@@ -282,14 +282,18 @@ def _place_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> P
             "replicas in this process.\n\nA PerReplica has one value for each replica.\n\n"
             f"Pass a PerReplica of {expected} value(s)."
         )
-    arrays = [copy_if_writable(_as_array(name, i, v)) for i, v in enumerate(values)]
+    numbered = list(zip(layout.local_replicas, values, strict=True))
+    arrays = [copy_if_writable(_as_array(name, r, v)) for r, v in numbered]
     # Uneven values do not get here from `run` (they have their own path); here one array is needed.
     shapes = {(tuple(a.shape), str(a.dtype)) for a in arrays}
     if layout.is_shared and not any(map(_is_tracer, arrays)):
         agreed = find_shapes(name, value, layout)
         shapes |= {(shape, str(arrays[0].dtype)) for shape in agreed or ()}
     if len(shapes) > 1:
-        found = ", ".join(f"replica {i}: {a.dtype}{list(a.shape)}" for i, a in enumerate(arrays))
+        found = ", ".join(
+            f"replica {r}: {a.dtype}{list(a.shape)}"
+            for r, a in zip(layout.local_replicas, arrays, strict=True)
+        )
         largest = max((a.shape[0] if a.ndim else 0) for a in arrays)
         remedy = (
             f"Pad dim 0 to {largest} rows on every replica and carry a mask, or drop the rows "

@@ -71,7 +71,8 @@ def take_own(value: PerReplica, layout: ReplicaMesh) -> PerReplica:
         return value
     described = [_describe(x) for x in values]
     own = PerReplica([values[r] for r in layout.local_replicas])
-    if None not in described:
+    # Otherwise they are compared, and the error names a process that has other values.
+    if None not in described and len({*map(_get_kind, described)}) == 1:
         mark_with_shapes(own, tuple(shape for shape, _ in filter(None, described)))
     return own
 

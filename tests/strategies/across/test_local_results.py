@@ -10,7 +10,7 @@ import pytest
 import jaxdist
 from jaxdist import MirroredStrategy, OneDeviceStrategy, PerReplica, Strategy
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError
-from tests.strategies.oracle import per_replica, placed, refused, split
+from tests.strategies.oracle import of_this_process, per_replica, placed, refused, split
 
 
 @pytest.fixture
@@ -28,9 +28,10 @@ def _id() -> jax.Array:
 def test_a_per_replica_value_has_one_entry_for_each_replica(strategy: Strategy) -> None:
     count = strategy.num_replicas_in_sync
     held = per_replica(strategy, lambda r: r + 1)
-    assert strategy.experimental_local_results(held) == tuple(range(1, count + 1))
+    listed = of_this_process(strategy, range(1, count + 1))
+    assert strategy.experimental_local_results(held) == tuple(listed)
     ids = strategy.experimental_local_results(strategy.run(_id))
-    assert [int(i) for i in ids] == list(range(count))
+    assert [int(i) for i in ids] == of_this_process(strategy, range(count))
 
 
 @pytest.mark.parametrize("value", [3, 2.5, "text", None, np.ones(2)], ids=repr)
@@ -51,7 +52,7 @@ def test_an_array_that_is_not_distributed_has_one_entry(strategy: Strategy) -> N
 def test_a_mirrored_array_has_an_entry_on_the_device_of_each_replica(strategy: Strategy) -> None:
     value = placed(strategy, np.array([1.0, 2.0], np.float32))
     got = strategy.experimental_local_results(value)
-    assert len(got) == strategy.num_replicas_in_sync
+    assert len(got) == len(strategy.layout.local_replicas)
     devices = [v.devices() for v in got]
     assert len(set(map(frozenset, devices))) == len(got)
     for v in got:
@@ -102,7 +103,7 @@ def test_a_value_of_another_strategy_is_refused(two: Strategy) -> None:
 def test_empty_parts_have_an_entry_for_each_replica(strategy: Strategy) -> None:
     value = strategy.run(lambda x: x, (per_replica(strategy, lambda r: np.ones((0, 3))),))
     got = strategy.experimental_local_results(value)
-    assert [v.shape for v in got] == [(0, 3)] * strategy.num_replicas_in_sync
+    assert [v.shape for v in got] == [(0, 3)] * len(strategy.layout.local_replicas)
 
 
 # experimental_distribute_values_from_function
@@ -117,9 +118,9 @@ def test_value_fn_is_called_once_for_each_replica_in_order(strategy: Strategy) -
 
     value = strategy.experimental_distribute_values_from_function(value_fn)
     count = strategy.num_replicas_in_sync
-    assert seen == [(r, count) for r in range(count)]
+    assert seen == of_this_process(strategy, [(r, count) for r in range(count)])
     if isinstance(value, PerReplica):
-        assert value.values == tuple(range(count))
+        assert value.values == tuple(of_this_process(strategy, range(count)))
     else:
         assert value == 0
 

@@ -34,7 +34,10 @@ def test_devices_are_named_in_full_and_replica_by_replica(strategy: Strategy) ->
     assert isinstance(names, tuple)
     assert names == strategy.extended.parameter_devices
     grid = strategy.layout.device_grid.ravel()
-    assert names == tuple(f"/job:localhost/replica:0/task:0/device:CPU:{d.id}" for d in grid)
+    numbers = [(d.process_index, jax.local_devices(d.process_index).index(d)) for d in grid]
+    assert names == tuple(
+        f"/job:localhost/replica:0/task:{task}/device:CPU:{index}" for task, index in numbers
+    )
 
 
 def test_every_device_of_a_strategy_makes_the_same_strategy_again() -> None:
@@ -92,9 +95,15 @@ def test_broadcast_to_mirrors_over_the_devices_of_the_destination(strategy: Stra
     target = per_replica(strategy, lambda r: 0)
     got = strategy.extended.broadcast_to({"x": np.ones(2, np.float32)}, target)["x"]
     assert_each(strategy, got, [np.ones(2)] * strategy.num_replicas_in_sync)
-    assert len(strategy.experimental_local_results(got)) == strategy.num_replicas_in_sync
-    on_one = strategy.extended.broadcast_to(np.ones(2), "cpu:6")
-    assert on_one.devices() == {jax.devices()[6]}
+    local = strategy.experimental_local_results(got)
+    assert len(local) == len(strategy.layout.local_replicas)
+    last = jax.local_devices()[-1]
+    on_one = strategy.extended.broadcast_to(np.ones(2), f"cpu:{len(jax.local_devices()) - 1}")
+    assert on_one.devices() == {last}
+    # An array that is everywhere already.
+    everywhere = strategy.extended.broadcast_to(got, last)
+    assert everywhere.devices() == {last}
+    assert everywhere.tolist() == [1, 1]
 
 
 def test_call_for_each_replica_is_run(strategy: Strategy) -> None:

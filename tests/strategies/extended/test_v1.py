@@ -21,6 +21,7 @@ from jaxdist.errors import (
     OutOfRangeError,
     ShapeError,
 )
+from tests.strategies.oracle import of_this_process
 from tests.strategies_under_test import Row
 
 
@@ -42,23 +43,23 @@ def _summed(x: Any) -> Any:
 def test_datasets_from_a_function_have_an_older_name_that_warns(
     strategy: jaxdist.Strategy,
 ) -> None:
-    count = strategy.num_replicas_in_sync
+    own = strategy.layout.local_replicas
     with pytest.warns(DeprecationWarning, match="use distribute_datasets_from_function"):
         data = strategy.experimental_distribute_datasets_from_function(
-            lambda context: [np.full(1, i) for i in range(count)]
+            lambda context: [np.full(1, i) for i in own]
         )
-    assert _first_rows(strategy, next(iter(data))) == [[i] for i in range(count)]
+    assert _first_rows(strategy, next(iter(data))) == [[i] for i in own]
 
 
 def test_a_dataset_and_a_function_give_an_iterator_at_once(strategy: jaxdist.Strategy) -> None:
-    count = strategy.num_replicas_in_sync
+    own = strategy.layout.local_replicas
     for iterator in (
-        strategy.make_dataset_iterator([np.arange(count)]),
-        strategy.make_input_fn_iterator(lambda context: [np.full(1, i) for i in range(count)]),
+        strategy.make_dataset_iterator([np.arange(strategy.num_replicas_in_sync)]),
+        strategy.make_input_fn_iterator(lambda context: [np.full(1, i) for i in own]),
     ):
         assert type(iterator) is DistributedIterator
         assert iterator.initialize() == []
-        assert _first_rows(strategy, iterator.get_next()) == [[i] for i in range(count)]
+        assert _first_rows(strategy, iterator.get_next()) == [[i] for i in own]
         with pytest.raises(OutOfRangeError):
             iterator.get_next()
 
@@ -106,7 +107,8 @@ def test_arrays_become_examples_and_examples_batches(strategy: jaxdist.Strategy)
         data = strategy.experimental_distribute_dataset(examples.batch(2 * count))
         assert len(data) == 2
         batch = next(iter(data))
-        assert _first_rows(strategy, batch["x"])[0] == x[:2].tolist()
+        first = strategy.layout.local_replicas[0]
+        assert _first_rows(strategy, batch["x"])[0] == x[2 * first : 2 * first + 2].tolist()
 
 
 def test_single_examples_are_not_split() -> None:
@@ -139,9 +141,10 @@ def test_unwrap_and_group_give_what_the_replicas_of_this_process_have(strategy_r
     value = strategy.experimental_distribute_values_from_function(
         lambda context: np.float32(context.replica_id_in_sync_group)
     )
-    assert [float(v) for v in strategy.unwrap(value)] == list(range(count))
+    listed = of_this_process(strategy, range(count))
+    assert [float(v) for v in strategy.unwrap(value)] == listed
     grouped = strategy.group(value)
-    assert [float(v) for v in (grouped if count > 1 else [grouped])] == list(range(count))
+    assert [float(v) for v in (grouped if len(listed) > 1 else [grouped])] == listed
     jax.block_until_ready(grouped)
     assert strategy.group(3) == 3
 
@@ -150,7 +153,8 @@ def test_experimental_run_takes_the_next_batch_of_an_iterator(strategy: jaxdist.
     count = strategy.num_replicas_in_sync
     iterator = strategy.make_dataset_iterator([np.arange(2.0 * count)])
     total = strategy.experimental_run(lambda x: x.sum(), iterator)
-    assert sum(map(float, strategy.unwrap(total))) == np.arange(2 * count).sum()
+    own = [4 * r + 1 for r in range(count)]
+    assert list(map(float, strategy.unwrap(total))) == of_this_process(strategy, own)
     with pytest.raises(OutOfRangeError):
         strategy.experimental_run(lambda x: x.sum(), iterator)
     assert int(strategy.experimental_run(lambda: jnp.int32(7))) == 7
@@ -169,10 +173,11 @@ def test_state_of_no_variable_is_updated_once_on_each_replica(strategy_row: Row)
     )
     devices = extended.non_slot_devices([])
     result = extended.update_non_slot(devices, lambda x, y: x + y, (values,), {"y": 10.0})
-    assert [float(v) for v in strategy.unwrap(result)] == [10.0 + i for i in range(count)]
+    listed = of_this_process(strategy, range(count))
+    assert [float(v) for v in strategy.unwrap(result)] == [10.0 + i for i in listed]
     apart = extended.update_non_slot(devices, lambda x: 2 * x, (values,), group=False)
     assert isinstance(apart, tuple)
-    assert [float(v) for v in apart] == [2.0 * i for i in range(count)]
+    assert [float(v) for v in apart] == [2.0 * i for i in listed]
 
 
 def test_state_of_no_variable_is_updated_in_a_merge_function() -> None:
@@ -220,7 +225,8 @@ def test_several_steps_on_an_iterator_give_outputs_of_the_last_one(
     )
     assert seen == [0.0, count, 2.0 * count]
     assert float(context.last_step_outputs["total"]) == 2 * count
-    assert [float(v) for v in strategy.unwrap(context.last_step_outputs["each"])] == [2.0] * count
+    each = strategy.unwrap(context.last_step_outputs["each"])
+    assert [float(v) for v in each] == [2.0] * len(strategy.layout.local_replicas)
     assert context.last_step_outputs["before"] == 5
     assert context.non_tensor_outputs == {"count": 3}
     assert context.run_op is None
@@ -262,15 +268,16 @@ def test_wrong_arguments_for_several_steps_are_named_before_a_batch_is_taken(
 
 
 def test_what_a_strategy_says_of_its_hosts_and_its_process(strategy_row: Row) -> None:
-    extended = strategy_row.make().extended
+    strategy = strategy_row.make()
+    extended, is_first = strategy.extended, jax.process_index() == 0
     is_tpu = strategy_row.name.startswith("tpu")
     assert extended.experimental_require_static_shapes is is_tpu
-    assert extended.should_checkpoint
-    assert extended.should_save_summary
+    assert extended.should_checkpoint is is_first
+    assert extended.should_save_summary is is_first
     assert extended.experimental_should_init
     assert not extended.experimental_between_graph
-    assert extended.num_hosts == 1
-    assert extended.num_replicas_per_host == strategy_row.num_replicas
+    assert extended.num_hosts == jax.process_count()
+    assert extended.num_replicas_per_host == len(strategy.layout.local_replicas)
 
 
 def test_hosts_are_counted_by_the_device_assignment() -> None:

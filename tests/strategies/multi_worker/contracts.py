@@ -1,7 +1,15 @@
-"""The contract tests of strategies, run by every process of a job."""
+"""The contract tests of strategies, run by all processes of a job together.
 
+Each process runs the same tests in the same order, and the processes meet after each test. Only
+tests that take the fixture `strategy` or `strategy_row` are run: they hold for every strategy.
+The others make strategies of one process. Rows that run op by op are left out, since one process
+runs all replicas then; `test_calls.py` has the error for that.
+"""
+
+import json
 import os
 import pathlib
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,36 +20,52 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 
 class _Recorder:
-    """Remembers how each test has ended, and lets the processes meet between tests."""
+    """Chooses the tests, remembers how each has ended, and lets the processes meet between them."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, str] = {}
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if _takes_strategy(item)]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self.outcomes[report.nodeid] = str(report.longrepr)
-        elif report.when == "call" or report.skipped:
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            before = self.outcomes.get(report.nodeid, "")
+            self.outcomes[report.nodeid] = f"{before}\n{report.longrepr}".strip()
+        elif report.skipped:
+            self.outcomes[report.nodeid] = f"skipped: {report.longrepr}"
+        else:
             self.outcomes.setdefault(report.nodeid, "")
 
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
         agreement = get_agreement()
-        if agreement is not None:
-            said = agreement.gather("test", item.nodeid, 60, purpose="the end of a test")
-            assert len({*said}) == 1, said
+        assert agreement is not None
+        # A test that fails in one process only leaves the counts of exchanges different, so that
+        # all later tests would fail as well.
+        counts = agreement._counts
+        own = json.dumps({"test": item.nodeid, "counts": counts})
+        texts = agreement.gather("test", own, 60, purpose="the end of a test")
+        said = [json.loads(text) for text in texts]
+        assert {one["test"] for one in said} == {item.nodeid}, said
+        for channel in {c for one in said for c in one["counts"]} - {"test"}:
+            counts[channel] = max(one["counts"].get(channel, 0) for one in said)
 
 
-def run_contracts() -> dict[str, str]:
-    """Run the tests of `CONTRACTS`; return the error of each, empty for those that pass."""
+def run_contracts(tests: Sequence[str]) -> dict[str, str]:
+    """Run the contract tests of these files; return what went wrong with each, "" if nothing."""
     jaxdist.MultiWorkerMirroredStrategy()
     recorder = _Recorder()
     os.chdir(ROOT)
-    arguments = [
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--timeout",
-        "60",
-        *os.environ.get("MORE", "").split(),
-    ]
-    pytest.main([*arguments, *os.environ["CONTRACTS"].split()], plugins=[recorder])
+    options = ["-q", "-p", "no:cacheprovider", "--timeout", "60"]
+    pytest.main([*options, *tests], plugins=[recorder])
     return recorder.outcomes
+
+
+def _takes_strategy(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and "strategy_row" in callspec.params
