@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._processes import HERE, get_agreement, report_deadline, tell_blame
+from jaxdist._processes import HERE, get_agreement, get_settings, report_deadline, tell_blame
 from jaxdist._values import PerReplica
 from jaxdist.errors import DeadlineExceededError, OtherProcessError, ProgramMismatchError
 
@@ -47,7 +47,8 @@ def check_same_call(
             "calls", json.dumps(own), seconds, purpose=f"the arguments of {caller}"
         )
     except DeadlineExceededError as error:
-        raise report_deadline(caller, seconds or 0.0, error) from None
+        limit = get_settings().collective_seconds if seconds is None else seconds
+        raise report_deadline(caller, limit, error) from None
     except OtherProcessError as error:
         tell_blame(error.processes)
         raise

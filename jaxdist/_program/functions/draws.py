@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import jax
 
 from jaxdist import _compat
+from jaxdist._processes import get_agreement
 from jaxdist._program.arguments.arguments import Flat, Static
 from jaxdist._values import BatchSource, PerReplica
 from jaxdist.errors import ContextError, InputContextError, OutOfRangeError
@@ -180,7 +181,10 @@ def _is_per_replica(x: Any) -> bool:
 
 
 def is_uneven(leaf: Any) -> bool:
-    """Whether the replicas' values have different shapes."""
+    """Whether the replicas' values have different shapes, or may have in other processes."""
     if not isinstance(leaf, PerReplica) or leaf.is_global:
         return False
+    # This process has only its own values, and a trace needs those of all.
+    if get_agreement() is not None:
+        return True
     return len({jax.numpy.shape(v) for v in leaf.values}) > 1

@@ -8,6 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from jaxdist import _compat
+
 
 def put(array: Any, sharding: Any) -> jax.Array:
     """Return a copy of an array with a sharding, of which other processes may have a part.
@@ -32,6 +34,10 @@ def put(array: Any, sharding: Any) -> jax.Array:
         return copy
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return array if array.sharding == sharding else _find_move(sharding)(array)
+    if _compat.is_inside_trace():
+        # A constant of the program, which is that of all processes.
+        constant: jax.Array = jax.device_put(array, sharding)
+        return constant
     if not hasattr(array, "dtype"):
         array = jax.numpy.asarray(array)
     if isinstance(array.dtype, np.dtype) and not isinstance(array, jax.Array):

@@ -275,14 +275,18 @@ def _is_tracer(value: Any) -> bool:
 
 def _place_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
     values = value.values
-    expected = len(layout.local_replicas)
+    # Processes trace one program, so a traced value lists the values of all replicas.
+    is_traced = layout.is_shared and any(map(_is_tracer, values))
+    numbers = range(layout.num_replicas) if is_traced else layout.local_replicas
+    expected = len(numbers)
     if len(values) != expected:
+        where = "in all processes, which trace one program" if is_traced else "in this process"
         raise ReplicaValueError(
             f"{name} is a PerReplica with {len(values)} values, and the strategy has {expected} "
-            "replicas in this process.\n\nA PerReplica has one value for each replica.\n\n"
+            f"replicas {where}.\n\nA PerReplica has one value for each replica.\n\n"
             f"Pass a PerReplica of {expected} value(s)."
         )
-    numbered = list(zip(layout.local_replicas, values, strict=True))
+    numbered = list(zip(numbers, values, strict=True))
     arrays = [copy_if_writable(_as_array(name, r, v)) for r, v in numbered]
     # Uneven values do not get here from `run` (they have their own path); here one array is needed.
     shapes = {(tuple(a.shape), str(a.dtype)) for a in arrays}
@@ -292,7 +296,7 @@ def _place_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> P
     if len(shapes) > 1:
         found = ", ".join(
             f"replica {r}: {a.dtype}{list(a.shape)}"
-            for r, a in zip(layout.local_replicas, arrays, strict=True)
+            for r, a in zip(numbers, arrays, strict=True)
         )
         largest = max((a.shape[0] if a.ndim else 0) for a in arrays)
         remedy = (

@@ -63,7 +63,8 @@ class VariablePlacement:
             return jnp.asarray(value)
         if self.layout.is_shared and is_of_this_process(value):
             # Every process has made its own value.
-            own = {"its value": jnp.asarray(value)}
+            with jax.ensure_compile_time_eval():
+                own = {"its value": jnp.asarray(value)}
             equal = make_equal("a Variable", own, self.layout)
             value = equal["its value"].addressable_data(0) if equal else value
         if not self.per_replica:

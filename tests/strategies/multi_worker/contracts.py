@@ -61,7 +61,9 @@ def run_contracts(tests: Sequence[str]) -> dict[str, str]:
     jaxdist.MultiWorkerMirroredStrategy()
     recorder = _Recorder()
     os.chdir(ROOT)
-    options = ["-q", "-p", "no:cacheprovider", "--timeout", "60"]
+    # The plugin that records raised errors is there before pytest is.
+    ignored = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    options = ["-q", "-p", "no:cacheprovider", "--timeout", "60", *ignored]
     pytest.main([*options, *tests], plugins=[recorder])
     return recorder.outcomes
 

@@ -66,7 +66,7 @@ def test_contracts_that_fail_are_named_with_the_errors_of_all_processes() -> Non
         _check_contracts([f"{STRATEGIES[3]}::{name}"], 2, 1, replicas=3)
     said = str(caught.value)
     assert said.startswith("2 failures\n")
-    assert said.count(name) == 2
+    assert said.count(f"::{name}[processes]\n") == 2
     assert "in process 0: E " in said
     assert "in process 1: E " in said
     assert said.count("assert 2 == 3") == 2
