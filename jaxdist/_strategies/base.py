@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self, final
 
 import jax
 
-from jaxdist import _collectives, _compat, _replica, data, explain
+from jaxdist import _collectives, _compat, _processes, _replica, data, explain
 from jaxdist._checks import DriftChecks, GradientReport, check_gradients
 from jaxdist._collectives import ReduceOp
 from jaxdist._hooks import COMPILE_FOR
@@ -94,6 +94,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         # None for a strategy of one process, which waits for nobody. Options of one call come on
         # top of those of the strategy.
         self._between = BetweenProcesses(layout) if layout.is_shared else None
+        if layout.is_shared:
+            _processes.watch()
         check_limit(type(self).__name__, self.communication.options.timeout_seconds)
 
     def _on(

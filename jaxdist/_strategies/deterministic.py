@@ -1,6 +1,7 @@
 """The option `deterministic` of strategies."""
 
 import dataclasses
+from typing import Any
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist.errors import ArgumentError, ArgumentTypeError
@@ -42,6 +43,20 @@ def add_virtual_replicas(
     if count % layout.num_replicas:
         raise ArgumentError(_explain_division(given, layout.num_replicas, count))
     return dataclasses.replace(layout, num_virtual=count)
+
+
+def check_no_ops_with_deterministic(caller: str, ops: Any, deterministic: Any) -> None:
+    """Raise for `cross_device_ops` together with virtual replicas.
+
+    Raises:
+        ArgumentError: Both were given.
+    """
+    if ops is not None and deterministic:
+        raise ArgumentError(
+            f"{caller} was given cross_device_ops={ops!r} and deterministic={deterministic!r}.\n\n"
+            "Virtual replicas are added up by one tree, whatever the devices.\n\n"
+            "Leave one of them out."
+        )
 
 
 def _is_power(count: int) -> bool:

@@ -10,7 +10,10 @@ from jaxdist import _mesh as meshes
 from jaxdist._collectives import read_communication
 from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
-from jaxdist._strategies.deterministic import add_virtual_replicas
+from jaxdist._strategies.deterministic import (
+    add_virtual_replicas,
+    check_no_ops_with_deterministic,
+)
 from jaxdist._strategies.over_processes.one_process import check_one_process
 from jaxdist.errors import ArgumentError
 
@@ -70,13 +73,7 @@ class MirroredStrategy(Strategy):
         communication = read_communication(
             "MirroredStrategy", cross_device_ops, options, experimental_hints
         )
-        if communication.ops is not None and deterministic:
-            raise ArgumentError(
-                f"MirroredStrategy was given cross_device_ops={cross_device_ops!r} and "
-                f"deterministic={deterministic!r}.\n\n"
-                "Virtual replicas are added up by one tree, whatever the devices.\n\n"
-                "Leave one of them out."
-            )
+        check_no_ops_with_deterministic("MirroredStrategy", cross_device_ops, deterministic)
         # The user's mesh is kept, with its axis names: the step may name them in `jax.lax.psum`.
         if mesh is not None:
             if devices is not None:

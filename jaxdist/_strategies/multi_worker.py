@@ -10,7 +10,10 @@ from jaxdist import _processes
 from jaxdist._collectives import read_communication
 from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
-from jaxdist._strategies.deterministic import add_virtual_replicas
+from jaxdist._strategies.deterministic import (
+    add_virtual_replicas,
+    check_no_ops_with_deterministic,
+)
 from jaxdist._strategies.over_processes.one_process import check_one_process, warn_if_alone
 from jaxdist._validate import show
 from jaxdist.cluster_resolver import (
@@ -43,12 +46,17 @@ class MultiWorkerMirroredStrategy(Strategy):
     Args:
         cluster_resolver: The cluster; None reads `TF_CONFIG`, or what `JAXDIST_CLUSTER` names.
         communication_options: Default `experimental.CommunicationOptions` of calls that pass none.
+        cross_device_ops: As for `MirroredStrategy`: the implementation of reductions, such as
+            `contrib.MultiWorkerAllReduce`; None is XLA. If it looks at devices itself, call
+            `config.experimental_connect_to_cluster(cluster_resolver)` before you make it.
         deterministic: As for `MirroredStrategy`: the same bits for any number of processes.
 
     Raises:
         ArgumentTypeError: `cluster_resolver` is no `ClusterResolver`.
         ClusterError: A cluster that is not valid, or processes that do not come in time.
         BackendStartedError: JAX has already used the devices of this process.
+        ArgumentError: `cross_device_ops` with `deterministic`, or virtual replicas that the devices
+            do not divide.
 
     Example:
         >>> strategy = MultiWorkerMirroredStrategy()  # without a cluster: this process alone
@@ -64,6 +72,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster_resolver: ClusterResolver | None = None,
         communication_options: Any = None,
         *,
+        cross_device_ops: Any = None,
         deterministic: bool | int = False,
     ) -> None:
         resolver = choose_resolver() if cluster_resolver is None else cluster_resolver
@@ -73,7 +82,8 @@ class MultiWorkerMirroredStrategy(Strategy):
                 "cluster_resolver is a jaxdist.cluster_resolver.ClusterResolver.\n\n"
                 "Set TF_CONFIG and leave it out, or pass for instance SlurmClusterResolver()."
             )
-        communication = read_communication(_CALLER, None, communication_options, None)
+        communication = read_communication(_CALLER, cross_device_ops, communication_options, None)
+        check_no_ops_with_deterministic(_CALLER, cross_device_ops, deterministic)
         has_joined = _join(resolver)
         if has_joined:
             layout = meshes.build(_list_devices_of_all())

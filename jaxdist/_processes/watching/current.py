@@ -1,5 +1,7 @@
 """The doctor of this process: `start_watching`, `stop_watching`, `get_doctor`."""
 
+import atexit
+
 from jaxdist._processes.agreement import find_ended_by
 from jaxdist._processes.joining import at_leaving
 from jaxdist._processes.process import Process
@@ -35,6 +37,8 @@ def start_watching(process: Process, store: Store, settings: Settings) -> None:
     doctor.start()
     find_ended_by(lambda: _list_ended(doctor))
     at_leaving(stop_watching)
+    # A process that joined by `jax.distributed.initialize` does not leave through jaxdist.
+    atexit.register(stop_watching)
 
 
 def stop_watching() -> None:

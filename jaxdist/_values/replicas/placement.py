@@ -295,8 +295,7 @@ def _place_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> P
         shapes |= {(shape, str(arrays[0].dtype)) for shape in agreed or ()}
     if len(shapes) > 1:
         found = ", ".join(
-            f"replica {r}: {a.dtype}{list(a.shape)}"
-            for r, a in zip(numbers, arrays, strict=True)
+            f"replica {r}: {a.dtype}{list(a.shape)}" for r, a in zip(numbers, arrays, strict=True)
         )
         largest = max((a.shape[0] if a.ndim else 0) for a in arrays)
         remedy = (
