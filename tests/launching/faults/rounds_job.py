@@ -23,8 +23,8 @@ def load() -> tuple[np.ndarray, np.ndarray]:
     """Return the images and their numbers."""
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    return (digits.data / 16).astype("float32"), digits.target.astype("int32")
+    x, y = load_digits(return_X_y=True)
+    return (x / 16).astype("float32"), y.astype("int32")
 
 
 def step(state: Any, batch: Any) -> tuple[Any, Any]:
