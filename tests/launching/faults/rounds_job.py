@@ -23,7 +23,9 @@ def load() -> tuple[np.ndarray, np.ndarray]:
     """Return the images and their numbers."""
     from sklearn.datasets import load_digits
 
-    x, y = load_digits(return_X_y=True)
+    # The types of scikit-learn are those of another call.
+    found: Any = load_digits(return_X_y=True)
+    x, y = found
     return (x / 16).astype("float32"), y.astype("int32")
 
 
