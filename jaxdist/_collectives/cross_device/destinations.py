@@ -94,11 +94,7 @@ def put_on_target(value: PyTree, target: Any) -> PyTree:
 
     def put_leaf(leaf: Any) -> Any:
         # See Note [Who owns host memory].
-        return (
-            leaf
-            if isinstance(leaf, jax.core.Tracer)
-            else put(copy_if_writable(leaf), target)
-        )
+        return leaf if isinstance(leaf, jax.core.Tracer) else put(copy_if_writable(leaf), target)
 
     return jax.tree.map(put_leaf, value)
 

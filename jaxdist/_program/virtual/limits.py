@@ -18,7 +18,7 @@ def check_compiled(layout: ReplicaMesh) -> None:
     """
     if layout.is_shared:
         raise ContextError(
-            f"strategy.run was called op by op (jaxdist.config.run_eagerly or jax.disable_jit), and "
+            "strategy.run was called op by op (jaxdist.config.run_eagerly or jax.disable_jit), and "
             f"this process has {len(layout.local_replicas)} of the {layout.num_replicas} replicas "
             "of the strategy.\n\n"
             "Op by op, one process runs all replicas in turn, and shows the values of each.\n\n"
