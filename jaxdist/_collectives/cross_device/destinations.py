@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxdist import _mesh as meshes
 from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._processes import get_current_process
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
 from jaxdist._values import Handle, PerReplica, Variable, copy_if_writable, put
@@ -49,11 +50,12 @@ def find_target(caller: str, destinations: Any, layout: ReplicaMesh | None) -> A
 
 def _check_is_here(caller: str, device: jax.Device) -> jax.Device:
     """Return a single device; raise if it is one of another process, which alone can use it."""
-    if device.process_index == jax.process_index():
+    here = get_current_process().index
+    if device.process_index == here:
         return device
     raise DeviceError(
         f"{caller} was given destinations={runtime.device_name(device)!r}, a device of process "
-        f"{device.process_index}, in process {jax.process_index()}.\n\n"
+        f"{device.process_index}, in process {here}.\n\n"
         "Each process gets the result on a device of its own, or on all devices of the strategy."
         f"\n\nPass one of {runtime.list_device_names()}, which names a device of each process, or "
         "a list of all devices of the strategy."
