@@ -55,6 +55,8 @@ def plan_rows(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     # Sums on the host and on the devices follow the same rule for dtypes and means, so the size
     # decides about speed only.
     small = array.size * array.dtype.itemsize <= HOST_BYTES
+    if in_tree and isinstance(array, jax.core.Tracer):
+        return lambda array: _reduce_tree_on_devices(array, op, shape, over, dtype, layout)
     if in_tree or (can_fetch and (small or not isinstance(array, jax.Array))):
         # XLA divides in another way than NumPy, so virtual replicas of several processes are
         # brought to each of them.
@@ -131,6 +133,37 @@ def reduce_sharded(request: Request, name: str, leaf: Sharded) -> Any:
     dtype = result_dtype(request.op, whole.dtype)
     reduce = jnp.mean if request.op is ReduceOp.MEAN else jnp.sum
     return reduce(whole.astype(dtype), axis=dims)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
+def _reduce_tree_on_devices(
+    array: jax.Array,
+    op: ReduceOp,
+    shape: tuple[int, ...],
+    over: tuple[int, ...],
+    dtype: Any,
+    layout: ReplicaMesh,
+) -> jax.Array:
+    """Reduce by the tree in one program over all devices."""
+
+    def device(local: jax.Array) -> jax.Array:
+        count = math.prod(shape[d] for d in over)
+        rows = prepare_summands(op, local.reshape(layout.replicas_per_place, *shape[1:]), count)
+        # `map`, not `vmap`: a batched sum may add the rows of one replica in another order.
+        sums = jax.lax.map(
+            lambda x: jnp.sum(x, [d - 1 for d in over[1:]], _accumulation_dtype(dtype)), rows
+        )
+        (total,) = reduce_by_tree([sums], jax.lax.add, layout.replica_axes, layout.num_places)
+        return finish_sum(op, total, local.dtype, count)
+
+    return jax.shard_map(
+        device,
+        mesh=layout.mesh,
+        in_specs=layout.replica_spec,
+        out_specs=PartitionSpec(),
+        axis_names=frozenset(layout.mesh.axis_names),
+        check_vma=False,
+    )(array)
 
 
 def _accumulation_dtype(dtype: Any) -> np.dtype[Any]:

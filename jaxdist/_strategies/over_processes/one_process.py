@@ -6,10 +6,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist.errors import SeveralProcessesError
 
 _LOG = logging.getLogger("jaxdist")
-_INSTEAD = (
-    "MultiWorkerMirroredStrategy, which trains with all processes, is not there yet. Until then: "
-    "one process with all devices of the machine (each sees all of them when it is started alone), "
-)
+_INSTEAD = "Make a MultiWorkerMirroredStrategy, which trains with all processes; "
 
 
 def check_one_process(caller: str, layout: ReplicaMesh, *, were_chosen: bool) -> None:

@@ -262,7 +262,10 @@ def _explain_other_strategy(name: object, array: jax.Array, layout: ReplicaMesh)
 
 
 def _place_values(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
-    if _compat.is_inside_trace() and not any(map(_is_tracer, value.values)):
+    is_inside = _compat.is_inside_trace()
+    if is_inside and layout.is_shared:
+        return _place_on_devices(name, value, layout, is_traced=True)
+    if is_inside and not any(map(_is_tracer, value.values)):
         # Otherwise the trace would stage the copies to the devices as operations of the step.
         with jax.ensure_compile_time_eval():
             return _place_on_devices(name, value, layout)
@@ -273,10 +276,12 @@ def _is_tracer(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
-def _place_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
+def _place_on_devices(
+    name: object, value: PerReplica, layout: ReplicaMesh, *, is_traced: bool = False
+) -> PerReplica:
+    """Return one array; with `is_traced`, in a program that several processes trace alike."""
     values = value.values
-    # Processes trace one program, so a traced value lists the values of all replicas.
-    is_traced = layout.is_shared and any(map(_is_tracer, values))
+    # It has the values of all replicas, since an array of several processes is no constant of it.
     numbers = range(layout.num_replicas) if is_traced else layout.local_replicas
     expected = len(numbers)
     if len(values) != expected:
@@ -290,7 +295,7 @@ def _place_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> P
     arrays = [copy_if_writable(_as_array(name, r, v)) for r, v in numbered]
     # Uneven values do not get here from `run` (they have their own path); here one array is needed.
     shapes = {(tuple(a.shape), str(a.dtype)) for a in arrays}
-    if layout.is_shared and not any(map(_is_tracer, arrays)):
+    if layout.is_shared and not is_traced:
         agreed = find_shapes(name, value, layout)
         shapes |= {(shape, str(arrays[0].dtype)) for shape in agreed or ()}
     if len(shapes) > 1:
@@ -313,7 +318,7 @@ def _place_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> P
     scalars = arrays[0].ndim == 0
     rows = [a[None] for a in arrays] if scalars else arrays
     return PerReplica.of_global(
-        _join_on_devices(rows, layout),
+        _join_on_devices(rows, layout, is_traced=is_traced),
         scalars=scalars,
         replicas_per_shard=layout.replicas_per_place,
     )
@@ -336,9 +341,9 @@ def _as_array(name: object, replica: int, value: Any) -> Any:
     return jax.numpy.asarray(value)
 
 
-def _join_on_devices(rows: list[Any], layout: ReplicaMesh) -> jax.Array:
+def _join_on_devices(rows: list[Any], layout: ReplicaMesh, *, is_traced: bool) -> jax.Array:
     # Tracers have no buffers to put together; in a trace the constraint places the rows.
-    if any(isinstance(r, jax.core.Tracer) for r in rows):
+    if is_traced or any(map(_is_tracer, rows)):
         return jax.lax.with_sharding_constraint(jax.numpy.concatenate(rows), layout.per_replica)
     local = rows[0].shape
     shape = (local[0] * layout.num_replicas, *local[1:])

@@ -4,8 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
+from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._processes import get_agreement
 from jaxdist._values.replicas.agreed import AgreedShapes, agreed_shapes, mark_with_shapes
@@ -72,7 +71,7 @@ def take_own(value: PerReplica, layout: ReplicaMesh) -> PerReplica:
     if len(values) != layout.num_replicas or len(values) == len(layout.local_replicas):
         return value
     # A traced program is that of all processes, so it has the values of all replicas.
-    if any(isinstance(v, jax.core.Tracer) for v in values):
+    if _compat.is_inside_trace():
         return value
     described = [_describe(x) for x in values]
     own = PerReplica([values[r] for r in layout.local_replicas])

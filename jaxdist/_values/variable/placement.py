@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -72,7 +72,7 @@ class VariablePlacement:
             return (put if shared else jax.device_put)(value, self.sharding)
         # Only the copies of this process; other processes make theirs.
         value = _take_own_copy(value)
-        copies = PerReplica([value] * len(self.layout.local_replicas))
+        copies = PerReplica([value] * len(_list_copied(self.layout)))
         mark_with_shapes(copies, (self.shape,) * self.layout.num_replicas)
         return place_per_replica("value", copies, self.layout).array
 
@@ -120,10 +120,17 @@ class VariablePlacement:
         if jnp.issubdtype(self.dtype, np.inexact):
             return self.copy_to_all((value / count).astype(self.dtype))
         whole, rest = value // count, value % count
-        shares = [(whole + (rest > r)).astype(self.dtype) for r in layout.local_replicas]
+        shares = [(whole + (rest > r)).astype(self.dtype) for r in _list_copied(layout)]
         copies = PerReplica(shares)
         mark_with_shapes(copies, (self.shape,) * count)
         return place_per_replica("value", copies, layout).array
+
+
+def _list_copied(layout: ReplicaMesh) -> Sequence[int]:
+    """Return the replicas whose copies are made here: in a trace all of them, else the own ones."""
+    if layout.is_shared and _compat.is_inside_trace():
+        return range(layout.num_replicas)
+    return layout.local_replicas
 
 
 def _take_own_copy(value: Any) -> Any:
