@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jaxdist._collectives.across.bring_all import bring_all
 from jaxdist._collectives.across.kinds import Planned, Request, read_rows
@@ -27,6 +28,8 @@ from jaxdist._collectives.options.dtypes import (
     result_dtype,
 )
 from jaxdist._collectives.options.reduce_op import ReduceOp
+from jaxdist._collectives.sums.tree import reduce_by_tree
+from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import show
 from jaxdist._values import (
     PerReplica,

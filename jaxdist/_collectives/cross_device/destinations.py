@@ -50,20 +50,12 @@ def find_target(caller: str, destinations: Any, layout: ReplicaMesh | None) -> A
 
 def _check_is_here(caller: str, device: jax.Device) -> jax.Device:
     """Return a single device; raise if it is one of another process, which alone can use it."""
-<<<<<<< HEAD
-    if device.process_index == get_current_process().index:
-        return device
-    raise DeviceError(
-        f"{caller} was given destinations={runtime.device_name(device)!r}, a device of process "
-        f"{device.process_index}, in process {get_current_process().index}.\n\n"
-=======
     here = get_current_process().index
     if device.process_index == here:
         return device
     raise DeviceError(
         f"{caller} was given destinations={runtime.device_name(device)!r}, a device of process "
         f"{device.process_index}, in process {here}.\n\n"
->>>>>>> h13-s8
         "Each process gets the result on a device of its own, or on all devices of the strategy."
         f"\n\nPass one of {runtime.list_device_names()}, which names a device of each process, or "
         "a list of all devices of the strategy."

@@ -94,13 +94,9 @@ def _get_values_of_all(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any,
     is_split = isinstance(leaf, jax.Array) and placement_of(leaf, layout).kind is Kind.PER_REPLICA
     if not isinstance(leaf, PerReplica) and not is_split:
         return (leaf.whole() if isinstance(leaf, Sharded) else leaf,) * count
-<<<<<<< HEAD
-    values = () if not isinstance(leaf, PerReplica) or leaf.is_global else leaf.values
-=======
     values: tuple[Any, ...] = ()
     if isinstance(leaf, PerReplica) and not leaf.is_global:
         values = leaf.values
->>>>>>> h13-s8
     if len(values) != count:
         held = f"{len(values)} values" if values else "values on the devices of other processes"
         raise ReplicaValueError(
