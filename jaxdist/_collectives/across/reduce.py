@@ -55,7 +55,8 @@ def plan_rows(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     # Sums on the host and on the devices follow the same rule for dtypes and means, so the size
     # decides about speed only.
     small = array.size * array.dtype.itemsize <= HOST_BYTES
-    if in_tree or (can_fetch and (small or not isinstance(array, jax.Array))):
+    is_held = not isinstance(array, jax.core.Tracer)
+    if (in_tree and is_held) or (can_fetch and (small or not isinstance(array, jax.Array))):
         # XLA divides in another way than NumPy, so virtual replicas of several processes are
         # brought to each of them.
         fetch = choose_fetch(array, layout) if can_fetch else _fetch_from_all
