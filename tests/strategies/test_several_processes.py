@@ -5,21 +5,22 @@ Two real processes over loopback. What can be wrong with one of them is told by 
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 
+from jaxdist._launching import find_free_ports
+
 PROGRAM = """
 import json, logging, sys, warnings
 import jax
 jax.config.update("jax_num_cpu_devices", 2)
-rank, port = int(sys.argv[1]), sys.argv[2]
+rank, ports = int(sys.argv[1]), sys.argv[2:]
 import jaxdist
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
-spec = ClusterSpec({"worker": [f"localhost:{port}", "localhost:0"]})
+spec = ClusterSpec({"worker": [f"localhost:{port}" for port in ports]})
 resolver = SimpleClusterResolver(spec, task_type="worker", task_id=rank)
 jaxdist.config.experimental_connect_to_cluster(resolver)
 mesh = lambda devices: dict(mesh=jax.sharding.Mesh(devices, "data"), replica_axes="data")
@@ -59,14 +60,12 @@ print(json.dumps(found), flush=True)
 
 def _answers() -> list[dict[str, Any]]:
     """What each of two processes found: for each way to make a strategy, its error and its log."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    ports = find_free_ports(2)
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}
     environment.pop("XLA_FLAGS", None)
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(port)],
+            [sys.executable, "-c", PROGRAM, str(rank), *map(str, ports)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
