@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jaxdist
+from jaxdist._processes import settings
 from jaxdist.errors import JaxdistError
 from tests.bad_inputs.bad_values import BAD_VALUES
 from tests.bad_inputs.call import Call
@@ -23,7 +24,6 @@ _SIGNATURE = re.compile(
     r"missing \d+ required|unexpected keyword argument|takes .*argument|got multiple values|"
     r"takes no arguments|not subscriptable"
 )
-_SETTINGS = jaxdist.config.processes()
 _WRITES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink"}
 _PROCESSES = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system", "os.exec"}
 
@@ -152,7 +152,7 @@ def put_back() -> None:
     if jaxdist.has_strategy():
         jaxdist.experimental_set_strategy(None)
     jaxdist.config.links(None)
-    jaxdist.config.processes(**dataclasses.asdict(_SETTINGS) | {"abort_seconds": None})
+    settings._chosen.clear()
 
 
 def is_about_a_signature(error: BaseException) -> bool:
