@@ -38,6 +38,8 @@ def run_main(argv: list[str]) -> None:
     """Run the command in this process."""
     # Where the tests run in the background of a shell, SIGINT is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # `nohup` ignores this one.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     sys.exit(main(argv))
 
 
