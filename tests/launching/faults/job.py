@@ -99,7 +99,7 @@ def train() -> dict[str, Any]:
     do_wrong("start")
     options = jaxdist.experimental.CommunicationOptions(timeout_seconds=LIMIT)
     strategy = jaxdist.MultiWorkerMirroredStrategy(communication_options=options)
-    checkpoints = jaxdist.training.Checkpoints(OUT / "checkpoints")
+    checkpoints = jaxdist.training.Checkpoints(OUT / "checkpoints", timeout_seconds=LIMIT)
     rows = 1 if is_time("compile") and FAULT == "shape" else 2
 
     def make(rows: int) -> Any:

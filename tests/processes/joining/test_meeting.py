@@ -1,0 +1,143 @@
+"""Processes meet, or say why they cannot."""
+
+import socket
+from typing import Any
+
+import pytest
+
+from jaxdist._processes import LocalStore, Process
+from jaxdist._processes.addresses import split_address
+from jaxdist._processes.agreement import Agreement
+from jaxdist._processes.joining.claims import Claim, ask
+from jaxdist._processes.joining.launched import get_launched_devices
+from jaxdist._processes.settings import get_settings
+from jaxdist.errors import (
+    ArgumentError,
+    ClusterError,
+    DeadlineExceededError,
+    DuplicateTaskError,
+    UnavailableError,
+)
+from tests.processes.job import run_job
+from tests.processes.joining.meeting import join
+from tests.strategies.oracle import refused
+
+
+def _join(how: str, count: int = 2, **more: Any) -> list[dict[str, Any]]:
+    env = {"HOW": how, "JAXDIST_JOIN_SECONDS": "4", "JAXDIST_HEARTBEAT_SECONDS": "5"}
+    outcomes = run_job(join, count, env=env, timeout=60, **more)
+    for outcome in outcomes:
+        assert outcome.exit_code == 0, outcome.describe()
+    return [outcome.result for outcome in outcomes]
+
+
+@pytest.mark.parametrize("service", [True, False], ids=["with a launcher", "alone"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_processes_meet_and_end_with_code_0(count: int, service: bool) -> None:
+    for index, result in enumerate(_join("twice", count, service=service)):
+        assert result == {"error": None, "index": index, "count": count}
+
+
+def test_a_process_that_does_not_come_is_named_with_its_address() -> None:
+    here, _ = _join("missing")
+    assert here["error"] == "ClusterError"
+    assert "process 1 at 127.0.0.1:" in here["message"]
+    assert "nothing listens there" in here["message"]
+
+
+def test_processes_with_different_clusters_say_so() -> None:
+    for result in _join("other cluster"):
+        assert result["error"] == "ClusterError"
+        assert "have different clusters" in result["message"]
+
+
+def test_processes_with_different_versions_say_so() -> None:
+    for result in _join("other version"):
+        assert result["error"] == "ClusterError"
+        assert "jax 0.0.1" in result["message"]
+
+
+def test_a_process_that_answers_with_another_index_is_named() -> None:
+    here, _ = _join("says another index")
+    assert here["error"] == "DuplicateTaskError"
+    assert "says that it is task 5" in here["message"]
+
+
+def test_two_processes_with_one_index_say_so() -> None:
+    results = _join("same index", 3)
+    assert "DuplicateTaskError" in {result["error"] for result in results}
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "part"),
+    [
+        ("backend started", "BackendStartedError", "Move Strategy(...) to the top"),
+        ("another job", "ContextError", "joins one cluster, once"),
+        ("bad address", "ClusterError", "host:port"),
+    ],
+)
+def test_a_process_that_cannot_join_says_what_to_do(how: str, error: str, part: str) -> None:
+    for result in _join(how):
+        assert result["error"] == error
+        assert part in result["message"]
+
+
+def test_a_port_of_another_program_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        said = {"cluster": "a", "index": 0, "count": 2, "pid": 1}
+        with refused(ClusterError, address, "another program", "ss -ltnp"):
+            Claim("Strategy", address, said)
+
+
+def test_a_claim_of_the_same_task_is_a_duplicate() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    said = {"cluster": "a", "index": 0, "count": 2, "pid": 1, "host": "here"}
+    claim = Claim("Strategy", address, said)
+    try:
+        assert ask(address, "Strategy") == said
+        with refused(DuplicateTaskError, "are both task 0"):
+            Claim("Strategy", address, said)
+    finally:
+        claim.close()
+    assert ask(address, "Strategy") is None
+
+
+@pytest.mark.parametrize("address", ["host", "host:", ":80", "host:0", "host:65536", "host:x"])
+def test_an_address_without_host_or_port_is_refused(address: str) -> None:
+    with refused(ClusterError, "host:port"):
+        split_address("Strategy", address)
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "0", "nan"])
+def test_a_time_that_is_none_is_refused_with_the_name_of_the_variable(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXDIST_QUIET_SECONDS", text)
+    with refused(ArgumentError, "JAXDIST_QUIET_SECONDS"):
+        get_settings()
+
+
+@pytest.mark.parametrize("text", ["0", "two"])
+def test_a_number_of_devices_that_is_none_is_refused(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXDIST_DEVICES_PER_PROCESS", text)
+    with refused(ArgumentError, "JAXDIST_DEVICES_PER_PROCESS"):
+        get_launched_devices()
+
+
+def test_an_exchange_that_one_process_does_not_come_to_names_it() -> None:
+    agreement = Agreement(LocalStore(), Process(0, 3))
+    with refused(DeadlineExceededError, "process 1, process 2 did not come") as caught:
+        agreement.gather("rows", "8", 0.01)
+    assert caught.value.processes == (1, 2)
+
+
+def test_an_exchange_with_a_process_that_has_ended_names_it() -> None:
+    store = LocalStore()
+    store.set("jaxdist/left/1", "its program has ended")
+    with refused(UnavailableError, "process 1 has ended (its program has ended)") as caught:
+        Agreement(store, Process(0, 2)).gather("rows", "8", 5)
+    assert caught.value.processes == (1,)
