@@ -132,7 +132,8 @@ def test_an_exchange_that_one_process_does_not_come_to_names_it() -> None:
     agreement = Agreement(LocalStore(), Process(0, 3))
     with refused(DeadlineExceededError, "process 1, process 2 did not come") as caught:
         agreement.gather("rows", "8", 0.01)
-    assert caught.value.processes == (1, 2)
+    error: Any = caught.value
+    assert error.processes == (1, 2)
 
 
 def test_an_exchange_with_a_process_that_has_ended_names_it() -> None:
@@ -140,4 +141,5 @@ def test_an_exchange_with_a_process_that_has_ended_names_it() -> None:
     store.set("jaxdist/left/1", "its program has ended")
     with refused(UnavailableError, "process 1 has ended (its program has ended)") as caught:
         Agreement(store, Process(0, 2)).gather("rows", "8", 5)
-    assert caught.value.processes == (1,)
+    error: Any = caught.value
+    assert error.processes == (1,)
