@@ -1,6 +1,9 @@
 """What calls of a strategy over several processes do around the call itself."""
 
+import collections
 import contextlib
+import logging
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +12,14 @@ import jax
 
 from jaxdist._checkpoints import keep_states, save_after
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._processes import CallOfAll, Waiter, get_settings
+from jaxdist._processes import CallOfAll, Waiter, at_leaving, get_settings
 from jaxdist._program import LaterCalls
 from jaxdist.errors import ArgumentError, OtherProcessError
+
+_LOG = logging.getLogger("jaxdist")
+# More than jaxdist lets a loop have in flight.
+_MOST_IN_FLIGHT = 16
+_NAP_SECONDS = 0.001
 
 
 class BetweenProcesses:
@@ -26,6 +34,10 @@ class BetweenProcesses:
         self._steps = 0
         self._later = LaterCalls()
         self._calls: dict[str, CallOfAll] = {}
+        # A result of each of the last calls; see `_finish`.
+        self._results: collections.deque[Any] = collections.deque(maxlen=_MOST_IN_FLIGHT)
+        own = weakref.ref(self)
+        at_leaving(lambda: _finish(own()))
         self._limits: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 
     def limit(self, fn: Any, seconds: float) -> None:
@@ -62,8 +74,11 @@ class BetweenProcesses:
         try:
             with Waiter(shown, shown, seconds, self._steps) as waiter:
                 result = call(*args, **kwargs) if kwargs else call(*args)
+                arrays = _list_arrays(result)
+                if arrays:
+                    self._results.append(min(arrays, key=_count_bytes))
                 if seconds is not None:
-                    waiter.wait(_list_arrays(result))
+                    waiter.wait(arrays)
         except OtherProcessError as error:
             save_after(error)
             raise
@@ -87,6 +102,29 @@ class BetweenProcesses:
             save_after(error)
             raise
         return result
+
+
+def _finish(between: BetweenProcesses | None) -> None:
+    """Wait for the last calls, before this process leaves the others.
+
+    A collective that still runs when the interpreter ends would end the process with SIGSEGV,
+    although its program has ended. What waits for a process that does not come is left alone after
+    `quiet_seconds`.
+    """
+    arrays: list[Any] = [] if between is None else list(between._results)
+    end = time.monotonic() + get_settings().quiet_seconds
+    for array in [*arrays, *jax.live_arrays()]:
+        while not array.is_deleted() and not array.is_ready():
+            if time.monotonic() >= end:
+                _LOG.warning(
+                    "This process leaves the others while a collective still waits for one of them."
+                )
+                return
+            time.sleep(_NAP_SECONDS)
+
+
+def _count_bytes(array: jax.Array) -> int:
+    return array.nbytes
 
 
 def check_limit(caller: str, seconds: float | None) -> None:
