@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,15 +15,20 @@ from tests.tables import sampled
 def run_one_step() -> None:
     """Dispatch a step of some milliseconds, and end without waiting for it."""
     strategy = jaxdist.MultiWorkerMirroredStrategy()
-    weights = [jnp.full((8, 8), float(k)) for k in range(60)]
+    weights = [jnp.ones((8, 8)) * k for k in range(100)]
     x = strategy.experimental_distribute_values_from_function(lambda c: np.ones((4, 8), "float32"))
 
     def step(weights: Any, x: Any) -> Any:
+        def find_loss(weights: Any) -> Any:
+            y = x
+            for w in weights:
+                y = jnp.tanh(y @ w)
+            return y.sum()
+
         replica = jaxdist.get_replica_context()
         assert replica is not None
-        for w in weights:
-            x = jnp.tanh(x @ w)
-        return [replica.all_reduce("sum", w * x.sum()) for w in weights]
+        grads = replica.all_reduce("mean", jax.grad(find_loss)(weights))
+        return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)]
 
     strategy.run(step, (weights, x))
 
