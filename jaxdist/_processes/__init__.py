@@ -20,9 +20,6 @@ from jaxdist._processes.settings import Settings as Settings
 from jaxdist._processes.settings import get_settings as get_settings
 from jaxdist._processes.settings import processes as processes
 from jaxdist._processes.settings import variable_of as variable_of
-from jaxdist._processes.start import connect as connect
-from jaxdist._processes.start import join as join
-from jaxdist._processes.start import watch as watch
 from jaxdist._processes.store import CoordinationStore as CoordinationStore
 from jaxdist._processes.store import LocalStore as LocalStore
 from jaxdist._processes.store import Store as Store
@@ -37,3 +34,6 @@ from jaxdist._processes.watching import start_watching as start_watching
 from jaxdist._processes.watching import stop_watching as stop_watching
 from jaxdist._processes.watching import tell_blame as tell_blame
 from jaxdist._processes.watching import wait_until_ready as wait_until_ready
+from jaxdist._processes.watching.current import connect as connect
+from jaxdist._processes.watching.current import join as join
+from jaxdist._processes.watching.current import watch as watch

@@ -15,7 +15,8 @@ import pytest
 
 import jaxdist
 from jaxdist import training
-from jaxdist._preemption import members, notices
+from jaxdist._preemption import handler as handler_module
+from jaxdist._preemption import notices
 from jaxdist._processes import Process
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from jaxdist.errors import (
@@ -423,11 +424,11 @@ def test_clusters_that_were_not_joined_and_parameter_servers_are_refused(
 def test_a_cluster_of_other_processes_than_those_that_were_joined_is_refused(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(members, "get_process_of_job", lambda: Process(0, 3))
+    monkeypatch.setattr(handler_module, "get_process_of_job", lambda: Process(0, 3))
     with pytest.raises(ArgumentError, match=r"cluster of 2 tasks, and this process has joined 3"):
         PreemptionCheckpointHandler(_resolver({"worker": ["a:1", "b:1"]}), Model(), tmp_path)
     for resolver in (None, _resolver({"chief": ["a:1"], "worker": ["b:1", "c:1"]})):
-        assert members.find_members("", resolver) == Process(0, 3)
+        assert handler_module.find_members("", resolver) == Process(0, 3)
 
 
 @pytest.mark.parametrize("period", [-1, float("inf"), float("nan")])

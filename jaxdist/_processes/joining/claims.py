@@ -4,11 +4,17 @@ See Note [Roll call] in `roll_call.py`.
 """
 
 import contextlib
+import hashlib
 import json
+import os
+import platform
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import jax
+import jaxlib
 
 from jaxdist._processes.addresses import listen, split_address
 from jaxdist.errors import ClusterError, DuplicateTaskError
@@ -128,3 +134,23 @@ def _explain_used_port(
         "Choose another port for this task, in the cluster of every process; or end what uses it "
         f"(`ss -ltnp` shows it)."
     )
+
+
+def describe_this_process(index: int, addresses: Sequence[str]) -> dict[str, Any]:
+    """Return the number, host, versions and cluster of this process."""
+    return {
+        "index": index,
+        "count": len(addresses),
+        "cluster": hash_cluster(addresses),
+        "addresses": list(addresses) if len(addresses) <= 64 else [],
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+    }
+
+
+def hash_cluster(addresses: Sequence[str]) -> str:
+    """Return a text that is equal for equal lists of addresses only."""
+    return hashlib.sha256(json.dumps(list(addresses)).encode()).hexdigest()[:16]

@@ -4,6 +4,7 @@ import glob
 import logging
 import math
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +12,7 @@ import jax
 
 from jaxdist._compat import have_backends_started
 from jaxdist._processes.addresses import find_bind_address, split_address
-from jaxdist._processes.identity import describe_this_process
-from jaxdist._processes.joining.claims import Claim
+from jaxdist._processes.joining.claims import Claim, describe_this_process
 from jaxdist._processes.joining.launched import SERVICE, use_launched_devices
 from jaxdist._processes.joining.leaving import leave_at_exit
 from jaxdist._processes.joining.roll_call import RollCall
@@ -23,6 +23,7 @@ from jaxdist.errors import BackendStartedError, ClusterError, ContextError
 
 _LOG = logging.getLogger("jaxdist")
 
+_SECONDS_FOR_OTHERS = 1.0
 _FLAG = "xla_cpu_collective_timeout_seconds"
 # What this process has joined.
 _joined: list[tuple[tuple[str, ...], int]] = []
@@ -142,6 +143,11 @@ def _meet(
             claim.say(is_complete=bool(service))
         else:
             call.wait_for_first(is_service_elsewhere=bool(service))
+    except ClusterError:
+        # The others ask at least this often, and see then for themselves what does not fit.
+        time.sleep(_SECONDS_FOR_OTHERS)
+        claim.close()
+        raise
     except BaseException:
         claim.close()
         raise

@@ -1,10 +1,10 @@
 """What each process of a job is doing, so that nothing hangs in silence."""
 
-from jaxdist._processes.watching.call_of_all import CallOfAll as CallOfAll
 from jaxdist._processes.watching.current import find_ended as find_ended
 from jaxdist._processes.watching.current import start_watching as start_watching
 from jaxdist._processes.watching.current import stop_watching as stop_watching
 from jaxdist._processes.watching.hang import ABORT_CODE as ABORT_CODE
+from jaxdist._processes.watching.waiting import CallOfAll as CallOfAll
 from jaxdist._processes.watching.waiting import Waiter as Waiter
 from jaxdist._processes.watching.waiting import report_deadline as report_deadline
 from jaxdist._processes.watching.waiting import tell_blame as tell_blame

@@ -1,12 +1,15 @@
 """The doctor of this process: `start_watching`, `stop_watching`, `get_doctor`."""
 
 import atexit
+from collections.abc import Sequence
+from typing import Any
 
+from jaxdist._processes import joining
 from jaxdist._processes.agreement import find_ended_by
 from jaxdist._processes.joining import at_leaving
-from jaxdist._processes.process import Process
-from jaxdist._processes.settings import Settings
-from jaxdist._processes.store import Store
+from jaxdist._processes.process import Process, get_process_of_job
+from jaxdist._processes.settings import Settings, get_settings
+from jaxdist._processes.store import Store, get_store
 from jaxdist._processes.watching.doctor import Doctor
 from jaxdist._processes.watching.farewell import Farewell
 
@@ -65,3 +68,31 @@ def _list_ended(doctor: Doctor) -> dict[int, str]:
     """Return the processes that have ended, and how."""
     table = doctor.observer.look()
     return {i: seen.ended for i, seen in table.items() if seen.ended is not None}
+
+
+def join(caller: str, addresses: Sequence[str], index: int) -> Process:
+    """Join the other processes of a cluster, and watch them; see `joining.join`.
+
+    Raises:
+        Everything that `joining.join` raises.
+    """
+    process = joining.join(caller, addresses, index)
+    watch()
+    return process
+
+
+def connect(**how: Any) -> None:
+    """Join the other hosts of a TPU slice, and watch them; see `joining.connect`.
+
+    Raises:
+        Everything that `joining.connect` raises.
+    """
+    joining.connect(**how)
+    watch()
+
+
+def watch() -> None:
+    """Watch the other processes, if this one has joined some; a second call does nothing."""
+    store, process = get_store(), get_process_of_job()
+    if store is not None and process is not None:
+        start_watching(process, store, get_settings())

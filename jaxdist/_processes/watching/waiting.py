@@ -1,6 +1,7 @@
 """`Waiter`: a call that waits for other processes, with a time limit."""
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterable
 from types import TracebackType
@@ -171,3 +172,27 @@ def tell_blame(processes: Iterable[int]) -> None:
         # Without the service there is nobody to tell.
         with contextlib.suppress(Exception):
             doctor.publish()
+
+
+class CallOfAll:
+    """Numbers the calls of one kind, which all processes make in the same order.
+
+    A report compares the numbers: a process with a lower one has not made the call yet.
+
+    Args:
+        name: What is called.
+
+    Example:
+        >>> from jaxdist._processes import CallOfAll
+        >>> reductions = CallOfAll("reduce")
+        >>> reductions.name_next(), reductions.name_next()
+        ('reduce (call 1)', 'reduce (call 2)')
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._numbers = itertools.count(1)
+
+    def name_next(self) -> str:
+        """Return the name of the next call, with its number."""
+        return f"{self._name} (call {next(self._numbers)})"

@@ -1,6 +1,8 @@
 """`SlurmClusterResolver`: the tasks of a Slurm step."""
 
 import os
+import shutil
+import subprocess
 from collections.abc import Mapping, MutableMapping
 from typing import Any, final
 
@@ -12,7 +14,6 @@ from jaxdist.cluster_resolver._resolver import (
     find_master,
     log_unused_arguments,
 )
-from jaxdist.cluster_resolver._slurm.gpus import list_gpus
 from jaxdist.cluster_resolver._slurm.step import count_tasks, read_step
 from jaxdist.errors import ClusterError
 
@@ -205,3 +206,36 @@ def _check_numbers(name: str, numbers: Any, least: int) -> None:
     for key, number in numbers.items():
         check_instance(_CALLER, name, key, str, what, remedy)
         as_integer(_CALLER, f"{name}[{key!r}]", number, least=least, most=_MOST**2, remedy=remedy)
+
+
+def list_gpus(environ: Mapping[str, str]) -> list[str]:
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them.
+
+    Cost:
+        Without that variable, the command nvidia-smi, if there is one.
+
+    Raises:
+        ClusterError: nvidia-smi fails.
+    """
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        # CUDA reads them up to the first that is none, such as -1 or NoDevFiles.
+        names = [name.strip() for name in visible.split(",")]
+        return [name for name in names if name and name not in ("-1", "NoDevFiles", "none")]
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return []
+    shown = subprocess.run([command, "--list-gpus"], capture_output=True, text=True, check=False)
+    if shown.returncode:
+        said = " ".join((shown.stdout + shown.stderr).split())[:200]
+        raise ClusterError(
+            f"SlurmClusterResolver called nvidia-smi, which ended with code {shown.returncode}: "
+            f"{said}\n\ngpus_per_node is counted by it where CUDA_VISIBLE_DEVICES is not set."
+            "\n\nPass gpus_per_node, for instance gpus_per_node=0 on hosts without GPUs."
+        )
+    return [
+        str(i)
+        for i, line in enumerate(
+            line for line in shown.stdout.splitlines() if line.startswith("GPU ")
+        )
+    ]

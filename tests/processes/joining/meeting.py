@@ -7,14 +7,13 @@ from typing import Any
 import jax
 
 from jaxdist import _processes
-from jaxdist._processes import identity
-from jaxdist._processes.joining import connection
+from jaxdist._processes.joining import claims, connection
 from jaxdist.errors import JaxdistError
 
 
 def _describe_with(**other: Any) -> None:
     """Let this process say something else about itself."""
-    described = identity.describe_this_process
+    described = claims.describe_this_process
     connection.describe_this_process = lambda index, addresses: described(index, addresses) | other
 
 

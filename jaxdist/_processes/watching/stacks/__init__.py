@@ -1,8 +1,8 @@
 """Stacks of the threads of a process, and whether a thread waits for an array."""
 
-from jaxdist._processes.watching.stacks.array_wait import ArrayWait as ArrayWait
 from jaxdist._processes.watching.stacks.held_stack import HeldStack as HeldStack
 from jaxdist._processes.watching.stacks.held_stack import read_held_stacks as read_held_stacks
+from jaxdist._processes.watching.stacks.thread_stack import ArrayWait as ArrayWait
 from jaxdist._processes.watching.stacks.thread_stack import find_line_in_dump as find_line_in_dump
 from jaxdist._processes.watching.stacks.thread_stack import (
     find_thread_in_dump as find_thread_in_dump,
