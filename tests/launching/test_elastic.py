@@ -38,7 +38,7 @@ def _sizes(text: str) -> list[list[int]]:
     return [[a, n] for a, n in sorted({(a, n) for a, n in given}) if given.count([a, n]) == n]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_next_step_comes_within_a_cold_start_and_5_s(
