@@ -9,6 +9,7 @@ from jaxdist._processes.addresses import is_loopback as is_loopback
 from jaxdist._processes.addresses import listen as listen
 from jaxdist._processes.addresses import split_address as split_address
 from jaxdist._processes.agreement import Agreement as Agreement
+from jaxdist._processes.agreement import find_odd_ones as find_odd_ones
 from jaxdist._processes.agreement import get_agreement as get_agreement
 from jaxdist._processes.joining import at_leaving as at_leaving
 from jaxdist._processes.joining import is_connected as is_connected
@@ -28,6 +29,7 @@ from jaxdist._processes.watching import ABORT_CODE as ABORT_CODE
 from jaxdist._processes.watching import HERE as HERE
 from jaxdist._processes.watching import CallOfAll as CallOfAll
 from jaxdist._processes.watching import Waiter as Waiter
+from jaxdist._processes.watching import exchange as exchange
 from jaxdist._processes.watching import find_ended as find_ended
 from jaxdist._processes.watching import report_deadline as report_deadline
 from jaxdist._processes.watching import start_watching as start_watching

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxdist._compat import get_coordination_client
@@ -172,3 +173,23 @@ def get_agreement() -> Agreement | None:
     if not _agreements or _agreements[0][0] is not client:
         _agreements[:] = [(client, Agreement(store, process))]
     return _agreements[0][1]
+
+
+def find_odd_ones(values: Sequence[Any]) -> tuple[tuple[int, ...], int | None]:
+    """Return the processes whose value differs from most others', and one that has the usual one.
+
+    None stands for a process without a value. Where no value has a majority, that of the first
+    process counts as the usual one.
+
+    Example:
+        >>> from jaxdist._processes import find_odd_ones
+        >>> find_odd_ones(["a", "b", None, "b"]), find_odd_ones(["a", "b"])
+        (((0,), 1), ((1,), 0))
+    """
+    present = [(i, v) for i, v in enumerate(values) if v is not None]
+    if not present:
+        return (), None
+    # `most_common` keeps the order of the first one seen.
+    usual = Counter(v for _, v in present).most_common(1)[0][0]
+    odd = tuple(i for i, v in present if v != usual)
+    return odd, next(i for i, v in present if v == usual)

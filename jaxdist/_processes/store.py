@@ -29,9 +29,6 @@ class Store(Protocol):
     def list(self, prefix: str) -> dict[str, str]:
         """Return the keys below a prefix and their texts."""
 
-    def increase(self, key: str) -> int:
-        """Add 1 to a counter, and return its new value."""
-
     def delete(self, key: str) -> None:
         """Remove a key; one that does not exist is ignored."""
 
@@ -66,14 +63,6 @@ class LocalStore:
         """Return the keys below a prefix."""
         with self._changed:
             return {k: v for k, v in self._texts.items() if k.startswith(prefix)}
-
-    def increase(self, key: str) -> int:
-        """Add 1 to a counter."""
-        with self._changed:
-            value = int(self._texts.get(key, "0")) + 1
-            self._texts[key] = str(value)
-            self._changed.notify_all()
-            return value
 
     def delete(self, key: str) -> None:
         """Remove a key."""
@@ -133,13 +122,6 @@ class CoordinationStore:
         except jax.errors.JaxRuntimeError as error:
             if "NOT_FOUND" in str(error):
                 return {}
-            raise _describe(error) from error
-
-    def increase(self, key: str) -> int:
-        """Add 1 to a counter."""
-        try:
-            return int(self._client.key_value_increment(key, 1))
-        except jax.errors.JaxRuntimeError as error:
             raise _describe(error) from error
 
     def delete(self, key: str) -> None:

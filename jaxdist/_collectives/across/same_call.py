@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._processes import HERE, get_agreement, get_settings, report_deadline, tell_blame
+from jaxdist._processes import exchange, find_odd_ones, tell_blame
 from jaxdist._values import PerReplica
-from jaxdist.errors import DeadlineExceededError, OtherProcessError, ProgramMismatchError
+from jaxdist.errors import ProgramMismatchError
 
 
 def check_same_call(
@@ -36,32 +36,16 @@ def check_same_call(
         DeadlineExceededError: A process does not make it.
         UnavailableError: A process has ended.
     """
-    agreement = get_agreement() if layout.is_shared else None
-    if agreement is None:
+    if not layout.is_shared:
         return
     own = {"method": caller, **{k: str(v) for k, v in arguments.items()}}
     own |= {name: _describe(leaf) for name, leaf in named.items()}
-    HERE.enter(f"comparing a call of {caller}", in_wait=True)
-    try:
-        texts = agreement.gather(
-            "calls", json.dumps(own), seconds, purpose=f"the arguments of {caller}"
-        )
-    except DeadlineExceededError as error:
-        limit = get_settings().collective_seconds if seconds is None else seconds
-        raise report_deadline(caller, limit, error) from None
-    except OtherProcessError as error:
-        tell_blame(error.processes)
-        raise
-    finally:
-        HERE.leave()
-    said: list[dict[str, str]] = [json.loads(text) for text in texts]
-    common = max(said, key=said.count)
-    # With two processes nobody knows who is wrong: process 0 counts as right.
-    right = said[0] if said.count(common) == said.count(said[0]) else common
-    odd = [i for i, one in enumerate(said) if one != right]
-    if not odd:
+    texts = exchange(caller, "calls", json.dumps(own), seconds, f"the arguments of {caller}")
+    odd, usual = find_odd_ones(texts)
+    if not odd or usual is None:
         return
-    there = said[odd[0]]
+    there: dict[str, str] = json.loads(texts[odd[0]])
+    right: dict[str, str] = json.loads(texts[usual])
     what = next(k for k in {**right, **there} if right.get(k) != there.get(k))
     tell_blame(odd)
     raise ProgramMismatchError(

@@ -9,13 +9,15 @@ from typing import Any
 
 import jax
 
+from jaxdist._processes.agreement import get_agreement
+from jaxdist._processes.settings import get_settings
 from jaxdist._processes.watching.collective_errors import is_collective_error
 from jaxdist._processes.watching.current import get_doctor
 from jaxdist._processes.watching.diagnosis import diagnose
 from jaxdist._processes.watching.explain import describe_deadline, explain_error
 from jaxdist._processes.watching.limit import Limit
 from jaxdist._processes.watching.whereabouts import HERE
-from jaxdist.errors import DeadlineExceededError, OtherProcessError
+from jaxdist.errors import ContextError, DeadlineExceededError, OtherProcessError
 
 _FIRST_NAP = 20e-6
 _LONGEST_NAP = 1e-3
@@ -158,6 +160,38 @@ def report_deadline(call: str, seconds: float, error: OtherProcessError) -> Othe
     found = diagnose(named, doctor.process.index)
     tell_blame(found.behind or error.processes)
     return describe_deadline(call, seconds, found) if found.behind else error
+
+
+def exchange(call: str, channel: str, text: str, seconds: float | None, purpose: str) -> list[str]:
+    """Return the texts of all processes; say meanwhile what this one waits for.
+
+    Args:
+        call: What was called, for errors.
+        channel: Which exchange this is; see `Agreement.gather`.
+        text: The text of this process.
+        seconds: How long to wait; None means `collective_seconds`.
+        purpose: What is exchanged.
+
+    Raises:
+        ContextError: This process has joined no others.
+        DeadlineExceededError: A process has not come in time; with a report of where it is.
+        UnavailableError: A process has ended.
+    """
+    agreement = get_agreement()
+    if agreement is None:
+        raise ContextError(
+            f"{call} compares {purpose} with other processes, and this process has joined none.\n\n"
+            "The processes exchange it over their coordination service.\n\n"
+            "Make the strategy by MultiWorkerMirroredStrategy, or call jax.distributed.initialize."
+        )
+    limit = get_settings().collective_seconds if seconds is None else seconds
+    HERE.enter(f"exchanging {purpose}", in_wait=True)
+    try:
+        return list(agreement.gather(channel, text, limit, purpose=purpose))
+    except OtherProcessError as error:
+        raise report_deadline(call, limit, error) from None
+    finally:
+        HERE.leave()
 
 
 def tell_blame(processes: Iterable[int]) -> None:

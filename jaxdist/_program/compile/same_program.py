@@ -17,15 +17,8 @@ import zlib
 import jax
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._processes import (
-    HERE,
-    Agreement,
-    get_agreement,
-    get_settings,
-    report_deadline,
-    tell_blame,
-)
-from jaxdist.errors import DeadlineExceededError, OtherProcessError, ProgramMismatchError
+from jaxdist._processes import exchange, find_odd_ones, tell_blame
+from jaxdist.errors import ProgramMismatchError
 
 _CHANNEL = "program"
 _MOST_BYTES_OF_TEXT = 4 * 2**20
@@ -72,8 +65,7 @@ def check_same_program(
         DeadlineExceededError: A process runs no program.
         UnavailableError: A process has ended.
     """
-    agreement = get_agreement()
-    if agreement is None or not layout.is_shared:
+    if not layout.is_shared:
         return
     text = lowered.as_text()
     told = {
@@ -83,48 +75,27 @@ def check_same_program(
         "flags": _describe_flags(),
     }
     own = {k: v if len(v) < 200 else _hash(v) for k, v in told.items()} | {"program": _hash(text)}
-    limit = get_settings().collective_seconds if timeout_seconds is None else timeout_seconds
     call = f"strategy.run({name})"
-    HERE.enter(f"comparing the program of {call}", in_wait=True)
-    try:
-        said = _gather(agreement, own, limit, call)
-        different = [k for k in _PARTS if len({one[k] for one in said}) > 1]
-        if different:
-            raise _explain(agreement, call, {**told, "program": text}, said, different[0], limit)
-    finally:
-        HERE.leave()
-
-
-def _gather(
-    agreement: Agreement, own: dict[str, str], limit: float, call: str
-) -> list[dict[str, str]]:
-    try:
-        texts = agreement.gather(_CHANNEL, json.dumps(own), limit, purpose=f"the program of {call}")
-    except DeadlineExceededError as error:
-        raise report_deadline(f"{call} before its first run", limit, error) from None
-    except OtherProcessError as error:
-        tell_blame(error.processes)
-        raise
-    return [json.loads(text) for text in texts]
+    before, purpose = f"{call} before its first run", f"the program of {call}"
+    texts = exchange(before, _CHANNEL, json.dumps(own), timeout_seconds, purpose)
+    said: list[dict[str, str]] = [json.loads(text) for text in texts]
+    different = [k for k in _PARTS if len({one[k] for one in said}) > 1]
+    if different:
+        told["program"] = text
+        raise _explain(call, told, said, different[0], timeout_seconds)
 
 
 def _explain(
-    agreement: Agreement,
     call: str,
     told: dict[str, str],
     said: list[dict[str, str]],
     part: str,
-    limit: float,
+    seconds: float | None,
 ) -> ProgramMismatchError:
     """Return the error for programs that differ; all processes get here together."""
-    values = [one[part] for one in said]
-    common = max(values, key=values.count)
-    # With two processes nobody knows who is wrong: process 0 counts as right.
-    right = values[0] if values.count(common) == values.count(values[0]) else common
-    odd = [i for i, value in enumerate(values) if value != right]
-    shown = _pack(told[part])
-    texts = agreement.gather("program-text", shown, limit, purpose=f"the text of {call}")
-    wrong, other = _unpack(texts[odd[0]]), _unpack(texts[values.index(right)])
+    odd, usual = find_odd_ones([one[part] for one in said])
+    texts = exchange(call, "program-text", _pack(told[part]), seconds, f"the text of {call}")
+    wrong, other = _unpack(texts[odd[0]]), _unpack(texts[usual or 0])
     tell_blame(odd)
     return ProgramMismatchError(
         f"{call}: process {odd[0]} runs another program; what differs: {_PARTS[part]}.\n"

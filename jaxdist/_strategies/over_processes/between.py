@@ -74,15 +74,19 @@ class BetweenProcesses:
         try:
             with Waiter(shown, shown, seconds, self._steps) as waiter:
                 result = call(*args, **kwargs) if kwargs else call(*args)
-                arrays = _list_arrays(result)
-                if arrays:
-                    self._results.append(min(arrays, key=_count_bytes))
-                if seconds is not None:
-                    waiter.wait(arrays)
+                self._wait(waiter, result, seconds)
         except OtherProcessError as error:
             save_after(error)
             raise
         return result
+
+    def _wait(self, waiter: Waiter, result: Any, seconds: float | None) -> None:
+        """Keep one array of a result; with `seconds`, wait for all of them."""
+        arrays = _list_arrays(result)
+        if arrays:
+            self._results.append(min(arrays, key=_count_bytes))
+        if seconds is not None:
+            waiter.wait(arrays)
 
     def combine(self, name: str, call: Callable[[], Any], seconds: float | None) -> Any:
         """Run `reduce` or `gather`; with `seconds`, wait until it has ended.
@@ -96,8 +100,7 @@ class BetweenProcesses:
         try:
             with Waiter(name, place, seconds) as waiter:
                 result = call()
-                if seconds is not None:
-                    waiter.wait(_list_arrays(result))
+                self._wait(waiter, result, seconds)
         except OtherProcessError as error:
             save_after(error)
             raise

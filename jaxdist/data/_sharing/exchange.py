@@ -16,11 +16,10 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdist._processes import Agreement
+from jaxdist._processes import Agreement, find_odd_ones
 from jaxdist.data._sharing.structure import (
     Structure,
     check_equal,
-    find_odd_ones,
     structure_of_text,
 )
 from jaxdist.errors import (

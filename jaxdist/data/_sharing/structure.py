@@ -2,13 +2,13 @@
 
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxdist._processes import find_odd_ones
 from jaxdist.data._reading.elements import Element, device_dtype
 from jaxdist.errors import ProgramMismatchError
 
@@ -115,26 +115,6 @@ def check_equal(caller: str, structures: Sequence[Structure | None]) -> None:
         "Make the same batches in every process; pad dims that vary to one length.",
         culprits,
     )
-
-
-def find_odd_ones(values: Sequence[Any]) -> tuple[tuple[int, ...], int | None]:
-    """Return the processes whose value differs from most others', and one that has the usual one.
-
-    None stands for a process without a value. Where no value has a majority, that of the first
-    process counts as the usual one.
-
-    Example:
-        >>> from jaxdist.data._sharing.structure import find_odd_ones
-        >>> find_odd_ones(["a", "b", None, "b"]), find_odd_ones(["a", "b"])
-        (((0,), 1), ((1,), 0))
-    """
-    present = [(i, v) for i, v in enumerate(values) if v is not None]
-    if not present:
-        return (), None
-    # `most_common` keeps the order of the first one seen.
-    usual = Counter(v for _, v in present).most_common(1)[0][0]
-    odd = tuple(i for i, v in present if v != usual)
-    return odd, next(i for i, v in present if v == usual)
 
 
 def _describe_difference(found: Structure | None, usual: Structure | None) -> tuple[str, str]:
