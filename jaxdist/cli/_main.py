@@ -42,14 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         # keep their traceback.
         if arguments.traceback:
             raise
-        print(f"jaxdist {arguments.name}: {error}", file=sys.stderr)
+        print(f"jaxdist {arguments.subcommand}: {error}", file=sys.stderr)
         # A launcher reads tracebacks from the output, and there is none.
         record_error(error)
         return EXIT_ERROR
     except KeyboardInterrupt:
         if arguments.traceback:
             raise
-        print(f"jaxdist {arguments.name}: stopped by Ctrl-C", file=sys.stderr)
+        print(f"jaxdist {arguments.subcommand}: stopped by Ctrl-C", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
@@ -61,7 +61,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     version = f"jaxdist {versions()['jaxdist']} (jax {versions()['jax']})"
     parser.add_argument("--version", action="version", version=version)
-    commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     # A parent parser: the option is accepted after the name of each command.
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument(

@@ -63,6 +63,7 @@ def test_what_cannot_start_is_refused(
     assert main(["launch", *argv]) == 2
     assert started == []
     message = capsys.readouterr().err
+    assert message.startswith("jaxdist launch: ")
     for part in parts:
         assert part in message
 
