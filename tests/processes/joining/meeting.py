@@ -21,20 +21,6 @@ def _describe_with(**other: Any) -> None:
     connection.describe_this_process = lambda index, addresses: described(index, addresses) | other
 
 
-def _take_port(address: str) -> None:
-    """Let another program take the port of process 0 as soon as its claim is closed."""
-    close = claims.Claim.close
-    host, _, port = address.rpartition(":")
-    taken: list[socket.socket] = []
-
-    def close_and_take(claim: claims.Claim) -> None:
-        close(claim)
-        if not taken:
-            taken.append(socket.create_server((host, int(port))))
-
-    claims.Claim.close = close_and_take
-
-
 def join(how: str = "") -> dict[str, Any]:
     """Join the job of TF_CONFIG, with something wrong in process 1; return the error, if any."""
     how = how or os.environ.get("HOW", "")
@@ -56,8 +42,6 @@ def join(how: str = "") -> dict[str, Any]:
     if how == "says another index" and is_wrong:
         # It answers at its own address that it is another task.
         _describe_with(index=5)
-    if how == "port taken":
-        _take_port(addresses[0])
     if how == "interrupted" and not is_wrong:
         # Process 1 does not come, so this one still waits then.
         threading.Timer(1.0, signal.raise_signal, [signal.SIGINT]).start()

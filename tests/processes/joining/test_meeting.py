@@ -82,13 +82,6 @@ def test_a_process_that_cannot_join_says_what_to_do(how: str, error: str, part: 
         assert part in result["message"]
 
 
-def test_a_port_that_is_taken_while_the_processes_join_is_an_error() -> None:
-    (result,) = _join("port taken", 1, service=False)
-    assert result["error"] == "ClusterError"
-    assert "Process 0 could not join the 1 processes" in result["message"]
-    assert "`jaxdist resolve`" in result["message"]
-
-
 def test_ctrl_c_while_a_process_waits_for_others_frees_its_port() -> None:
     here, _ = _join("interrupted", service=False)
     assert here == {"error": "KeyboardInterrupt", "message": "its port is free again"}
