@@ -41,7 +41,7 @@ def test_where_no_process_has_a_full_copy_the_last_checkpoint_counts(
 ) -> None:
     args = (str(tmp_path), 1, _AT, "fsdp")
     outcomes = run_job(surviving.train_until_killed, 2, args=args, devices=2)
-    assert outcomes[0].exit_code == 0, outcomes[0].describe()
+    assert outcomes[0].exit_code == 0, "\n".join(one.describe() for one in outcomes)
     last = outcomes[0].result["message"].splitlines()[-1]
     assert last.startswith("Nothing was saved now: ")
     assert "is in pieces" in last

@@ -43,8 +43,6 @@ def join(how: str = "") -> dict[str, Any]:
         # It answers at its own address that it is another task.
         _describe_with(index=5)
     if how == "interrupted" and not is_wrong:
-        # Where the tests run in the background of a shell, SIGINT is ignored.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         # Process 1 does not come, so this one still waits then.
         threading.Timer(1.0, signal.raise_signal, [signal.SIGINT]).start()
     try:
