@@ -22,6 +22,7 @@ def _refused() -> list[dict[str, str]]:
     [
         ("op by op", ["ContextError", "run_eagerly", "1 of the 2 replicas", "jax.debug.print"]),
         ("nan", ["NotFiniteError", "With several processes", "op by op"]),
+        ("gradients", ["ContextError", "only 1 of 2 replicas", "virtual_devices(2)"]),
         ("device of another process", ["DeviceError", "reduce_to", "a device of process", "cpu:0"]),
         ("list of it", ["DeviceError", "broadcast_to", "a device of process", "cpu:0"]),
         ("captured", ["ReplicaValueError", "merge function", "2 replicas", "argument"]),
