@@ -27,6 +27,7 @@ ROWS = [
     {"_checks", "_checkpoints"},
     {"_strategies", "_preemption"},
     {"_planning", "training"},
+    {"_parameter_server"},
     {"jobs"},
     {"experimental", "compat", "contrib", "config"},
     {"__init__"},
@@ -47,6 +48,19 @@ PROGRAM = [
     {"__init__"},
 ]
 PROGRAM_SIDEWAYS = {("uneven", "state"), ("variables", "uneven")}
+
+# And inside `_parameter_server`; see `docs/design/017-parameter-servers.md`.
+SERVERS = [
+    {"transport"},
+    {"server"},
+    {"variables"},
+    {"closures"},
+    {"worker"},
+    {"coordinator", "rpc"},
+    {"strategy", "tasks"},
+    {"__init__"},
+]
+INSIDE = {"_program": (PROGRAM, PROGRAM_SIDEWAYS), "_parameter_server": (SERVERS, set())}
 
 # Rooms that could run without JAX: who is in the job, and where chips are.
 WITHOUT_JAX = {"cluster_resolver", "tpu"}
@@ -185,10 +199,10 @@ def _import_faults(name: str, files: Files) -> Iterator[str]:
         module = _module(dotted, files)
         there = module.split(".")[0]
         if there == room or room == OUTSIDE:
-            if room == "_program" and there == room:
+            if room in INSIDE and there == room:
                 parts = name.split(".")[1], module.split(".")[1]
                 if parts[0] != parts[1]:
-                    yield from _row_faults(*parts, PROGRAM, PROGRAM_SIDEWAYS)
+                    yield from _row_faults(*parts, *INSIDE[room])
             continue
         if there == OUTSIDE:
             if room not in USERS_OF_TESTING:

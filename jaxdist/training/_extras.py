@@ -49,7 +49,7 @@ class Extra:
 
 EXTRAS = (
     Extra("grain", "grain", "input pipelines with shuffling and saved positions"),
-    Extra("grpcio", "grpc", "parameter servers and remote calls, which are not there yet"),
+    Extra("grpcio", "grpc", "parameter servers and remote calls between processes"),
     Extra("libtpu", "libtpu", "planning for TPU pods, on a machine without one"),
     Extra("scikit-learn", "sklearn", "the handwritten digits of `jaxdist train`"),
     Extra("matplotlib", "matplotlib", "pictures of learning curves"),

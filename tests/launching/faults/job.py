@@ -100,25 +100,21 @@ def train() -> dict[str, Any]:
     options = jaxdist.experimental.CommunicationOptions(timeout_seconds=LIMIT)
     strategy = jaxdist.MultiWorkerMirroredStrategy(communication_options=options)
     checkpoints = jaxdist.training.Checkpoints(OUT / "checkpoints", timeout_seconds=LIMIT)
-    rows = 1 if is_time("compile") and FAULT == "shape" else 2
-
-    def make(rows: int) -> Any:
-        return strategy.experimental_distribute_values_from_function(
-            lambda c: np.full((rows, 3), 1 + c.replica_id_in_sync_group, "float32")
-        )
-
-    x = make(2)
+    x = strategy.experimental_distribute_values_from_function(
+        lambda c: np.full((2, 3), 1 + c.replica_id_in_sync_group, "float32")
+    )
     w: Any = jnp.zeros(())
     w = strategy.run(step, (w, x))
     do_wrong("compile")
+    if is_time("compile") and FAULT == "shape":
+        w = jnp.zeros((2,))
     fn = make_step()
     for number in range(STEPS):
         if number == 2:
             do_wrong("step")
             if is_time("step") and FAULT == "data":
                 break
-        value = x if number or rows == 2 else make(rows)
-        w = strategy.run(fn, (w, value))
+        w = strategy.run(fn, (w, x))
         if number == 3:
             do_wrong("reduce")
             if is_time("reduce") and FAULT == "program":

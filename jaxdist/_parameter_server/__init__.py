@@ -1,0 +1,1 @@
+"""Asynchronous training: variables on servers, and workers that are not in step."""

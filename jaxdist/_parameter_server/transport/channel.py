@@ -1,0 +1,49 @@
+"""What a connection between two tasks can do, in one process and by gRPC."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from jaxdist._parameter_server.transport.message import Message
+
+# Called in a thread of the server, several at a time.
+Handler = Callable[[Message], Message]
+
+
+class Channel(Protocol):
+    """The caller's side of a connection. Several threads may call at a time."""
+
+    @property
+    def address(self) -> str:
+        """The address of the other task, such as `10.0.0.2:2222`."""
+        ...
+
+    def call(self, message: Message, seconds: float | None = None) -> Message:
+        """Call a method of the other task, and return its reply.
+
+        Args:
+            message: The request.
+            seconds: How long to wait for the reply; None means `JAXDIST_RPC_SECONDS` (60).
+
+        Raises:
+            DeadlineExceededError: No reply came in time. The other task may have done the work.
+            UnavailableError: Nobody listens there, or the connection was lost.
+            JaxdistError: What the other task raised.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the connection; calls that wait raise `UnavailableError`."""
+        ...
+
+
+class Listener(Protocol):
+    """The other side: a task that answers."""
+
+    @property
+    def address(self) -> str:
+        """The address that it listens on, with the real port where port 0 was asked for."""
+        ...
+
+    def stop(self) -> None:
+        """Stop to answer, and free the address."""
+        ...
