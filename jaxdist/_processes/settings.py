@@ -70,7 +70,8 @@ def processes(
 
     Each value can also be given as an environment variable: `JAXDIST_QUIET_SECONDS`,
     `JAXDIST_HEARTBEAT_SECONDS`, `JAXDIST_JOIN_SECONDS`, `JAXDIST_ABORT_SECONDS`,
-    `JAXDIST_COLLECTIVE_SECONDS` and `JAXDIST_RPC_SECONDS`. A value that is given here counts before the variable.
+    `JAXDIST_COLLECTIVE_SECONDS` and `JAXDIST_RPC_SECONDS`. A value that is given here counts before
+    the variable.
 
     `heartbeat_seconds`, `join_seconds` and `collective_seconds` are used when this process joins
     the others, so set them before the strategy is made.

@@ -41,19 +41,20 @@ class Layout:
 
     def allocate(self) -> "Arrays":
         """Return memory for the arrays."""
-        blocks, places, at = [], [], 0
+        blocks: list[int] = []
+        places: list[tuple[int, int]] = []
+        at = 0
         for size in self.sizes:
             if size >= _OWN_MEMORY:
-                if at:
-                    blocks.append(at)
+                # The block of small arrays before it ends here.
+                blocks += [at] if at else []
                 places.append((len(blocks), 0))
                 blocks.append(pad(size))
                 at = 0
             else:
                 places.append((len(blocks), at))
                 at += pad(size)
-        if at:
-            blocks.append(at)
+        blocks += [at] if at else []
         return Arrays(self, [_allocate(size) for size in blocks], places)
 
 

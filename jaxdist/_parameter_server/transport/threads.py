@@ -4,16 +4,18 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _Work = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class Threads(Executor):
     """Up to `most` daemon threads, started when they are needed.
 
-    Python waits for the threads of a `ThreadPoolExecutor` before it ends. A handler that hangs would
-    keep the process alive.
+    Python waits for the threads of a `ThreadPoolExecutor` before it ends. A handler that hangs
+    would keep the process alive.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -23,9 +25,9 @@ class Threads(Executor):
         self._started = 0
         self._free = 0
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         """Call a function in one of the threads; it waits while all of them are busy."""
-        future: Future[Any] = Future()
+        future: Future[_T] = Future()
         with self._lock:
             if self._free:
                 self._free -= 1

@@ -56,7 +56,8 @@ class GrpcListener:
         security: Security,
     ) -> None:
         self._grpc = grpc = load_grpc()
-        health, added = load_grpc("grpc_health.v1.health"), load_grpc("grpc_health.v1.health_pb2_grpc")
+        health = load_grpc("grpc_health.v1.health")
+        added = load_grpc("grpc_health.v1.health_pb2_grpc")
         security.check_address(host)
         self._handlers, self._limits = dict(handlers), limits
         self._budget = Budget(limits.bytes_in_flight)
@@ -135,9 +136,9 @@ class GrpcListener:
             with self._watch.limit(context.cancel):
                 for chunk in chunks:
                     incoming.add(chunk)
-                    if not taken and incoming.nbytes:
-                        count = incoming.nbytes
-                        if not self._budget.take(count, min(self._seconds, context.time_remaining())):
+                    if not taken and (count := incoming.nbytes):
+                        patience = min(self._seconds, context.time_remaining())
+                        if not self._budget.take(count, patience):
                             text = "too many bytes are being received"
                             context.abort(code.RESOURCE_EXHAUSTED, text)
                         taken = count
