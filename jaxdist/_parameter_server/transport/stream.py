@@ -84,6 +84,12 @@ class Outgoing:
         self._header = msgspec.msgpack.encode(header)
         compare(caller, "bytes of fields, names and shapes", len(self._header), limits.header_bytes)
 
+    @property
+    def is_one_chunk(self) -> bool:
+        """Whether it is so small."""
+        size = sum(pad(array.nbytes) for array in self._arrays)
+        return _LENGTH.size + len(self._header) + size <= CHUNK
+
     def make_chunks(self, call: bytes, direction: int) -> Iterator[bytes]:
         """Return the chunks, each made when it is asked for."""
         number, free = 0, CHUNK

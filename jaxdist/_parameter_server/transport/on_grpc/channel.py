@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from jaxdist._parameter_server.transport.calls import Peer, check_message, get_seconds
@@ -43,6 +43,8 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 500),
     # A connection of its own, so that it ends with the channel.
     ("grpc.use_local_subchannel_pool", 1),
+    # The caller's own thread waits for a reply. Otherwise each call would start another one.
+    ("SingleThreadedUnaryStream", 1),
     # A call is not repeated behind the back of whoever counts calls.
     ("grpc.enable_retries", 0),
 )
@@ -72,7 +74,8 @@ class GrpcChannel:
                 security.authority, security.key, security.certificate
             )
             self._channel = grpc.secure_channel(address, credentials, _OPTIONS)
-        self._call = self._channel.stream_stream(f"/{SERVICE}/Call")
+        self._call = self._channel.unary_stream(f"/{SERVICE}/Call")
+        self._stream = self._channel.stream_stream(f"/{SERVICE}/Stream")
         known = () if security.secret is None else ((SECRET_KEY, security.secret.encode()),)
         self._metadata = ((WIRE_KEY, WIRE), *known)
         # The id of a call: of this channel, and a number.
@@ -94,12 +97,13 @@ class GrpcChannel:
         incoming = Incoming(call, REPLY, self._limits)
 
         def exchange() -> None:
-            chunks: Iterator[bytes] = self._call(
-                request.make_chunks(call, REQUEST),
-                timeout=max(seconds, 0.0),
-                metadata=(*self._metadata, (CALL_KEY, call)),
+            # A stream of requests needs a thread of gRPC, and one chunk does not.
+            chunks = request.make_chunks(call, REQUEST)
+            start, sent = (
+                (self._call, next(chunks)) if request.is_one_chunk else (self._stream, chunks)
             )
-            for chunk in chunks:
+            metadata = (*self._metadata, (CALL_KEY, call))
+            for chunk in start(sent, timeout=max(seconds, 0.0), metadata=metadata):
                 incoming.add(chunk)
                 incoming.allocate()
 

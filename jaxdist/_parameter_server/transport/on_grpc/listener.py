@@ -71,9 +71,12 @@ class GrpcListener:
             options=(*OPTIONS, ("grpc.so_reuseport", 0)),
             maximum_concurrent_rpcs=limits.calls,
         )
-        method = grpc.stream_stream_rpc_method_handler(self._answer)
-        handler = grpc.method_handlers_generic_handler(SERVICE, {"Call": method})
-        self._server.add_generic_rpc_handlers((handler,))
+        methods = {
+            "Call": grpc.unary_stream_rpc_method_handler(self._answer_one),
+            "Stream": grpc.stream_stream_rpc_method_handler(self._answer),
+        }
+        handlers_of_grpc = grpc.method_handlers_generic_handler(SERVICE, methods)
+        self._server.add_generic_rpc_handlers((handlers_of_grpc,))
         self._health = health.HealthServicer()
         added.add_HealthServicer_to_server(self._health, self._server)
         shown = f"[{host}]" if ":" in host else host
@@ -110,6 +113,9 @@ class GrpcListener:
                 "See who uses the port: ss -ltnp. Or choose another address, or port 0 for a free "
                 "port."
             ) from None
+
+    def _answer_one(self, chunk: bytes, context: Any) -> Iterator[bytes]:
+        return self._answer(iter((chunk,)), context)
 
     def _answer(self, chunks: Iterator[bytes], context: Any) -> Iterator[bytes]:
         call = dict(context.invocation_metadata())[CALL_KEY]

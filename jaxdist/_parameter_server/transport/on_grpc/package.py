@@ -1,6 +1,7 @@
 """The package grpcio, and what both sides of a connection agree on."""
 
 import importlib
+import os
 from typing import Any
 
 from jaxdist._parameter_server.transport.stream import CHUNK
@@ -29,6 +30,8 @@ def load_grpc(module: str = "grpc") -> Any:
     Raises:
         MissingExtraError: It is not installed.
     """
+    # Otherwise it prints a line for each connection that a server closes.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         return importlib.import_module(module)
     except ImportError:
