@@ -40,6 +40,8 @@ working::
       ClusterError             ValueError, RuntimeError too  a cluster that is not valid
         DuplicateTaskError   KeyError too    two processes that are the same task
       LaunchError              RuntimeError  processes that cannot be started
+      UnauthenticatedError     PermissionError  a caller without the secret of a server
+      UnknownError             RuntimeError  another task raised an error that is none of these
       MissingExtraError        ImportError   an optional package that is not installed
 
       MissingNameError         AttributeError a documented name that jaxdist does not have
@@ -255,6 +257,22 @@ class LaunchError(JaxdistError, RuntimeError):
     """Raised when the processes of a job cannot be started."""
 
 
+class UnauthenticatedError(JaxdistError, PermissionError):
+    """Raised when a server does not know its caller: no secret, or another one.
+
+    Source:
+        `tf.errors.UnauthenticatedError`.
+    """
+
+
+class UnknownError(JaxdistError, RuntimeError):
+    """Raised when another task raised an error that is no error of jaxdist.
+
+    Source:
+        `tf.errors.UnknownError`.
+    """
+
+
 class MissingExtraError(JaxdistError, ImportError):
     """Raised when an optional package is needed but not installed."""
 
@@ -283,7 +301,6 @@ _NOT_THERE = {
     "FailedPreconditionError": (
         "What is called at the wrong time or place is errors.ContextError, a RuntimeError."
     ),
-    "UnknownError": _SERVERS,
 }
 
 # Type checkers must not see `__getattr__`: they would then accept every name of this module.

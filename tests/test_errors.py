@@ -49,6 +49,8 @@ TREE = {
     "ClusterError": ValueError,
     "DuplicateTaskError": ValueError,
     "LaunchError": RuntimeError,
+    "UnauthenticatedError": PermissionError,
+    "UnknownError": RuntimeError,
     "MissingExtraError": ImportError,
     "MissingNameError": AttributeError,
 }

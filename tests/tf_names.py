@@ -296,6 +296,7 @@ errors.InvalidArgumentError
 errors.NotFoundError
 errors.OutOfRangeError
 errors.UnavailableError
+errors.UnknownError
 """
 
 # Not there: reading it is an error with these words, which name what is in its place.
@@ -357,7 +358,6 @@ TO_COME = {
     "coordinator": SERVERS,
     "errors.AbortedError": SERVERS,
     "errors.CancelledError": SERVERS,
-    "errors.UnknownError": SERVERS,
     "estimator": FIT,
     "experimental.CentralStorageStrategy": SERVERS,
     "experimental.ParameterServerStrategy": SERVERS,
