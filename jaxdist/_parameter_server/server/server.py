@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from jaxdist._parameter_server.server import checks
-from jaxdist._parameter_server.server.staleness import Admission, GetVersions
 from jaxdist._parameter_server.server.applying import LostValuesError
 from jaxdist._parameter_server.server.changing import ChangeRequest
 from jaxdist._parameter_server.server.creating import add_update, add_variables, make_value
@@ -21,6 +20,7 @@ from jaxdist._parameter_server.server.requests import (
     UpdateRegistration,
     Values,
 )
+from jaxdist._parameter_server.server.staleness import Admission, GetVersions
 from jaxdist._parameter_server.server.state import State
 from jaxdist._validate import as_integer
 from jaxdist.errors import ArgumentError

@@ -1,0 +1,1 @@
+"""Variables on servers, as the user sees them."""
