@@ -1,6 +1,7 @@
 """`ClosureQueue`: closures that wait for a worker, those that run, and the first error."""
 
 import contextlib
+import dataclasses
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
@@ -169,6 +170,16 @@ class ClosureQueue:
             if self._error is not None:
                 self._raise_error()
             return self.finished.below > self.counts.scheduled
+
+    def count_pending(self) -> int:
+        """Return how many closures wait or run."""
+        with self._lock:
+            return len(self._queued) + len(self.in_flight)
+
+    def read_counts(self) -> tuple[Counts, int]:
+        """Return a copy of the counts, and how many closures wait or run."""
+        with self._lock:
+            return dataclasses.replace(self.counts), len(self._queued) + len(self.in_flight)
 
     def report_error(self, error: BaseException) -> None:
         """Let the next `put`, `wait` or `is_done` raise an error that is not one of a closure."""

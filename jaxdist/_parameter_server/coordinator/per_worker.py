@@ -54,9 +54,16 @@ class PerWorkerValues:
 
     def set_error(self, index: int, error: BaseException) -> None:
         """Set why one worker has none."""
+        # An iterator over a dataset that could not be made has the error of the dataset.
+        if isinstance(error, ClosureInputError):
+            error = error.original_exception or error
         with self._lock:
             self._errors[index] = error
             self._made.pop(index, None)
+
+    def has(self, index: int) -> bool:
+        """Whether one worker has made it, or has failed to."""
+        return index in self._made or index in self._errors
 
     def forget(self, index: int) -> None:
         """Forget what one worker has made, because it was lost."""

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from jaxdist._parameter_server.coordinator.fence import Fence
+
 
 @dataclasses.dataclass(frozen=True)
 class IteratorOf:
@@ -99,12 +101,16 @@ class CoordinatedStrategy(Protocol):
 
     # The coordinator of the strategy; None until there is one.
     _cluster_coordinator: Any
+    # The coordinator increases it, and so does whoever reads or changes a variable on it.
+    _fence: Fence
 
     def links(self) -> Sequence[WorkerLink]:
         """Return the connections to the workers, in the order of their indices."""
         ...
 
-    def prepare(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def prepare(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         """Trace a function with its arguments, and return what `WorkerLink.run` takes.
 
         A `PerWorkerValues` among the arguments is traced as that of the first worker.

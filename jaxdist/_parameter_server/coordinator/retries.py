@@ -64,17 +64,14 @@ def note_lost_worker(
     return made
 
 
-def make_all_lost_error(
-    worker: int, seconds: float, error: WorkerUnavailableError
-) -> WorkerUnavailableError:
+def make_all_lost_error(seconds: float, error: WorkerUnavailableError) -> WorkerUnavailableError:
     """Return the error of a job in which all workers are lost."""
     made = WorkerUnavailableError(
-        f"All workers are lost; worker {worker} has been for {seconds:.1f} s: "
-        f"{_first_line(error)}\n\n"
+        f"All workers have been lost for {seconds:.1f} s: {_first_line(error)}\n\n"
         "Closures wait for a worker as long as one is left, or comes back in time "
         "(JAXDIST_WORKER_SECONDS).\n\n"
         "Start the workers again, then schedule the closures again.",
-        error.processes or (worker,),
+        error.processes,
     )
     made.__cause__ = error
     return made

@@ -5,7 +5,6 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable
 from typing import Protocol
 
 from jaxdist._parameter_server.coordinator import retries
@@ -25,6 +24,7 @@ from jaxdist.errors import (
 
 _LOG = logging.getLogger("jaxdist")
 _ASK_SECONDS = 0.5
+_NAP = 0.05
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
 # What the closure is not to blame for: it runs again.
@@ -38,8 +38,8 @@ class Fleet(Protocol):
         """Return all per-worker values that somebody can still use, the oldest first."""
         ...
 
-    def are_all_lost(self) -> bool:
-        """Whether no worker can run a closure."""
+    def check_all_lost(self, error: WorkerUnavailableError) -> None:
+        """Let `join` raise if closures wait, and no worker was there to run them for too long."""
         ...
 
 
@@ -92,13 +92,6 @@ class WorkerThread:
     def make(self, values: PerWorkerValues) -> None:
         """Make a value on this worker before the next closure."""
         self._to_make.append(weakref.ref(values))
-
-    def make_again(self, values: Iterable[PerWorkerValues]) -> None:
-        """Make all values on this worker; what it has made before is lost."""
-        self._to_make.clear()
-        for one in values:
-            one.forget(self.link.index)
-            self.make(one)
 
     def _work(self) -> None:
         # A thread has a context of its own, so this holds for all that it runs.
@@ -164,30 +157,29 @@ class WorkerThread:
     def _wait_for_worker(self, error: WorkerUnavailableError) -> None:
         """Wait until the worker is back, and let it make its values again."""
         index = self.link.index
-        self.lost_since = limit_from = time.monotonic()
-        first_line = str(error).partition("\n")[0]
-        _LOG.warning("Worker %d was lost: %s Others go on.", index, first_line)
+        since = self.lost_since = time.monotonic()
+        _LOG.warning("Worker %d was lost: %s The others go on.", index, _first_line(error))
         while not self.stopping.is_set() and not self._ask_for_worker():
-            if not self._fleet.are_all_lost():
-                limit_from = time.monotonic()
-            elif time.monotonic() - limit_from >= self._settings.worker_seconds:
-                limit_from = time.monotonic()
-                lost = limit_from - self.lost_since
-                self._queue.report_error(retries.make_all_lost_error(index, lost, error))
-        if not self.stopping.is_set():
-            _LOG.warning("Worker %d is back after %.1f s.", index, time.monotonic() - self.lost_since)
-            self.make_again(self._fleet.list_values())
+            self._fleet.check_all_lost(error)
+        # First what is made from now on, then what was made before: so no value is left out.
+        self._to_make.clear()
+        for values in self._fleet.list_values():
+            values.forget(index)
+            self.make(values)
         self.lost_since = None
+        if not self.stopping.is_set():
+            _LOG.warning("Worker %d is back after %.1f s.", index, time.monotonic() - since)
 
     def _ask_for_worker(self) -> bool:
         began = time.monotonic()
         try:
             if self.link.wait_until_back(_ASK_SECONDS):
                 return True
-        except (WorkerUnavailableError, *_OF_SERVERS):
-            pass
-        # A link may answer "no" at once.
-        self.stopping.wait(max(0.0, min(_ASK_SECONDS, 0.05) - (time.monotonic() - began)))
+        except Exception as error:
+            # Whatever is wrong with the connection, the worker is not back.
+            _LOG.info("Worker %d is not back: %s", self.link.index, _first_line(error))
+        # A link may answer at once.
+        self.stopping.wait(max(0.0, _NAP - (time.monotonic() - began)))
         return False
 
     def _make_values(self) -> None:
@@ -196,7 +188,7 @@ class WorkerThread:
             values = self._to_make.popleft()()
         except IndexError:
             return
-        if values is None:
+        if values is None or values.has(self.link.index):
             return
         index = self.link.index
         began = time.monotonic()
@@ -216,3 +208,7 @@ class WorkerThread:
             except BaseException as error:
                 values.set_error(index, error)
                 return
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

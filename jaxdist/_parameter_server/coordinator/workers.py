@@ -10,8 +10,10 @@ from jaxdist._parameter_server.coordinator.closure_queue import ClosureQueue
 from jaxdist._parameter_server.coordinator.fence import Fence
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerValues
 from jaxdist._parameter_server.coordinator.protocols import WorkerLink
+from jaxdist._parameter_server.coordinator.retries import make_all_lost_error
 from jaxdist._parameter_server.coordinator.settings import WaitSettings
 from jaxdist._parameter_server.coordinator.worker_thread import WorkerThread
+from jaxdist.errors import WorkerUnavailableError
 
 
 class Workers:
@@ -21,21 +23,22 @@ class Workers:
 
     Args:
         links: The connections to the workers.
+        fence: The fence of the strategy.
         settings: How long closures wait for servers and workers.
 
     Attributes:
         queue: The closures.
-        fence: The fence of the coordinator.
         threads: One thread for each worker.
     """
 
-    def __init__(self, links: Iterable[WorkerLink], settings: WaitSettings) -> None:
+    def __init__(self, links: Iterable[WorkerLink], fence: Fence, settings: WaitSettings) -> None:
         self.settings = settings
         self.queue = ClosureQueue()
-        self.fence = Fence()
+        self.fence = fence
         self.threads: list[WorkerThread] = []
         self._values: weakref.WeakSet[PerWorkerValues] = weakref.WeakSet()
         self._lock = threading.Lock()
+        self._reported = 0.0
         for link in links:
             self.add(link)
 
@@ -44,7 +47,8 @@ class Workers:
         with self._lock:
             thread = WorkerThread(link, self.queue, self.fence, self.settings, self)
             self.threads.append(thread)
-            thread.make_again(self._list_values())
+            for values in self._list_values():
+                thread.make(values)
         thread.start()
 
     def create(self, values: PerWorkerValues) -> None:
@@ -60,9 +64,23 @@ class Workers:
         with self._lock:
             return self._list_values()
 
-    def are_all_lost(self) -> bool:
-        """Whether no worker can run a closure."""
-        return all(thread.lost_since is not None for thread in list(self.threads))
+    def check_all_lost(self, error: WorkerUnavailableError) -> None:
+        """Let `join` raise if closures wait, and no worker was there to run them for too long.
+
+        Args:
+            error: Why one of the workers was lost.
+        """
+        with self._lock:
+            times = [thread.lost_since for thread in self.threads]
+            found = [since for since in times if since is not None]
+            if len(found) < len(times) or not self.queue.count_pending():
+                return
+            # The threads of all workers ask; one error is enough.
+            now, since = time.monotonic(), max(found)
+            if now - max(since, self._reported) < self.settings.worker_seconds:
+                return
+            self._reported = now
+        self.queue.report_error(make_all_lost_error(now - since, error))
 
     def stop(self) -> None:
         """Cancel all closures, and let the threads end."""
