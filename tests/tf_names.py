@@ -291,6 +291,7 @@ contrib.require_replica_context(replica_ctx)
 nn.compute_average_loss(per_example_loss, sample_weight=None, global_batch_size=None)
 nn.scale_regularization_loss(regularization_loss)
 
+errors.CancelledError
 errors.DeadlineExceededError
 errors.InvalidArgumentError
 errors.NotFoundError
@@ -357,7 +358,6 @@ TO_COME = {
     "contrib.run_standard_tensorflow_server": SERVERS,
     "coordinator": SERVERS,
     "errors.AbortedError": SERVERS,
-    "errors.CancelledError": SERVERS,
     "estimator": FIT,
     "experimental.CentralStorageStrategy": SERVERS,
     "experimental.ParameterServerStrategy": SERVERS,

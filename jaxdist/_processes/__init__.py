@@ -39,3 +39,4 @@ from jaxdist._processes.watching import wait_until_ready as wait_until_ready
 from jaxdist._processes.watching.current import connect as connect
 from jaxdist._processes.watching.current import join as join
 from jaxdist._processes.watching.current import watch as watch
+from jaxdist._processes.watching.stacks import format_stack as format_stack
