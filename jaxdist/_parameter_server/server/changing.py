@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from jaxdist._parameter_server.server.staleness import Admission
 from jaxdist._parameter_server.server.applying import Request, check_changes
 from jaxdist._parameter_server.server.checks import find_variable
 from jaxdist._parameter_server.server.counted import ALREADY, COUNTED
-from jaxdist._parameter_server.server.staleness import ClosureId
 from jaxdist._parameter_server.server.requests import Change
+from jaxdist._parameter_server.server.staleness import Admission, ClosureId
 from jaxdist._parameter_server.server.state import State
 from jaxdist.errors import ArgumentError
 
@@ -130,6 +129,7 @@ class ChangeRequest:
         request.stage(self._changes)
         request.commit()
         state.applied += 1
+        state.mutations += 1
         if self._closure is not None:
             state.counted.count(*self._closure)
         self.staleness = staleness
