@@ -267,7 +267,8 @@ class _Builder:
                 sharding = getattr(given, "sharding", None)
             elif slot.source is Source.BATCH:
                 source, batch, leaf = slot.index
-                sharding = BatchLeaf(source, batch, leaf).of(self._call.draws.batches).sharding
+                given = BatchLeaf(source, batch, leaf).of(self._call.draws.batches)
+                sharding = getattr(given, "sharding", None)
             return slot, self._shape(aval.shape, aval.dtype, sharding)
         if not isinstance(slot, StateLeaf) or slot.key is None:
             raise _make_state_error(self._name, getattr(slot, "name", "an input"))

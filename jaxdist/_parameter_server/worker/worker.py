@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ class _Kept:
     version: int
     value: Any
     fence: int
+    since: float
 
 
 class Worker:
@@ -66,16 +68,21 @@ class Worker:
         self._servers, self._put = servers, put
         self._max_staleness = max_staleness
         self._kept: dict[str, _Kept] = {}
+        # How long the last closure took. Values that came with a reply are used only by a closure
+        # that begins soon after: a worker that was idle would compute with values that are older
+        # than a read at its beginning could be.
+        self._seconds = 0.0
         self._programs: dict[str, Any] = {}
 
     def run(self, request: Request) -> list[np.ndarray]:
         """Run a closure, send its changes, and return its results."""
-        closure = request.closure
-        self._read(request)
+        closure, began = request.closure, time.monotonic()
+        self._read(request, began)
         outputs = self._compute(request)
         outputs = [np.asarray(x) for x in outputs]
         updates = self._select(closure, outputs)
         self._send(request, updates, outputs)
+        self._seconds = time.monotonic() - began
         return outputs[len(outputs) - closure.num_results :]
 
     def forget(self) -> None:
@@ -84,12 +91,12 @@ class Worker:
 
     # Reading
 
-    def _read(self, request: Request) -> None:
+    def _read(self, request: Request, began: float) -> None:
         """Read the variables that the closure needs, where the kept values are too old."""
         closure = request.closure
         changed = self._servers.group([u.name for u in closure.updates])
         for place, names in self._servers.group(closure.reads).items():
-            old = [n for n in names if not self._is_fresh(n, request.fence)]
+            old = [n for n in names if not self._is_fresh(n, request.fence, began)]
             if not old and self._max_staleness is None:
                 continue
             options: dict[str, Any] = self._known(names)
@@ -99,9 +106,11 @@ class Worker:
             found = self._servers.links[place].read(names, client=self._servers.client, **options)
             self._keep(found, request.fence)
 
-    def _is_fresh(self, name: str, fence: int) -> bool:
+    def _is_fresh(self, name: str, fence: int, began: float) -> bool:
         kept = self._kept.get(name)
-        return kept is not None and kept.fence >= fence
+        if kept is None or kept.fence < fence:
+            return False
+        return began - kept.since <= self._seconds
 
     def _known(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the versions that a server needs not send again."""
@@ -113,12 +122,14 @@ class Worker:
         return {"known": known, "incarnation": incarnation}
 
     def _keep(self, found: Values, fence: int) -> None:
+        now = time.monotonic()
         for name, version in found.versions.items():
             if name in found.values:
                 value = self._put(found.values[name])
-                self._kept[name] = _Kept(found.incarnation, version, value, fence)
+                self._kept[name] = _Kept(found.incarnation, version, value, fence, now)
             else:
-                self._kept[name].fence = fence
+                kept = self._kept[name]
+                kept.fence, kept.since = fence, now
 
     # Computing
 
