@@ -25,6 +25,8 @@ class RemoteValue(abc.ABC):
         `tf.distribute.coordinator.RemoteValue`.
     """
 
+    __slots__ = ("__weakref__",)
+
     @abc.abstractmethod
     def fetch(self) -> Any:
         """Wait for the result, and return it as arrays of NumPy.
