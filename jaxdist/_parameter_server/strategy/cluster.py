@@ -52,7 +52,8 @@ def read_cluster(caller: str, resolver: Any) -> Cluster:
         raise _make_error(
             caller, f"a cluster with the job {wrong[0]!r}", f"Its jobs are {', '.join(_JOBS)}."
         )
-    lists = {job: list(resolver.cluster_spec().job_tasks(job)) for job in tasks}
+    spec = resolver.cluster_spec()
+    lists = {job: [task for task in spec.job_tasks(job) if task is not None] for job in tasks}
     if len(lists.get("chief", [])) > 1:
         raise _make_error(
             caller,
@@ -67,7 +68,7 @@ def read_cluster(caller: str, resolver: Any) -> Cluster:
         raise _make_error(
             caller, f"task_type={task!r}", f"The type of a task is one of {', '.join(_JOBS)}."
         )
-    is_local = resolver.rpc_layer == "local"
+    is_local = getattr(resolver, "rpc_layer", None) == "local"
     return Cluster(lists["ps"], lists["worker"], is_local, task, resolver.task_id)
 
 

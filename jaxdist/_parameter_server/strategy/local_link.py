@@ -38,7 +38,7 @@ class LocalWorkerLink:
             for values, count in zip(closure.iterators, closure.program.first.batches, strict=True)
         ]
         traced = closure.program.find(batches)
-        leaves = {
+        leaves: dict[tuple[int, ...], Any] = {
             (source, batch, leaf): value
             for source, own in enumerate(batches)
             for batch, element in enumerate(own)

@@ -27,7 +27,16 @@ class ServerLink(Protocol):
         """Add an update program."""
         ...
 
-    def read(self, names: Sequence[str], **options: Any) -> Values:
+    def read(
+        self,
+        names: Sequence[str],
+        *,
+        client: str = "",
+        closure: int | None = None,
+        register: Sequence[str] = (),
+        known: Mapping[str, int] | None = None,
+        incarnation: str | None = None,
+    ) -> Values:
         """Return values."""
         ...
 
@@ -35,7 +44,17 @@ class ServerLink(Protocol):
         """Return rows."""
         ...
 
-    def change(self, changes: Sequence[Change], **options: Any) -> Changed:
+    def change(
+        self,
+        changes: Sequence[Change],
+        *,
+        client: str = "",
+        closure: int | None = None,
+        done_below: int = 0,
+        incarnation: str | None = None,
+        read: Sequence[str] = (),
+        known: Mapping[str, int] | None = None,
+    ) -> Changed:
         """Apply changes."""
         ...
 

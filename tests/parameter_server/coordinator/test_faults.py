@@ -39,6 +39,8 @@ MAKERS: dict[str, Any] = {
     "exit": lambda: SystemExit(3),
 }
 RETRIED = {"worker", "server", "deadline"}
+
+
 def _name(row: Any) -> str:
     return "-".join(map(str, row))
 
@@ -206,7 +208,9 @@ def test_a_closure_that_ends_every_worker_fails(
         raise MAKERS["worker"]()
 
     value = coordinator.schedule(end)
-    with pytest.raises(WorkerUnavailableError, match=r"closure 1 \(end\) was running each of the 4"):
+    with pytest.raises(
+        WorkerUnavailableError, match=r"closure 1 \(end\) was running each of the 4"
+    ):
         coordinator.join()
     with pytest.raises(WorkerUnavailableError, match="JAXDIST_WORKER_TRIES=8"):
         value.fetch()
