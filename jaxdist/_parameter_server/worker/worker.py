@@ -72,13 +72,17 @@ class Worker:
         # that begins soon after: a worker that was idle would compute with values that are older
         # than a read at its beginning could be.
         self._seconds = 0.0
-        self._programs: dict[str, Any] = {}
+        self._programs: dict[str, list[Any]] = {}
 
     def run(self, request: Request) -> list[np.ndarray]:
         """Run a closure, send its changes, and return its results."""
-        closure, began = request.closure, time.monotonic()
+        closure = request.closure
+        # Before the read: values that are read before a program is compiled are old when it runs.
+        self._compile(closure)
+        began = time.monotonic()
         self._read(request, began)
-        outputs = self._compute(request)
+        rows = self._read_rows(request)
+        outputs = self._compute(request, rows)
         outputs = [np.asarray(x) for x in outputs]
         updates = self._select(closure, outputs)
         self._send(request, updates, outputs)
@@ -131,17 +135,47 @@ class Worker:
                 kept = self._kept[name]
                 kept.fence, kept.since = fence, now
 
+    def _read_rows(self, request: Request) -> list[Any]:
+        """Read the rows that the closure needs, each one once."""
+        lookup = request.closure.lookup
+        if lookup is None:
+            return []
+        ids = self._programs[request.closure.digest][1](
+            *(self._find(i, request, []) for i in lookup.inputs)
+        )
+        names = {i.index[0]: i.name for i in request.closure.inputs if i.source is Source.ROWS}
+        found = []
+        for number, wanted in enumerate(ids):
+            # A lookup whose rows the program does not use.
+            name = names.get(number)
+            if name is None:
+                found.append(None)
+                continue
+            unique, place = np.unique(np.asarray(wanted), return_inverse=True)
+            found.append(self._servers.read_rows_of_closure(name, unique)[place])
+        return found
+
     # Computing
 
-    def _compute(self, request: Request) -> list[Any]:
-        closure = request.closure
-        program = self._programs.get(closure.digest)
-        if program is None:
-            exported = export.deserialize(bytearray(closure.exported))
-            program = self._programs[closure.digest] = jax.jit(exported.call)
-        return program(*(self._find(i, request) for i in closure.inputs))
+    def _compile(self, closure: TracedClosure) -> None:
+        """Load and compile the programs of a closure, if they are new."""
+        if closure.digest in self._programs:
+            return
+        texts = [closure.exported] + ([closure.lookup.exported] if closure.lookup else [])
+        loaded = [export.deserialize(bytearray(text)) for text in texts]
+        programs = [jax.jit(one.call) for one in loaded]
+        # A call with zeros compiles them.
+        for program, one in zip(programs, loaded, strict=True):
+            zeros = [self._put(np.zeros(a.shape, a.dtype)) for a in one.in_avals]
+            jax.block_until_ready(program(*zeros))
+        self._programs[closure.digest] = programs
 
-    def _find(self, given: Input, request: Request) -> Any:
+    def _compute(self, request: Request, rows: Sequence[Any]) -> list[Any]:
+        closure = request.closure
+        program = self._programs[closure.digest][0]
+        return program(*(self._find(i, request, rows) for i in closure.inputs))
+
+    def _find(self, given: Input, request: Request, rows: Sequence[Any]) -> Any:
         match given.source:
             case Source.VARIABLE:
                 return self._kept[given.name].value
@@ -149,6 +183,8 @@ class Worker:
                 return self._put(request.arguments[given.index[0]])
             case Source.BATCH:
                 return self._put(request.batches[given.index])
+            case Source.ROWS:
+                return self._put(rows[given.index[0]])
             case Source.NUMBER:
                 return self._put(np.uint32(request.number))
 
@@ -176,7 +212,12 @@ class Worker:
         for update in updates:
             kept = self._kept.get(update.name) if update.name in reads else None
             version = None if kept is None else kept.version
-            change = Change(update.op, update.name, [outputs[n] for n in update.operands], version)
+            operands = [outputs[n] for n in update.operands]
+            if update.op.startswith("scatter_"):
+                # Rows without a number belong to another shard.
+                is_own = operands[0] >= 0
+                operands = [x[is_own] for x in operands] if not is_own.all() else operands
+            change = Change(update.op, update.name, operands, version)
             by_server.setdefault(self._servers.find_server(update.name), []).append(change)
         wanted = (
             {} if self._max_staleness is not None else self._servers.group(request.closure.reads)
