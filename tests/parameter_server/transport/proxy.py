@@ -14,8 +14,8 @@ class Fault:
     """What happens to one piece of the bytes.
 
     Args:
-        kind: `drop` (the piece is missing), `delay` (nothing goes on), `cut` (the connection ends in
-            the middle of the piece), `duplicate` (it comes twice), `flip` (one bit changes), or
+        kind: `drop` (the piece is missing), `delay` (nothing goes on), `cut` (the connection ends
+            in the middle of the piece), `duplicate` (it comes twice), `flip` (one bit changes), or
             `none`.
         number: The piece, from 1; of all connections together.
         to_server: Whether it is one from the client to the server.
