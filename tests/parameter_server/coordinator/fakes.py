@@ -123,7 +123,9 @@ class FakeStrategy:
         """The workers."""
         return self._links
 
-    def prepare(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def prepare(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         """Keep the call as it is."""
         return fn, args, kwargs
 

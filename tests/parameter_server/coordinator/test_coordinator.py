@@ -164,10 +164,12 @@ def test_after_an_error_what_runs_is_stopped_and_what_waits_is_cancelled(
 def test_of_31_closures_one_of_which_fails_each_has_one_end(
     strategy: FakeStrategy, coordinator: ClusterCoordinator
 ) -> None:
-    values = [coordinator.schedule(_fail)]
+    gate = threading.Event()
+    for _ in range(30):
+        coordinator.schedule(gate.wait, (30,))
+    coordinator.schedule(_fail)
+    gate.set()
     with pytest.raises(ValueError, match="wrong"):
-        for _ in range(30):
-            values.append(coordinator.schedule(lambda: None))
         coordinator.join()
     found = coordinator.statistics()
     assert found.scheduled == found.applied + found.cancelled + found.failed
@@ -269,6 +271,24 @@ def test_a_remote_value_is_no_argument(coordinator: ClusterCoordinator) -> None:
             coordinator.schedule(lambda x: None, *call)
 
 
+class _Broken:
+    """A pytree node that cannot be flattened."""
+
+
+def _refuse(node: _Broken) -> Any:
+    raise TypeError("cannot be flattened")
+
+
+jax.tree_util.register_pytree_node(_Broken, _refuse, lambda *_: _Broken())
+
+
+def test_the_error_of_a_pytree_node_stays_as_it_is(coordinator: ClusterCoordinator) -> None:
+    with pytest.raises(TypeError, match="cannot be flattened"):
+        coordinator.fetch([_Broken()])
+    with pytest.raises(TypeError, match="cannot be flattened"):
+        coordinator.schedule(lambda x: x, (_Broken(),))
+
+
 def test_fetch_refuses_what_is_not_its_own(coordinator: ClusterCoordinator) -> None:
     other = FakeStrategy(1)
     value = ClusterCoordinator(other).schedule(lambda: 1)
@@ -340,10 +360,11 @@ def test_the_end_of_an_iterator_is_an_out_of_range_error(coordinator: ClusterCoo
             raise OutOfRangeError("no element\n\nis\n\nleft") from None
 
     iterator = iter(coordinator.create_per_worker_dataset(lambda: [1]))
+    value = coordinator.schedule(lambda x: [take(x), take(x)], (iterator,))
     with pytest.raises(OutOfRangeError):
-        for _ in range(3):
-            coordinator.schedule(take, (iterator,))
         coordinator.join()
+    with pytest.raises(OutOfRangeError):
+        value.fetch()
     coordinator.join()
 
 
