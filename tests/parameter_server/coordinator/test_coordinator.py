@@ -1,6 +1,8 @@
 """`ClusterCoordinator` with workers in this process."""
 
+import signal
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -422,3 +424,43 @@ def test_a_per_worker_value_keeps_the_owner_and_not_the_coordinator(
     dataset = coordinator.create_per_worker_dataset(lambda: [1])
     assert isinstance(dataset, PerWorkerValues)
     assert dataset.owner is coordinator._workers
+
+
+def test_ctrl_c_ends_join_and_the_closures_go_on(coordinator: ClusterCoordinator) -> None:
+    gate = threading.Event()
+    value = coordinator.schedule(gate.wait, (30,))
+    stop = threading.Event()
+
+    def interrupt() -> None:
+        wait_for(lambda: bool(coordinator._queue._targets))
+        if not stop.is_set():
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            coordinator.join()
+    finally:
+        stop.set()
+        signal.signal(signal.SIGINT, before)
+    assert not coordinator.done()
+    gate.set()
+    coordinator.join()
+    assert value.fetch() is True
+
+
+def test_a_closure_and_its_result_are_freed_as_soon_as_nobody_needs_them(
+    coordinator: ClusterCoordinator,
+) -> None:
+    class Array(np.ndarray):
+        pass
+
+    argument = np.zeros(2).view(Array)
+    value: Any = coordinator.schedule(lambda x: (x + 1).view(Array), (argument,))
+    references = [weakref.ref(argument), weakref.ref(value.fetch())]
+    coordinator.join()
+    del argument, value
+    # Without the garbage collector: the arrays may be large.
+    wait_for(lambda: not any(reference() is not None for reference in references))
