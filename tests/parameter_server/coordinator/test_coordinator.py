@@ -430,11 +430,12 @@ def test_ctrl_c_ends_join_and_the_closures_go_on(coordinator: ClusterCoordinator
     gate = threading.Event()
     value = coordinator.schedule(gate.wait, (30,))
     stop = threading.Event()
+    main = threading.get_ident()
 
     def interrupt() -> None:
         wait_for(lambda: bool(coordinator._queue._targets))
         if not stop.is_set():
-            signal.raise_signal(signal.SIGINT)
+            signal.pthread_kill(main, signal.SIGINT)
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread = threading.Thread(target=interrupt, daemon=True)
