@@ -1,6 +1,8 @@
 """`ClusterCoordinator` with workers in this process."""
 
+import signal
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -164,10 +166,12 @@ def test_after_an_error_what_runs_is_stopped_and_what_waits_is_cancelled(
 def test_of_31_closures_one_of_which_fails_each_has_one_end(
     strategy: FakeStrategy, coordinator: ClusterCoordinator
 ) -> None:
-    values = [coordinator.schedule(_fail)]
+    gate = threading.Event()
+    for _ in range(30):
+        coordinator.schedule(gate.wait, (30,))
+    coordinator.schedule(_fail)
+    gate.set()
     with pytest.raises(ValueError, match="wrong"):
-        for _ in range(30):
-            values.append(coordinator.schedule(lambda: None))
         coordinator.join()
     found = coordinator.statistics()
     assert found.scheduled == found.applied + found.cancelled + found.failed
@@ -269,6 +273,24 @@ def test_a_remote_value_is_no_argument(coordinator: ClusterCoordinator) -> None:
             coordinator.schedule(lambda x: None, *call)
 
 
+class _Broken:
+    """A pytree node that cannot be flattened."""
+
+
+def _refuse(node: _Broken) -> Any:
+    raise TypeError("cannot be flattened")
+
+
+jax.tree_util.register_pytree_node(_Broken, _refuse, lambda *_: _Broken())
+
+
+def test_the_error_of_a_pytree_node_stays_as_it_is(coordinator: ClusterCoordinator) -> None:
+    with pytest.raises(TypeError, match="cannot be flattened"):
+        coordinator.fetch([_Broken()])
+    with pytest.raises(TypeError, match="cannot be flattened"):
+        coordinator.schedule(lambda x: x, (_Broken(),))
+
+
 def test_fetch_refuses_what_is_not_its_own(coordinator: ClusterCoordinator) -> None:
     other = FakeStrategy(1)
     value = ClusterCoordinator(other).schedule(lambda: 1)
@@ -340,10 +362,11 @@ def test_the_end_of_an_iterator_is_an_out_of_range_error(coordinator: ClusterCoo
             raise OutOfRangeError("no element\n\nis\n\nleft") from None
 
     iterator = iter(coordinator.create_per_worker_dataset(lambda: [1]))
+    value = coordinator.schedule(lambda x: [take(x), take(x)], (iterator,))
     with pytest.raises(OutOfRangeError):
-        for _ in range(3):
-            coordinator.schedule(take, (iterator,))
         coordinator.join()
+    with pytest.raises(OutOfRangeError):
+        value.fetch()
     coordinator.join()
 
 
@@ -401,3 +424,44 @@ def test_a_per_worker_value_keeps_the_owner_and_not_the_coordinator(
     dataset = coordinator.create_per_worker_dataset(lambda: [1])
     assert isinstance(dataset, PerWorkerValues)
     assert dataset.owner is coordinator._workers
+
+
+def test_ctrl_c_ends_join_and_the_closures_go_on(coordinator: ClusterCoordinator) -> None:
+    gate = threading.Event()
+    value = coordinator.schedule(gate.wait, (30,))
+    stop = threading.Event()
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        wait_for(lambda: bool(coordinator._queue._targets))
+        if not stop.is_set():
+            signal.pthread_kill(main, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            coordinator.join()
+    finally:
+        stop.set()
+        signal.signal(signal.SIGINT, before)
+    assert not coordinator.done()
+    gate.set()
+    coordinator.join()
+    assert value.fetch() is True
+
+
+def test_a_closure_and_its_result_are_freed_as_soon_as_nobody_needs_them(
+    coordinator: ClusterCoordinator,
+) -> None:
+    class Array(np.ndarray):
+        pass
+
+    argument = np.zeros(2).view(Array)
+    value: Any = coordinator.schedule(lambda x: (x + 1).view(Array), (argument,))
+    references = [weakref.ref(argument), weakref.ref(value.fetch())]
+    coordinator.join()
+    del argument, value
+    # Without the garbage collector: the arrays may be large.
+    wait_for(lambda: not any(reference() is not None for reference in references))

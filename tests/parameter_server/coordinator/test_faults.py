@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from jaxdist.errors import (
     WorkerUnavailableError,
 )
 from tests.parameter_server.coordinator.fakes import (
+    Counter,
     FakeLink,
     FakeStrategy,
     count_threads,
@@ -110,10 +111,11 @@ def test_each_closure_has_one_end_and_counts_at_most_once(
         assert strategy.counter.value == CLOSURES
         assert strategy.counter.sent == CLOSURES + happened * (moment == "after")
     else:
-        assert found.failed == happened
-        assert len(raised) <= happened
-        assert (happened > 0) == (len(raised) > 0)
-        own = found.failed if moment == "after" else 0
+        # The error of a closure that was asked to stop is no other error.
+        assert 1 <= found.failed <= happened
+        assert kind == "cancelled" or found.failed == happened
+        assert 1 <= len(raised) <= happened
+        own = happened if moment == "after" else 0
         assert strategy.counter.value == found.applied + own
     # Afterwards everything works, on both workers.
     meet = threading.Barrier(2)
@@ -127,7 +129,7 @@ def test_each_closure_has_one_end_and_counts_at_most_once(
 def test_a_worker_that_is_lost_leaves_its_closures_to_the_others_and_comes_back(
     strategy: FakeStrategy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, second = strategy.links()
+    first = strategy.links()[0]
     coordinator = ClusterCoordinator(strategy)
     iterator = iter(coordinator.create_per_worker_dataset(lambda: list(range(100))))
     meet = threading.Barrier(2)
@@ -320,10 +322,18 @@ def test_a_dataset_that_needs_a_server_fails_when_its_time_is_over(
     assert isinstance(caught.value.original_exception, PSUnavailableError)
 
 
+class _Asked(FakeLink):
+    def __init__(self, index: int, counter: Counter, answer: Callable[[float], bool]) -> None:
+        super().__init__(index, counter)
+        self._answer = answer
+
+    def wait_until_back(self, seconds: float) -> bool:
+        return self._answer(seconds)
+
+
 def test_a_connection_that_raises_while_the_worker_is_lost_is_asked_again(
     strategy: FakeStrategy,
 ) -> None:
-    link = strategy.links()[0]
     answers: list[Any] = [OSError("no route"), MAKERS["server"](), False, True]
 
     def wait_until_back(seconds: float) -> bool:
@@ -332,7 +342,8 @@ def test_a_connection_that_raises_while_the_worker_is_lost_is_asked_again(
             raise answer
         return answer
 
-    link.wait_until_back = wait_until_back  # pyrefly: ignore[bad-assignment]
+    link = _Asked(0, strategy.counter, wait_until_back)
+    strategy._links[0] = link
     link.failures = {1: MAKERS["worker"]()}
     coordinator = ClusterCoordinator(strategy)
     while link.failures:
