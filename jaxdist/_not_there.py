@@ -47,7 +47,6 @@ _EXPERIMENTAL = {
     "CentralStorageStrategy": _CENTRAL,
     "ParameterServerStrategy": _ON_THE_SERVER,
     "coordinator": _ON_THE_SERVER,
-    "partitioners": _ON_THE_SERVER,
     "rpc": SERVERS,
 }
 _STEP = f"It differentiates a loss with respect to variables that it finds by itself.\n\n{_RUN}"

@@ -127,6 +127,13 @@ EXPERIMENTAL = {
     "CommunicationOptions",
     "TPUStrategy",
     "ValueContext",
+    "partitioners",
+}
+PARTITIONERS = {
+    "FixedShardsPartitioner",
+    "MaxSizePartitioner",
+    "MinSizePartitioner",
+    "Partitioner",
 }
 TESTING = {"launch", "virtual_devices"}
 CLUSTER_RESOLVER = {
@@ -227,6 +234,7 @@ def _callables() -> dict[str, object]:
         jaxdist.config,
         jaxdist.contrib,
         jaxdist.experimental,
+        jaxdist.experimental.partitioners,
         jaxdist.nn,
         jaxdist.partition,
         jaxdist.testing,
@@ -258,7 +266,8 @@ def test_names_that_are_no_rooms_are_all_listed() -> None:
     [
         ("config.py", CONFIG),
         ("contrib/__init__.py", CONTRIB),
-        ("experimental.py", EXPERIMENTAL),
+        ("experimental/__init__.py", EXPERIMENTAL),
+        ("experimental/partitioners.py", PARTITIONERS),
         ("compat/__init__.py", {"v1"}),
         ("compat/v1/__init__.py", COMPAT_V1),
         ("compat/v1/experimental.py", COMPAT_V1_EXPERIMENTAL),

@@ -100,6 +100,11 @@ experimental.CommunicationImplementation.NCCL
 experimental.CollectiveCommunication
 experimental.CommunicationOptions(bytes_per_pack=0, timeout_seconds=None, implementation=...)
 experimental.CollectiveHints(bytes_per_pack=0, timeout_seconds=None)
+experimental.partitioners.Partitioner()
+experimental.partitioners.FixedShardsPartitioner(num_shards)
+experimental.partitioners.MinSizePartitioner(
+    min_shard_bytes=262144, max_shards=1, bytes_per_string=16)
+experimental.partitioners.MaxSizePartitioner(max_shard_bytes, max_shards=None, bytes_per_string=16)
 experimental.PreemptionCheckpointHandler(
     cluster_resolver, checkpoint_or_checkpoint_manager, checkpoint_dir=None,
     termination_config=None)
@@ -362,7 +367,6 @@ TO_COME = {
     "experimental.CentralStorageStrategy": SERVERS,
     "experimental.ParameterServerStrategy": SERVERS,
     "experimental.coordinator": SERVERS,
-    "experimental.partitioners": SERVERS,
     "experimental.rpc": SERVERS,
     "fit": FIT,
 }

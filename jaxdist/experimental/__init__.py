@@ -18,6 +18,7 @@ from jaxdist._strategies import check_assignment as _check_assignment
 from jaxdist.cluster_resolver import TPUClusterResolver as _TPUClusterResolver
 from jaxdist.data import AutoShardPolicy as AutoShardPolicy
 from jaxdist.data import ValueContext as ValueContext
+from jaxdist.experimental import partitioners as partitioners
 from jaxdist.tpu.experimental import DeviceAssignment as _DeviceAssignment
 
 # The older name of `CommunicationImplementation`.
