@@ -110,6 +110,7 @@ COMPAT_V1 = {
     "tpu",
 }
 COMPAT_V1_EXPERIMENTAL = {
+    "CentralStorageStrategy",
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
@@ -117,6 +118,7 @@ COMPAT_V1_EXPERIMENTAL = {
     "TPUStrategy",
 }
 EXPERIMENTAL = {
+    "CentralStorageStrategy",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
     "TerminationConfig",

@@ -43,6 +43,8 @@ TPUStrategy(
 TPUStrategy.experimental_assign_to_logical_device(tensor, logical_device_id)
 TPUStrategy.experimental_split_to_logical_devices(tensor, partition_dimensions)
 TPUStrategy.experimental_replicate_to_logical_devices(tensor)
+experimental.CentralStorageStrategy(compute_devices=None, parameter_device=None)
+compat.v1.experimental.CentralStorageStrategy(compute_devices=None, parameter_device=None)
 experimental.MultiWorkerMirroredStrategy(communication=..., cluster_resolver=None)
 experimental.TPUStrategy(tpu_cluster_resolver=None, device_assignment=None)
 
@@ -342,6 +344,7 @@ REPLACED = {
     "contrib.TPUStrategy": "jaxdist.TPUStrategy",
     "contrib.UpdateContext": "extended.update",
     "errors.FailedPreconditionError": "errors.ContextError",
+    "CentralStorageStrategy": "experimental.CentralStorageStrategy",
     "tpu.experimental.embedding": "partition.fsdp()",
 }
 
@@ -349,12 +352,10 @@ REPLACED = {
 SERVERS = "parameter servers"
 FIT = "fit and Estimator"
 TO_COME = {
-    "CentralStorageStrategy": SERVERS,
     "ParameterServerStrategy": SERVERS,
     "Server": SERVERS,
     "compat.v1.ParameterServerStrategy": SERVERS,
     "compat.v1.Server": SERVERS,
-    "compat.v1.experimental.CentralStorageStrategy": SERVERS,
     "compat.v1.experimental.ParameterServerStrategy": SERVERS,
     "contrib.DistributeConfig": FIT,
     "contrib.ParameterServerStrategy": SERVERS,
@@ -364,7 +365,6 @@ TO_COME = {
     "errors.CancelledError": SERVERS,
     "errors.UnknownError": SERVERS,
     "estimator": FIT,
-    "experimental.CentralStorageStrategy": SERVERS,
     "experimental.ParameterServerStrategy": SERVERS,
     "experimental.coordinator": SERVERS,
     "experimental.rpc": SERVERS,

@@ -10,6 +10,7 @@ from jaxdist._not_there import explain_missing as _explain_missing
 from jaxdist._preemption import PreemptionCheckpointHandler as PreemptionCheckpointHandler
 from jaxdist._preemption import PreemptionWatcher as PreemptionWatcher
 from jaxdist._preemption import TerminationConfig as TerminationConfig
+from jaxdist._strategies import CentralStorageStrategy as CentralStorageStrategy
 from jaxdist._strategies import (
     ExperimentalMultiWorkerMirroredStrategy as _MultiWorkerMirroredStrategy,
 )

@@ -137,7 +137,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         self._aggregation = aggregation
         self._strategy = here.strategy
         self._home = _place_variable(array, here.layout, on_read=reads)
-        self._held = self._home.copy_to_all(array)
+        self._held = self._home.keep(self._home.copy_to_all(array))
         _Process.has_variables = True
 
     # Reading
@@ -378,16 +378,22 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         # In a `jaxdist.function` the array is an argument or a result of the compiled function.
         binding = current_binding()
         if binding is None:
-            return self._held
+            return self._home.bring(self._held)
         return binding.held(self, self._held)
 
     @held.setter
     def held(self, array: jax.Array) -> None:
         binding = current_binding()
         if binding is None:
-            self._held = array
+            self._held = self._home.keep(array)
         else:
             binding.hold(self, array)
+
+    @property
+    def one_copy(self) -> jax.Array:
+        """The array that changes outside of a step are computed from."""
+        is_bound = current_binding() is not None
+        return self.held if is_bound else self._home.bring_one(self._held)
 
     @property
     def distribute_strategy(self) -> Any:
@@ -500,7 +506,7 @@ def get_arrays(variables: Sequence[Variable]) -> list[jax.Array]:
     # Asked once, not by the property of each variable: every step calls this.
     if current_binding() is not None:
         return [v.held for v in variables]
-    return [v._held for v in variables]
+    return [v._held if v._home.store is None else v._home.bring(v._held) for v in variables]
 
 
 def set_arrays(variables: Sequence[Variable], arrays: Sequence[jax.Array]) -> None:
@@ -510,7 +516,8 @@ def set_arrays(variables: Sequence[Variable], arrays: Sequence[jax.Array]) -> No
         if current_binding() is not None:
             variable.held = array
         else:
-            variable._held = array if home.layout is not None else home.bring_back(array)
+            array = array if home.layout is not None else home.bring_back(array)
+            variable._held = array if home.store is None else home.keep(array)
 
 
 class _Process:
@@ -539,7 +546,8 @@ def _place_variable(array: Any, layout: ReplicaMesh | None, *, on_read: bool) ->
         return VariablePlacement(None, None, False, shape, array.dtype)
     layout.check_can_run("A Variable")
     # With one replica there is one copy, so nothing has to be combined at a read.
-    per_replica = on_read and layout.num_replicas > 1
+    # Central storage has one copy as well; TensorFlow combines what replicas assign to it.
+    per_replica = on_read and layout.num_replicas > 1 and layout.variables_on is None
     found = placement_of(array, layout)
     sharding = found.sharding if found.kind is Kind.MIRRORED else layout.replicated
     if per_replica:
