@@ -298,11 +298,13 @@ contrib.require_replica_context(replica_ctx)
 nn.compute_average_loss(per_example_loss, sample_weight=None, global_batch_size=None)
 nn.scale_regularization_loss(regularization_loss)
 
+errors.CancelledError
 errors.DeadlineExceededError
 errors.InvalidArgumentError
 errors.NotFoundError
 errors.OutOfRangeError
 errors.UnavailableError
+errors.UnknownError
 """
 
 # Not there: reading it is an error with these words, which name what is in its place.
@@ -362,8 +364,6 @@ TO_COME = {
     "contrib.run_standard_tensorflow_server": SERVERS,
     "coordinator": SERVERS,
     "errors.AbortedError": SERVERS,
-    "errors.CancelledError": SERVERS,
-    "errors.UnknownError": SERVERS,
     "estimator": FIT,
     "experimental.ParameterServerStrategy": SERVERS,
     "experimental.coordinator": SERVERS,

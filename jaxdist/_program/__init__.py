@@ -7,9 +7,15 @@ from jaxdist._program.arguments.in_slot import InSlot as InSlot
 from jaxdist._program.arguments.options import RunOptions as RunOptions
 from jaxdist._program.arguments.options import check_options as check_options
 from jaxdist._program.compile.program import Program as Program
+from jaxdist._program.functions.bound_variables import BatchLeaf as BatchLeaf
 from jaxdist._program.functions.function import Function as Function
 from jaxdist._program.functions.function import function as function
+from jaxdist._program.functions.trace import FunctionTrace as FunctionTrace
+from jaxdist._program.functions.whole_call import WholeCall as WholeCall
+from jaxdist._program.functions.whole_call import WholeCalls as WholeCalls
+from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis as ForwardAnalysis
 from jaxdist._program.jaxprs.interpreter import Interpreter as Interpreter
+from jaxdist._program.jaxprs.subprograms import contains as contains
 from jaxdist._program.logical.logical_device import assigned as assigned
 from jaxdist._program.logical.logical_device import on_device as on_device
 from jaxdist._program.logical.logical_layout import laid_out as laid_out

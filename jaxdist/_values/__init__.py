@@ -90,6 +90,7 @@ from jaxdist._values.variable.across import make_ambiguous_sum_error as make_amb
 from jaxdist._values.variable.checks import cast_to_variable as cast_to_variable
 from jaxdist._values.variable.enums import VariableAggregation as VariableAggregation
 from jaxdist._values.variable.enums import VariableSynchronization as VariableSynchronization
+from jaxdist._values.variable.placement import VariablePlacement as VariablePlacement
 from jaxdist._values.variable.scatter import Scatter as Scatter
 from jaxdist._values.variable.scatter import check_can_scatter as check_can_scatter
 from jaxdist._values.variable.variable import Variable as Variable

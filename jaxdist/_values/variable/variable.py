@@ -1,7 +1,7 @@
 """`Variable`: a value on the devices of a strategy that can be assigned."""
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,7 +31,6 @@ AUTO = VariableSynchronization.AUTO
 NONE = VariableAggregation.NONE
 
 
-@final
 class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, DistributedValues):
     """A value that can be assigned, on the devices of the strategy in whose scope it is created.
 
@@ -95,6 +94,13 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         "_trainable",
     )
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        # A strategy may have variables of its own: those of parameter servers are on the servers.
+        create = getattr(get_call_context().strategy, "_create_variable", None)
+        if create is None or cls is not Variable:
+            return object.__new__(cls)
+        return create(args, kwargs)
+
     def __init__(
         self,
         initial_value: Any = None,
@@ -136,9 +142,14 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         self._synchronization = synchronization
         self._aggregation = aggregation
         self._strategy = here.strategy
-        self._home = _place_variable(array, here.layout, on_read=reads)
-        self._held = self._home.keep(self._home.copy_to_all(array))
+        self._hold_initial(array, here.layout)
         _Process.has_variables = True
+
+    def _hold_initial(self, array: Any, layout: ReplicaMesh | None) -> None:
+        """Place the variable, and store its first value."""
+        on_read = self._synchronization is VariableSynchronization.ON_READ
+        self._home = _place_variable(array, layout, on_read=on_read)
+        self._held = self._home.keep(self._home.copy_to_all(array))
 
     # Reading
 

@@ -1,0 +1,1 @@
+"""Closures: functions that are traced once, and run on workers."""
