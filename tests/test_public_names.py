@@ -199,7 +199,7 @@ PARTITION = {
     "replicated",
     "tensor_parallel",
 }
-NN = {"compute_average_loss", "example_keys", "scale_regularization_loss"}
+NN = {"compute_average_loss", "embedding_lookup", "example_keys", "scale_regularization_loss"}
 
 ROOT = pathlib.Path(jaxdist.__file__).parent
 

@@ -4,3 +4,4 @@ from jaxdist._parameter_server.variables import FixedShardsPartitioner as FixedS
 from jaxdist._parameter_server.variables import MaxSizePartitioner as MaxSizePartitioner
 from jaxdist._parameter_server.variables import MinSizePartitioner as MinSizePartitioner
 from jaxdist._parameter_server.variables import Partitioner as Partitioner
+from jaxdist._parameter_server.variables import ShardedVariable as ShardedVariable

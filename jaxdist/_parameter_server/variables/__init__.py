@@ -1,5 +1,7 @@
 """Variables as users of parameter servers see them, and how they are cut into shards."""
 
+from jaxdist._parameter_server.variables.make_shards import Shard as Shard
+from jaxdist._parameter_server.variables.make_shards import make_shards as make_shards
 from jaxdist._parameter_server.variables.partitioners import (
     FixedShardsPartitioner as FixedShardsPartitioner,
 )
@@ -10,3 +12,4 @@ from jaxdist._parameter_server.variables.partitioners import (
     MinSizePartitioner as MinSizePartitioner,
 )
 from jaxdist._parameter_server.variables.partitioners import Partitioner as Partitioner
+from jaxdist._parameter_server.variables.sharded import ShardedVariable as ShardedVariable

@@ -16,6 +16,7 @@ from jaxdist._values.replicas.distributed import DistributedValues
 from jaxdist._values.replicas.placement import Kind, placement_of
 from jaxdist._values.variable.across import ACROSS
 from jaxdist._values.variable.arguments import check_name, get_elements
+from jaxdist._values.variable.assignable import Assignable
 from jaxdist._values.variable.blocks import BlockChanges
 from jaxdist._values.variable.checks import check_aggregation, check_modes, make_initial_array
 from jaxdist._values.variable.documented import DocumentedNames
@@ -31,7 +32,9 @@ AUTO = VariableSynchronization.AUTO
 NONE = VariableAggregation.NONE
 
 
-class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, DistributedValues):
+class Variable(
+    ValueOperators, RowChanges, BlockChanges, DocumentedNames, DistributedValues, Assignable
+):
     """A value that can be assigned, on the devices of the strategy in whose scope it is created.
 
     Outside a step, code reads and assigns the value as a whole. A step that `strategy.run` runs may
