@@ -7,6 +7,7 @@ working::
       InvalidArgumentError     ValueError    TensorFlow's name for the next two
         ShapeError                           an array does not fit the replicas
         ArgumentError                        a value outside the valid ones
+          RowIndexError      IndexError too  an index outside the rows of a sharded variable
       DeviceError              ValueError    devices that do not exist, repeat, or do not fit
       TopologyError            ValueError    chips, or cores of replicas, that cannot be laid out
         CoordinateError        IndexError too  a coordinate outside the topology
@@ -99,6 +100,10 @@ class NotFoundError(JaxdistError, ValueError, RuntimeError):
 
 class ArgumentError(InvalidArgumentError):
     """Raised when an argument is not one of the valid values."""
+
+
+class RowIndexError(ArgumentError, IndexError):
+    """Raised when an index is outside the rows of a sharded variable."""
 
 
 class ArgumentTypeError(JaxdistError, TypeError):
