@@ -71,6 +71,12 @@ class ServerVariable(Variable):
         "_zero",
     )
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # `Variable(...)` in the scope calls this a second time for a variable that its strategy
+        # has made completely.
+        if not hasattr(self, "_remote_name"):
+            super().__init__(*args, **kwargs)
+
     def _hold_initial(self, array: Any, layout: ReplicaMesh | None) -> None:
         strategy = self._strategy
         self._storage: Storage = strategy.storage
