@@ -17,7 +17,7 @@ from jaxdist._values import BatchSource, current_binding
 from jaxdist.errors import ContextError
 
 # Finishes a trace: the optimizers of the closure move to the servers.
-Finish = Callable[[TracedClosure, Recorders], TracedClosure]
+Finish = Callable[[TracedClosure, Recorders, Sequence[Any]], TracedClosure]
 
 
 class TemplateSource(BatchSource):
@@ -119,7 +119,8 @@ class ClosureProgram:
     def _trace(self) -> TracedClosure:
         self._call.draws.put_back()
         with self._enter():
-            return self._finish(*trace_closure(self._call, self._state, self._layout))
+            traced, recorders = trace_closure(self._call, self._state, self._layout)
+            return self._finish(traced, recorders, self._call.flat.nodes)
 
 
 def _make_template(leaf: Any) -> Any:

@@ -12,8 +12,7 @@ import numpy as np
 
 from jaxdist import _mesh
 from jaxdist._parameter_server.closures.recent import Recent
-from jaxdist._parameter_server.closures.recorder import Recorders
-from jaxdist._parameter_server.closures.traced import TracedClosure
+from jaxdist._parameter_server.closures.server_optimizers import move_optimizers
 from jaxdist._parameter_server.coordinator import ServerReport
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.strategy.cluster import read_cluster
@@ -79,7 +78,7 @@ class ParameterServerStrategy(Strategy):
         self.storage = Servers(links, client)
         self._fence = self.storage.fence
         self._cluster_coordinator: Any = None
-        self._preparer = Preparer(self, self._finish)
+        self._preparer = Preparer(self, move_optimizers)
         self._links = [
             LocalWorkerLink(n, self._make_worker(local[n % len(local)], max_staleness), client)
             for n in range(len(cluster.workers))
@@ -198,9 +197,6 @@ class ParameterServerStrategy(Strategy):
             for late, count in link.statistics()["staleness"].items():
                 staleness[int(late)] = staleness.get(int(late), 0) + count
         return ServerReport(staleness)
-
-    def _finish(self, closure: TracedClosure, recorders: Recorders) -> TracedClosure:
-        return closure
 
 
 class _Put:

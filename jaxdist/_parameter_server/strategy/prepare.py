@@ -24,6 +24,10 @@ from jaxdist.errors import DeadlineExceededError
 _SECONDS = 300.0
 
 
+# Moves the optimizers of a traced function to the servers of a strategy.
+Finish = Callable[[TracedClosure, Recorders, Sequence[Any], Any], TracedClosure]
+
+
 @dataclasses.dataclass(frozen=True)
 class Prepared:
     """A scheduled function with its arguments.
@@ -63,11 +67,9 @@ class Preparer:
         finish: Moves the optimizers of a traced function to the servers.
     """
 
-    def __init__(
-        self, strategy: Any, finish: Callable[[TracedClosure, Recorders], TracedClosure]
-    ) -> None:
+    def __init__(self, strategy: Any, finish: Finish) -> None:
         self._strategy = weakref.ref(strategy)
-        self._finish = finish
+        self._finish_with = finish
         self._calls = WholeCalls("ClusterCoordinator.schedule")
         self._programs: Recent[Any, ClosureProgram] = Recent(256)
         self._lock = threading.RLock()
@@ -123,6 +125,11 @@ class Preparer:
         if strategy is None:
             raise ReferenceError("The strategy of this function was deleted.")
         return strategy
+
+    def _finish(
+        self, closure: TracedClosure, recorders: Recorders, nodes: Sequence[Any]
+    ) -> TracedClosure:
+        return self._finish_with(closure, recorders, nodes, self._get_strategy())
 
     def _enter(self) -> Any:
         return self._get_strategy().scope()
