@@ -36,7 +36,7 @@ class UpdateProgram:
     def __init__(self, caller: str, key: str, content: bytes, num_slots: int) -> None:
         self.key, self.content, self.num_slots = key, content, num_slots
         exported = load_exported(caller, f"program {key!r}", content)
-        self.digest = _compute_digest(exported.mlir_module())
+        self.digest = compute_digest(exported.mlir_module())
         self._given = list(exported.in_avals)
         _check_form(caller, key, exported, num_slots)
         self._exported = exported
@@ -234,7 +234,7 @@ class Initialiser:
 _LOCATION = re.compile(r"""^#loc.*\n|\s?loc\((?:[^()"]|"[^"]*"|\([^()]*\))*\)""", re.MULTILINE)
 
 
-def _compute_digest(module: str) -> str:
+def compute_digest(module: str) -> str:
     """Return a hash of a program that does not depend on the lines of code that traced it."""
     return hashlib.sha256(_LOCATION.sub("", module).encode()).hexdigest()
 
