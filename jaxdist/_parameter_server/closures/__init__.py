@@ -1,4 +1,4 @@
-"""What workers compute and servers apply, as exported programs."""
+"""Closures: functions that are traced once, and run on workers."""
 
 from jaxdist._parameter_server.closures.optimizer import UpdateOfShape as UpdateOfShape
 from jaxdist._parameter_server.closures.optimizer import VariableUpdate as VariableUpdate
