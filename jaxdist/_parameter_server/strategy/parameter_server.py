@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import jax
-import numpy as np
 
 from jaxdist import _mesh
 from jaxdist._parameter_server.closures.recent import Recent
@@ -205,5 +204,5 @@ class _Put:
     def __init__(self, device: jax.Device) -> None:
         self._device = device
 
-    def __call__(self, value: Any) -> Any:
-        return jax.device_put(np.asarray(value), self._device)
+    def __call__(self, values: list[Any]) -> list[Any]:
+        return jax.device_put(values, self._device)
