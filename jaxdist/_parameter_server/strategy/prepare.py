@@ -63,14 +63,15 @@ class Preparer:
     """Traces scheduled functions, each once for arguments of one shape.
 
     Args:
+        caller: How errors call the function that takes steps.
         strategy: The strategy.
         finish: Moves the optimizers of a traced function to the servers.
     """
 
-    def __init__(self, strategy: Any, finish: Finish) -> None:
+    def __init__(self, caller: str, strategy: Any, finish: Finish) -> None:
         self._strategy = weakref.ref(strategy)
         self._finish_with = finish
-        self._calls = WholeCalls("ClusterCoordinator.schedule")
+        self._calls = WholeCalls(caller)
         self._programs: Recent[Any, ClosureProgram] = Recent(256)
         self._lock = threading.RLock()
 

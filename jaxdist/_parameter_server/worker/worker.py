@@ -81,7 +81,7 @@ class Worker:
         self._seconds = 0.0
         self._programs: Recent[str, list[Any]] = Recent(256)
 
-    def run(self, request: Request) -> list[np.ndarray]:
+    def run(self, request: Request) -> list[Any]:
         """Run a closure, send its changes, and return its results."""
         closure = request.closure
         # Before the read: values that are read before a program is compiled are old when it runs.
@@ -90,11 +90,13 @@ class Worker:
         self._read(request, began)
         rows = self._read_rows(request, programs)
         outputs = programs[0](*self._find_inputs(closure.inputs, request, rows))
-        outputs = [np.asarray(x) for x in outputs]
-        updates = self._select(closure, outputs)
-        self._send(request, updates, outputs)
+        count = len(outputs) - closure.num_results
+        sent = [np.asarray(x) for x in outputs[:count]]
+        self._send(request, self._select(closure, sent), sent)
         self._seconds = time.monotonic() - began
-        return outputs[len(outputs) - closure.num_results :]
+        # The values of several replicas stay on their devices.
+        is_one = closure.num_replicas == 1
+        return [np.asarray(x) for x in outputs[count:]] if is_one else outputs[count:]
 
     def forget(self) -> None:
         """Forget all kept values."""
