@@ -146,15 +146,6 @@ def _replace_last(closed: Any, last: Any, **changes: Any) -> Any:
     return jaxpr if closed.jaxpr is closed else closed.replace(jaxpr=jaxpr)
 
 
-def drop_unused(closed: Any, used: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
-    """Return a program with some of the results of another one, and which inputs it needs.
-
-    Branches and loops are cut too. Waits for JAX to document `dce_jaxpr`.
-    """
-    jaxpr, needed = _partial_eval.dce_jaxpr(closed.jaxpr, list(used))
-    return ClosedJaxpr(jaxpr, closed.consts), list(needed)
-
-
 def is_ref(variable: Any) -> bool:
     """Whether a variable of a jaxpr is a mutable reference. Waits for a public name."""
     return isinstance(variable.aval, _AbstractRef)

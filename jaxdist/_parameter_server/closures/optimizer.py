@@ -150,15 +150,14 @@ class _Traced:
                     "Make the first state with the dtype of the later ones."
                 )
 
-    def find_needed(self, leaf: int) -> tuple[list[int], ClosedJaxpr, list[bool]]:
+    def find_needed(self, leaf: int) -> tuple[list[int], ClosedJaxpr, list[int]]:
         """Return the slots that a parameter needs, its program, and which inputs that needs."""
         slots: set[int] = set()
         while True:
             order = sorted(slots)
-            results = {leaf, *(self.count + j for j in order)}
-            used = [n in results for n in range(len(self.update.jaxpr.outvars))]
-            program, needed = _compat.drop_unused(self.update, used)
-            found = {j for j in range(len(self.slots)) if needed[self.count + j]}
+            results = [leaf, *(self.count + j for j in order)]
+            program, needed = _compat.drop_unused(self.update, results)
+            found = {n - self.count for n in needed} & set(range(len(self.slots)))
             if found <= slots:
                 return order, program, needed
             slots |= found
@@ -223,8 +222,7 @@ def _cut_leaf(
     exported: dict[str, UpdateOfShape],
 ) -> VariableUpdate:
     slots, program, needed = traced.find_needed(leaf)
-    used = [j in slots for j in range(len(traced.slots))]
-    first, of_init = _compat.drop_unused(traced.init, used)
+    first, of_init = _compat.drop_unused(traced.init, slots)
     for found, inputs in ((program, needed), (first, of_init)):
         _check_alone(traced, leaf, found, inputs)
     positions = {leaf: "grad", traced.count + len(traced.slots) + leaf: "value"}
@@ -232,11 +230,11 @@ def _cut_leaf(
     def pick(value: Any, held: Sequence[Any], grad: Any) -> list[Any]:
         given = {n: {"grad": grad, "value": value}[name] for n, name in positions.items()}
         given |= {traced.count + j: x for j, x in zip(slots, held, strict=True)}
-        return [given[n] for n, is_used in enumerate(needed) if is_used]
+        return [given[n] for n in needed]
 
     shape = traced.leaves[leaf].shape
     whole = [shape] if rows is None else [(n, *shape[1:]) for n in dict.fromkeys(rows)]
-    cut = _Cut(traced, leaf, slots, program, first, any(of_init), pick)
+    cut = _Cut(traced, leaf, slots, program, first, bool(of_init), pick)
     by_shape = {each: cut.export(each, exported) for each in whole}
     return VariableUpdate(traced.names[leaf], tuple(traced.slot_names[j] for j in slots), by_shape)
 
@@ -302,10 +300,10 @@ def _describe_programs(*programs: ClosedJaxpr) -> str:
     return "\n".join(parts)
 
 
-def _check_alone(traced: _Traced, leaf: int, program: ClosedJaxpr, needed: Sequence[bool]) -> None:
+def _check_alone(traced: _Traced, leaf: int, program: ClosedJaxpr, needed: Sequence[int]) -> None:
     """Check that a program needs no gradient or value of another variable."""
     # `init` has only the parameters as inputs, whose numbers are those of gradients.
-    owners = [traced.get_owner(n) for n, is_used in enumerate(needed) if is_used]
+    owners = [traced.get_owner(n) for n in needed]
     others = sorted({n for n in owners if n is not None} - {leaf})
     if others:
         names = ", ".join(repr(traced.names[n]) for n in others[:5])
