@@ -1,6 +1,7 @@
 """Trace, analyse, compile, call."""
 
 from jaxdist._program.arguments.arguments import Static as Static
+from jaxdist._program.arguments.arguments import is_unit as is_unit
 from jaxdist._program.arguments.arguments import unflatten as unflatten
 from jaxdist._program.arguments.exact import exact_structure as exact_structure
 from jaxdist._program.arguments.in_slot import InSlot as InSlot
@@ -34,3 +35,4 @@ from jaxdist._program.state.carried import find_carried_arguments as find_carrie
 from jaxdist._program.trace.trace import Signature as Signature
 from jaxdist._program.variables.access import UpdateOfCopies as UpdateOfCopies
 from jaxdist._program.variables.access import variables_as_values as variables_as_values
+from jaxdist._program.variables.in_step import collect_rows as collect_rows

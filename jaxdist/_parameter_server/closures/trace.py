@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import export
 from jax.extend.core import jaxpr_as_fun
@@ -26,12 +27,13 @@ from jaxdist._parameter_server.closures.marks import UPDATED
 from jaxdist._parameter_server.closures.recorder import Recorders
 from jaxdist._parameter_server.closures.traced import (
     Input,
+    Lookup,
     Source,
     Structure,
     TracedClosure,
     Update,
 )
-from jaxdist._parameter_server.variables.ports import Port, make_zero
+from jaxdist._parameter_server.variables.ports import Addition, Port, RowChange, RowRead
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._program import BatchLeaf, FunctionTrace, WholeCall, contains
 from jaxdist.errors import ContextError, UnsupportedError
@@ -95,6 +97,8 @@ class _Builder:
         first, total = len(found.written), len(found.closed.jaxpr.outvars)
         self._after: list[int] = found.treedef.unflatten(range(first, total))[0]
         self._returned = range(first + len(self._after), total)
+        self._slot_of = self._slots()
+        self._reads = [x for x in found.inputs if isinstance(x, Port) and not _is_zero(x)]
         # What the program returns, as pairs: a result, and the input to subtract from it.
         self._outputs: list[tuple[int, int | None]] = []
 
@@ -104,7 +108,8 @@ class _Builder:
         for result in self._returned:
             self._output(result)
         inputs, exported = self._export()
-        text = repr((inputs, updates, self._layout.num_replicas)).encode()
+        lookup = self._export_lookup()
+        text = repr((inputs, updates, self._layout.num_replicas, lookup)).encode()
         return TracedClosure(
             self._name,
             exported,
@@ -115,6 +120,7 @@ class _Builder:
             Structure(self._found.treedef, len(self._after)),
             self._found.counts,
             self._layout.num_replicas,
+            lookup,
         )
 
     # Changes
@@ -133,11 +139,21 @@ class _Builder:
                     assigned.append(Update("assign", name, (operand,), count, what=label))
             elif not isinstance(variable, Port):
                 raise _make_foreign_error(self._name, variable)
-            elif variable.adds_to is not None and id(variable) in number:
-                owner = variable.adds_to
-                operand = self._output(number[id(variable)])
-                added.append(Update("add", owner.remote_name, (operand,), what=owner.label))
+            elif id(variable) in number:
+                added += self._find_change_by(variable, number)
         return [*assigned, *added, *self._find_gradients(number)]
+
+    def _find_change_by(self, port: Port, number: dict[int, int]) -> list[Update]:
+        """Return the change that a written port sends, by its role."""
+        role, own = port.role, number[id(port)]
+        if isinstance(role, Addition):
+            target = role.variable
+            return [Update("add", target.remote_name, (self._output(own),), what=target.label)]
+        if not isinstance(role, RowChange):
+            return []
+        operands = [self._output(number[id(p)]) for p in (role.ids, role.rows)]
+        name, what = role.variable.remote_name, role.op
+        return [Update(what, name, tuple(operands), self._output(own), is_once=True, what=what)]
 
     def _find_gradients(self, number: dict[int, int]) -> list[Update]:
         """Return the gradients that optimizers on the servers take."""
@@ -204,26 +220,46 @@ class _Builder:
 
     def _export(self) -> tuple[list[Input], bytes]:
         """Return the inputs of the program, and the program."""
-        closed = self._found.closed
-        needed = sorted({result for result, _ in self._outputs})
+        return self._export_outputs(self._outputs)
+
+    def _export_lookup(self) -> Lookup | None:
+        """Return the program that computes which rows the closure reads."""
+        if not self._reads:
+            return None
+        number = {i: n for n, i in enumerate(self._found.written)}
+        outputs: list[tuple[int, int | None]] = []
+        for port in self._reads:
+            result = number[id(port.role.ids)]
+            slots = [self._slot_of[s] for s in self._sources[result] if isinstance(s, int)]
+            wrong = next((x for x in slots if isinstance(x, ServerVariable | Port)), None)
+            if wrong is not None and not _is_zero(wrong):
+                raise _make_lookup_error(self._name, port.label, wrong)
+            outputs.append((result, None))
+        inputs, exported = self._export_outputs(outputs)
+        return Lookup(exported, tuple(inputs))
+
+    def _export_outputs(
+        self, outputs: Sequence[tuple[int, int | None]]
+    ) -> tuple[list[Input], bytes]:
+        closed, slots = self._found.closed, self._slot_of
+        needed = sorted({result for result, _ in outputs})
         small, used = _compat.drop_unused(closed, needed)
         if contains(small, UPDATED.name):
             raise _make_used_after_error(self._name, "a parameter")
-        given = set(used) | {minus for _, minus in self._outputs if minus is not None}
-        slots = self._slots()
-        zeros = {n: slots[n] for n in given if isinstance(slots[n], np.ndarray)}
+        given = set(used) | {minus for _, minus in outputs if minus is not None}
+        zeros = {n: slots[n] for n in given if isinstance(slots[n], Port) and _is_zero(slots[n])}
         keys = {n: slots[n] for n in given if isinstance(slots[n], StateLeaf)}
         plain = [n for n in sorted(given) if n not in zeros]
         place = {result: n for n, result in enumerate(needed)}
         body = jaxpr_as_fun(small)
-        outputs = self._outputs
 
         def program(number: Any, *values: Any) -> list[Any]:
             known = dict(zip(plain, values, strict=True))
             for n, leaf in keys.items():
                 key = jax.random.wrap_key_data(known[n], impl=jax.random.key_impl(leaf.key))
                 known[n] = jax.random.fold_in(key, number)
-            known.update({n: jax.numpy.zeros(z.shape, z.dtype) for n, z in zeros.items()})
+            for n, port in zeros.items():
+                known[n] = jnp.zeros(port.home.global_shape, port.dtype)
             results = body(*(known[n] for n in used))
             return [
                 results[place[r]] if minus is None else results[place[r]] - known[minus]
@@ -248,8 +284,6 @@ class _Builder:
         others = [
             Input(Source.BATCH, index=(x.source, x.batch, x.leaf))
             if isinstance(x, BatchLeaf)
-            else make_zero(x.home.global_shape, x.dtype)
-            if isinstance(x, Port)
             else x
             for x in self._found.inputs
         ]
@@ -260,6 +294,10 @@ class _Builder:
         aval = self._found.closed.in_avals[number]
         if isinstance(slot, ServerVariable):
             return Input(Source.VARIABLE, slot.remote_name), self._shape(aval.shape, aval.dtype)
+        if isinstance(slot, Port):
+            index = next(n for n, port in enumerate(self._reads) if port is slot)
+            shape = self._shape(aval.shape, aval.dtype, slot.home.sharding)
+            return Input(Source.ROWS, slot.role.variable.remote_name, (index,)), shape
         if isinstance(slot, Input):
             sharding = None
             if slot.source is Source.ARGUMENT:
@@ -267,7 +305,8 @@ class _Builder:
                 sharding = getattr(given, "sharding", None)
             elif slot.source is Source.BATCH:
                 source, batch, leaf = slot.index
-                sharding = BatchLeaf(source, batch, leaf).of(self._call.draws.batches).sharding
+                given = BatchLeaf(source, batch, leaf).of(self._call.draws.batches)
+                sharding = getattr(given, "sharding", None)
             return slot, self._shape(aval.shape, aval.dtype, sharding)
         if not isinstance(slot, StateLeaf) or slot.key is None:
             raise _make_state_error(self._name, getattr(slot, "name", "an input"))
@@ -285,6 +324,21 @@ class _Builder:
         if not isinstance(sharding, NamedSharding):
             sharding = self._layout.replicated
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def _is_zero(port: Any) -> bool:
+    """Whether a port has no value at the start: all but those of rows that are read."""
+    return isinstance(port, Port) and not isinstance(port.role, RowRead)
+
+
+def _make_lookup_error(function: str, label: str, wrong: Any) -> ContextError:
+    return ContextError(
+        f"{function} reads rows of {label!r} whose numbers depend on the variable "
+        f"{wrong.label!r}.\n\n"
+        "The worker reads rows before it runs the function, so their numbers come from its "
+        "arguments and batches.\n\n"
+        "Read the variable as a whole (table.value()[ids]), or pass the numbers as an argument."
+    )
 
 
 def _make_foreign_error(function: str, variable: Any) -> ContextError:

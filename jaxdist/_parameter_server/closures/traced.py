@@ -12,6 +12,7 @@ class Source(enum.Enum):
     VARIABLE = "variable"  # the value of a variable on the servers
     ARGUMENT = "argument"  # an array that was passed when the closure was scheduled
     BATCH = "batch"  # a leaf of a batch of a per-worker dataset
+    ROWS = "rows"  # rows of a variable, whose numbers `Lookup` computes
     NUMBER = "number"  # the number of the closure
 
 
@@ -22,7 +23,8 @@ class Input:
     Args:
         source: Where it comes from.
         name: The name of the variable on the servers; else empty.
-        index: The number of the argument; of a batch: its iterator, which batch, which leaf.
+        index: The number of the argument; of a batch: its iterator, which batch, which leaf; of
+            rows: which result of the lookup.
     """
 
     source: Source
@@ -49,6 +51,19 @@ class Update:
     count: int | None = None
     is_once: bool = False
     what: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    """A program that computes which rows a closure reads, from the closure's other inputs.
+
+    Args:
+        exported: The program, as `jax.export` writes it.
+        inputs: Its inputs.
+    """
+
+    exported: bytes
+    inputs: tuple[Input, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +97,7 @@ class TracedClosure:
         structure: What the function returns, of these results.
         batches: How many batches it takes from each iterator.
         num_replicas: On how many devices of a worker it runs.
+        lookup: Which rows of variables it reads; None if it reads none.
     """
 
     name: str
@@ -93,6 +109,7 @@ class TracedClosure:
     structure: Structure
     batches: tuple[int, ...]
     num_replicas: int
+    lookup: Lookup | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:

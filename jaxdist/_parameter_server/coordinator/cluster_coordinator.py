@@ -73,8 +73,7 @@ class ClusterCoordinator:
         doctor = ClosureDoctor(self._workers)
         doctor.start()
         _OPEN.add(self._workers)
-        # Not at exit: `_stop_all` does it then, and waits.
-        weakref.finalize(self, doctor.messages.put, None).atexit = False
+        weakref.finalize(self, doctor.messages.put, None)
 
     def schedule(
         self,

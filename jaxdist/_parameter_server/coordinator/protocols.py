@@ -45,9 +45,9 @@ class WorkerLink(Protocol):
             A pytree of arrays.
 
         Raises:
-            WorkerUnavailableError: The worker was lost; the closure runs again.
+            WorkerUnavailableError: The worker was lost, or does not answer; the closure runs again.
             PSUnavailableError: A parameter server does not answer; the closure runs again.
-            DeadlineExceededError: There was no answer in time; the closure runs again.
+            DeadlineExceededError: A server did not answer in time; the closure runs again.
             CancelledError: `cancel` was called.
             Exception: What the closure itself raised.
         """

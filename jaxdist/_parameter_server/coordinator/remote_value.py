@@ -25,6 +25,8 @@ class RemoteValue(abc.ABC):
         `tf.distribute.coordinator.RemoteValue`.
     """
 
+    __slots__ = ("__weakref__",)
+
     @abc.abstractmethod
     def fetch(self) -> Any:
         """Wait for the result, and return it as arrays of NumPy.
@@ -57,12 +59,13 @@ class ClosureResult(RemoteValue):
         fence: Increased when somebody sees the result for the first time.
     """
 
-    __slots__ = ("_error", "_gate", "_traceback", "_value", "fence", "is_new")
+    __slots__ = ("_error", "_gate", "_is_set", "_traceback", "_value", "fence", "is_new")
 
     def __init__(self, fence: Fence) -> None:
         # A lock that is free once there is a result: an Event takes five times as long to make.
         self._gate = threading.Lock()
         self._gate.acquire()
+        self._is_set = False
         self._value: Any = None
         self._error: BaseException | None = None
         self._traceback: TracebackType | None = None
@@ -72,17 +75,19 @@ class ClosureResult(RemoteValue):
     def set_value(self, value: Any) -> None:
         """Set the result."""
         self._value = value
+        self._is_set = True
         self._gate.release()
 
     def set_error(self, error: BaseException) -> None:
         """Set the error that `fetch` and `get` raise."""
         self._error = error
         self._traceback = error.__traceback__
+        self._is_set = True
         self._gate.release()
 
     def is_ready(self) -> bool:
         """Whether there is a result or an error."""
-        return not self._gate.locked()
+        return self._is_set
 
     def fetch(self) -> Any:
         """Wait for the result, and return it as arrays of NumPy."""

@@ -48,7 +48,7 @@ def note_lost_worker(
     Returns:
         None if the closure runs again; otherwise its error.
     """
-    item.lost_on.append(worker)
+    item.lost_on += (worker,)
     if len(item.lost_on) < settings.worker_tries:
         return None
     made = WorkerUnavailableError(

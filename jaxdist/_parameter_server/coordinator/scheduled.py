@@ -50,7 +50,7 @@ class Scheduled:
         self.cancel: Callable[[int], None] | None = None
         self.is_cancelled = False
         self.server_trouble: Trouble | None = None
-        self.lost_on: list[int] = []
+        self.lost_on: tuple[int, ...] = ()
 
     def describe(self) -> str:
         """Return how reports call the closure."""

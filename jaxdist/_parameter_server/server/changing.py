@@ -129,6 +129,7 @@ class ChangeRequest:
         request.stage(self._changes)
         request.commit()
         state.applied += 1
+        state.mutations += 1
         if self._closure is not None:
             state.counted.count(*self._closure)
         self.staleness = staleness

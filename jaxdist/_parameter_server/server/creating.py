@@ -1,25 +1,38 @@
 """Creating variables, and the slots of update programs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from jaxdist._parameter_server.server.checks import check_array, check_name, find_variable
-from jaxdist._parameter_server.server.programs import UpdateProgram, run_initialiser
+from jaxdist._parameter_server.server.programs import Initialiser, UpdateProgram
 from jaxdist._parameter_server.server.requests import Creation, UpdateRegistration
 from jaxdist._parameter_server.server.state import State
 from jaxdist._parameter_server.server.stored import StoredVariable
 from jaxdist.errors import ArgumentError, ShapeError
 
 
-def make_value(caller: str, creation: Creation) -> np.ndarray:
-    """Return the first value of a variable."""
+def make_values(caller: str, creations: Sequence[Creation]) -> dict[str, np.ndarray]:
+    """Return the first values of variables, by name."""
+    values: dict[str, np.ndarray] = {}
+    for creation in creations:
+        name = check_name(caller, "name", creation.name)
+        if name in values:
+            raise ArgumentError(
+                f"{caller} was given {name!r} twice.\n\nEach variable has its own name.\n\n"
+                "Give the second one another name."
+            )
+        values[name] = _make_value(caller, creation)
+    return values
+
+
+def _make_value(caller: str, creation: Creation) -> np.ndarray:
     value = creation.value
     if not isinstance(value, bytes):
         # The array may be the caller's own, which it may change later.
         return np.array(check_array(caller, f"the value of {creation.name!r}", value))
     what = f"the initialiser of {creation.name!r}"
-    results = run_initialiser(caller, what, value, ())
+    results = Initialiser(caller, what, value).run()
     if len(results) != 1:
         raise ArgumentError(
             f"{caller} was given {what}, which returns {len(results)} arrays.\n\n"
@@ -48,6 +61,7 @@ def add_variables(
                 "snapshot directory."
             )
     new = {name for name in values if name not in state.variables}
+    state.mutations += 1
     for name in values:
         if name in new:
             state.variables[name] = StoredVariable(name, values[name], creator=client)
@@ -59,6 +73,7 @@ def add_update(
     state: State,
     program: UpdateProgram,
     registration: UpdateRegistration,
+    init: Initialiser | None,
     client: str,
 ) -> dict[str, tuple[bool, int]]:
     """Add a program, and the slots of its variables; slots that exist stay as they are."""
@@ -68,11 +83,12 @@ def add_update(
     for name, given in registration.variables.items():
         variable = find_variable(caller, state.variables, name)
         program.check_variable(caller, variable)
-        values = program.make_slots(caller, variable, given, registration.init)
+        values = program.make_slots(caller, variable, given, init)
         names[name] = tuple(f"{name}/{prefix}_{i}" for i in range(len(values)))
         flat.update(zip(names[name], values, strict=True))
-    created = add_variables(caller, state, flat, client)
     # Another thread may have registered the key while this one compiled.
-    state.programs.setdefault(program.key, program).check_same(caller, program)
+    state.programs.get(program.key, program).check_same(caller, program)
+    created = add_variables(caller, state, flat, client)
+    state.programs.setdefault(program.key, program)
     state.slots.update({(name, program.key): own for name, own in names.items()})
     return created

@@ -155,6 +155,9 @@ def make_handlers(server: VariableServer) -> dict[str, Handler]:
     def statistics(fields: _NoFields, arrays: _Arrays) -> _Reply:
         return server.statistics(), ()
 
+    def snapshot(fields: _NoFields, arrays: _Arrays) -> _Reply:
+        return server.snapshot(), ()
+
     return dict(
         [
             _make_handler("hello", _NoFields, hello),
@@ -166,6 +169,7 @@ def make_handlers(server: VariableServer) -> dict[str, Handler]:
             _make_handler("release", _Release, release),
             _make_handler("delete", _Names, delete),
             _make_handler("statistics", _NoFields, statistics),
+            _make_handler("snapshot", _NoFields, snapshot),
         ]
     )
 

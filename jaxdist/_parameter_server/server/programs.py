@@ -1,6 +1,7 @@
 """Exported functions that a server runs: update programs, and initialisers of variables."""
 
 import hashlib
+import threading
 import warnings
 from collections.abc import Sequence
 from typing import Any, Self
@@ -18,7 +19,7 @@ from jaxdist.training import require_extra
 
 
 class UpdateProgram:
-    """A compiled `f(value, *slots, *operands) -> (value, *slots)`.
+    """An update program `f(value, *slots, *operands) -> (value, *slots)`.
 
     Args:
         caller: The public call, for error messages.
@@ -37,7 +38,16 @@ class UpdateProgram:
         exported = load_exported(caller, f"program {key!r}", content)
         self._given = list(exported.in_avals)
         _check_form(caller, key, exported, num_slots)
-        self._run = compile_exported(exported, donated=1 + num_slots)
+        self._exported = exported
+        self._compiled: Any = None
+        self._compiling = threading.Lock()
+
+    def compile(self) -> Any:
+        """Return the compiled function; the first call compiles it."""
+        with self._compiling:
+            if self._compiled is None:
+                self._compiled = compile_exported(self._exported, donated=1 + self.num_slots)
+            return self._compiled
 
     @property
     def num_operands(self) -> int:
@@ -54,6 +64,7 @@ class UpdateProgram:
         made = cls(caller, key, content, registration.num_slots)
         if found is not None:
             found.check_same(caller, made)
+        made.compile()
         return made
 
     def check_same(self, caller: str, other: "UpdateProgram") -> None:
@@ -76,12 +87,11 @@ class UpdateProgram:
         caller: str,
         variable: StoredVariable,
         given: Sequence[Any] | None,
-        init: bytes | None,
+        init: "Initialiser | None",
     ) -> list[np.ndarray]:
         """Return the first values of the slots of a variable."""
         if given is None and init is not None:
-            what = f"the initialiser of program {self.key!r}"
-            values = run_initialiser(caller, what, init, [variable.peek()])
+            values = init.run(variable.peek())
         else:
             what = f"a slot of {variable.name!r}"
             values = [np.array(check_array(caller, what, x)) for x in given or ()]
@@ -129,7 +139,7 @@ class UpdateProgram:
         """Return the next value and slots. Arrays of JAX for value and slots are donated."""
         # Otherwise JAX would make arrays of 32 bits of operands with 64.
         with jax.enable_x64(True):
-            return list(jax.block_until_ready(self._run(*arrays)))
+            return list(jax.block_until_ready(self.compile()(*arrays)))
 
 
 def load_exported(caller: str, what: str, content: bytes) -> export.Exported:
@@ -186,23 +196,37 @@ def compile_exported(exported: export.Exported, donated: int = 0) -> Any:
         return made.lower(*given).compile()
 
 
-def run_initialiser(caller: str, what: str, content: bytes, given: Sequence[Any]) -> list[Any]:
-    """Return the results of an exported function that makes first values.
+class Initialiser:
+    """A compiled function that makes first values.
 
-    Raises:
-        ShapeError: It takes other arguments.
+    Args:
+        caller: The public call, for error messages.
+        what: What it makes, for error messages.
+        content: The bytes of the `jax.export` function.
     """
-    exported = load_exported(caller, what, content)
-    wanted = [_describe(a) for a in exported.in_avals]
-    found = [_describe(a) for a in given]
-    if wanted != found:
-        raise ShapeError(
-            f"{caller} was given {what}, which takes {wanted or 'nothing'}.\n\n"
-            f"It is called with {found or 'nothing'}.\n\nExport it for these arguments."
-        )
-    with jax.enable_x64(True):
-        results = jax.tree.leaves(compile_exported(exported)(*given))
-        return [np.asarray(x) for x in jax.block_until_ready(results)]
+
+    def __init__(self, caller: str, what: str, content: bytes) -> None:
+        self._caller, self._what = caller, what
+        exported = load_exported(caller, what, content)
+        self._wanted = [_describe(a) for a in exported.in_avals]
+        self._run = compile_exported(exported)
+
+    def run(self, *given: Any) -> list[np.ndarray]:
+        """Return the first values.
+
+        Raises:
+            ShapeError: The function takes other arguments.
+        """
+        found = [_describe(a) for a in given]
+        if self._wanted != found:
+            raise ShapeError(
+                f"{self._caller} was given {self._what}, which takes "
+                f"{self._wanted or 'nothing'}.\n\n"
+                f"It is called with {found or 'nothing'}.\n\nExport it for these arguments."
+            )
+        with jax.enable_x64(True):
+            results = jax.tree.leaves(self._run(*given))
+            return [np.asarray(x) for x in jax.block_until_ready(results)]
 
 
 def _check_form(caller: str, key: str, exported: export.Exported, num_slots: int) -> None:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ import numpy as np
 from jaxdist._parameter_server.server import checks
 from jaxdist._parameter_server.server.applying import LostValuesError
 from jaxdist._parameter_server.server.changing import ChangeRequest
-from jaxdist._parameter_server.server.creating import add_update, add_variables, make_value
+from jaxdist._parameter_server.server.creating import add_update, add_variables, make_values
 from jaxdist._parameter_server.server.errors import make_broken_error
-from jaxdist._parameter_server.server.programs import UpdateProgram
+from jaxdist._parameter_server.server.programs import Initialiser, UpdateProgram
 from jaxdist._parameter_server.server.requests import (
     Change,
     Changed,
@@ -20,10 +21,11 @@ from jaxdist._parameter_server.server.requests import (
     UpdateRegistration,
     Values,
 )
+from jaxdist._parameter_server.server.snapshots import Captured, SnapshotKeeper, capture
 from jaxdist._parameter_server.server.staleness import Admission, GetVersions
 from jaxdist._parameter_server.server.state import State
-from jaxdist._validate import as_integer
-from jaxdist.errors import ArgumentError
+from jaxdist._validate import as_integer, as_number, as_path
+from jaxdist.errors import ArgumentError, ContextError
 
 WAIT_SECONDS = 60.0
 HOLD_SECONDS = 600.0
@@ -41,7 +43,14 @@ class VariableServer:
     Args:
         task: The name of the task, such as `ps:0`.
         max_staleness: The bound; None means none.
+        snapshot_directory: The folder of the snapshots of all servers of the job; each has its own
+            in it. If it has one of this server, the server begins with it. None means no snapshots.
+        snapshot_seconds: How often a snapshot is written, if something changed.
         clock: Returns the time in seconds.
+
+    Raises:
+        CheckpointError: The folder cannot be used, or has a snapshot of other variables.
+        DamagedCheckpointError: The newest snapshot is damaged.
     """
 
     def __init__(
@@ -49,6 +58,8 @@ class VariableServer:
         task: str = "ps:0",
         *,
         max_staleness: int | None = None,
+        snapshot_directory: str | Path | None = None,
+        snapshot_seconds: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         caller = "VariableServer"
@@ -58,11 +69,18 @@ class VariableServer:
         self._condition = threading.Condition()
         self._state = State()
         self._broken: str | None = None
+        self._keeper: SnapshotKeeper | None = None
         self._admission: Admission | None = None
         if max_staleness is not None:
             bound = as_integer(caller, "max_staleness", max_staleness, least=0)
             self._admission = Admission(self._condition, bound, clock, self._check_values)
         self.max_staleness = max_staleness
+        if snapshot_directory is not None:
+            folder = Path(as_path(caller, "snapshot_directory", snapshot_directory, "snapshots"))
+            seconds = as_number(caller, "snapshot_seconds", snapshot_seconds, least=0.0)
+            self._keeper = SnapshotKeeper(folder, self.task, seconds, self._capture)
+            self._state = self._keeper.state
+            self._keeper.start()
 
     @property
     def incarnation(self) -> str:
@@ -80,6 +98,8 @@ class VariableServer:
                 "max_staleness": self.max_staleness,
                 "applied": state.applied,
                 "variables": len(state.variables),
+                "snapshot": None if self._keeper is None else self._keeper.start_from,
+                "versions": {name: v.start_version for name, v in state.variables.items()},
             }
 
     def create(
@@ -99,16 +119,8 @@ class VariableServer:
             ArgumentError: A name is not valid, or comes twice, or an initialiser cannot be run.
             ArgumentTypeError: A value is no array.
         """
-        values: dict[str, np.ndarray] = {}
-        for creation in creations:
-            name = checks.check_name("create", "name", creation.name)
-            if name in values:
-                raise ArgumentError(
-                    f"create was given {name!r} twice.\n\nEach variable has its own name.\n\n"
-                    "Give the second one another name."
-                )
-            # Outside of the lock: compiling an initialiser takes long.
-            values[name] = make_value("create", creation)
+        # Outside of the lock: compiling an initialiser takes long.
+        values = make_values("create", creations)
         with self._condition:
             self._check_values()
             return add_variables("create", self._state, values, client)
@@ -137,9 +149,12 @@ class VariableServer:
             self._check_values()
             found = self._state.programs.get(key)
         program = UpdateProgram.prepare(caller, registration, found)
+        content = registration.init
+        what = f"the initialiser of program {key!r}"
+        init = None if content is None else Initialiser(caller, what, content)
         with self._condition:
             self._check_values()
-            return add_update(caller, self._state, program, registration, client)
+            return add_update(caller, self._state, program, registration, init, client)
 
     def read(
         self,
@@ -284,6 +299,7 @@ class VariableServer:
             state = self._state
             owned = {n: slots for n in names for (v, _), slots in state.slots.items() if v == n}
             gone = [*names, *(slot for slots in owned.values() for slot in slots)]
+            state.mutations += 1
             state.slots = {k: s for k, s in state.slots.items() if k[0] not in names}
             self._condition.notify_all()
             return [n for n in dict.fromkeys(gone) if state.variables.pop(n, None) is not None]
@@ -292,7 +308,39 @@ class VariableServer:
         """Return counts, and the histogram of staleness, as JSON can hold them."""
         with self._condition:
             self._check_values()
-            return self._state.describe()
+            snapshots = None if self._keeper is None else self._keeper.describe()
+            return self._state.describe() | {"snapshots": snapshots}
+
+    def snapshot(self) -> dict[str, Any]:
+        """Write a snapshot, and return its number and how many requests it has.
+
+        Raises:
+            ContextError: The server has no `snapshot_directory`.
+            CheckpointError: It cannot be written.
+        """
+        if self._keeper is None:
+            raise ContextError(
+                f"snapshot was called, and server {self.task!r} has no snapshot_directory.\n\n"
+                "Snapshots are written into the folder that the server was started with.\n\n"
+                "Start it with snapshot_directory='runs/snapshots'."
+            )
+        return self._keeper.save()
+
+    def close(self) -> None:
+        """Write a last snapshot if something changed, and release the folder.
+
+        Raises:
+            CheckpointError: The snapshot cannot be written.
+        """
+        if self._keeper is not None:
+            self._keeper.close()
+
+    def _capture(self, unless: int | None) -> Captured | None:
+        with self._condition:
+            # Otherwise the good snapshots would be replaced.
+            self._check_values()
+            same = self._state.mutations == unless
+            return None if same else capture(self._state, self.task)
 
     def _make_get_versions(self, caller: str, names: Sequence[str]) -> GetVersions:
         variables = self._state.variables

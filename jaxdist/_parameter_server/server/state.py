@@ -20,6 +20,7 @@ class State:
     programs: dict[str, UpdateProgram] = dataclasses.field(default_factory=dict)
     slots: Slots = dataclasses.field(default_factory=dict)
     counted: CountedClosures = dataclasses.field(default_factory=CountedClosures)
+    mutations: int = 0  # of this incarnation, to see whether a snapshot would be another one
     applied: int = 0  # requests, over all incarnations
     already_counted: int = 0  # requests that came again
     staleness: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)

@@ -101,12 +101,13 @@ class StagedVariable:
             value = self.stored.peek().copy()
             for ids, rows in self._rows:
                 value[ids] = rows
-            self._value, self._rows = value, []
+            self.set_dense(value)
         return self._value
 
     def set_dense(self, value: Any) -> None:
         """Set the whole value."""
-        self._value, self._rows = value, []
+        self._value = value
+        self._rows.clear()
 
     def get_rows(self, ids: np.ndarray) -> np.ndarray:
         """Return a copy of rows; `ids` are unique and in ascending order."""

@@ -84,7 +84,7 @@ def connect(
         MissingExtraError: `"grpc"`, and grpcio is not installed.
     """
     _check_layer("connect", layer, security)
-    host, port = _split("connect", address)
+    host, port = _split("connect", address, lowest=1)
     chosen = limits or Limits()
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if layer == "local":
@@ -107,14 +107,14 @@ def _check_layer(caller: str, layer: str, security: Security | None) -> None:
         )
 
 
-def _split(caller: str, address: str) -> tuple[str, int]:
+def _split(caller: str, address: str, lowest: int = 0) -> tuple[str, int]:
     check_text(caller, "address", address, "127.0.0.1:2222")
-    host, _, port = address.rpartition(":")
+    host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not port.isdecimal() or int(port) > 65535:
+    if not colon or not port.isdecimal() or not lowest <= int(port) < 65536:
         raise ArgumentError(
             f"{caller} was given address={show(address)}.\n\n"
-            "An address is host:port, with a port up to 65535.\n\n"
+            f"An address is host:port, with a port from {lowest} to 65535.\n\n"
             "Pass for instance address='127.0.0.1:2222'."
         )
     return host or "127.0.0.1", int(port)

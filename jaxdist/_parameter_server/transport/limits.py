@@ -3,8 +3,10 @@
 import dataclasses
 import threading
 import time
+from collections.abc import Sequence
 
-from jaxdist._parameter_server.transport.message import Message
+import numpy as np
+
 from jaxdist.errors import ArgumentError
 
 
@@ -28,10 +30,11 @@ class Limits:
     calls: int = 128
     reading_seconds: float | None = None
 
-    def check(self, caller: str, message: Message) -> None:
-        """Raise `ArgumentError` if a message has too many arrays or bytes."""
-        compare(caller, "arrays", len(message.arrays), self.arrays)
-        compare(caller, "bytes of arrays", message.nbytes, self.message_bytes)
+    def check(self, caller: str, arrays: Sequence[np.ndarray]) -> None:
+        """Raise `ArgumentError` if these are too many arrays, or too many bytes."""
+        compare(caller, "arrays", len(arrays), self.arrays)
+        nbytes = sum(array.nbytes for array in arrays)
+        compare(caller, "bytes of arrays", nbytes, self.message_bytes)
 
 
 def compare(caller: str, what: str, found: int, most: int) -> None:

@@ -77,7 +77,7 @@ class LocalListener:
 
     def take(self, request: Message) -> _Future:
         """Start to answer; the result is None if the listener stops before."""
-        self._limits.check("Channel.call", request)
+        self._limits.check("Channel.call", request.arrays)
         future: _Future = Future()
         with self._lock:
             if self._is_stopped:
@@ -165,8 +165,13 @@ class LocalChannel:
         """Wait until the other task listens; see `Channel.wait_until_ready`."""
         seconds = get_seconds(seconds)
         with _CHANGE:
-            if not _CHANGE.wait_for(lambda: self._address in _LISTENERS, max(seconds, 0)):
-                raise self._peer.make_deadline("wait_until_ready", seconds)
+            came = _CHANGE.wait_for(
+                lambda: self._is_closed or self._address in _LISTENERS, max(seconds, 0)
+            )
+        if self._is_closed:
+            raise self._peer.make_unavailable("wait_until_ready", "this channel is closed")
+        if not came:
+            raise self._peer.make_deadline("wait_until_ready", seconds)
 
     def close(self) -> None:
         """Close the connection; calls that wait raise `UnavailableError`."""
@@ -175,13 +180,15 @@ class LocalChannel:
             waiting = dict(self._waiting)
         for future, listener in waiting.items():
             listener.forget(future)
+        with _CHANGE:
+            _CHANGE.notify_all()
 
 
 def receive(caller: str, message: Message, limits: Limits) -> Message:
     """Return a message as its receiver gets it: other fields, the same arrays without copies."""
     check_fields(caller, message.fields)
-    limits.check(caller, message)
     arrays = tuple(_make_view(get_plain(caller, array)) for array in message.arrays)
+    limits.check(caller, arrays)
     return Message(message.method, copy_fields(message.fields), arrays)
 
 

@@ -77,8 +77,8 @@ class Outgoing:
         self, caller: str, message: Message, limits: Limits, failure: Failure | None = None
     ) -> None:
         check_fields(caller, message.fields)
-        limits.check(caller, message)
         self._arrays = [get_plain(caller, array) for array in message.arrays]
+        limits.check(caller, self._arrays)
         specs = [(str(array.dtype.name), list(map(int, array.shape))) for array in self._arrays]
         header = Header(message.method, dict(message.fields), specs, failure)
         self._header = msgspec.msgpack.encode(header)

@@ -11,6 +11,7 @@ A change may be in a branch that is not taken, or be made twice. So each port th
 written twice has a `count`, which the worker looks at before it sends the change.
 """
 
+import dataclasses
 from typing import Any, NoReturn
 
 import numpy as np
@@ -36,10 +37,10 @@ class Port(Variable):
         dtype: Its dtype.
         aggregation: How the values of the replicas become one.
         per_replica: Whether each replica has a value of its own.
-        adds_to: The server's variable to which its value is added.
+        role: What the closure sends by it, or reads by it.
     """
 
-    __slots__ = ("_zero", "adds_to")
+    __slots__ = ("_zero", "role")
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         return object.__new__(cls)
@@ -53,7 +54,7 @@ class Port(Variable):
         aggregation: VariableAggregation = VariableAggregation.NONE,
         *,
         per_replica: bool = False,
-        adds_to: Any = None,
+        role: Any = None,
     ) -> None:
         # The checks of `Variable` refuse to make one in a step, where ports are made.
         self._label, self._strategy, self._trainable = label, None, False
@@ -62,7 +63,7 @@ class Port(Variable):
         sharding = layout.per_replica if per_replica else layout.replicated
         self._home = VariablePlacement(layout, sharding, per_replica, tuple(shape), np.dtype(dtype))
         self._zero = make_zero(self._home.global_shape, dtype)
-        self.adds_to = adds_to
+        self.role = role
 
     @property
     def held(self) -> Any:
@@ -93,6 +94,43 @@ class Port(Variable):
             "Gradients and rows are sent to the servers when a whole function has run.\n\n"
             "Use coordinator.schedule(fn), or strategy.run(fn)."
         )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Addition:
+    """The role of a port whose value is added to a variable."""
+
+    variable: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowChange:
+    """The role of the count of a change of rows.
+
+    Args:
+        variable: The variable.
+        op: The operation of the server.
+        ids: The port of the rows' numbers. A number of -1 changes nothing.
+        rows: The port of the operands.
+    """
+
+    variable: Any
+    op: str
+    ids: Port
+    rows: Port
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowRead:
+    """The role of the rows that a closure reads, and that the worker asks for before it runs.
+
+    Args:
+        variable: The variable.
+        ids: The port of the rows' numbers.
+    """
+
+    variable: Any
+    ids: Port
 
 
 def make_zero(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

@@ -3,21 +3,24 @@
 import weakref
 from typing import Any, Protocol
 
+import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._hooks import GET_CALL_CONTEXT
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.server import Change as ServerChange
-from jaxdist._parameter_server.variables.ports import Port, make_zero
+from jaxdist._parameter_server.variables.ports import Addition, Port, RowChange, RowRead, make_zero
+from jaxdist._program import collect_rows
 from jaxdist._values import (
     Change,
+    IndexedSlices,
     Scatter,
     Variable,
     VariablePlacement,
     cast_to_variable,
     current_binding,
+    get_call_context,
 )
-from jaxdist.errors import UnsupportedError
+from jaxdist.errors import ContextError, UnsupportedError
 
 _OPS = {Change.ASSIGN: "assign", Change.ADD: "add", Change.SUBTRACT: "sub"}
 
@@ -58,7 +61,15 @@ class ServerVariable(Variable):
         `tf.distribute.ParameterServerStrategy`: variables on `/job:ps`.
     """
 
-    __slots__ = ("_added", "_added_in", "_assigned", "_remote_name", "_storage", "_zero")
+    __slots__ = (
+        "_added",
+        "_added_in",
+        "_assigned",
+        "_remote_name",
+        "_row_changes",
+        "_storage",
+        "_zero",
+    )
 
     def _hold_initial(self, array: Any, layout: ReplicaMesh | None) -> None:
         strategy = self._strategy
@@ -69,9 +80,11 @@ class ServerVariable(Variable):
         self._home = VariablePlacement(layout, sharding, False, shape, dtype)
         self._zero = make_zero(shape, dtype)
         ports = strategy.layout
-        self._added = Port(self._label, ports, shape, dtype, self._aggregation, adds_to=self)
+        self._added = Port(self._label, ports, shape, dtype, self._aggregation, role=Addition(self))
         self._assigned = Port(self._label, ports, (), np.int32)
         self._added_in: Any = _nowhere
+        # The changes of rows in the current trace: the trace, the step in it, the port.
+        self._row_changes: list[tuple[Any, Any, Port]] = []
         self._remote_name = self._storage.create(self._label, np.asarray(array))
 
     @property
@@ -117,6 +130,7 @@ class ServerVariable(Variable):
 
     def value(self) -> Any:
         """Return the value that the server has; in a scheduled function, the worker's."""
+        self._check_rows_are_known("read")
         held = super().value()
         binding = current_binding()
         if binding is None or self._added_in() is not binding:
@@ -126,17 +140,52 @@ class ServerVariable(Variable):
     def read_rows(self, ids: Any) -> Any:
         """Return rows of the value. Only these rows move.
 
+        In a scheduled function the worker reads them before it runs the function, so the ids must
+        not depend on variables.
+
         Args:
             ids: The numbers of the rows, `[...]`; the result is `[..., *shape[1:]]`.
         """
-        if self._is_traced():
-            return super().value()[ids]
-        ids = np.asarray(ids)
-        rows = self._storage.read_rows(self._remote_name, ids.ravel())
-        return rows.reshape((*ids.shape, *self.shape[1:]))
+        if not self._is_traced():
+            ids = np.asarray(ids)
+            rows = self._storage.read_rows(self._remote_name, ids.ravel())
+            return jnp.asarray(rows.reshape((*ids.shape, *self.shape[1:])))
+        self._check_rows_are_known("read")
+        flat = jnp.ravel(ids)
+        layout, mine = self._strategy.layout, self._is_own_rows()
+        port = Port(self._label, layout, flat.shape, flat.dtype, per_replica=mine)
+        shape = (*flat.shape, *self.shape[1:])
+        read = RowRead(self, port)
+        rows = Port(self._label, layout, shape, self.dtype, per_replica=mine, role=read)
+        port.assign(flat, read_value=False)
+        return rows.value().reshape((*jnp.shape(ids), *self.shape[1:]))
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> Any:
+        """Return rows, as `read_rows` does."""
+        return self.read_rows(indices)
+
+    def _is_own_rows(self) -> bool:
+        """Whether each replica reads or changes rows of its own."""
+        return self._strategy.layout.num_replicas > 1 and get_call_context().in_replica
+
+    def _check_rows_are_known(self, what: str) -> None:
+        binding = current_binding()
+        if binding is None:
+            return
+        # A step may be traced several times, so what its earlier traces did does not count: a
+        # change counts if the same trace made it, or a step that has returned.
+        self._row_changes = [known for known in self._row_changes if known[0]() is binding]
+        step = get_call_context().in_step
+        if any(of() is step or binding.has_written(port) for _, of, port in self._row_changes):
+            raise ContextError(
+                f"Variable {self._label!r} was {what} after its rows were changed in the same "
+                "scheduled function.\n\n"
+                "The server changes the rows when the whole function has run.\n\n"
+                f"Let the function {what} it before it changes rows."
+            )
 
     def _is_traced(self) -> bool:
-        return current_binding() is not None or GET_CALL_CONTEXT.call().in_step is not None
+        return current_binding() is not None or get_call_context().in_step is not None
 
     # Changing
 
@@ -157,7 +206,34 @@ class ServerVariable(Variable):
         return self.value() if read_value else None
 
     def _apply_blocks(self, kind: Scatter, blocks: Any) -> Any:
-        raise UnsupportedError(f"{kind} {blocks}")
+        if not isinstance(blocks, IndexedSlices):
+            raise UnsupportedError(
+                f"Variable {self._label!r}.{kind.value} was called for elements or blocks.\n\n"
+                "A server changes whole variables and whole rows.\n\n"
+                "Use scatter_add and its like with IndexedSlices, or assign the whole variable."
+            )
+        if not self._is_traced():
+            self._send(kind.value, np.asarray(blocks.indices), np.asarray(blocks.values))
+            return self.value()
+        layout = self._strategy.layout
+        if self._is_own_rows():
+            blocks = collect_rows(self, kind, blocks, layout, in_merge=False)
+        ids, rows = jnp.asarray(blocks.indices), jnp.asarray(blocks.values)
+        sent = RowChange(
+            self,
+            kind.value,
+            Port(self._label, layout, ids.shape, ids.dtype),
+            Port(self._label, layout, rows.shape, self.dtype),
+        )
+        sent.ids.assign(ids, read_value=False)
+        sent.rows.assign(rows.astype(self.dtype), read_value=False)
+        count = Port(self._label, layout, (), np.int32, role=sent)
+        count.assign_add(1, read_value=False)
+        step = get_call_context().in_step
+        of_step = _nowhere if step is None else weakref.ref(step)
+        self._row_changes.append((weakref.ref(current_binding()), of_step, count))
+        # The new rows are known to the server only.
+        return None
 
     def _send(self, op: str, *operands: np.ndarray) -> None:
         self._storage.change(ServerChange(op, self._remote_name, operands))

@@ -27,7 +27,16 @@ class ServerLink(Protocol):
         """Add an update program."""
         ...
 
-    def read(self, names: Sequence[str], **options: Any) -> Values:
+    def read(
+        self,
+        names: Sequence[str],
+        *,
+        client: str = "",
+        closure: int | None = None,
+        register: Sequence[str] = (),
+        known: Mapping[str, int] | None = None,
+        incarnation: str | None = None,
+    ) -> Values:
         """Return values."""
         ...
 
@@ -35,7 +44,17 @@ class ServerLink(Protocol):
         """Return rows."""
         ...
 
-    def change(self, changes: Sequence[Change], **options: Any) -> Changed:
+    def change(
+        self,
+        changes: Sequence[Change],
+        *,
+        client: str = "",
+        closure: int | None = None,
+        done_below: int = 0,
+        incarnation: str | None = None,
+        read: Sequence[str] = (),
+        known: Mapping[str, int] | None = None,
+    ) -> Changed:
         """Apply changes."""
         ...
 
@@ -119,6 +138,10 @@ class Servers:
     def read_rows(self, name: str, ids: np.ndarray) -> np.ndarray:
         """Return rows of a variable."""
         self.fence.advance()
+        return self.links[self.find_server(name)].read_rows(name, ids)[0]
+
+    def read_rows_of_closure(self, name: str, ids: np.ndarray) -> np.ndarray:
+        """Return rows that a closure reads, which this task does not see."""
         return self.links[self.find_server(name)].read_rows(name, ids)[0]
 
     def change(self, change: Change) -> None:

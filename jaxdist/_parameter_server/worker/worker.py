@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ class _Kept:
     version: int
     value: Any
     fence: int
+    since: float
 
 
 class Worker:
@@ -66,16 +68,25 @@ class Worker:
         self._servers, self._put = servers, put
         self._max_staleness = max_staleness
         self._kept: dict[str, _Kept] = {}
-        self._programs: dict[str, Any] = {}
+        # How long the last closure took. Values that came with a reply are used only by a closure
+        # that begins soon after: a worker that was idle would compute with values that are older
+        # than a read at its beginning could be.
+        self._seconds = 0.0
+        self._programs: dict[str, list[Any]] = {}
 
     def run(self, request: Request) -> list[np.ndarray]:
         """Run a closure, send its changes, and return its results."""
         closure = request.closure
-        self._read(request)
-        outputs = self._compute(request)
+        # Before the read: values that are read before a program is compiled are old when it runs.
+        self._compile(closure)
+        began = time.monotonic()
+        self._read(request, began)
+        rows = self._read_rows(request)
+        outputs = self._compute(request, rows)
         outputs = [np.asarray(x) for x in outputs]
         updates = self._select(closure, outputs)
         self._send(request, updates, outputs)
+        self._seconds = time.monotonic() - began
         return outputs[len(outputs) - closure.num_results :]
 
     def forget(self) -> None:
@@ -84,12 +95,12 @@ class Worker:
 
     # Reading
 
-    def _read(self, request: Request) -> None:
+    def _read(self, request: Request, began: float) -> None:
         """Read the variables that the closure needs, where the kept values are too old."""
         closure = request.closure
         changed = self._servers.group([u.name for u in closure.updates])
         for place, names in self._servers.group(closure.reads).items():
-            old = [n for n in names if not self._is_fresh(n, request.fence)]
+            old = [n for n in names if not self._is_fresh(n, request.fence, began)]
             if not old and self._max_staleness is None:
                 continue
             options: dict[str, Any] = self._known(names)
@@ -99,9 +110,11 @@ class Worker:
             found = self._servers.links[place].read(names, client=self._servers.client, **options)
             self._keep(found, request.fence)
 
-    def _is_fresh(self, name: str, fence: int) -> bool:
+    def _is_fresh(self, name: str, fence: int, began: float) -> bool:
         kept = self._kept.get(name)
-        return kept is not None and kept.fence >= fence
+        if kept is None or kept.fence < fence:
+            return False
+        return began - kept.since <= self._seconds
 
     def _known(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the versions that a server needs not send again."""
@@ -113,24 +126,56 @@ class Worker:
         return {"known": known, "incarnation": incarnation}
 
     def _keep(self, found: Values, fence: int) -> None:
+        now = time.monotonic()
         for name, version in found.versions.items():
             if name in found.values:
                 value = self._put(found.values[name])
-                self._kept[name] = _Kept(found.incarnation, version, value, fence)
+                self._kept[name] = _Kept(found.incarnation, version, value, fence, now)
             else:
-                self._kept[name].fence = fence
+                kept = self._kept[name]
+                kept.fence, kept.since = fence, now
+
+    def _read_rows(self, request: Request) -> list[Any]:
+        """Read the rows that the closure needs, each one once."""
+        lookup = request.closure.lookup
+        if lookup is None:
+            return []
+        ids = self._programs[request.closure.digest][1](
+            *(self._find(i, request, []) for i in lookup.inputs)
+        )
+        names = {i.index[0]: i.name for i in request.closure.inputs if i.source is Source.ROWS}
+        found = []
+        for number, wanted in enumerate(ids):
+            # A lookup whose rows the program does not use.
+            name = names.get(number)
+            if name is None:
+                found.append(None)
+                continue
+            unique, place = np.unique(np.asarray(wanted), return_inverse=True)
+            found.append(self._servers.read_rows_of_closure(name, unique)[place])
+        return found
 
     # Computing
 
-    def _compute(self, request: Request) -> list[Any]:
-        closure = request.closure
-        program = self._programs.get(closure.digest)
-        if program is None:
-            exported = export.deserialize(bytearray(closure.exported))
-            program = self._programs[closure.digest] = jax.jit(exported.call)
-        return program(*(self._find(i, request) for i in closure.inputs))
+    def _compile(self, closure: TracedClosure) -> None:
+        """Load and compile the programs of a closure, if they are new."""
+        if closure.digest in self._programs:
+            return
+        texts = [closure.exported] + ([closure.lookup.exported] if closure.lookup else [])
+        loaded = [export.deserialize(bytearray(text)) for text in texts]
+        programs = [jax.jit(one.call) for one in loaded]
+        # A call with zeros compiles them.
+        for program, one in zip(programs, loaded, strict=True):
+            zeros = [self._put(np.zeros(a.shape, a.dtype)) for a in one.in_avals]
+            jax.block_until_ready(program(*zeros))
+        self._programs[closure.digest] = programs
 
-    def _find(self, given: Input, request: Request) -> Any:
+    def _compute(self, request: Request, rows: Sequence[Any]) -> list[Any]:
+        closure = request.closure
+        program = self._programs[closure.digest][0]
+        return program(*(self._find(i, request, rows) for i in closure.inputs))
+
+    def _find(self, given: Input, request: Request, rows: Sequence[Any]) -> Any:
         match given.source:
             case Source.VARIABLE:
                 return self._kept[given.name].value
@@ -138,6 +183,8 @@ class Worker:
                 return self._put(request.arguments[given.index[0]])
             case Source.BATCH:
                 return self._put(request.batches[given.index])
+            case Source.ROWS:
+                return self._put(rows[given.index[0]])
             case Source.NUMBER:
                 return self._put(np.uint32(request.number))
 
@@ -165,7 +212,12 @@ class Worker:
         for update in updates:
             kept = self._kept.get(update.name) if update.name in reads else None
             version = None if kept is None else kept.version
-            change = Change(update.op, update.name, [outputs[n] for n in update.operands], version)
+            operands = [outputs[n] for n in update.operands]
+            if update.op.startswith("scatter_"):
+                # Rows without a number belong to another shard.
+                is_own = operands[0] >= 0
+                operands = [x[is_own] for x in operands] if not is_own.all() else operands
+            change = Change(update.op, update.name, operands, version)
             by_server.setdefault(self._servers.find_server(update.name), []).append(change)
         wanted = (
             {} if self._max_staleness is not None else self._servers.group(request.closure.reads)

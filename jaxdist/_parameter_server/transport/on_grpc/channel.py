@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,7 @@ _OPTIONS = (
     # A call is not repeated behind the back of whoever counts calls.
     ("grpc.enable_retries", 0),
 )
+_NAP = 0.05
 
 
 class GrpcChannel:
@@ -76,6 +78,13 @@ class GrpcChannel:
             self._channel = grpc.secure_channel(address, credentials, _OPTIONS)
         self._call = self._channel.unary_stream(f"/{SERVICE}/Call")
         self._stream = self._channel.stream_stream(f"/{SERVICE}/Stream")
+        # Not `HealthStub`: gRPC crashes where one is made for a channel that was closed just now.
+        self._health = health = load_grpc("grpc_health.v1.health_pb2")
+        self._check = self._channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            health.HealthCheckRequest.SerializeToString,
+            health.HealthCheckResponse.FromString,
+        )
         known = () if security.secret is None else ((SECRET_KEY, security.secret.encode()),)
         self._metadata = ((WIRE_KEY, WIRE), *known)
         # The id of a call: of this channel, and a number.
@@ -125,14 +134,21 @@ class GrpcChannel:
     def wait_until_ready(self, seconds: float | None = None) -> None:
         """Wait until the other task answers; see `Channel.wait_until_ready`."""
         seconds = get_seconds(seconds)
-        messages: Any = load_grpc("grpc_health.v1.health_pb2")
-        stub = load_grpc("grpc_health.v1.health_pb2_grpc").HealthStub(self._channel)
-        request = messages.HealthCheckRequest()
+        deadline = time.monotonic() + seconds
+        request = self._health.HealthCheckRequest()
+        serving = self._health.HealthCheckResponse.SERVING
+        status = None
 
         def check() -> None:
-            stub.Check(request, timeout=max(seconds, 0.0), wait_for_ready=True)
+            nonlocal status
+            left = max(deadline - time.monotonic(), 0.0)
+            status = self._check(request, timeout=left, wait_for_ready=True).status
 
         self._run(check, "wait_until_ready", seconds)
+        while status != serving:
+            # It is being stopped, and perhaps started again.
+            time.sleep(_NAP)
+            self._run(check, "wait_until_ready", seconds)
 
     def close(self) -> None:
         """Close the connection; calls that wait raise `UnavailableError`."""
