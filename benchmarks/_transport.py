@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import numpy as np
 
 from benchmarks._loop import Loop
 from jaxdist._parameter_server.transport import Message, connect, serve
-from jaxdist._parameter_server.transport.on_grpc.package import OPTIONS
+from jaxdist._parameter_server.transport.on_grpc.package import OPTIONS, load_grpc
 from jaxdist._parameter_server.transport.stream import CHUNK
 
 SECONDS = 120.0
@@ -42,7 +41,7 @@ def channel(method: str, size: int, count: int = 1) -> Loop:
 
 def bare(method: str, size: int) -> Loop:
     """The same bytes in the same chunks with the same checksum, and nothing else."""
-    to = grpc.insecure_channel(_start()[1], OPTIONS)
+    to = load_grpc().insecure_channel(_start()[1], OPTIONS)
     stream = to.stream_stream(f"/bare/{method}")
     values = _values(size)
 
@@ -97,7 +96,8 @@ def _start() -> list[str]:
         text=True,
     )
     atexit.register(process.kill)
-    addresses = "".split() if process.stdout is None else process.stdout.readline().split()
+    line = "" if process.stdout is None else process.stdout.readline()
+    addresses: list[str] = line.split()
     if len(addresses) != 2:
         raise RuntimeError(f"the server ended with code {process.wait()}")
     return addresses
@@ -115,12 +115,13 @@ def _serve_channel() -> str:
 
 
 def _serve_bare(stack: contextlib.ExitStack, size: int = 2**26) -> str:
-    def push(chunks: Any, _: Any) -> Any:
+    def push(chunks: Iterator[bytes], _: Any) -> Iterator[bytes]:
         yield str(_join(chunks, size).nbytes).encode()
 
-    def pull(chunks: Any, _: Any) -> Any:
+    def pull(chunks: Iterator[bytes], _: Any) -> Iterator[bytes]:
         yield from _cut(_values(int(next(chunks))))
 
+    grpc = load_grpc()
     methods = {
         "push": grpc.stream_stream_rpc_method_handler(push),
         "pull": grpc.stream_stream_rpc_method_handler(pull),
