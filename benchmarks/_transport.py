@@ -97,7 +97,7 @@ def _start() -> list[str]:
     )
     atexit.register(process.kill)
     line = "" if process.stdout is None else process.stdout.readline()
-    addresses: list[str] = line.split()
+    addresses = [str(address) for address in line.split()]
     if len(addresses) != 2:
         raise RuntimeError(f"the server ended with code {process.wait()}")
     return addresses
