@@ -7,6 +7,7 @@ working::
       InvalidArgumentError     ValueError    TensorFlow's name for the next two
         ShapeError                           an array does not fit the replicas
         ArgumentError                        a value outside the valid ones
+          RowIndexError      IndexError too  an index outside the rows of a sharded variable
       DeviceError              ValueError    devices that do not exist, repeat, or do not fit
       TopologyError            ValueError    chips, or cores of replicas, that cannot be laid out
         CoordinateError        IndexError too  a coordinate outside the topology
@@ -44,6 +45,8 @@ working::
       ClusterError             ValueError, RuntimeError too  a cluster that is not valid
         DuplicateTaskError   KeyError too    two processes that are the same task
       LaunchError              RuntimeError  processes that cannot be started
+      UnauthenticatedError     PermissionError  a caller without the secret of a server
+      UnknownError             RuntimeError  another task raised an error that is none of these
       MissingExtraError        ImportError   an optional package that is not installed
 
       MissingNameError         AttributeError a documented name that jaxdist does not have
@@ -97,6 +100,10 @@ class NotFoundError(JaxdistError, ValueError, RuntimeError):
 
 class ArgumentError(InvalidArgumentError):
     """Raised when an argument is not one of the valid values."""
+
+
+class RowIndexError(ArgumentError, IndexError):
+    """Raised when an index is outside the rows of a sharded variable."""
 
 
 class ArgumentTypeError(JaxdistError, TypeError):
@@ -309,6 +316,22 @@ class LaunchError(JaxdistError, RuntimeError):
     """Raised when the processes of a job cannot be started."""
 
 
+class UnauthenticatedError(JaxdistError, PermissionError):
+    """Raised when a server does not know its caller: no secret, or another one.
+
+    Source:
+        `tf.errors.UnauthenticatedError`.
+    """
+
+
+class UnknownError(JaxdistError, RuntimeError):
+    """Raised when another task raised an error that is no error of jaxdist.
+
+    Source:
+        `tf.errors.UnknownError`.
+    """
+
+
 class MissingExtraError(JaxdistError, ImportError):
     """Raised when an optional package is needed but not installed."""
 
@@ -336,7 +359,6 @@ _NOT_THERE = {
     "FailedPreconditionError": (
         "What is called at the wrong time or place is errors.ContextError, a RuntimeError."
     ),
-    "UnknownError": _SERVERS,
 }
 
 # Type checkers must not see `__getattr__`: they would then accept every name of this module.

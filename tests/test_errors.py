@@ -53,6 +53,8 @@ TREE = {
     "ClusterError": ValueError,
     "DuplicateTaskError": ValueError,
     "LaunchError": RuntimeError,
+    "UnauthenticatedError": PermissionError,
+    "UnknownError": RuntimeError,
     "MissingExtraError": ImportError,
     "MissingNameError": AttributeError,
 }

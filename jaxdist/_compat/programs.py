@@ -9,6 +9,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import mesh as _mesh
 from jax._src import shard_map as _shard_map
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
 from jax._src.state.types import AbstractRef as _AbstractRef
 from jax._src.state.types import AccumEffect as _AccumEffect
@@ -143,6 +144,15 @@ def _replace_last(closed: Any, last: Any, **changes: Any) -> Any:
     jaxpr = closed.jaxpr.replace(eqns=[*closed.jaxpr.eqns[:-1], last], **changes)
     # JAX 0.12 has one class for open and closed jaxprs.
     return jaxpr if closed.jaxpr is closed else closed.replace(jaxpr=jaxpr)
+
+
+def drop_unused(closed: Any, used: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
+    """Return a program with some of the results of another one, and which inputs it needs.
+
+    Branches and loops are cut too. Waits for JAX to document `dce_jaxpr`.
+    """
+    jaxpr, needed = _partial_eval.dce_jaxpr(closed.jaxpr, list(used))
+    return ClosedJaxpr(jaxpr, closed.consts), list(needed)
 
 
 def is_ref(variable: Any) -> bool:

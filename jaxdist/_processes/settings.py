@@ -19,6 +19,7 @@ class Settings:
         abort_seconds: After this time without progress every process ends with code 75. None means
             never.
         collective_seconds: The most that one collective, or one comparison of programs, may take.
+        rpc_seconds: How long a call of a parameter server, or of a task, waits for its reply.
 
     Example:
         >>> from jaxdist._processes.settings import Settings
@@ -31,6 +32,7 @@ class Settings:
     join_seconds: float = 300.0
     abort_seconds: float | None = None
     collective_seconds: float = 1800.0
+    rpc_seconds: float = 60.0
 
 
 _NAMES = tuple(field.name for field in dataclasses.fields(Settings))
@@ -62,12 +64,14 @@ def processes(
     join_seconds: float | None = None,
     abort_seconds: float | None = None,
     collective_seconds: float | None = None,
+    rpc_seconds: float | None = None,
 ) -> Settings:
     """Set how long the processes of a job wait for each other; None leaves a value as it is.
 
     Each value can also be given as an environment variable: `JAXDIST_QUIET_SECONDS`,
-    `JAXDIST_HEARTBEAT_SECONDS`, `JAXDIST_JOIN_SECONDS`, `JAXDIST_ABORT_SECONDS` and
-    `JAXDIST_COLLECTIVE_SECONDS`. A value that is given here counts before the variable.
+    `JAXDIST_HEARTBEAT_SECONDS`, `JAXDIST_JOIN_SECONDS`, `JAXDIST_ABORT_SECONDS`,
+    `JAXDIST_COLLECTIVE_SECONDS` and `JAXDIST_RPC_SECONDS`. A value that is given here counts before
+    the variable.
 
     `heartbeat_seconds`, `join_seconds` and `collective_seconds` are used when this process joins
     the others, so set them before the strategy is made.
@@ -81,6 +85,7 @@ def processes(
             (never).
         collective_seconds: The most that one collective, or one comparison of programs, may take
             (1800). It is also the largest `timeout_seconds`.
+        rpc_seconds: How long a call of a parameter server, or of a task, waits for its reply (60).
 
     Returns:
         All settings that now count.
@@ -94,7 +99,7 @@ def processes(
         300.0
     """
     given = dict(zip(_NAMES, [quiet_seconds, heartbeat_seconds, join_seconds, abort_seconds,
-                              collective_seconds], strict=True))  # fmt: skip
+                              collective_seconds, rpc_seconds], strict=True))  # fmt: skip
     # All values are checked before the first is set.
     checked = {
         name: _check("config.processes", name, value)

@@ -71,6 +71,7 @@ def list_settings(platform: str, environment: Mapping[str, str] = os.environ) ->
             ("join_seconds", settings.join_seconds, "wait for the others at the start"),
             ("abort_seconds", settings.abort_seconds, "without progress: end with code 75"),
             ("collective_seconds", settings.collective_seconds, "the most for one collective"),
+            ("rpc_seconds", settings.rpc_seconds, "wait for the reply of another task"),
         )
     ]
     rows.append(

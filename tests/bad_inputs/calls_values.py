@@ -198,6 +198,7 @@ CALLS = {
             "join_seconds": 300.0,
             "abort_seconds": None,
             "collective_seconds": 1800.0,
+            "rpc_seconds": 60.0,
         },
     ),
     "jaxdist.config.run_eagerly": Call(

@@ -3,7 +3,6 @@
 from jaxdist._parameter_server.coordinator.cluster_coordinator import (
     ClusterCoordinator as ClusterCoordinator,
 )
-from jaxdist._parameter_server.coordinator.fence import Fence as Fence
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerDataset as PerWorkerDataset
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerIterator as PerWorkerIterator
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerValues as PerWorkerValues
@@ -19,3 +18,4 @@ from jaxdist._parameter_server.coordinator.worker_index import (
     experimental_get_current_worker_index as experimental_get_current_worker_index,
 )
 from jaxdist._parameter_server.coordinator.worker_index import on_worker as on_worker
+from jaxdist._parameter_server.variables.fence import Fence as Fence

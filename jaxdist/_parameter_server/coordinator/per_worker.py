@@ -65,6 +65,11 @@ class PerWorkerValues:
         """Whether one worker has made it, or has failed to."""
         return index in self._made or index in self._errors
 
+    def find_any(self) -> int | None:
+        """Return a worker that has made it, or else one that has failed to; None without."""
+        with self._lock:
+            return next(iter(self._made), next(iter(self._errors), None))
+
     def forget(self, index: int) -> None:
         """Forget what one worker has made, because it was lost."""
         with self._lock:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist._parameter_server.coordinator.fence import Fence
+from jaxdist._parameter_server.variables.fence import Fence
 
 
 class RemoteValue(abc.ABC):

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jaxdist._parameter_server.coordinator.fence import Fence
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerValues
 from jaxdist._parameter_server.coordinator.remote_value import ClosureResult
+from jaxdist._parameter_server.variables.fence import Fence
 
 
 class Scheduled:

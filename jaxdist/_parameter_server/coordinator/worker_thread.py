@@ -9,12 +9,12 @@ from typing import Protocol
 
 from jaxdist._parameter_server.coordinator import retries
 from jaxdist._parameter_server.coordinator.closure_queue import ClosureQueue, make_cancelled_error
-from jaxdist._parameter_server.coordinator.fence import Fence
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerValues
 from jaxdist._parameter_server.coordinator.protocols import WorkerLink
 from jaxdist._parameter_server.coordinator.scheduled import Scheduled
 from jaxdist._parameter_server.coordinator.settings import WaitSettings
 from jaxdist._parameter_server.coordinator.worker_index import set_worker_index
+from jaxdist._parameter_server.variables.fence import Fence
 from jaxdist.errors import (
     CancelledError,
     DeadlineExceededError,

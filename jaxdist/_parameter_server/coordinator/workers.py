@@ -7,12 +7,12 @@ import weakref
 from collections.abc import Iterable
 
 from jaxdist._parameter_server.coordinator.closure_queue import ClosureQueue
-from jaxdist._parameter_server.coordinator.fence import Fence
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerValues
 from jaxdist._parameter_server.coordinator.protocols import WorkerLink
 from jaxdist._parameter_server.coordinator.retries import make_all_lost_error
 from jaxdist._parameter_server.coordinator.settings import WaitSettings
 from jaxdist._parameter_server.coordinator.worker_thread import WorkerThread
+from jaxdist._parameter_server.variables.fence import Fence
 from jaxdist.errors import WorkerUnavailableError
 
 

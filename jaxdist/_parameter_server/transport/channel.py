@@ -27,7 +27,22 @@ class Channel(Protocol):
         Raises:
             DeadlineExceededError: No reply came in time. The other task may have done the work.
             UnavailableError: Nobody listens there, or the connection was lost.
-            JaxdistError: What the other task raised.
+            UnauthenticatedError: The other task has another secret.
+            ProgramMismatchError: The other task is of a version of jaxdist with other messages.
+            ArgumentError, ArgumentTypeError: A message cannot hold this, or is too large.
+            JaxdistError: What the other task raised. `UnknownError` for any other error.
+        """
+        ...
+
+    def wait_until_ready(self, seconds: float | None = None) -> None:
+        """Wait until the other task answers, for instance because it is just being started.
+
+        Args:
+            seconds: How long; None means `JAXDIST_RPC_SECONDS` (60).
+
+        Raises:
+            DeadlineExceededError: It did not answer in time.
+            UnavailableError: This channel is closed.
         """
         ...
 

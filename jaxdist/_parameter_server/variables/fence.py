@@ -18,7 +18,7 @@ class Fence:
     """A number that only increases. All threads may use it.
 
     Example:
-        >>> from jaxdist._parameter_server.coordinator.fence import Fence
+        >>> from jaxdist._parameter_server.variables.fence import Fence
         >>> fence = Fence()
         >>> fence.advance()
         >>> fence.value

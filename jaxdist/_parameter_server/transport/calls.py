@@ -1,0 +1,108 @@
+"""What both layers do with a call: limits of time, errors that name the task, and handlers."""
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+
+from jaxdist._parameter_server.transport.channel import Handler
+from jaxdist._parameter_server.transport.failures import Failure, describe_failure
+from jaxdist._parameter_server.transport.message import Message
+from jaxdist._processes import get_settings
+from jaxdist._validate import as_number, show
+from jaxdist.errors import (
+    ArgumentTypeError,
+    DeadlineExceededError,
+    JaxdistError,
+    NotFoundError,
+    UnavailableError,
+)
+
+_LOG = logging.getLogger("jaxdist")
+# The most that gRPC and locks take.
+_LONGEST = 1e8
+
+
+class Peer:
+    """The other task, for errors: where it is, and when it was last heard of.
+
+    Args:
+        name: Such as `ps 0`.
+        address: Its address.
+    """
+
+    def __init__(self, name: str, address: str) -> None:
+        self._name = f"{name} at {address}" if name else address
+        self._since = time.monotonic()
+        self._has_answered = False
+
+    def __str__(self) -> str:
+        return self._name
+
+    def note_answer(self) -> None:
+        """Remember that it has answered now."""
+        self._since = time.monotonic()
+        self._has_answered = True
+
+    def make_unavailable(self, method: str, why: str) -> UnavailableError:
+        """Return the error of a call that found nobody, or lost the connection."""
+        return UnavailableError(
+            f"{self._name} is not available: {why}.\n\n"
+            f"It was called with {method!r}. {self._tell_since()}\n\n"
+            "Call again when the task has been started again; the same channel finds it. The task "
+            "may have done the work of a call that was under way."
+        )
+
+    def make_deadline(self, method: str, seconds: float) -> DeadlineExceededError:
+        """Return the error of a call without a reply in time."""
+        return DeadlineExceededError(
+            f"{self._name} did not reply within {seconds:g} s.\n\n"
+            f"It was called with {method!r}. {self._tell_since()} The task may have done the work."
+            "\n\nSee whether it hangs or is stopped. To wait longer, pass seconds= or set "
+            "JAXDIST_RPC_SECONDS."
+        )
+
+    def _tell_since(self) -> str:
+        seconds = time.monotonic() - self._since
+        if self._has_answered:
+            return f"It last answered {seconds:.1f} s ago."
+        return f"It has not answered since this channel was made {seconds:.1f} s ago."
+
+
+def get_seconds(seconds: float | None) -> float:
+    """Return how long a call may take: `JAXDIST_RPC_SECONDS` if the caller does not say."""
+    if seconds is None:
+        seconds = get_settings().rpc_seconds
+    elif type(seconds) is not float or math.isnan(seconds):
+        seconds = as_number("Channel.call", "seconds", seconds, is_finite=False, example=60)
+    return min(seconds, _LONGEST)
+
+
+def check_message(caller: str, message: Message) -> None:
+    """Raise if it is no message."""
+    if not isinstance(message, Message) or not isinstance(message.method, str):
+        raise ArgumentTypeError(
+            f"{caller} was given message={show(message)}.\n\n"
+            "message is a Message, whose method is a text.\n\nPass Message('read', {}, ())."
+        )
+
+
+def answer(handlers: Mapping[str, Handler], request: Message) -> tuple[Message, Failure | None]:
+    """Call the handler of a request; what it raises is part of the answer."""
+    method = request.method
+    try:
+        if (handler := handlers.get(method)) is None:
+            raise NotFoundError(
+                f"This task was called with {method[:80]!r}, which it does not have.\n\n"
+                f"Its methods are {sorted(handlers)}.\n\n"
+                "Call one of these, or the task that has the method."
+            )
+        reply = handler(request)
+        check_message(f"The reply of {method}", reply)
+    # Also SystemExit and its like: the caller would wait until its deadline.
+    except BaseException as error:
+        if not isinstance(error, JaxdistError):
+            _LOG.exception("The handler of %r raised:", method)
+        return Message(method), describe_failure(error, method)
+    # A reply repeats the name of the method.
+    return Message(method, reply.fields, reply.arrays), None

@@ -1,0 +1,120 @@
+"""`serve` and `connect`: the two ends of a connection, in one process or by gRPC."""
+
+from collections.abc import Mapping
+
+from jaxdist._parameter_server.transport.channel import Channel, Handler, Listener
+from jaxdist._parameter_server.transport.limits import Limits
+from jaxdist._parameter_server.transport.local import LocalChannel, LocalListener
+from jaxdist._parameter_server.transport.on_grpc import GrpcChannel, GrpcListener
+from jaxdist._parameter_server.transport.security import Security, read_security
+from jaxdist._validate import check_text, show
+from jaxdist.errors import ArgumentError
+
+LAYERS = ("grpc", "local")
+
+
+def serve(
+    address: str,
+    handlers: Mapping[str, Handler],
+    *,
+    layer: str,
+    security: Security | None = None,
+    limits: Limits | None = None,
+) -> Listener:
+    """Answer calls at an address.
+
+    Args:
+        address: Host and port, such as `127.0.0.1:2222`. Without a host it is 127.0.0.1, and port
+            0 is a free port.
+        handlers: A function for each method, from the request to the reply. They are called in
+            threads, several at a time.
+        layer: `"grpc"`, or `"local"` for callers of this process.
+        security: Who may call; None means what the environment variables say.
+        limits: The most that it takes in.
+
+    Returns:
+        The listener. It answers until `stop`, or until the process ends.
+
+    Raises:
+        ArgumentError: The layer or the address is none.
+        ClusterError: The address is in use.
+        UnauthenticatedError: Other machines reach the address, and there is no TLS and no secret.
+        MissingExtraError: `"grpc"`, and grpcio is not installed.
+
+    Example:
+        >>> from jaxdist._parameter_server.transport import Message, connect, serve
+        >>> add = lambda request: Message("add", {}, (request.arrays[0] + 1,))
+        >>> listener = serve("127.0.0.1:0", {"add": add}, layer="local")
+        >>> channel = connect(listener.address, layer="local", name="ps 0")
+        >>> channel.call(Message("add", {}, (np.arange(3),))).arrays
+        (array([1, 2, 3]),)
+        >>> listener.stop()
+    """
+    _check_layer("serve", layer, security)
+    host, port = _split("serve", address)
+    chosen = limits or Limits()
+    if layer == "local":
+        return LocalListener(f"{host}:{port}", handlers, chosen)
+    found = read_security() if security is None else security
+    return GrpcListener(host, port, handlers, chosen, found)
+
+
+def connect(
+    address: str,
+    *,
+    layer: str,
+    name: str = "",
+    security: Security | None = None,
+    limits: Limits | None = None,
+) -> Channel:
+    """Return a channel to a task, which need not listen yet.
+
+    Args:
+        address: Where the task listens.
+        layer: `"grpc"`, or `"local"` for a task of this process.
+        name: The task in errors, such as `ps 0`.
+        security: What the task knows this one by; None means what the environment variables say.
+        limits: The most that a message may have.
+
+    Returns:
+        The channel. It connects when it is used, and again after the task was started again.
+
+    Raises:
+        ArgumentError: The layer or the address is none.
+        MissingExtraError: `"grpc"`, and grpcio is not installed.
+    """
+    _check_layer("connect", layer, security)
+    host, port = _split("connect", address, lowest=1)
+    chosen = limits or Limits()
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if layer == "local":
+        return LocalChannel(f"{host}:{port}", name, chosen)
+    found = read_security() if security is None else security
+    return GrpcChannel(address, name, chosen, found)
+
+
+def _check_layer(caller: str, layer: str, security: Security | None) -> None:
+    if layer not in LAYERS:
+        raise ArgumentError(
+            f"{caller} was given layer={show(layer)}.\n\n"
+            f"A layer is one of {list(LAYERS)}.\n\n"
+            "Pass layer='grpc' for tasks in several processes, or 'local' for tasks in one."
+        )
+    if layer == "local" and security is not None:
+        raise ArgumentError(
+            f"{caller} was given security= with layer='local'.\n\n"
+            "Messages in one process reach nobody else.\n\nLeave security= out."
+        )
+
+
+def _split(caller: str, address: str, lowest: int = 0) -> tuple[str, int]:
+    check_text(caller, "address", address, "127.0.0.1:2222")
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not port.isdecimal() or not lowest <= int(port) < 65536:
+        raise ArgumentError(
+            f"{caller} was given address={show(address)}.\n\n"
+            f"An address is host:port, with a port from {lowest} to 65535.\n\n"
+            "Pass for instance address='127.0.0.1:2222'."
+        )
+    return host or "127.0.0.1", int(port)

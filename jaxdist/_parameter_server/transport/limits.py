@@ -1,0 +1,77 @@
+"""`Limits`: what a listener takes in; and `Budget`, which keeps to the sum of all callers."""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxdist.errors import ArgumentError
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """The most that a listener, or the caller of a method, takes in.
+
+    Args:
+        message_bytes: Bytes of the arrays of one message.
+        arrays: Arrays of one message.
+        header_bytes: Bytes of the fields, and of the names, dtypes and shapes.
+        bytes_in_flight: Bytes of all messages that are being received and are not complete.
+        calls: Calls that are answered at one time.
+        reading_seconds: How long a request may take to arrive; None means `JAXDIST_RPC_SECONDS`.
+    """
+
+    message_bytes: int = 16 * 2**30
+    arrays: int = 10_000
+    header_bytes: int = 2**18
+    bytes_in_flight: int = 32 * 2**30
+    calls: int = 128
+    reading_seconds: float | None = None
+
+    def check(self, caller: str, arrays: Sequence[np.ndarray]) -> None:
+        """Raise `ArgumentError` if these are too many arrays, or too many bytes."""
+        compare(caller, "arrays", len(arrays), self.arrays)
+        nbytes = sum(array.nbytes for array in arrays)
+        compare(caller, "bytes of arrays", nbytes, self.message_bytes)
+
+
+def compare(caller: str, what: str, found: int, most: int) -> None:
+    """Raise `ArgumentError` if a number is above a limit."""
+    if found > most:
+        raise ArgumentError(
+            f"{caller} was given a message with {found:,} {what}, and {most:,} is the most.\n\n"
+            "Limits keep a task from running out of memory.\n\n"
+            "Send several messages, or an array in shards."
+        )
+
+
+class Budget:
+    """Bytes that all callers together may occupy.
+
+    Args:
+        most: That number of bytes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._free = most
+        self._changed = threading.Condition()
+
+    def take(self, count: int, seconds: float) -> bool:
+        """Wait until so many bytes are free, and take them; False if they are not free in time."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while self._free < count:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    return False
+            self._free -= count
+            return True
+
+    def give_back(self, count: int) -> None:
+        """Return bytes that were taken."""
+        with self._changed:
+            self._free += count
+            self._changed.notify_all()

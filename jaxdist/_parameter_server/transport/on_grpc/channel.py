@@ -1,0 +1,203 @@
+"""The caller's side of a connection by gRPC."""
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from jaxdist._parameter_server.transport.calls import Peer, check_message, get_seconds
+from jaxdist._parameter_server.transport.failures import make_error
+from jaxdist._parameter_server.transport.limits import Limits
+from jaxdist._parameter_server.transport.message import Message
+from jaxdist._parameter_server.transport.on_grpc.package import (
+    CALL_KEY,
+    OPTIONS,
+    SECRET_KEY,
+    SERVICE,
+    WIRE,
+    WIRE_KEY,
+    load_grpc,
+)
+from jaxdist._parameter_server.transport.security import Security
+from jaxdist._parameter_server.transport.stream import (
+    REPLY,
+    REQUEST,
+    DamagedError,
+    Incoming,
+    Outgoing,
+    RefusedError,
+)
+from jaxdist.errors import (
+    ArgumentError,
+    JaxdistError,
+    ProgramMismatchError,
+    UnauthenticatedError,
+)
+
+_OPTIONS = (
+    *OPTIONS,
+    # gRPC waits longer and longer, up to two minutes, before it tries again to connect. A server
+    # that was started again is to be found at once.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 2000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # A connection of its own, so that it ends with the channel.
+    ("grpc.use_local_subchannel_pool", 1),
+    # The caller's own thread waits for a reply. Otherwise each call would start another one.
+    ("SingleThreadedUnaryStream", 1),
+    # A call is not repeated behind the back of whoever counts calls.
+    ("grpc.enable_retries", 0),
+)
+_NAP = 0.05
+
+
+class GrpcChannel:
+    """A gRPC channel.
+
+    Args:
+        address: Where the task listens, or will listen.
+        name: Of the task, for errors.
+        limits: The most that a reply may have.
+        security: What the task knows this one by.
+
+    Raises:
+        MissingExtraError: grpcio is not installed.
+    """
+
+    def __init__(self, address: str, name: str, limits: Limits, security: Security) -> None:
+        self._grpc = grpc = load_grpc()
+        self._address, self._limits = address, limits
+        self._peer = Peer(name, address)
+        if security.certificate is None and security.authority is None:
+            self._channel = grpc.insecure_channel(address, _OPTIONS)
+        else:
+            credentials = grpc.ssl_channel_credentials(
+                security.authority, security.key, security.certificate
+            )
+            self._channel = grpc.secure_channel(address, credentials, _OPTIONS)
+        self._call = self._channel.unary_stream(f"/{SERVICE}/Call")
+        self._stream = self._channel.stream_stream(f"/{SERVICE}/Stream")
+        # Not `HealthStub`: gRPC crashes where one is made for a channel that was closed just now.
+        self._health = health = load_grpc("grpc_health.v1.health_pb2")
+        self._check = self._channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            health.HealthCheckRequest.SerializeToString,
+            health.HealthCheckResponse.FromString,
+        )
+        known = () if security.secret is None else ((SECRET_KEY, security.secret.encode()),)
+        self._metadata = ((WIRE_KEY, WIRE), *known)
+        # The id of a call: of this channel, and a number.
+        self._id = os.urandom(8)
+        self._numbers = itertools.count()
+        self._is_closed = False
+
+    @property
+    def address(self) -> str:
+        """The address of the other task."""
+        return self._address
+
+    def call(self, message: Message, seconds: float | None = None) -> Message:
+        """Call a method of the other task; see `Channel.call`."""
+        seconds = get_seconds(seconds)
+        check_message("Channel.call", message)
+        request = Outgoing("Channel.call", message, self._limits)
+        call = self._id + next(self._numbers).to_bytes(8, "little")
+        incoming = Incoming(call, REPLY, self._limits)
+
+        def exchange() -> None:
+            # A stream of requests needs a thread of gRPC, and one chunk does not.
+            chunks = request.make_chunks(call, REQUEST)
+            start, sent = (
+                (self._call, next(chunks)) if request.is_one_chunk else (self._stream, chunks)
+            )
+            metadata = (*self._metadata, (CALL_KEY, call))
+            for chunk in start(sent, timeout=max(seconds, 0.0), metadata=metadata):
+                incoming.add(chunk)
+                incoming.allocate()
+
+        try:
+            self._run(exchange, message.method, seconds)
+        except JaxdistError:
+            # The reply has come, and what was lost is the end of the stream.
+            if not incoming.is_complete:
+                raise
+        try:
+            reply, failure = incoming.finish()
+        except (DamagedError, RefusedError) as error:
+            raise self._make_damaged(message.method, error) from None
+        self._peer.note_answer()
+        if failure is not None:
+            raise make_error(failure)
+        return reply
+
+    def wait_until_ready(self, seconds: float | None = None) -> None:
+        """Wait until the other task answers; see `Channel.wait_until_ready`."""
+        seconds = get_seconds(seconds)
+        deadline = time.monotonic() + seconds
+        request = self._health.HealthCheckRequest()
+        serving = self._health.HealthCheckResponse.SERVING
+        status = None
+
+        def check() -> None:
+            nonlocal status
+            left = max(deadline - time.monotonic(), 0.0)
+            status = self._check(request, timeout=left, wait_for_ready=True).status
+
+        self._run(check, "wait_until_ready", seconds)
+        while status != serving:
+            # It is being stopped, and perhaps started again.
+            time.sleep(_NAP)
+            self._run(check, "wait_until_ready", seconds)
+
+    def close(self) -> None:
+        """Close the connection; calls that wait raise `UnavailableError`."""
+        self._is_closed = True
+        self._channel.close()
+
+    def _run(self, exchange: Callable[[], None], method: str, seconds: float) -> None:
+        if self._is_closed:
+            raise self._peer.make_unavailable(method, "this channel is closed")
+        try:
+            exchange()
+        except self._grpc.RpcError as error:
+            raise self._make_error(error, method, seconds) from None
+        except (DamagedError, RefusedError) as error:
+            raise self._make_damaged(method, error) from None
+        except ValueError:
+            # gRPC's error for a channel that another thread has closed just now.
+            if not self._is_closed:
+                raise
+            raise self._peer.make_unavailable(method, "this channel was closed") from None
+
+    def _make_damaged(self, method: str, error: Exception) -> JaxdistError:
+        return self._peer.make_unavailable(method, f"its reply was damaged on its way: {error}")
+
+    def _make_error(self, error: Any, method: str, seconds: float) -> JaxdistError:
+        code, status = error.code(), self._grpc.StatusCode
+        text = " ".join(str(error.details()).split())[:500]
+        if self._is_closed:
+            return self._peer.make_unavailable(method, "this channel was closed")
+        if code is status.DEADLINE_EXCEEDED:
+            return self._peer.make_deadline(method, seconds)
+        if code is status.UNAUTHENTICATED:
+            return UnauthenticatedError(
+                f"{self._peer} refused the call of {method!r}: {text}.\n\n"
+                "All tasks of a job have one secret.\n\n"
+                "Set JAXDIST_SECRET_FILE to the same file, or a copy of it, for all of them."
+            )
+        if code is status.FAILED_PRECONDITION:
+            return ProgramMismatchError(
+                f"{self._peer} refused the call of {method!r}: {text}.\n\n"
+                "Tasks of one job understand the same messages.\n\n"
+                "Install the same version of jaxdist for all of them."
+            )
+        if code is status.INVALID_ARGUMENT:
+            return ArgumentError(
+                f"{self._peer} refused the message of {method!r}: {text}.\n\n"
+                "Limits keep a task from running out of memory.\n\n"
+                "Send several messages, or an array in shards."
+            )
+        if code is status.UNIMPLEMENTED:
+            text = f"what listens there is no task of jaxdist ({text})"
+        return self._peer.make_unavailable(method, text)

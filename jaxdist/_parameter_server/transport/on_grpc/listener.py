@@ -1,0 +1,167 @@
+"""A task that answers by gRPC."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jaxdist._parameter_server.transport.calls import answer, get_seconds
+from jaxdist._parameter_server.transport.channel import Handler
+from jaxdist._parameter_server.transport.failures import describe_failure
+from jaxdist._parameter_server.transport.limits import Budget, Limits
+from jaxdist._parameter_server.transport.message import Message
+from jaxdist._parameter_server.transport.on_grpc.guard import make_guard
+from jaxdist._parameter_server.transport.on_grpc.package import (
+    CALL_KEY,
+    OPTIONS,
+    SERVICE,
+    load_grpc,
+)
+from jaxdist._parameter_server.transport.on_grpc.watch import Watch
+from jaxdist._parameter_server.transport.security import Security
+from jaxdist._parameter_server.transport.stream import (
+    REPLY,
+    REQUEST,
+    DamagedError,
+    Incoming,
+    Outgoing,
+    RefusedError,
+)
+from jaxdist._parameter_server.transport.threads import Threads
+from jaxdist.errors import ClusterError, JaxdistError
+
+_SECONDS_TO_STOP = 5.0
+# gRPC reports a deadline in some hundred years where the caller gave none.
+_LONGEST = 1e9
+
+
+class GrpcListener:
+    """A gRPC server.
+
+    Args:
+        host: Where it listens.
+        port: 0 for a free one.
+        handlers: A function for each method.
+        limits: The most that it takes in.
+        security: Who may call.
+
+    Raises:
+        ClusterError: The address is in use, or is none of this machine.
+        UnauthenticatedError: Other machines reach the address, and anybody could call.
+        MissingExtraError: grpcio is not installed.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        handlers: Mapping[str, Handler],
+        limits: Limits,
+        security: Security,
+    ) -> None:
+        self._grpc = grpc = load_grpc()
+        health = load_grpc("grpc_health.v1.health")
+        added = load_grpc("grpc_health.v1.health_pb2_grpc")
+        security.check_address(host)
+        self._handlers, self._limits = dict(handlers), limits
+        self._budget = Budget(limits.bytes_in_flight)
+        self._seconds = get_seconds(limits.reading_seconds)
+        self._watch = Watch(self._seconds)
+        self._threads = Threads(limits.calls, f"answers at {host}:{port}")
+        self._server = grpc.server(
+            self._threads,
+            interceptors=(make_guard(security.secret),),
+            # Otherwise two servers could have one port, and each would get a part of the calls.
+            options=(*OPTIONS, ("grpc.so_reuseport", 0)),
+            maximum_concurrent_rpcs=limits.calls,
+        )
+        methods = {
+            "Call": grpc.unary_stream_rpc_method_handler(self._answer_one),
+            "Stream": grpc.stream_stream_rpc_method_handler(self._answer),
+        }
+        handlers_of_grpc = grpc.method_handlers_generic_handler(SERVICE, methods)
+        self._server.add_generic_rpc_handlers((handlers_of_grpc,))
+        self._health = health.HealthServicer()
+        added.add_HealthServicer_to_server(self._health, self._server)
+        shown = f"[{host}]" if ":" in host else host
+        bound = self._bind(f"{shown}:{port}", security)
+        self._address = f"{shown}:{bound}"
+        self._server.start()
+
+    @property
+    def address(self) -> str:
+        """The address that it listens on."""
+        return self._address
+
+    def stop(self) -> None:
+        """Stop to answer, and free the address. Calls that wait raise `UnavailableError`."""
+        self._health.enter_graceful_shutdown()
+        self._server.stop(None).wait(_SECONDS_TO_STOP)
+        self._threads.shutdown()
+
+    def _bind(self, address: str, security: Security) -> int:
+        try:
+            if security.certificate is None:
+                return int(self._server.add_insecure_port(address))
+            credentials = self._grpc.ssl_server_credentials(
+                [(security.key, security.certificate)],
+                root_certificates=security.authority,
+                require_client_auth=security.authority is not None,
+            )
+            return int(self._server.add_secure_port(address, credentials))
+        except RuntimeError:
+            raise ClusterError(
+                f"A task was to listen on {address}, and cannot.\n\n"
+                "The address is one of this machine, the port is free, and this user may use it. "
+                "Files of TLS are PEM.\n\n"
+                "See who uses the port: ss -ltnp. Or choose another address, or port 0 for a free "
+                "port."
+            ) from None
+
+    def _answer_one(self, chunk: bytes, context: Any) -> Iterator[bytes]:
+        return self._answer(iter((chunk,)), context)
+
+    def _answer(self, chunks: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        call = dict(context.invocation_metadata())[CALL_KEY]
+        request = self._receive(call, chunks, context)
+        if request is None:
+            return
+        reply, failure = answer(self._handlers, request)
+        # Its arrays are free while the reply is sent.
+        del request
+        try:
+            sent = Outgoing(f"The reply of {reply.method}", reply, self._limits, failure)
+        except JaxdistError as error:
+            failure = describe_failure(error, reply.method)
+            sent = Outgoing("", Message(reply.method), self._limits, failure)
+        with self._watch.limit(context.cancel):
+            yield from sent.make_chunks(call, REPLY)
+
+    def _receive(self, call: bytes, chunks: Iterator[bytes], context: Any) -> Message | None:
+        code = self._grpc.StatusCode
+        if context.time_remaining() > _LONGEST:
+            context.abort(code.INVALID_ARGUMENT, "the call has no deadline")
+        incoming, taken = Incoming(call, REQUEST, self._limits), 0
+        try:
+            with self._watch.limit(context.cancel):
+                for chunk in chunks:
+                    incoming.add(chunk)
+                    if not taken and (count := incoming.nbytes):
+                        patience = min(self._seconds, context.time_remaining())
+                        if not self._budget.take(count, patience):
+                            text = "too many bytes are being received"
+                            context.abort(code.RESOURCE_EXHAUSTED, text)
+                        taken = count
+                    incoming.allocate()
+                    if incoming.is_complete:
+                        break
+            return incoming.finish()[0]
+        except DamagedError as error:
+            context.abort(code.DATA_LOSS, f"the request was damaged on its way: {error}")
+        except RefusedError as error:
+            context.abort(code.INVALID_ARGUMENT, str(error))
+        except self._grpc.RpcError:
+            # The caller has gone.
+            return None
+        finally:
+            if taken:
+                self._budget.give_back(taken)
+        return None

@@ -1,0 +1,62 @@
+"""A real server process that is killed, stopped and started again."""
+
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from jaxdist._parameter_server.transport import Message, connect
+from jaxdist.errors import DeadlineExceededError, UnavailableError
+from tests.parameter_server.transport.task import poll, start_task
+
+
+def test_a_killed_server_is_unavailable_at_once_and_found_again_after_a_restart() -> None:
+    with start_task() as task:
+        channel = connect(task.address, layer="grpc", name="ps 0")
+        first = channel.call(Message("pid")).fields["pid"]
+        with ThreadPoolExecutor(2) as pool:
+            small = pool.submit(channel.call, Message("wait", {"seconds": 60.0}), 60)
+            values = (np.zeros(3_000_000),)
+            large = pool.submit(channel.call, Message("wait", {"seconds": 60.0}, values), 60)
+            poll(lambda: channel.call(Message("count"), 20).fields == {"count": 0})
+            time.sleep(0.5)
+            began = time.monotonic()
+            task.kill()
+            for call in (small, large):
+                with pytest.raises(UnavailableError, match=f"ps 0 at {task.address}"):
+                    call.result(30)
+            assert time.monotonic() - began < 5
+        began = time.monotonic()
+        with pytest.raises(UnavailableError, match=r"'pid'(.|\n)*last answered"):
+            channel.call(Message("pid"), 60)
+        assert time.monotonic() - began < 5
+        port = int(task.address.rpartition(":")[2])
+        with start_task(port):
+            began = time.monotonic()
+            poll(lambda: _answers_with_another(channel, first))
+            assert time.monotonic() - began < 3
+        channel.close()
+
+
+def _answers_with_another(channel, first: int) -> bool:
+    try:
+        return channel.call(Message("pid"), 5).fields["pid"] != first
+    except UnavailableError:
+        return False
+
+
+def test_a_stopped_server_is_noticed_by_the_deadline_and_answers_when_it_goes_on() -> None:
+    with start_task() as task:
+        channel = connect(task.address, layer="grpc", name="ps 0")
+        channel.call(Message("pid"))
+        task.signal(signal.SIGSTOP)
+        for values in ((), (np.zeros(3_000_000),)):
+            began = time.monotonic()
+            with pytest.raises(DeadlineExceededError, match=rf"ps 0 at {task.address}(.|\n)*last"):
+                channel.call(Message("count", {}, values), 1.0)
+            assert 0.9 < time.monotonic() - began < 4
+        task.signal(signal.SIGCONT)
+        assert channel.call(Message("count"), 20).fields == {"count": 0}
+        channel.close()
