@@ -243,9 +243,7 @@ class _Builder:
     ) -> tuple[list[Input], bytes]:
         closed, slots = self._found.closed, self._slot_of
         needed = sorted({result for result, _ in outputs})
-        is_kept = [n in needed for n in range(len(closed.jaxpr.outvars))]
-        small, is_used = _compat.drop_unused(closed, is_kept)
-        used = [n for n, is_one in enumerate(is_used) if is_one]
+        small, used = _compat.drop_unused(closed, needed)
         if contains(small, UPDATED.name):
             raise _make_used_after_error(self._name, "a parameter")
         given = set(used) | {minus for _, minus in outputs if minus is not None}

@@ -36,20 +36,20 @@ def read_rows(shards: Sequence[Any], starts: np.ndarray, ids: np.ndarray) -> Any
 def select_rows(shards: Sequence[Any], starts: np.ndarray, ids: Any) -> Any:
     """Return rows by traced ids: each shard is read at all of them, and the right one is kept.
 
-    As in JAX, an index out of bounds gives nan (or the smallest integer).
+    For the ids of other shards a shard is read at its row 0. As in JAX, an index out of bounds
+    gives nan (or the smallest integer).
     """
     if hasattr(shards[0], "read_rows"):
         return _select_remote_rows(shards, starts, ids)
-    total = sum(int(shard.shape[0]) for shard in shards)
-    # A negative index would count from the end of a shard.
-    ids = jnp.where(ids < 0, total, ids.astype(jnp.int32))
-    found: Any = None
+    dtype = shards[0].dtype
+    missing = jnp.take(jnp.zeros((1,), dtype), 1, mode="fill")
+    found = jnp.full((*ids.shape, *shards[0].shape[1:]), missing)
     for shard, start in zip(shards, starts.tolist(), strict=True):
-        own = jnp.maximum(ids - start, 0)
-        rows = jnp.take(shard.value(), own, axis=0, mode="fill")
-        is_own = (ids >= start).reshape(ids.shape + (1,) * (rows.ndim - ids.ndim))
-        # Rows of a later shard replace what this one gives for ids beyond its end.
-        found = rows if found is None else jnp.where(is_own, rows, found)
+        is_own, own = _find_own(shard, start, ids)
+        own = jnp.where(is_own, own, 0)
+        rows = jnp.take(shard.value(), own, axis=0)
+        is_own = is_own.reshape(ids.shape + (1,) * (found.ndim - ids.ndim))
+        found = jnp.where(is_own, rows, found)
     return found
 
 
@@ -139,9 +139,15 @@ def _local_ids(ids: Any, number: int, shards: Sequence[Any], start: int) -> Any:
     if hasattr(shards[number], "read_rows"):
         # The worker that sends the change drops rows with this id.
         return jnp.where(_is_own(ids, number, shards, start), ids - start, NO_ROW)
-    size = int(shards[number].shape[0])
+    is_own, own = _find_own(shards[number], start, ids)
     # JAX drops the changes of ids that are too large.
-    return jnp.where((ids >= start) & (ids < start + size), ids - start, size)
+    return jnp.where(is_own, own, int(shards[number].shape[0]))
+
+
+def _find_own(shard: Any, start: int, ids: Any) -> tuple[Any, Any]:
+    """Return which traced ids are rows of a shard, and all of them counted from its first row."""
+    own = ids.astype(jnp.int32) - start
+    return (own >= 0) & (own < int(shard.shape[0])), own
 
 
 def _sum_repeated(kind: Scatter, values: Any, ids: np.ndarray) -> IndexedSlices:
