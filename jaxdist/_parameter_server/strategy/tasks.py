@@ -100,7 +100,8 @@ class RemoteTasks:
             RemoteWorkerLink(n, c, greeting, self.storage.find_server, self._acknowledged)
             for n, c in enumerate(channels[len(cluster.ps) :])
         ]
-        weakref.finalize(self, _close_all, self.storage, list(channels))
+        # At the end of the process, the threads of the coordinator end first.
+        weakref.finalize(self, _close_all, self.storage, list(channels)).atexit = False
         for n, server in enumerate(servers):
             found = server.hello(client)
             if found["task"] != f"ps:{n}":

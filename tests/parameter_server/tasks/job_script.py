@@ -63,7 +63,13 @@ def main(steps: int, mode: str) -> None:
     say(event="first")
     if mode == "wait":
         sys.stdin.readline()
-    results = [coordinator.schedule(step, args=(iterator,)) for _ in range(steps - 1)]
+    results = []
+    for number in range(1, steps):
+        results.append(coordinator.schedule(step, args=(iterator,)))
+        if number % 1000 == 0:
+            # Others are under way.
+            results[-500].fetch()
+            say(event="progress", step=number)
     coordinator.join()
     found = coordinator.statistics()
     say(
