@@ -126,7 +126,6 @@ MISSING: dict[str, dict[str, str]] = {
             "It is jaxdist.compat.v1.experimental.MultiWorkerMirroredStrategy."
         ),
         "ParameterServerStrategy": _ON_THE_SERVER,
-        "Server": _ON_THE_SERVER,
     },
     "jaxdist.compat.v1.experimental": {
         "ParameterServerStrategy": _ON_THE_SERVER,

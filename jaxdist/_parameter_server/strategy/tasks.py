@@ -93,15 +93,14 @@ class RemoteTasks:
         servers = [RemoteServer(c, n) for n, c in enumerate(channels[: len(cluster.ps)])]
         self.storage = Servers(servers, client)
         self._acknowledged = AcknowledgedClosures()
-        greeting = HelloFields(
-            client=client, servers=list(cluster.ps), max_staleness=max_staleness
-        )
+        greeting = HelloFields(client=client, servers=list(cluster.ps), max_staleness=max_staleness)
         self.links = [
             RemoteWorkerLink(n, c, greeting, self.storage.find_server, self._acknowledged)
             for n, c in enumerate(channels[len(cluster.ps) :])
         ]
         # At the end of the process, the threads of the coordinator end first.
-        weakref.finalize(self, _close_all, self.storage, list(channels)).atexit = False
+        ending = weakref.finalize(self, _close_all, self.storage, list(channels))
+        ending.atexit = False  # pyrefly: ignore[missing-attribute]
         for n, server in enumerate(servers):
             found = server.hello(client)
             if found["task"] != f"ps:{n}":
@@ -175,5 +174,3 @@ def _add_staleness(storage: Servers) -> dict[int, int]:
         for late, count in link.statistics()["staleness"].items():
             staleness[int(late)] = staleness.get(int(late), 0) + count
     return staleness
-
-
