@@ -15,6 +15,7 @@ from jaxdist.errors import JaxdistError
 TREE = {
     "InvalidArgumentError": ValueError,
     "ShapeError": ValueError,
+    "RowIndexError": IndexError,
     "DeviceError": ValueError,
     "TopologyError": ValueError,
     "CoordinateError": IndexError,

@@ -19,7 +19,7 @@ from jaxdist._parameter_server.coordinator import PerWorkerIterator, PerWorkerVa
 from jaxdist._parameter_server.strategy.resources import Made
 from jaxdist._program import WholeCalls, is_unit
 from jaxdist._typing import PyTree
-from jaxdist.errors import DeadlineExceededError
+from jaxdist.errors import ContextError, DeadlineExceededError
 
 _SECONDS = 300.0
 
@@ -124,7 +124,11 @@ class Preparer:
     def _get_strategy(self) -> Any:
         strategy = self._strategy()
         if strategy is None:
-            raise ReferenceError("The strategy of this function was deleted.")
+            raise ContextError(
+                "A scheduled function is traced for other batches, and its strategy was deleted."
+                "\n\nA trace needs the variables of the strategy.\n\n"
+                "Keep the strategy until all functions have run: coordinator.join()."
+            )
         return strategy
 
     def _finish(
