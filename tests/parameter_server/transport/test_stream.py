@@ -3,6 +3,7 @@
 import itertools
 import math
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -295,3 +296,19 @@ def _base(array: np.ndarray) -> np.ndarray:
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
+
+
+def test_neither_side_holds_a_large_message_twice() -> None:
+    size = 32 * 2**20
+    message = Message("m", {}, (np.ones(size, np.uint8),))
+    tracemalloc.start()
+    try:
+        incoming = Incoming(CALL, REQUEST, LIMITS)
+        for chunk in Outgoing("send", message, LIMITS).make_chunks(CALL, REQUEST):
+            incoming.add(chunk)
+            incoming.allocate()
+        assert incoming.finish()[0].nbytes == size
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size <= most < size + 4 * CHUNK
