@@ -311,6 +311,11 @@ def test_what_is_no_message_is_refused(start: Serve, dial: Connect, message) -> 
         dial(start({"echo": echo}).address).call(message)
 
 
+def test_a_method_with_a_long_name_is_refused(start: Serve, dial: Connect) -> None:
+    with pytest.raises(errors.ArgumentError, match="a name of 501 characters"):
+        dial(start({"echo": echo}).address).call(Message("m" * 501))
+
+
 def test_nobody_there_is_an_error_at_once(start: Serve, dial: Connect) -> None:
     listener = start({"echo": echo})
     listener.stop()

@@ -218,6 +218,7 @@ FORGED = {
     "no header": b"",
     "no list": 3,
     "too short": ["m"],
+    "a method with a long name": ["m" * 501, {}, [], None],
     "a method that is no text": [3, {}, [], None],
     "fields that are no dict": ["m", [], [], None],
     "a key that is no text": ["m", {3: 4}, [], None],
