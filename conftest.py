@@ -13,6 +13,7 @@ import ctypes
 import gc
 import os
 import pathlib
+import signal
 import sys
 import types
 from collections.abc import Iterator
@@ -29,6 +30,10 @@ import pytest
 
 # Loaded here, before `tests/conftest.py` imports the package.
 pytest_plugins = ["tools.record_raises"]
+
+# A shell ignores it for what it starts in the background, and tests raise it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A process of a job has as many as the test that started it says.
 if "JAXDIST_TESTS_OF_JOB" not in os.environ:

@@ -8,7 +8,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
 
 from jaxdist._processes import Process, get_current_process
 from jaxdist._validate import show
@@ -39,6 +46,9 @@ class ReplicaMesh:
     process: Process = dataclasses.field(default_factory=get_current_process, hash=False)
     # The process of each device, in the order of `devices`; None: as the devices say.
     owners: tuple[int, ...] | None = None
+    # The one device that keeps the variables between their uses (`CentralStorageStrategy`); None:
+    # each device has a copy.
+    variables_on: SingleDeviceSharding | None = None
 
     def __post_init__(self) -> None:
         if self.owners is None:

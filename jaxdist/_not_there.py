@@ -17,14 +17,11 @@ _ON_THE_SERVER = (
     f"{SERVERS}\n\nUntil then: MirroredStrategy; partition.fsdp() for variables that are too "
     "large for one device."
 )
-_CENTRAL = (
-    f"{SERVERS}\n\nUntil then: MirroredStrategy, which has a copy of variables on each device."
-)
 _SESSIONS = "There are no sessions and no graphs: steps run when they are called."
 _RUN = "A step is a function that strategy.run(step, args) runs on every replica."
 
 _TOP = {
-    "CentralStorageStrategy": _CENTRAL,
+    "CentralStorageStrategy": "It is jaxdist.experimental.CentralStorageStrategy.",
     "ExponentialMovingAverage": (
         "optax has it: optax.ema as a transformation, or "
         "optax.incremental_update(new, average, step_size=1 - decay) in the step.\n\n"
@@ -44,10 +41,8 @@ _TOP = {
     "get_loss_reduction": "It is jaxdist.compat.v1.get_loss_reduction.",
 }
 _EXPERIMENTAL = {
-    "CentralStorageStrategy": _CENTRAL,
     "ParameterServerStrategy": _ON_THE_SERVER,
     "coordinator": _ON_THE_SERVER,
-    "partitioners": _ON_THE_SERVER,
     "rpc": SERVERS,
 }
 _STEP = f"It differentiates a loss with respect to variables that it finds by itself.\n\n{_RUN}"
@@ -135,7 +130,6 @@ MISSING: dict[str, dict[str, str]] = {
         "Server": _ON_THE_SERVER,
     },
     "jaxdist.compat.v1.experimental": {
-        "CentralStorageStrategy": _CENTRAL,
         "ParameterServerStrategy": _ON_THE_SERVER,
     },
     "jaxdist.compat.v1.tpu": _TPU_V1,

@@ -196,7 +196,7 @@ class ReplicaContext:
             >>> get_replica_context().devices
             ('/job:localhost/replica:0/task:0/device:CPU:0',)
         """
-        return self._strategy.extended.worker_devices
+        return tuple(self._strategy.extended.worker_devices)
 
     def all_reduce(
         self,

@@ -7,6 +7,7 @@ working::
       InvalidArgumentError     ValueError    TensorFlow's name for the next two
         ShapeError                           an array does not fit the replicas
         ArgumentError                        a value outside the valid ones
+          RowIndexError      IndexError too  an index outside the rows of a sharded variable
       DeviceError              ValueError    devices that do not exist, repeat, or do not fit
       TopologyError            ValueError    chips, or cores of replicas, that cannot be laid out
         CoordinateError        IndexError too  a coordinate outside the topology
@@ -36,7 +37,11 @@ working::
       OtherProcessError        RuntimeError  another process of the job is the cause
         DeadlineExceededError  TimeoutError too  a collective that took longer than its timeout
         UnavailableError                     a process that has ended
+          PSUnavailableError                 a parameter server that does not answer
+          WorkerUnavailableError             a worker that was lost
         ProgramMismatchError                 processes whose programs differ
+      CancelledError           RuntimeError  a closure that will not run
+      ClosureInputError        RuntimeError  a per-worker value that could not be made
       ClusterError             ValueError, RuntimeError too  a cluster that is not valid
         DuplicateTaskError   KeyError too    two processes that are the same task
       LaunchError              RuntimeError  processes that cannot be started
@@ -95,6 +100,10 @@ class NotFoundError(JaxdistError, ValueError, RuntimeError):
 
 class ArgumentError(InvalidArgumentError):
     """Raised when an argument is not one of the valid values."""
+
+
+class RowIndexError(ArgumentError, IndexError):
+    """Raised when an index is outside the rows of a sharded variable."""
 
 
 class ArgumentTypeError(JaxdistError, TypeError):
@@ -235,8 +244,58 @@ class UnavailableError(OtherProcessError):
     """
 
 
+class PSUnavailableError(UnavailableError):
+    """Raised when a parameter server does not answer, and has not come back in time.
+
+    `processes` has the index of the server.
+
+    Source:
+        `PSUnavailableError` in `tf.distribute`'s coordinator, a `tf.errors.UnavailableError`.
+    """
+
+
+class WorkerUnavailableError(UnavailableError):
+    """Raised when a worker was lost; its closures run on other workers.
+
+    `processes` has the index of the worker. `join` raises it only when all workers are lost, or
+    when one closure was running each time that a worker was lost.
+
+    Source:
+        `tf.errors.UnavailableError` whose text names a task of the job worker.
+    """
+
+
 class ProgramMismatchError(OtherProcessError):
     """Raised when the processes of a job do not run the same program on the same structures."""
+
+
+class CancelledError(JaxdistError, RuntimeError):
+    """Raised by the results of closures that were cancelled because another one had failed.
+
+    Source:
+        `tf.errors.CancelledError`.
+    """
+
+
+class ClosureInputError(JaxdistError, RuntimeError):
+    """Raised when a closure has a per-worker dataset or value that could not be made.
+
+    Args:
+        message: What happened.
+        original_exception: The error that the dataset function raised.
+
+    Example:
+        >>> error = jaxdist.errors.ClosureInputError("no dataset", OSError("no file"))
+        >>> error.original_exception
+        OSError('no file')
+
+    Source:
+        `ClosureInputError` in `tf.distribute`'s coordinator.
+    """
+
+    def __init__(self, message: str = "", original_exception: BaseException | None = None) -> None:
+        super().__init__(message)
+        self.original_exception = original_exception
 
 
 class ClusterError(JaxdistError, ValueError, RuntimeError):
@@ -297,7 +356,6 @@ _SERVERS = "It comes with parameter servers, which are not there yet; nothing ra
 # Names that TensorFlow documents under `tf.errors` and jaxdist does not have.
 _NOT_THERE = {
     "AbortedError": _SERVERS,
-    "CancelledError": _SERVERS,
     "FailedPreconditionError": (
         "What is called at the wrong time or place is errors.ContextError, a RuntimeError."
     ),

@@ -21,6 +21,9 @@ class Row:
     num_logical: int = 1
 
 
+CENTRAL = jaxdist.experimental.CentralStorageStrategy
+
+
 def _cpus(count: int) -> list[str]:
     return [f"cpu:{i}" for i in range(count)]
 
@@ -65,6 +68,9 @@ STRATEGIES = [
     Row("virtual_4_on_2", lambda: jaxdist.MirroredStrategy(_cpus(2), deterministic=4), 4),
     Row("tpu_virtual_2_cores", _on_tpu("virtual:v4:2x2x1", [1, 1, 1, 2], 4), 4, 2),
     Row("multi_worker_alone", jaxdist.MultiWorkerMirroredStrategy, 8),
+    Row("central_storage_default", CENTRAL, 1),
+    Row("central_storage_2", lambda: CENTRAL(_cpus(2), "cpu:3"), 2),
+    Row("central_storage_pinned_3", lambda: CENTRAL(_cpus(3), "pinned_host"), 3),
     Row("mesh_with_replica_axes_swapped", _on_mesh((2, 4), ("a", "b"), ("b", "a")), 8),
 ]
 

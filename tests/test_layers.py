@@ -102,6 +102,7 @@ PUBLIC_INSIDE = {
     "compat.v1",
     "compat.v1.experimental",
     "compat.v1.tpu",
+    "experimental.partitioners",
     "tpu.experimental",
 }
 # Every folder of this room without an underscore is a task, which users may import.

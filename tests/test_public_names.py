@@ -110,6 +110,7 @@ COMPAT_V1 = {
     "tpu",
 }
 COMPAT_V1_EXPERIMENTAL = {
+    "CentralStorageStrategy",
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
@@ -117,6 +118,7 @@ COMPAT_V1_EXPERIMENTAL = {
     "TPUStrategy",
 }
 EXPERIMENTAL = {
+    "CentralStorageStrategy",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
     "TerminationConfig",
@@ -127,6 +129,13 @@ EXPERIMENTAL = {
     "CommunicationOptions",
     "TPUStrategy",
     "ValueContext",
+    "partitioners",
+}
+PARTITIONERS = {
+    "FixedShardsPartitioner",
+    "MaxSizePartitioner",
+    "MinSizePartitioner",
+    "Partitioner",
 }
 TESTING = {"launch", "virtual_devices"}
 CLUSTER_RESOLVER = {
@@ -190,7 +199,7 @@ PARTITION = {
     "replicated",
     "tensor_parallel",
 }
-NN = {"compute_average_loss", "example_keys", "scale_regularization_loss"}
+NN = {"compute_average_loss", "embedding_lookup", "example_keys", "scale_regularization_loss"}
 
 ROOT = pathlib.Path(jaxdist.__file__).parent
 
@@ -227,6 +236,7 @@ def _callables() -> dict[str, object]:
         jaxdist.config,
         jaxdist.contrib,
         jaxdist.experimental,
+        jaxdist.experimental.partitioners,
         jaxdist.nn,
         jaxdist.partition,
         jaxdist.testing,
@@ -258,7 +268,8 @@ def test_names_that_are_no_rooms_are_all_listed() -> None:
     [
         ("config.py", CONFIG),
         ("contrib/__init__.py", CONTRIB),
-        ("experimental.py", EXPERIMENTAL),
+        ("experimental/__init__.py", EXPERIMENTAL),
+        ("experimental/partitioners.py", PARTITIONERS),
         ("compat/__init__.py", {"v1"}),
         ("compat/v1/__init__.py", COMPAT_V1),
         ("compat/v1/experimental.py", COMPAT_V1_EXPERIMENTAL),

@@ -43,6 +43,8 @@ TPUStrategy(
 TPUStrategy.experimental_assign_to_logical_device(tensor, logical_device_id)
 TPUStrategy.experimental_split_to_logical_devices(tensor, partition_dimensions)
 TPUStrategy.experimental_replicate_to_logical_devices(tensor)
+experimental.CentralStorageStrategy(compute_devices=None, parameter_device=None)
+compat.v1.experimental.CentralStorageStrategy(compute_devices=None, parameter_device=None)
 experimental.MultiWorkerMirroredStrategy(communication=..., cluster_resolver=None)
 experimental.TPUStrategy(tpu_cluster_resolver=None, device_assignment=None)
 
@@ -100,6 +102,11 @@ experimental.CommunicationImplementation.NCCL
 experimental.CollectiveCommunication
 experimental.CommunicationOptions(bytes_per_pack=0, timeout_seconds=None, implementation=...)
 experimental.CollectiveHints(bytes_per_pack=0, timeout_seconds=None)
+experimental.partitioners.Partitioner()
+experimental.partitioners.FixedShardsPartitioner(num_shards)
+experimental.partitioners.MinSizePartitioner(
+    min_shard_bytes=262144, max_shards=1, bytes_per_string=16)
+experimental.partitioners.MaxSizePartitioner(max_shard_bytes, max_shards=None, bytes_per_string=16)
 experimental.PreemptionCheckpointHandler(
     cluster_resolver, checkpoint_or_checkpoint_manager, checkpoint_dir=None,
     termination_config=None)
@@ -291,6 +298,7 @@ contrib.require_replica_context(replica_ctx)
 nn.compute_average_loss(per_example_loss, sample_weight=None, global_batch_size=None)
 nn.scale_regularization_loss(regularization_loss)
 
+errors.CancelledError
 errors.DeadlineExceededError
 errors.InvalidArgumentError
 errors.NotFoundError
@@ -338,6 +346,7 @@ REPLACED = {
     "contrib.TPUStrategy": "jaxdist.TPUStrategy",
     "contrib.UpdateContext": "extended.update",
     "errors.FailedPreconditionError": "errors.ContextError",
+    "CentralStorageStrategy": "experimental.CentralStorageStrategy",
     "tpu.experimental.embedding": "partition.fsdp()",
 }
 
@@ -345,24 +354,19 @@ REPLACED = {
 SERVERS = "parameter servers"
 FIT = "fit and Estimator"
 TO_COME = {
-    "CentralStorageStrategy": SERVERS,
     "ParameterServerStrategy": SERVERS,
     "Server": SERVERS,
     "compat.v1.ParameterServerStrategy": SERVERS,
     "compat.v1.Server": SERVERS,
-    "compat.v1.experimental.CentralStorageStrategy": SERVERS,
     "compat.v1.experimental.ParameterServerStrategy": SERVERS,
     "contrib.DistributeConfig": FIT,
     "contrib.ParameterServerStrategy": SERVERS,
     "contrib.run_standard_tensorflow_server": SERVERS,
     "coordinator": SERVERS,
     "errors.AbortedError": SERVERS,
-    "errors.CancelledError": SERVERS,
     "estimator": FIT,
-    "experimental.CentralStorageStrategy": SERVERS,
     "experimental.ParameterServerStrategy": SERVERS,
     "experimental.coordinator": SERVERS,
-    "experimental.partitioners": SERVERS,
     "experimental.rpc": SERVERS,
     "fit": FIT,
 }

@@ -7,7 +7,7 @@ import jax
 from flax import nnx
 
 from jaxdist._typing import PyTree
-from jaxdist._values import Variable
+from jaxdist._values import Assignable
 
 
 def to_plain(state: PyTree) -> PyTree:
@@ -19,7 +19,7 @@ def to_plain(state: PyTree) -> PyTree:
     objects = [x for x in units if _is_object(x)]
     dicts = iter(_get_dicts(objects))
     found = [
-        next(dicts) if _is_object(x) else x.read_value() if isinstance(x, Variable) else x
+        next(dicts) if _is_object(x) else x.read_value() if isinstance(x, Assignable) else x
         for x in units
     ]
     return jax.tree.unflatten(treedef, found)
@@ -52,7 +52,7 @@ def put_into(target: PyTree, restored: PyTree) -> PyTree:
     parts = treedef.flatten_up_to(restored)
     pairs = list(zip(units, parts, strict=True))
     objects = tuple(x for x in units if _is_object(x))
-    values = [(x, part, x.read_value()) for x, part in pairs if isinstance(x, Variable)]
+    values = [(x, part, x.read_value()) for x, part in pairs if isinstance(x, Assignable)]
     before = _get_dicts(objects)
     # The assignment of a variable can fail (another shape, or Ctrl-C). `restore` promises that the
     # state is then as it was.
@@ -65,7 +65,7 @@ def put_into(target: PyTree, restored: PyTree) -> PyTree:
         for variable, _, old in values:
             variable.assign(old)
         raise
-    kept = [x if _is_object(x) or isinstance(x, Variable) else part for x, part in pairs]
+    kept = [x if _is_object(x) or isinstance(x, Assignable) else part for x, part in pairs]
     return jax.tree.unflatten(treedef, kept)
 
 
@@ -75,7 +75,7 @@ def find_plain_leaves(state: PyTree) -> list[str]:
     return [
         jax.tree_util.keystr(path)
         for path, x in units
-        if not (_is_object(x) or isinstance(x, Variable))
+        if not (_is_object(x) or isinstance(x, Assignable))
     ]
 
 
@@ -86,7 +86,7 @@ def _flatten_to_units(state: PyTree) -> tuple[list[Any], Any]:
 def _is_unit(x: Any) -> bool:
     # An `nnx.State` is a unit that is no object: `restore` returns a new state for it, like for any
     # pytree, and does not write into its variables.
-    return _is_object(x) or isinstance(x, (Variable, nnx.State))
+    return _is_object(x) or isinstance(x, (Assignable, nnx.State))
 
 
 def _is_object(x: Any) -> bool:

@@ -51,6 +51,7 @@ from jaxdist._compat.programs import CALLS as CALLS
 from jaxdist._compat.programs import add_body_inputs as add_body_inputs
 from jaxdist._compat.programs import append_inputs as append_inputs
 from jaxdist._compat.programs import discharge_refs as discharge_refs
+from jaxdist._compat.programs import drop_unused as drop_unused
 from jaxdist._compat.programs import get_scan_counts as get_scan_counts
 from jaxdist._compat.programs import has_write_to as has_write_to
 from jaxdist._compat.programs import is_ref as is_ref
@@ -61,6 +62,7 @@ from jaxdist._compat.sources import NO_SOURCE as NO_SOURCE
 from jaxdist._compat.sources import PACKAGE as PACKAGE
 from jaxdist._compat.sources import find_caller_of_library as find_caller_of_library
 from jaxdist._compat.sources import find_callers_line as find_callers_line
+from jaxdist._compat.sources import find_functions as find_functions
 from jaxdist._compat.sources import find_line_of_error as find_line_of_error
 from jaxdist._compat.sources import find_source as find_source
 from jaxdist._compat.sources import get_current_source as get_current_source

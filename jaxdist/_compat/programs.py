@@ -9,6 +9,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import mesh as _mesh
 from jax._src import shard_map as _shard_map
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
 from jax._src.state.types import AbstractRef as _AbstractRef
 from jax._src.state.types import AccumEffect as _AccumEffect
@@ -179,3 +180,20 @@ def discharge_refs(closed: Any) -> Any:
 
 def _without_ref_effects(effects: Any) -> frozenset[Any]:
     return frozenset(e for e in effects if not isinstance(e, _core.InternalMutableArrayEffect))
+
+
+def drop_unused(closed: Any, keep: Sequence[int]) -> tuple[Any, list[int]]:
+    """Return a program with some of its results, and only the operations that these need.
+
+    Args:
+        closed: A closed program.
+        keep: The numbers of the results to keep, in the order of the program.
+
+    Returns:
+        The smaller program, and the numbers of the inputs that it has.
+    """
+    used = [n in set(keep) for n in range(len(closed.jaxpr.outvars))]
+    jaxpr, is_used = _partial_eval.dce_jaxpr(closed.jaxpr, used)
+    constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    consts = [constants[v] for v in jaxpr.constvars]
+    return ClosedJaxpr(jaxpr, consts), [n for n, is_one in enumerate(is_used) if is_one]

@@ -30,8 +30,8 @@ from jaxdist._processes.watching import HERE as HERE
 from jaxdist._processes.watching import CallOfAll as CallOfAll
 from jaxdist._processes.watching import Waiter as Waiter
 from jaxdist._processes.watching import exchange as exchange
+from jaxdist._processes.watching import exchange_over as exchange_over
 from jaxdist._processes.watching import find_ended as find_ended
-from jaxdist._processes.watching import report_deadline as report_deadline
 from jaxdist._processes.watching import start_watching as start_watching
 from jaxdist._processes.watching import stop_watching as stop_watching
 from jaxdist._processes.watching import tell_blame as tell_blame
@@ -39,3 +39,4 @@ from jaxdist._processes.watching import wait_until_ready as wait_until_ready
 from jaxdist._processes.watching.current import connect as connect
 from jaxdist._processes.watching.current import join as join
 from jaxdist._processes.watching.current import watch as watch
+from jaxdist._processes.watching.stacks import format_stack as format_stack

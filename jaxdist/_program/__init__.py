@@ -1,15 +1,22 @@
 """Trace, analyse, compile, call."""
 
 from jaxdist._program.arguments.arguments import Static as Static
+from jaxdist._program.arguments.arguments import is_unit as is_unit
 from jaxdist._program.arguments.arguments import unflatten as unflatten
 from jaxdist._program.arguments.exact import exact_structure as exact_structure
 from jaxdist._program.arguments.in_slot import InSlot as InSlot
 from jaxdist._program.arguments.options import RunOptions as RunOptions
 from jaxdist._program.arguments.options import check_options as check_options
 from jaxdist._program.compile.program import Program as Program
+from jaxdist._program.functions.bound_variables import BatchLeaf as BatchLeaf
 from jaxdist._program.functions.function import Function as Function
 from jaxdist._program.functions.function import function as function
+from jaxdist._program.functions.trace import FunctionTrace as FunctionTrace
+from jaxdist._program.functions.whole_call import WholeCall as WholeCall
+from jaxdist._program.functions.whole_call import WholeCalls as WholeCalls
+from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis as ForwardAnalysis
 from jaxdist._program.jaxprs.interpreter import Interpreter as Interpreter
+from jaxdist._program.jaxprs.subprograms import contains as contains
 from jaxdist._program.logical.logical_device import assigned as assigned
 from jaxdist._program.logical.logical_device import on_device as on_device
 from jaxdist._program.logical.logical_layout import laid_out as laid_out
@@ -28,3 +35,4 @@ from jaxdist._program.state.carried import find_carried_arguments as find_carrie
 from jaxdist._program.trace.trace import Signature as Signature
 from jaxdist._program.variables.access import UpdateOfCopies as UpdateOfCopies
 from jaxdist._program.variables.access import variables_as_values as variables_as_values
+from jaxdist._program.variables.in_step import collect_rows as collect_rows

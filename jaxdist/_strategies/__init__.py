@@ -2,6 +2,9 @@
 
 from jaxdist._checks import GradientReport as GradientReport
 from jaxdist._strategies.base import Strategy as Strategy
+from jaxdist._strategies.central_storage import (
+    CentralStorageStrategy as CentralStorageStrategy,
+)
 from jaxdist._strategies.current import check_replicas as check_replicas
 from jaxdist._strategies.current import check_strategy as check_strategy
 from jaxdist._strategies.current import experimental_set_strategy as experimental_set_strategy

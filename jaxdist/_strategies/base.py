@@ -19,12 +19,8 @@ from jaxdist._program import EAGERLY, Program, Runner, RunOptions, variables_as_
 from jaxdist._strategies.across import in_merge as merged
 from jaxdist._strategies.across import local
 from jaxdist._strategies.across.calls import GATHER, REDUCE, AcrossReplicas, Method
-from jaxdist._strategies.extended.extended import StrategyExtended
-from jaxdist._strategies.extended.strategy_v1 import StrategyMethodsV1
-from jaxdist._strategies.over_processes.between import BetweenProcesses, check_limit
-from jaxdist._strategies.properties import StrategyProperties
-from jaxdist._strategies.scope import Scope
-from jaxdist._strategies.where_called import (
+from jaxdist._strategies.contexts.scope import Scope
+from jaxdist._strategies.contexts.where_called import (
     CALL_BEFORE_RUN,
     advise_replica_method,
     check_across,
@@ -34,6 +30,10 @@ from jaxdist._strategies.where_called import (
     check_run,
     check_scope,
 )
+from jaxdist._strategies.extended.extended import StrategyExtended
+from jaxdist._strategies.extended.strategy_v1 import StrategyMethodsV1
+from jaxdist._strategies.over_processes.between import BetweenProcesses, check_limit
+from jaxdist._strategies.properties import StrategyProperties
 from jaxdist._typing import PyTree
 from jaxdist._validate import CallerRename, check_call_arguments, check_callable, log_without_effect
 from jaxdist.errors import ArgumentTypeError, ContextError, UnsupportedError
@@ -166,7 +166,6 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
     # Running
 
-    @final
     def run(
         self,
         fn: Callable[..., Any],

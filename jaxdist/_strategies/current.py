@@ -10,7 +10,7 @@ import jax
 from jaxdist import _mesh, _replica
 from jaxdist._replica import ReplicaContext
 from jaxdist._strategies.base import Strategy
-from jaxdist._strategies.where_called import refuse_mixing
+from jaxdist._strategies.contexts.where_called import refuse_mixing
 from jaxdist._validate import check_instance, show
 from jaxdist.errors import ContextError, MixedStrategyError
 

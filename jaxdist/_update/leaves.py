@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import numpy as np
 from jax.tree_util import PyTreeDef, keystr
 
 from jaxdist._typing import PyTree
@@ -57,9 +58,17 @@ class Leaves:
         """Return the shapes and dtypes of the whole arrays."""
         # With weak types, so that dtypes are promoted in the trace as they are without it.
         return [
-            jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=bool(getattr(x, "weak_type", False)))
+            jax.ShapeDtypeStruct(
+                x.shape, _find_dtype(x), weak_type=bool(getattr(x, "weak_type", False))
+            )
             for x in self.arrays
         ]
+
+
+def _find_dtype(array: Any) -> Any:
+    """Return the dtype that an array has in JAX, which warns of NumPy's float64 from 0.12 on."""
+    is_numpys = isinstance(array, (np.ndarray, np.generic))
+    return jax.dtypes.canonicalize_dtype(array.dtype) if is_numpys else array.dtype
 
 
 def is_sharded_leaf(x: Any) -> bool:

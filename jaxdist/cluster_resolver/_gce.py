@@ -7,7 +7,7 @@ from typing import Any, final
 
 from jaxdist._validate import as_integer, check_callable, check_text, show
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
-from jaxdist.cluster_resolver._resolver import ClusterResolver, check_task, find_master
+from jaxdist.cluster_resolver._resolver import ClusterResolver, check_task, find_own_master
 from jaxdist.errors import ArgumentError, ClusterError, ContextError, MissingExtraError
 
 _CALLER = "GCEClusterResolver"
@@ -109,13 +109,7 @@ class GCEClusterResolver(ClusterResolver):
         rpc_layer: str | None = None,
     ) -> str:
         """Return the address of a task, by default of this machine."""
-        caller = f"{_CALLER}.master"
-        check_task(caller, task_type, task_id, rpc_layer)
-        task = (
-            self.task_type if task_type is None else task_type,
-            self.task_id if task_id is None else task_id,
-        )
-        return find_master(caller, self.cluster_spec(), task, rpc_layer or self.rpc_layer)
+        return find_own_master(f"{_CALLER}.master", self, task_type, task_id, rpc_layer)
 
     @property
     def task_type(self) -> str | None:

@@ -122,6 +122,19 @@ def find_master(
         return master_url(spec.task_address(*task), rpc_layer)
 
 
+def find_own_master(
+    caller: str, resolver: Any, task_type: Any, task_id: Any, rpc_layer: Any
+) -> str:
+    """Return the address of a task, by default of this process; empty if that is not known."""
+    check_task(caller, task_type, task_id, rpc_layer)
+    task_type = resolver.task_type if task_type is None else task_type
+    task_id = resolver.task_id if task_id is None else task_id
+    if task_type is None or task_id is None:
+        return ""
+    layer = rpc_layer or resolver.rpc_layer
+    return find_master(caller, resolver.cluster_spec(), (task_type, task_id), layer)
+
+
 def check_task(caller: str, task_type: Any, task_id: Any, rpc_layer: Any = None) -> None:
     """Raise an error for a job or protocol that is no text, or a task that is no integer.
 

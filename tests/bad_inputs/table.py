@@ -9,6 +9,7 @@ from tests.bad_inputs import (
     calls_data,
     calls_devices,
     calls_preemption,
+    calls_sharding,
     calls_strategies,
     calls_training,
     calls_v1,
@@ -27,6 +28,7 @@ CALLS: dict[str, Call] = {
     **calls_cost.CALLS,
     **calls_clusters.CALLS,
     **calls_preemption.CALLS,
+    **calls_sharding.CALLS,
 }
 
 # Users hold objects of these classes and do not make them.
@@ -54,6 +56,7 @@ FOR_SUBCLASSES = {
     "jaxdist.cluster_resolver.ClusterResolver.cluster_spec",
     "jaxdist.cluster_resolver.ClusterResolver.master",
     "jaxdist.cluster_resolver.ClusterResolver.num_accelerators",
+    "jaxdist.experimental.partitioners.Partitioner.__call__",
     *(
         f"jaxdist.jobs.Task.{name}"
         for name in "batch check finish load make_model measures".split()

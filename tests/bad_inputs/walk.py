@@ -24,6 +24,7 @@ MODULES = (
     jaxdist.cluster_resolver,
     jaxdist.config,
     jaxdist.experimental,
+    jaxdist.experimental.partitioners,
     jaxdist.nn,
     jaxdist.partition,
     jaxdist.testing,

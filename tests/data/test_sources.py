@@ -122,6 +122,12 @@ def test_tensors_that_numpy_cannot_hold_are_exchanged() -> None:
     assert _ids(batch) == [0, 1, 2, 3]
 
 
+def test_a_function_that_makes_no_dataset_is_refused_with_what_it_gave() -> None:
+    data = distribute_dataset(lambda: 5, _layout())
+    with refused(ArgumentTypeError, "calling it gave 5, of type int", "an iterable of batches"):
+        next(iter(data))
+
+
 def test_an_error_of_a_container_reaches_the_caller_as_it_is() -> None:
     class Locked:
         """A container that cannot be opened."""

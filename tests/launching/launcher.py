@@ -17,7 +17,8 @@ from tests.processes.job import Job, Outcome, start_job
 START = """
 import json, os, pathlib, signal, subprocess, sys, time
 index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-print("pid", os.getpid(), flush=True)
+# Whole, since the launcher may end the process at any moment.
+os.write(1, f"pid {os.getpid()}\\n".encode())
 
 
 class UnavailableError(Exception):

@@ -5,10 +5,13 @@ import os
 import pathlib
 import re
 import signal
+import sys
 
 import pytest
 
+from jaxdist._launching.on_ray.actor import ProcessOnNode
 from jaxdist.cli import main
+from jaxdist.errors import LaunchError
 from tests.launching.launcher import (
     QUICK,
     check_nobody_is_left,
@@ -18,7 +21,9 @@ from tests.launching.launcher import (
     wait_until,
     write_script,
 )
+from tests.launching.stand_in_ray import StandIn
 from tests.processes.job import Outcome
+from tests.strategies.oracle import refused
 
 FOLDER = pathlib.Path(__file__).parent
 STEPS = str(FOLDER / "steps_script.py")
@@ -130,7 +135,6 @@ def test_a_cluster_that_is_too_small_is_an_error(tmp_path: pathlib.Path) -> None
     assert f"waited 6 s for {said}." in outcome.stderr
 
 
-@with_ray
 def test_a_client_outside_of_the_cluster_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,9 +143,46 @@ def test_a_client_outside_of_the_cluster_is_refused(
     assert "ray job submit" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
 def test_without_ray_the_error_has_the_command_that_installs_it(
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # As if it were not installed.
     assert main(["launch", "--on", "ray", "-n", "2", STEPS]) == 2
     assert "pip install ray" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("has_room", "parts", "actors"),
+    [
+        (False, ["for 2 CPUs, of which 1 are free and the cluster has 3", "`ray status`"], 0),
+        (True, ["could not start its actors: No module named 'jaxdist'", "on every node"], 2),
+    ],
+)
+def test_a_cluster_that_starts_no_actors_is_an_error_that_says_why(
+    has_room: bool,
+    parts: list[str],
+    actors: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("JAXDIST_JOIN_SECONDS", "1")
+    cluster = StandIn(has_room)
+    cluster.install(monkeypatch)
+    assert main(["launch", "--on", "ray", "-n", "2", STEPS]) == 2
+    said = capsys.readouterr().err
+    for part in parts:
+        assert part in said
+    # Nothing is left on the cluster.
+    assert (cluster.killed, cluster.removed, cluster.has_left) == (actors, 1, True)
+
+
+def test_a_node_whose_python_has_gone_is_an_error_of_the_actor(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    actor = ProcessOnNode()
+    actor.start(0, [STEPS], dict(os.environ), os.getcwd(), has_gpus=False)
+    with refused(LaunchError, "could not start process 0", str(tmp_path / "python")):
+        while actor.read()[2] is None:
+            pass

@@ -260,6 +260,8 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("v5e:4x4", {"logical": "8x1"}, errors.TopologyError, "Use one of 2x4x1x1, 4x2x1x1"),
     ("v5e:4x4", {"logical": 7}, errors.TopologyError, "one of the numbers 1, 2, 4, 8"),
     ("v5e:4x4", {"logical": "2by2"}, errors.TopologyError, "or a shape of chips"),
+    ("v5e:4x4", {"logical": "2x0"}, errors.TopologyError, "each 1 or more"),
+    ("v5e:4x4", {"logical": (1, 1, 1, 1, 4)}, errors.TopologyError, "It has 2 to 4 sizes"),
     ("v5e:4x4", {"logical": 0}, errors.TopologyError, "1 logical device or more"),
     ("v5e:4x4", {"logical": 2.0}, errors.ArgumentTypeError, "type float"),
     ("v5e:4x4", {"global_batch": 33}, errors.ArgumentError, "Use 32 or 48"),

@@ -22,9 +22,10 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._processes import Process
 from jaxdist._strategies.across.local import list_results, make_from_function
 from jaxdist._strategies.over_processes.one_process import check_one_process
+from jaxdist._values import PerReplica, find_shapes
 from jaxdist._values.replicas.placement import placement_of_sharding
 from jaxdist.data import ValueContext
-from jaxdist.errors import ArgumentError, SeveralProcessesError
+from jaxdist.errors import ArgumentError, ContextError, SeveralProcessesError
 from tests.processes.views import OWNERS, some_owners, view_from, views
 from tests.strategies.oracle import refused
 from tests.tables import examples
@@ -213,3 +214,10 @@ def test_owners_are_processes_of_the_job_one_for_each_device(owners: Any) -> Non
     layout = meshes.build(jax.devices())
     with refused(ArgumentError, f"owners={owners}", "8 devices of 4", "8 numbers from 0 to 3"):
         view_from(layout, 0, owners)
+
+
+def test_shapes_that_no_other_process_can_tell_are_an_error() -> None:
+    layout = view_from(meshes.build(jax.devices()), 1, OWNERS["2+2+2+2"])
+    value = PerReplica([np.ones(2), np.ones(3)])
+    with refused(ContextError, "the shapes of x", "has joined none", "jax.distributed.initialize"):
+        find_shapes("x", value, layout)

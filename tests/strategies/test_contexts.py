@@ -494,7 +494,7 @@ def test_the_facts_of_a_replica_context_can_be_read_after_its_step(strategy: Str
     strategy.run(lambda: kept.append(jaxdist.get_replica_context()))
     assert kept[0].strategy is strategy
     assert kept[0].num_replicas_in_sync == strategy.num_replicas_in_sync
-    assert kept[0].devices == strategy.extended.worker_devices
+    assert kept[0].devices == tuple(strategy.extended.worker_devices)
     assert re.fullmatch(rf"ReplicaContext\(\w+, {strategy.num_replicas_in_sync}\)", repr(kept[0]))
 
 

@@ -4,15 +4,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from jaxdist._processes import (
-    HERE,
-    Agreement,
-    get_agreement,
-    get_settings,
-    report_deadline,
-    tell_blame,
-)
-from jaxdist.errors import ContextError, OtherProcessError, UnavailableError
+from jaxdist._processes import HERE, Agreement, exchange_over, get_agreement
+from jaxdist.errors import ContextError, UnavailableError
 
 _MAIN = "checkpoints"
 
@@ -70,15 +63,8 @@ class Group:
     def _gather(
         self, channel: str, call: str, said: Any, is_stopped: Callable[[], bool]
     ) -> list[Any]:
-        seconds = get_settings().collective_seconds if self._seconds is None else self._seconds
-        try:
-            texts = self._agreement.gather(
-                channel, json.dumps(said), seconds, purpose=call, is_stopped=is_stopped
-            )
-        except OtherProcessError as error:
-            found = report_deadline(call, seconds, error)
-            tell_blame(found.processes)
-            raise found from error
+        text = json.dumps(said)
+        texts = exchange_over(self._agreement, call, channel, text, self._seconds, call, is_stopped)
         return [json.loads(text) for text in texts]
 
 

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist._collectives.across.kinds import Request, check_count
 from jaxdist._collectives.across.plain import fetch_bits
-from jaxdist._processes import get_agreement
+from jaxdist._processes import exchange
 from jaxdist._values import (
     PerReplica,
     find_shapes,
@@ -18,7 +18,6 @@ from jaxdist._values import (
     place_per_replica,
     put,
 )
-from jaxdist.errors import ArgumentTypeError
 
 _CHANNEL = "numbers"
 
@@ -32,6 +31,7 @@ def bring_all(request: Request, name: str, value: PerReplica) -> PerReplica:
 
     Raises:
         ReplicaValueError: The number of values is not that of the replicas of this process.
+        ContextError: This process has joined no others.
         ProgramMismatchError: Values of another rank or dtype in another process.
     """
     layout = request.layout
@@ -39,27 +39,20 @@ def bring_all(request: Request, name: str, value: PerReplica) -> PerReplica:
         # The program lists the values of all replicas in every process.
         return value
     check_count(request.caller, name, value.values, layout)
-    agreement = get_agreement() if layout.is_shared else None
-    if agreement is None:
+    if not layout.is_shared:
         return value
     numbers = [x for x in value.values if is_python_number(x) and not isinstance(x, complex)]
     own = numbers if len(numbers) == len(value.values) else None
-    said = [
-        json.loads(text)
-        for text in agreement.gather(_CHANNEL, json.dumps(own), purpose=f"the numbers of {name}")
-    ]
+    texts = exchange(request.caller, _CHANNEL, json.dumps(own), None, f"the numbers of {name}")
+    said = [json.loads(text) for text in texts]
     if None not in said:
         # Exact for integers of any size, which a sum has to compare with the dtype's bounds.
         left = {p: iter(values) for p, values in enumerate(said)}
         return PerReplica([next(left[p]) for p in layout.replica_owners])
-    shapes = find_shapes(name, value, layout)
-    if shapes is None:
-        raise ArgumentTypeError(
-            f"{request.caller} was given {name}, a PerReplica of {value.values[0]!r}.\n\n"
-            "Arrays and numbers can be combined over replicas.\n\n"
-            "Pass arrays of numbers."
-        )
     arrays = [x if hasattr(x, "dtype") else jax.numpy.asarray(x) for x in value.values]
+    if any(not hasattr(x, "dtype") for x in value.values):
+        value = PerReplica(arrays)  # lists of numbers
+    shapes: Any = find_shapes(name, value, layout)  # not None: all values are arrays
     largest = tuple(map(max, zip(*shapes, strict=True)))
     bits = [fetch_bits(x) for x in arrays]
     rest = bits[0].shape[arrays[0].ndim :]

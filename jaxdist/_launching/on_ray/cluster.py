@@ -35,14 +35,6 @@ def connect_to_ray() -> Iterator["RayCluster"]:
         MissingExtraError: Ray is not installed.
         LaunchError: The launcher would not be on a node of the cluster.
     """
-    try:
-        ray: Any = importlib.import_module("ray")
-    except ImportError:
-        raise MissingExtraError(
-            "jaxdist launch --on ray needs the package ray, and it is not installed.\n\n"
-            "jaxdist is installed without its optional packages.\n\n"
-            "Install it with: pip install ray"
-        ) from None
     address = os.environ.get("RAY_ADDRESS", "")
     if address.startswith("ray://"):
         raise LaunchError(
@@ -51,6 +43,14 @@ def connect_to_ray() -> Iterator["RayCluster"]:
             "cluster, not on a client of it.\n\n"
             "Start it there: ray job submit -- jaxdist launch --on ray -n 2 script.py"
         )
+    try:
+        ray: Any = importlib.import_module("ray")
+    except ImportError:
+        raise MissingExtraError(
+            "jaxdist launch --on ray needs the package ray, and it is not installed.\n\n"
+            "jaxdist is installed without its optional packages.\n\n"
+            "Install it with: pip install ray"
+        ) from None
     # What the processes print comes by the launcher, not by Ray.
     ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
     try:

@@ -7,7 +7,7 @@ from jaxdist._processes.watching.hang import ABORT_CODE as ABORT_CODE
 from jaxdist._processes.watching.waiting import CallOfAll as CallOfAll
 from jaxdist._processes.watching.waiting import Waiter as Waiter
 from jaxdist._processes.watching.waiting import exchange as exchange
-from jaxdist._processes.watching.waiting import report_deadline as report_deadline
+from jaxdist._processes.watching.waiting import exchange_over as exchange_over
 from jaxdist._processes.watching.waiting import tell_blame as tell_blame
 from jaxdist._processes.watching.waiting import wait_until_ready as wait_until_ready
 from jaxdist._processes.watching.whereabouts import HERE as HERE

@@ -3,13 +3,13 @@
 import contextlib
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
 import jax
 
-from jaxdist._processes.agreement import get_agreement
+from jaxdist._processes.agreement import Agreement, get_agreement
 from jaxdist._processes.settings import get_settings
 from jaxdist._processes.watching.collective_errors import is_collective_error
 from jaxdist._processes.watching.current import get_doctor
@@ -184,14 +184,43 @@ def exchange(call: str, channel: str, text: str, seconds: float | None, purpose:
             "The processes exchange it over their coordination service.\n\n"
             "Make the strategy by MultiWorkerMirroredStrategy, or call jax.distributed.initialize."
         )
-    limit = get_settings().collective_seconds if seconds is None else seconds
     HERE.enter(f"exchanging {purpose}", in_wait=True)
     try:
-        return list(agreement.gather(channel, text, limit, purpose=purpose))
-    except OtherProcessError as error:
-        raise report_deadline(call, limit, error) from None
+        return exchange_over(agreement, call, channel, text, seconds, purpose)
     finally:
         HERE.leave()
+
+
+def exchange_over(
+    agreement: Agreement,
+    call: str,
+    channel: str,
+    text: str,
+    seconds: float | None,
+    purpose: str,
+    is_stopped: Callable[[], bool] = bool,
+) -> list[str]:
+    """Return the texts of all processes, for a thread whose place somebody else reports.
+
+    Args:
+        agreement: How the processes exchange texts.
+        call: As for `exchange`, like what follows.
+        channel: Which exchange this is.
+        text: The text of this process.
+        seconds: How long to wait.
+        purpose: What is exchanged.
+        is_stopped: As for `Agreement.gather`.
+
+    Raises:
+        ContextError: `is_stopped` says so.
+        DeadlineExceededError: A process has not come in time; with a report of where it is.
+        UnavailableError: A process has ended.
+    """
+    limit = get_settings().collective_seconds if seconds is None else seconds
+    try:
+        return list(agreement.gather(channel, text, limit, purpose=purpose, is_stopped=is_stopped))
+    except OtherProcessError as error:
+        raise report_deadline(call, limit, error) from None
 
 
 def tell_blame(processes: Iterable[int]) -> None:

@@ -68,6 +68,10 @@ class BoundVariables:
         self._arrays[id(variable)] = array
         self._is_written[id(variable)] = variable
 
+    def has_written(self, variable: Variable) -> bool:
+        """Whether the trace has assigned the variable."""
+        return id(variable) in self._is_written
+
     def origin(self, value: Any) -> Origin | None:
         """Return the placement of the argument or variable that a traced value represents."""
         found = self._origins.get(id(value))

@@ -90,6 +90,11 @@ class Function:
         """The original Python function."""
         return self._fn
 
+    @property
+    def static_arguments(self) -> tuple[frozenset[str], frozenset[int]]:
+        """Names and positions of the arguments that are static as a whole."""
+        return self._static_names, self._static_numbers
+
     def experimental_get_tracing_count(self) -> int:
         """Return how often the function was traced: once for each structure, shape and dtype.
 

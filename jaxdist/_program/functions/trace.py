@@ -1,5 +1,6 @@
 """One trace of a compiled function, which `jax.jit` then makes a program of."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -33,7 +34,7 @@ from jaxdist.errors import ArgumentTypeError
 class FunctionTrace:
     """The function for arguments of one shape, with variables and batches as further inputs."""
 
-    program: Callable[..., Any]  # of the flat arguments, then `inputs`; flat results
+    closed: ClosedJaxpr  # of the flat arguments, then `inputs`; flat results
     inputs: tuple[Variable | BatchLeaf, ...]
     variables: tuple[Variable, ...]  # the variables that it read or assigned
     written: tuple[int, ...]  # assigned variables by `id`; their new arrays are the first results
@@ -63,7 +64,7 @@ class FunctionTrace:
         """
         own = {id(v): value for v, value in zip(variables, values, strict=True)}
         met = [i.of(batches) if isinstance(i, BatchLeaf) else own[id(i)] for i in self.inputs]
-        results = self.program(*jax.tree.leaves((state, dynamic)), *met)
+        results = jaxpr_as_fun(self.closed)(*jax.tree.leaves((state, dynamic)), *met)
         place = {id(v): n for n, v in enumerate(variables)}
         count = len(self.written)
         after, result = self.treedef.unflatten(results[count:])
@@ -73,9 +74,23 @@ class FunctionTrace:
 
 
 def trace_function(
-    fn: Callable[..., Any], given: FunctionCall, draws: Draws, state: Any, dynamic: Any
+    fn: Callable[..., Any],
+    given: FunctionCall,
+    draws: Draws,
+    state: Any,
+    dynamic: Any,
+    replace_in: Callable[[Any], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> FunctionTrace:
-    """Trace `fn` once, on values with the shapes of `state` and `dynamic`."""
+    """Trace `fn` once, on values with the shapes of `state` and `dynamic`.
+
+    Args:
+        fn: The function.
+        given: Its call.
+        draws: The batches that it takes.
+        state: The values of the variables of its NNX objects.
+        dynamic: Its arguments that are arrays.
+        replace_in: Replaces attributes of the NNX objects while `fn` runs.
+    """
     shape, slots = given.shape, given.flat.slots
     origins = given.origins_of_arguments()
     # The traced function can return only arrays, so it leaves everything else here.
@@ -89,7 +104,7 @@ def trace_function(
         args, kwargs = unflatten(given.flat.treedef, draws.insert_iterators(slots), dynamic, nodes)
         with use_binding(binding):
             bare = closures.find_bare_variables(args, kwargs)
-            with closures.explain_errors(fn):
+            with closures.explain_errors(fn), replace_in(nodes):
                 result = fn(*args, **kwargs)
             closures.check_no_write_is_lost(bare, result)
         after = shape.values_of(nodes) if shape is not None else []
@@ -107,7 +122,7 @@ def trace_function(
     jaxpr, marks = _compat.remove_placeholders(closed, PLACEHOLDER)
     jaxpr = _compat.append_inputs(jaxpr, [marks[n] for n in range(len(binding.inputs))])
     return FunctionTrace(
-        jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts)),
+        ClosedJaxpr(jaxpr, closed.consts),
         tuple(binding.inputs),
         binding.variables,
         written,

@@ -11,8 +11,8 @@ from jaxdist import _collectives, _replica
 from jaxdist._collectives import ReduceOp
 from jaxdist._devices import runtime
 from jaxdist._strategies.across import in_merge as merged
+from jaxdist._strategies.contexts.where_called import check_across
 from jaxdist._strategies.extended.version_1_members import ExtendedV1
-from jaxdist._strategies.where_called import check_across
 from jaxdist._typing import PyTree
 from jaxdist._validate import (
     CallerRename,
@@ -55,24 +55,33 @@ class StrategyExtended(ExtendedV1):
         self._strategy = strategy
 
     @property
-    def worker_devices(self) -> tuple[str, ...]:
+    def worker_devices(self) -> Sequence[str]:
         """Full names of the devices that replicas run on, replica by replica.
+
+        A tuple; for a `CentralStorageStrategy` a list, as in TensorFlow.
 
         Example:
             >>> OneDeviceStrategy("cpu:3").extended.worker_devices
             ('/job:localhost/replica:0/task:0/device:CPU:3',)
         """
-        return tuple(runtime.device_name(d) for d in self._strategy.layout.devices)
+        layout = self._strategy.layout
+        names = [runtime.device_name(d) for d in layout.devices]
+        return names if layout.variables_on is not None else tuple(names)
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
         """Full names of the devices that hold variables: the devices of the replicas.
 
+        For a `CentralStorageStrategy` it is the one device that keeps them.
+
         Example:
             >>> OneDeviceStrategy("cpu:3").extended.parameter_devices
             ('/job:localhost/replica:0/task:0/device:CPU:3',)
         """
-        return self.worker_devices
+        on = self._strategy.layout.variables_on
+        if on is not None:
+            return tuple(runtime.device_name(d) for d in on.device_set)
+        return tuple(self.worker_devices)
 
     @property
     def experimental_require_static_shapes(self) -> bool:
@@ -381,7 +390,7 @@ class StrategyExtended(ExtendedV1):
         listed = as_list(caller, "var_list", var_list, "a list of variables", remedy)
         for number, v in enumerate(listed):
             _check_variable(caller, v, f"var_list[{number}]")
-        return self.worker_devices
+        return tuple(self.worker_devices)
 
     def call_for_each_replica(
         self,

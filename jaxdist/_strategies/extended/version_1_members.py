@@ -10,9 +10,9 @@ import jax
 from jaxdist import _replica
 from jaxdist._devices import runtime
 from jaxdist._program import UpdateOfCopies
+from jaxdist._strategies.contexts.where_called import CALL_BEFORE_RUN, check_across
 from jaxdist._strategies.extended import input_v1
 from jaxdist._strategies.extended.multi_step_context import MultiStepContext
-from jaxdist._strategies.where_called import CALL_BEFORE_RUN, check_across
 from jaxdist._typing import PyTree
 from jaxdist._validate import CallerRename, ErrorNote, as_flag, check_call_arguments, check_callable
 from jaxdist._values import Variable

@@ -53,6 +53,10 @@ class Binding(Protocol):
         """Store the array that the variable holds from now on."""
         ...
 
+    def has_written(self, variable: Any) -> bool:
+        """Whether the trace has assigned the variable, outside of the steps in it."""
+        ...
+
     def origin(self, value: Any) -> "Origin | None":
         """Return the origin of a traced argument; None for a value that was computed."""
         ...

@@ -6,10 +6,10 @@ from typing import Any
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._processes import get_agreement
+from jaxdist._processes import exchange
 from jaxdist._values.replicas.agreed import AgreedShapes, agreed_shapes, mark_with_shapes
 from jaxdist._values.replicas.per_replica import PerReplica
-from jaxdist.errors import ContextError, ProgramMismatchError
+from jaxdist.errors import ProgramMismatchError
 
 _CHANNEL = "values"
 
@@ -32,6 +32,7 @@ def find_shapes(name: object, value: PerReplica, layout: ReplicaMesh) -> AgreedS
         The shapes, in replica order; None if some value has none.
 
     Raises:
+        ContextError: This process has joined no others.
         ProgramMismatchError: The ranks or dtypes of the processes differ.
     """
     own = [_describe(x) for x in value.values]
@@ -40,17 +41,11 @@ def find_shapes(name: object, value: PerReplica, layout: ReplicaMesh) -> AgreedS
     known = agreed_shapes(value)
     if known is not None:
         return known
-    agreement = get_agreement()
-    if agreement is None:
-        raise ContextError(
-            f"{name} has values of {len(own)} of {layout.num_replicas} replicas, and this process "
-            "has not joined the others.\n\n"
-            "The processes compare the shapes of such values over their coordination service.\n\n"
-            "Make the strategy by MultiWorkerMirroredStrategy, or call jax.distributed.initialize."
-        )
-    texts = agreement.gather(_CHANNEL, json.dumps(own), purpose=f"the shapes of {name}")
+    purpose = f"the shapes of {name}"
+    texts = exchange(f"The call with {name}", _CHANNEL, json.dumps(own), None, purpose)
     said = [json.loads(text) for text in texts]
-    everyone = _list_by_replica(name, said, layout)
+    left = {process: iter(one) for process, one in enumerate(said)}
+    everyone = [next(left[process]) for process in layout.replica_owners]
     _check_alike(name, said, layout)
     if any(one is None for one in everyone):
         return None
@@ -86,22 +81,6 @@ def _describe(array: Any) -> tuple[tuple[int, ...], str] | None:
         return tuple(array.shape), str(array.dtype)
     # Python numbers get the dtype that JAX gives them.
     return ((), type(array).__name__) if isinstance(array, (bool, int, float, complex)) else None
-
-
-def _list_by_replica(name: object, said: Sequence[Sequence[Any]], layout: ReplicaMesh) -> list[Any]:
-    owners = layout.replica_owners
-    counts = {p: owners.count(p) for p in range(len(said))}
-    wrong = [p for p, own in enumerate(said) if len(own) != counts[p]]
-    if wrong:
-        raise ProgramMismatchError(
-            f"{name} is a PerReplica with {len(said[wrong[0]])} values in process {wrong[0]}, "
-            f"which has {counts[wrong[0]]} of the {layout.num_replicas} replicas.\n\n"
-            "Each process passes one value for each of its own replicas.\n\n"
-            f"Pass a PerReplica of {counts[wrong[0]]} value(s) there.",
-            wrong[:1],
-        )
-    left = {p: iter(own) for p, own in enumerate(said)}
-    return [next(left[p]) for p in owners]
 
 
 def _check_alike(name: object, said: Sequence[Sequence[Any]], layout: ReplicaMesh) -> None:

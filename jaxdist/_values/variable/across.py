@@ -16,6 +16,7 @@ from jaxdist._values.replicas.per_replica import Form, PerReplica
 from jaxdist._values.replicas.placement import place_per_replica
 from jaxdist._values.variable.checks import cast_to_variable, check_fits, parameter_name
 from jaxdist._values.variable.enums import VariableAggregation
+from jaxdist._values.variable.placement import VariablePlacement
 from jaxdist._values.variable.scatter import Scatter, check_can_scatter
 from jaxdist.errors import ArgumentError, ContextError, ReplicaValueError
 
@@ -42,6 +43,7 @@ class Across:
         is_for_each = isinstance(value, PerReplica)
         if is_for_each:
             given = self._for_each_replica(variable, change, value)
+            given = given if current_binding() is not None else home.bring_one(given)
         else:
             if _would_leak(value):
                 raise _make_traced_value_error(variable, change)
@@ -53,14 +55,15 @@ class Across:
             # A cast makes another array, which nobody else can write to.
             own = copy_if_writable(one) if one is value else one
             given = home.split_sum(own) if is_split else home.copy_to_all(own)
-        after = given if change is Change.ASSIGN else change.apply(variable.held, given)
+        is_assigned = change is Change.ASSIGN
+        after = given if is_assigned else change.apply(variable.one_copy, given)
         # XLA chooses the sharding of a sum, so the array is put back where the variable belongs.
-        if home.sharding is not None and (is_for_each or change is not Change.ASSIGN):
-            after = put(after, home.sharding)
+        if home.sharding is not None and (is_for_each or not is_assigned):
+            after = _put_back(home, after)
         variable.held = after
         if not read_value:
             return None
-        return home.combine(after, variable.aggregation) if home.per_replica else after
+        return home.combine(after, variable.aggregation) if home.per_replica else variable.held
 
     def _for_each_replica(self, variable: Any, change: Change, value: PerReplica) -> jax.Array:
         home = variable.home
@@ -101,11 +104,25 @@ class Across:
         if _would_leak(slices.values) or _would_leak(slices.indices):
             raise _make_traced_value_error(variable, kind)
         home = variable.home
-        after = kind.apply(variable.held, slices)
-        variable.held = after if home.sharding is None else put(after, home.sharding)
+        after = kind.apply(variable.one_copy, _bring_slices(home, slices))
+        variable.held = after if home.sharding is None else _put_back(home, after)
 
 
 ACROSS = Across()
+
+
+def _put_back(home: VariablePlacement, array: jax.Array) -> jax.Array:
+    """Return a changed array in the layout of the variable, or as one copy to be kept."""
+    is_kept = home.store is not None and current_binding() is None
+    return array if is_kept else put(array, home.sharding)
+
+
+def _bring_slices(home: VariablePlacement, slices: Any) -> Any:
+    """Return rows on the device that keeps the variable; elsewhere JAX finds them by itself."""
+    if home.store is None or current_binding() is not None:
+        return slices
+    values, indices = (home.bring_one(jnp.asarray(x)) for x in (slices.values, slices.indices))
+    return type(slices)(values, indices)
 
 
 def check_can_combine(variable: Any, what: str) -> None:

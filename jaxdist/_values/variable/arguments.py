@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._validate import check_instance, log_without_effect, show
+from jaxdist._validate import as_array, check_instance, log_without_effect, show
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
@@ -29,6 +29,45 @@ def check_name(label: str, caller: str, name: Any, use_locking: Any = False) -> 
     if use_locking:
         why = "a variable changes as a whole or not at all"
         log_without_effect(f"Variable.{caller}", "use_locking", why)
+
+
+def check_ids(caller: str, name: str, ids: Any, table: Any) -> Any:
+    """Return numbers of rows as an array: of NumPy, or traced.
+
+    Raises:
+        ArgumentTypeError: They are no integers.
+        ArgumentError: One of them is no row of `table`. Traced ones are unknown.
+    """
+    rule = "They are numbers of rows: integers from 0."
+    if isinstance(ids, PerReplica):
+        raise ArgumentTypeError(
+            f"{caller} was given {name}={show(ids)}.\n\n"
+            "Outside of strategy.run rows are read for all replicas at once.\n\n"
+            f"Call it in the function that strategy.run runs, with {name} as an argument."
+        )
+    found: Any = ids
+    is_traced = isinstance(ids, jax.core.Tracer)
+    if not is_traced:
+        given = ids if hasattr(ids, "dtype") else as_array(caller, name, ids)
+        # An empty list has no integers that would tell its dtype.
+        is_empty = isinstance(ids, (list, tuple)) and not given.size
+        found = np.asarray(given, np.int32) if is_empty else np.asarray(given)
+    if getattr(found.dtype, "kind", "") not in "iu":
+        raise ArgumentTypeError(
+            f"{caller} was given {name} of dtype {found.dtype}.\n\n{rule}\n\n"
+            f"Pass {name}.astype('int32')."
+        )
+    if is_traced:
+        return found
+    count = int(table.shape[0])
+    wrong = found[(found < 0) | (found >= count)]
+    if wrong.size:
+        raise ArgumentError(
+            f"{caller} was given {name} with the row {int(wrong.flat[0])}, and its table has "
+            f"{count} rows: {table.dtype}{list(table.shape)}.\n\n{rule}\n\n"
+            + (f"Pass {name} from 0 to {count - 1}." if count else "Pass a table that has rows.")
+        )
+    return found
 
 
 def get_elements(caller: str, array: jax.Array, index: Any) -> jax.Array:

@@ -140,6 +140,11 @@ def parameter_name(caller: str) -> str:
     return "delta" if caller.endswith(("_add", "_sub")) else "value"
 
 
+def check_value(name: str, caller: str, given: Any, shape: tuple[int, ...], dtype: Any) -> None:
+    """Raise if an array cannot be assigned to a variable of this shape and dtype."""
+    check_fits(name, caller, parameter_name(caller), given, shape, dtype)
+
+
 def check_fits(
     name: str,
     caller: str,

@@ -54,6 +54,8 @@ class DocumentedNames:
         """
         layout = self.home.layout
         first: Any = None if layout is None else layout.first_device
+        if layout is not None and layout.variables_on is not None:
+            (first,) = layout.variables_on.device_set
         return device_name(next(iter(self.read_value().devices())) if first is None else first)
 
     def get_shape(self: Any) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
@@ -18,6 +18,7 @@ from jaxdist._values.processes.digests import is_of_this_process
 from jaxdist._values.processes.equal import make_equal
 from jaxdist._values.processes.put import put
 from jaxdist._values.replicas.agreed import mark_with_shapes
+from jaxdist._values.replicas.binding import current_binding
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.replicas.placement import Kind, Placement, place_per_replica
 from jaxdist._values.variable.enums import VariableAggregation
@@ -31,6 +32,12 @@ class VariablePlacement:
     strategy it is one array over the mesh: either mirrored, or `per_replica`. A per-replica
     variable has its own value on each replica, a local `[b, ...]` as global `[R*b, ...]` and a
     local scalar as global `[R]`.
+
+    # Note [Central storage]
+    With a `CentralStorageStrategy`, one copy is kept on one device (`store`), perhaps in its pinned
+    host memory. `bring` copies it to the devices of the replicas when a step or a caller reads it,
+    and `keep` stores one copy of what a step returns. Changes outside of a step are computed once,
+    on the device that keeps the variable.
     """
 
     layout: ReplicaMesh | None
@@ -45,6 +52,30 @@ class VariablePlacement:
         if self.sharding is None:
             return None
         return Placement(Kind.PER_REPLICA if self.per_replica else Kind.MIRRORED, self.sharding)
+
+    @functools.cached_property
+    def store(self) -> SingleDeviceSharding | None:
+        """Where the only copy is kept between its uses; None if the copies stay on the mesh."""
+        on = None if self.layout is None else self.layout.variables_on
+        if on is None or self.layout is None:
+            return None
+        # A single compute device that keeps the variables in its own memory moves nothing.
+        is_used_there = on.device_set == self.layout.device_set and on == _own_memory(on)
+        return None if is_used_there else on
+
+    def bring(self, kept: jax.Array) -> jax.Array:
+        """Return the array that `keep` has returned, with a copy on each device of the mesh."""
+        return kept if self.store is None else jax.device_put(kept, self.sharding)
+
+    def keep(self, array: jax.Array) -> jax.Array:
+        """Return what a variable holds between its uses; see Note [Central storage]."""
+        return array if self.store is None else jax.device_put(_take_one(array), self.store)
+
+    def bring_one(self, array: jax.Array) -> jax.Array:
+        """Return one copy in the memory of the device that keeps it, where changes are computed."""
+        if self.store is None:
+            return array
+        return jax.device_put(_take_one(array), _own_memory(self.store))
 
     @property
     def global_shape(self) -> tuple[int, ...]:
@@ -61,6 +92,9 @@ class VariablePlacement:
         """
         if self.layout is None or self.sharding is None:
             return jnp.asarray(value)
+        # In a `jaxdist.function` all arrays of a program are on the same devices.
+        if self.store is not None and current_binding() is None:
+            return self.bring_one(jnp.asarray(value))
         if self.layout.is_shared and is_of_this_process(value):
             # Every process has made its own value.
             with jax.ensure_compile_time_eval():
@@ -124,6 +158,17 @@ class VariablePlacement:
         copies = PerReplica(shares)
         mark_with_shapes(copies, (self.shape,) * count)
         return place_per_replica("value", copies, layout).array
+
+
+def _own_memory(sharding: SingleDeviceSharding) -> SingleDeviceSharding:
+    """Return the memory in which the device of a sharding computes."""
+    (device,) = sharding.device_set
+    return SingleDeviceSharding(device, memory_kind=device.default_memory().kind)
+
+
+def _take_one(array: jax.Array) -> jax.Array:
+    """Return one copy of an array that is whole on each of its devices."""
+    return array.addressable_data(0) if len(array.sharding.device_set) > 1 else array
 
 
 def _list_copied(layout: ReplicaMesh) -> Sequence[int]:

@@ -1,7 +1,7 @@
 """`Variable`: a value on the devices of a strategy that can be assigned."""
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from jaxdist._values.replicas.distributed import DistributedValues
 from jaxdist._values.replicas.placement import Kind, placement_of
 from jaxdist._values.variable.across import ACROSS
 from jaxdist._values.variable.arguments import check_name, get_elements
+from jaxdist._values.variable.assignable import Assignable
 from jaxdist._values.variable.blocks import BlockChanges
 from jaxdist._values.variable.checks import check_aggregation, check_modes, make_initial_array
 from jaxdist._values.variable.documented import DocumentedNames
@@ -31,8 +32,9 @@ AUTO = VariableSynchronization.AUTO
 NONE = VariableAggregation.NONE
 
 
-@final
-class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, DistributedValues):
+class Variable(
+    ValueOperators, RowChanges, BlockChanges, DocumentedNames, DistributedValues, Assignable
+):
     """A value that can be assigned, on the devices of the strategy in whose scope it is created.
 
     Outside a step, code reads and assigns the value as a whole. A step that `strategy.run` runs may
@@ -95,6 +97,13 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         "_trainable",
     )
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        # A strategy may have variables of its own: those of parameter servers are on the servers.
+        create = getattr(get_call_context().strategy, "_create_variable", None)
+        if create is None or cls is not Variable:
+            return object.__new__(cls)
+        return create(args, kwargs)
+
     def __init__(
         self,
         initial_value: Any = None,
@@ -136,9 +145,14 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         self._synchronization = synchronization
         self._aggregation = aggregation
         self._strategy = here.strategy
-        self._home = _place_variable(array, here.layout, on_read=reads)
-        self._held = self._home.copy_to_all(array)
+        self._hold_initial(array, here.layout)
         _Process.has_variables = True
+
+    def _hold_initial(self, array: Any, layout: ReplicaMesh | None) -> None:
+        """Place the variable, and store its first value."""
+        on_read = self._synchronization is VariableSynchronization.ON_READ
+        self._home = _place_variable(array, layout, on_read=on_read)
+        self._held = self._home.keep(self._home.copy_to_all(array))
 
     # Reading
 
@@ -378,16 +392,22 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         # In a `jaxdist.function` the array is an argument or a result of the compiled function.
         binding = current_binding()
         if binding is None:
-            return self._held
+            return self._home.bring(self._held)
         return binding.held(self, self._held)
 
     @held.setter
     def held(self, array: jax.Array) -> None:
         binding = current_binding()
         if binding is None:
-            self._held = array
+            self._held = self._home.keep(array)
         else:
             binding.hold(self, array)
+
+    @property
+    def one_copy(self) -> jax.Array:
+        """The array that changes outside of a step are computed from."""
+        is_bound = current_binding() is not None
+        return self.held if is_bound else self._home.bring_one(self._held)
 
     @property
     def distribute_strategy(self) -> Any:
@@ -500,7 +520,7 @@ def get_arrays(variables: Sequence[Variable]) -> list[jax.Array]:
     # Asked once, not by the property of each variable: every step calls this.
     if current_binding() is not None:
         return [v.held for v in variables]
-    return [v._held for v in variables]
+    return [v._held if v._home.store is None else v._home.bring(v._held) for v in variables]
 
 
 def set_arrays(variables: Sequence[Variable], arrays: Sequence[jax.Array]) -> None:
@@ -510,7 +530,8 @@ def set_arrays(variables: Sequence[Variable], arrays: Sequence[jax.Array]) -> No
         if current_binding() is not None:
             variable.held = array
         else:
-            variable._held = array if home.layout is not None else home.bring_back(array)
+            array = array if home.layout is not None else home.bring_back(array)
+            variable._held = array if home.store is None else home.keep(array)
 
 
 class _Process:
@@ -539,7 +560,8 @@ def _place_variable(array: Any, layout: ReplicaMesh | None, *, on_read: bool) ->
         return VariablePlacement(None, None, False, shape, array.dtype)
     layout.check_can_run("A Variable")
     # With one replica there is one copy, so nothing has to be combined at a read.
-    per_replica = on_read and layout.num_replicas > 1
+    # Central storage has one copy as well; TensorFlow combines what replicas assign to it.
+    per_replica = on_read and layout.num_replicas > 1 and layout.variables_on is None
     found = placement_of(array, layout)
     sharding = found.sharding if found.kind is Kind.MIRRORED else layout.replicated
     if per_replica:

@@ -16,7 +16,7 @@ from jaxdist.cluster_resolver._kubernetes.indexed_job import (
 from jaxdist.cluster_resolver._resolver import (
     ClusterResolver,
     check_task,
-    find_master,
+    find_own_master,
     read_environ,
 )
 from jaxdist.errors import ArgumentError, ClusterError, MissingExtraError
@@ -160,13 +160,7 @@ class KubernetesClusterResolver(ClusterResolver):
         rpc_layer: str | None = None,
     ) -> str:
         """Return the address of a task, by default of this process; empty if that is not known."""
-        check_task(f"{_CALLER}.master", task_type, task_id, rpc_layer)
-        task_type = self.task_type if task_type is None else task_type
-        task_id = self.task_id if task_id is None else task_id
-        if task_type is None or task_id is None:
-            return ""
-        layer = rpc_layer or self.rpc_layer
-        return find_master(f"{_CALLER}.master", self.cluster_spec(), (task_type, task_id), layer)
+        return find_own_master(f"{_CALLER}.master", self, task_type, task_id, rpc_layer)
 
     def _describe_source(self) -> str:
         return "" if self._indexed is None else f"{INDEX}={self._indexed.index}"

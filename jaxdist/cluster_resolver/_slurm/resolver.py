@@ -11,7 +11,7 @@ from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import (
     ClusterResolver,
     check_task,
-    find_master,
+    find_own_master,
     log_unused_arguments,
 )
 from jaxdist.cluster_resolver._slurm.step import count_tasks, read_step
@@ -132,13 +132,7 @@ class SlurmClusterResolver(ClusterResolver):
         rpc_layer: str | None = None,
     ) -> str:
         """Return the address of a task, by default of this process; empty if that is not known."""
-        check_task(f"{_CALLER}.master", task_type, task_id, rpc_layer)
-        task_type = self.task_type if task_type is None else task_type
-        task_id = self.task_id if task_id is None else task_id
-        if task_type is None or task_id is None:
-            return ""
-        layer = rpc_layer or self.rpc_layer
-        return find_master(f"{_CALLER}.master", self.cluster_spec(), (task_type, task_id), layer)
+        return find_own_master(f"{_CALLER}.master", self, task_type, task_id, rpc_layer)
 
     def num_accelerators(
         self,

@@ -110,6 +110,34 @@ class OneDeviceStrategy(Strategy):
 
 
 @final
+class CentralStorageStrategy(Strategy):
+    """`jaxdist.experimental.CentralStorageStrategy` with the methods of version 1.
+
+    Args:
+        compute_devices: As for `jaxdist.experimental.CentralStorageStrategy`.
+        parameter_device: Likewise.
+
+    Raises:
+        Everything that `jaxdist.experimental.CentralStorageStrategy` raises.
+
+    Example:
+        >>> strategy = jaxdist.compat.v1.experimental.CentralStorageStrategy(["cpu:0", "cpu:1"])
+        >>> strategy.extended.parameter_devices
+        ('/job:localhost/replica:0/task:0/device:CPU:0',)
+
+    Source:
+        `tf.compat.v1.distribute.experimental.CentralStorageStrategy`.
+    """
+
+    def __init__(
+        self,
+        compute_devices: Sequence[str | jax.Device] | None = None,
+        parameter_device: str | jax.Device | None = None,
+    ) -> None:
+        self._copy_setup(_strategies.CentralStorageStrategy(compute_devices, parameter_device))
+
+
+@final
 class TPUStrategy(Strategy):
     """`jaxdist.TPUStrategy` with the methods of version 1, without those for logical devices.
 

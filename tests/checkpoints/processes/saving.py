@@ -97,6 +97,32 @@ def save_with_failing_disk(folder: str, victim: int) -> list[str]:
     return errors
 
 
+def save_where_a_file_is(folder: str) -> list[str]:
+    """Save step 1, and step 2 while a file has the place of the folder. Return the errors."""
+    strategy = jaxdist.MultiWorkerMirroredStrategy()
+    place, elsewhere = pathlib.Path(folder, "saved"), pathlib.Path(folder, "moved")
+    is_first = jax.process_index() == 0
+    errors = []
+    with Checkpoints(place) as checkpoints:
+        checkpoints.save(1, make_state(strategy, 1))
+        checkpoints.wait_until_finished()
+        if is_first:
+            place.rename(elsewhere)
+            place.touch()
+        try:
+            checkpoints.save(2, make_state(strategy, 2))
+        except CheckpointError as error:
+            errors.append(str(error))
+        if is_first:
+            place.unlink()
+            elsewhere.rename(place)
+        checkpoints.save(3, make_state(strategy, 3))
+        checkpoints.wait_until_finished()
+        state = checkpoints.restore(make_state(strategy, 0))
+        assert state is not None
+        return [*errors, str(state.step)]
+
+
 def save_into_own_folder(folder: str) -> str:
     """Save into a folder that only this process has; return the error."""
     strategy = jaxdist.MultiWorkerMirroredStrategy()

@@ -10,6 +10,7 @@ import optax
 from flax import nnx
 
 import jaxdist
+from jaxdist._values import put
 from jaxdist.errors import OtherProcessError
 from jaxdist.training import Checkpoints
 
@@ -58,7 +59,10 @@ def train_until_killed(folder: str, victim: int, at: int, how: str) -> dict[str,
     batch, done = make_batch(strategy), 0
     with Checkpoints(folder) as checkpoints:
         checkpoints.save(done, (model, optimizer))
-        checkpoints.on_failure(lambda: (done, (model, optimizer), {"how": how}))
+        state: Any = (model, optimizer)
+        if how == "rows":
+            state = put(np.ones((8, 2)), strategy.per_replica_sharding)
+        checkpoints.on_failure(lambda: (done, state, {"how": how}))
         try:
             for _ in range(60):
                 if jax.process_index() == victim and done == at:

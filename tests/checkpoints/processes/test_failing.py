@@ -104,6 +104,13 @@ def test_a_disk_that_is_full_for_one_process_fails_the_save_in_all(
     assert f"process {victim} failed with OSError" in results[1 - victim][0]
 
 
+def test_a_folder_that_cannot_be_made_fails_the_save_in_all(tmp_path: pathlib.Path) -> None:
+    for error, step in results_of_job(saving.save_where_a_file_is, 2, args=(str(tmp_path),)):
+        assert "Checkpoint 2 cannot be written" in error
+        assert "process 0 cannot make the folder: NotADirectoryError" in error
+        assert step == "3"
+
+
 def test_folders_that_are_not_shared_are_named_at_the_first_save(tmp_path: pathlib.Path) -> None:
     results = results_of_job(saving.save_into_own_folder, 2, args=(str(tmp_path),))
     for text in results:

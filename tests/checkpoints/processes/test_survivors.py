@@ -36,12 +36,13 @@ def test_a_survivor_saves_the_last_complete_step(tmp_path: pathlib.Path, victim:
     np.testing.assert_allclose(np.asarray(model.kernel[...]), wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("how", ["fsdp", "rows"])
 def test_where_no_process_has_a_full_copy_the_last_checkpoint_counts(
-    tmp_path: pathlib.Path,
+    tmp_path: pathlib.Path, how: str
 ) -> None:
-    args = (str(tmp_path), 1, _AT, "fsdp")
+    args = (str(tmp_path), 1, _AT, how)
     outcomes = run_job(surviving.train_until_killed, 2, args=args, devices=2)
-    assert outcomes[0].exit_code == 0, outcomes[0].describe()
+    assert outcomes[0].exit_code == 0, "\n".join(one.describe() for one in outcomes)
     last = outcomes[0].result["message"].splitlines()[-1]
     assert last.startswith("Nothing was saved now: ")
     assert "is in pieces" in last

@@ -2,6 +2,10 @@
 
 import json
 import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,13 +35,16 @@ def join(how: str = "") -> dict[str, Any]:
         _describe_with(jax="0.0.1")
     if how == "backend started":
         jax.devices()
-    if how == "missing" and is_wrong:
+    if how in ("missing", "interrupted") and is_wrong:
         return {"error": None}
     if how == "bad address":
         addresses = [*addresses[:-1], "no port"]
     if how == "says another index" and is_wrong:
         # It answers at its own address that it is another task.
         _describe_with(index=5)
+    if how == "interrupted" and not is_wrong:
+        # Process 1 does not come, so this one still waits then.
+        threading.Timer(1.0, signal.raise_signal, [signal.SIGINT]).start()
     try:
         process = _processes.join("Strategy", addresses, index)
         if how == "twice":
@@ -47,4 +54,32 @@ def join(how: str = "") -> dict[str, Any]:
             _processes.join("Strategy", [*addresses, "127.0.0.1:1"], index)
     except JaxdistError as error:
         return {"error": type(error).__name__, "message": str(error)}
+    except KeyboardInterrupt:
+        with socket.create_server(("127.0.0.1", int(addresses[0].rpartition(":")[2]))):
+            return {"error": "KeyboardInterrupt", "message": "its port is free again"}
     return {"error": None, "index": process.index, "count": process.count}
+
+
+def use_store_after_leaving() -> dict[str, str]:
+    """Return the error of each request of a store whose service has ended."""
+    config = json.loads(os.environ["TF_CONFIG"])
+    _processes.join("Strategy", config["cluster"]["worker"], 0)
+    store = _processes.get_store()
+    assert store is not None
+    store.set("a/b", "text")
+    assert store.wait_for("a/b", 1) == "text"
+    jax.distributed.shutdown()
+    requests: dict[str, Callable[[], Any]] = {
+        "set": lambda: store.set("a/c", "text"),
+        "get": lambda: store.get("a/b"),
+        "wait_for": lambda: store.wait_for("a/b", 1),
+        "list": lambda: store.list("a/"),
+        "delete": lambda: store.delete("a/b"),
+    }
+    errors = {}
+    for name, request in requests.items():
+        try:
+            errors[name] = f"no error, but {request()!r}"
+        except JaxdistError as error:
+            errors[name] = f"{type(error).__name__}: {error}"
+    return errors

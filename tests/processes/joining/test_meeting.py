@@ -18,8 +18,8 @@ from jaxdist.errors import (
     DuplicateTaskError,
     UnavailableError,
 )
-from tests.processes.job import run_job
-from tests.processes.joining.meeting import join
+from tests.processes.job import results_of_job, run_job
+from tests.processes.joining.meeting import join, use_store_after_leaving
 from tests.strategies.oracle import refused
 
 
@@ -80,6 +80,18 @@ def test_a_process_that_cannot_join_says_what_to_do(how: str, error: str, part: 
     for result in _join(how):
         assert result["error"] == error
         assert part in result["message"]
+
+
+def test_ctrl_c_while_a_process_waits_for_others_frees_its_port() -> None:
+    here, _ = _join("interrupted", service=False)
+    assert here == {"error": "KeyboardInterrupt", "message": "its port is free again"}
+
+
+def test_a_store_whose_service_has_ended_says_so_at_each_request() -> None:
+    (errors,) = results_of_job(use_store_after_leaving, 1, service=False)
+    assert len(errors) == 5
+    for error in errors.values():
+        assert error.startswith("UnavailableError: The coordination service of the job cannot")
 
 
 def test_a_port_of_another_program_is_named() -> None:

@@ -35,6 +35,7 @@ def refuse() -> dict[str, str]:
     calls: dict[str, Callable[[], Any]] = {
         "op by op": run_op_by_op,
         "nan": find_nan,
+        "gradients": lambda: strategy.check_gradients(lambda x: 2 * x, (x,)),
         "device of another process": lambda: extended.reduce_to("sum", x, other),
         "list of it": lambda: extended.broadcast_to(1.0, [other]),
         "captured": lambda: strategy.run(lambda y: _context().merge_call(merge, (y,)), (x,)),

@@ -1,11 +1,15 @@
 """Calls of a strategy over several processes: what is refused, and what traces make of values."""
 
 import functools
+from typing import Any
 
 import pytest
 
+import jaxdist
+from jaxdist.errors import ArgumentTypeError
 from tests.processes.job import results_of_job
 from tests.strategies.multi_worker.calls import compute, refuse
+from tests.strategies.oracle import refused
 
 
 @functools.cache
@@ -18,6 +22,7 @@ def _refused() -> list[dict[str, str]]:
     [
         ("op by op", ["ContextError", "run_eagerly", "1 of the 2 replicas", "jax.debug.print"]),
         ("nan", ["NotFiniteError", "With several processes", "op by op"]),
+        ("gradients", ["ContextError", "only 1 of 2 replicas", "virtual_devices(2)"]),
         ("device of another process", ["DeviceError", "reduce_to", "a device of process", "cpu:0"]),
         ("list of it", ["DeviceError", "broadcast_to", "a device of process", "cpu:0"]),
         ("captured", ["ReplicaValueError", "merge function", "2 replicas", "argument"]),
@@ -32,6 +37,12 @@ def test_a_call_that_several_processes_cannot_make_is_refused_in_each(
     for result in _refused():
         for part in parts:
             assert part in result[name]
+
+
+def test_a_cluster_that_is_no_resolver_is_refused() -> None:
+    wrong: Any = {"worker": ["a:1", "b:1"]}
+    with refused(ArgumentTypeError, "cluster_resolver={'worker'", "ClusterResolver", "TF_CONFIG"):
+        jaxdist.MultiWorkerMirroredStrategy(wrong)
 
 
 def test_errors_name_the_replica_by_its_number_in_the_job() -> None:

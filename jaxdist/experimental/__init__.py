@@ -10,6 +10,7 @@ from jaxdist._not_there import explain_missing as _explain_missing
 from jaxdist._preemption import PreemptionCheckpointHandler as PreemptionCheckpointHandler
 from jaxdist._preemption import PreemptionWatcher as PreemptionWatcher
 from jaxdist._preemption import TerminationConfig as TerminationConfig
+from jaxdist._strategies import CentralStorageStrategy as CentralStorageStrategy
 from jaxdist._strategies import (
     ExperimentalMultiWorkerMirroredStrategy as _MultiWorkerMirroredStrategy,
 )
@@ -18,6 +19,7 @@ from jaxdist._strategies import check_assignment as _check_assignment
 from jaxdist.cluster_resolver import TPUClusterResolver as _TPUClusterResolver
 from jaxdist.data import AutoShardPolicy as AutoShardPolicy
 from jaxdist.data import ValueContext as ValueContext
+from jaxdist.experimental import partitioners as partitioners
 from jaxdist.tpu.experimental import DeviceAssignment as _DeviceAssignment
 
 # The older name of `CommunicationImplementation`.

@@ -1,0 +1,76 @@
+"""Variables of NNX objects that are on the servers.
+
+Note [Adopted variables]
+An NNX object that is an argument of a scheduled function moves to the servers when the first such
+function is traced: each of its variables gets a `ServerVariable` as its value, so reading it on the
+coordinator returns what the servers have. The state of an `nnx.Optimizer` moves when a function
+first updates with it, because only then it is known which parameter each part belongs to.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxdist._parameter_server.closures.trace import StateLeaf
+from jaxdist._parameter_server.variables.ports import make_zero
+from jaxdist._parameter_server.variables.server_variable import ServerVariable
+from jaxdist._program import WholeCall
+from jaxdist._values import Variable
+from jaxdist.errors import UnsupportedError
+
+
+def adopt(call: WholeCall, strategy: Any) -> list[StateLeaf]:
+    """Move the variables of the NNX objects of a call to the servers, if they are not there.
+
+    Args:
+        call: The call.
+        strategy: The strategy of the servers.
+
+    Returns:
+        Each leaf of the objects' state, in the order of the trace.
+    """
+    graph = call.graph
+    if graph is None:
+        return []
+    of_optimizers = _find_optimizer_state(call.flat.nodes)
+    leaves = []
+    for number, variable in enumerate(graph.variables):
+        name = graph.shape.name(number)
+        leaves.append(_adopt_one(variable, name, strategy, is_state=id(variable) in of_optimizers))
+    return leaves
+
+
+def _adopt_one(variable: Any, name: str, strategy: Any, *, is_state: bool) -> StateLeaf:
+    raw = variable.get_raw_value()
+    if isinstance(raw, ServerVariable):
+        found = None if is_state else raw
+        return StateLeaf(found, name, make_zero(raw.shape, raw.dtype))
+    if not jax.tree_util.all_leaves([raw]):
+        raise UnsupportedError(
+            f"{name} holds a {type(raw).__name__} of several arrays.\n\n"
+            "A variable on a server is one array.\n\n"
+            "Give each array an nnx.Variable of its own."
+        )
+    if jax.dtypes.issubdtype(raw.dtype, jax.dtypes.prng_key):
+        return StateLeaf(None, name, raw, key=raw)
+    zero = make_zero(raw.shape, raw.dtype)
+    if is_state:
+        return StateLeaf(None, name, zero)
+    with strategy.scope():
+        moved = Variable(np.asarray(raw), name=name, trainable=isinstance(variable, nnx.Param))
+    variable.set_raw_value(moved)
+    return StateLeaf(moved, name, zero)
+
+
+def _find_optimizer_state(nodes: Sequence[Any]) -> set[int]:
+    """Return the variables, by `id`, that are the state of an optimizer's transformation."""
+    optimizers = [x for _, x in nnx.iter_graph(list(nodes)) if isinstance(x, nnx.Optimizer)]
+    return {
+        id(x)
+        for optimizer in optimizers
+        for _, x in nnx.iter_graph(optimizer.opt_state)
+        if isinstance(x, nnx.Variable)
+    }

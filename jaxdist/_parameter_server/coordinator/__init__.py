@@ -1,0 +1,21 @@
+"""The queue of closures, their results and errors, and the threads of the workers."""
+
+from jaxdist._parameter_server.coordinator.cluster_coordinator import (
+    ClusterCoordinator as ClusterCoordinator,
+)
+from jaxdist._parameter_server.coordinator.per_worker import PerWorkerDataset as PerWorkerDataset
+from jaxdist._parameter_server.coordinator.per_worker import PerWorkerIterator as PerWorkerIterator
+from jaxdist._parameter_server.coordinator.per_worker import PerWorkerValues as PerWorkerValues
+from jaxdist._parameter_server.coordinator.protocols import (
+    CoordinatedStrategy as CoordinatedStrategy,
+)
+from jaxdist._parameter_server.coordinator.protocols import IteratorOf as IteratorOf
+from jaxdist._parameter_server.coordinator.protocols import ServerReport as ServerReport
+from jaxdist._parameter_server.coordinator.protocols import WorkerLink as WorkerLink
+from jaxdist._parameter_server.coordinator.remote_value import RemoteValue as RemoteValue
+from jaxdist._parameter_server.coordinator.statistics import Statistics as Statistics
+from jaxdist._parameter_server.coordinator.worker_index import (
+    experimental_get_current_worker_index as experimental_get_current_worker_index,
+)
+from jaxdist._parameter_server.coordinator.worker_index import on_worker as on_worker
+from jaxdist._parameter_server.variables.fence import Fence as Fence

@@ -1,0 +1,161 @@
+"""`PerWorkerValues`: datasets and iterators of which each worker has its own."""
+
+import itertools
+import threading
+from typing import Any, NoReturn, Protocol
+
+from jaxdist import _compat
+from jaxdist._parameter_server.coordinator.protocols import IteratorOf
+from jaxdist.errors import ClosureInputError, ContextError, UnsupportedError
+
+_ORDER = itertools.count()
+
+
+class Owner(Protocol):
+    """Makes per-worker values on all workers."""
+
+    def create(self, values: "PerWorkerValues") -> None:
+        """Make a value on each worker, now and whenever a worker comes back."""
+        ...
+
+
+class PerWorkerValues:
+    """A value of which each worker has its own, such as an iterator.
+
+    As an argument of `ClusterCoordinator.schedule` it stands for the value of the worker that runs
+    the function. `iter(coordinator.create_per_worker_dataset(...))` makes one.
+
+    Args:
+        owner: Makes the values on the workers.
+        resource: What the workers make it of.
+
+    Source:
+        `tf.distribute.experimental.coordinator.PerWorkerValues`, and `PerWorkerValue`.
+    """
+
+    def __init__(self, owner: Owner, resource: Any) -> None:
+        # Made after what it depends on, so workers make them in this order.
+        self.order = next(_ORDER)
+        self.owner = owner
+        self.resource = resource
+        self._made: dict[int, Any] = {}
+        self._errors: dict[int, BaseException] = {}
+        self._lock = threading.Lock()
+
+    def what_to_make(self, index: int) -> Any:
+        """Return what `WorkerLink.create_resource` takes on one worker."""
+        return self.resource
+
+    def set(self, index: int, made: Any) -> None:
+        """Set what one worker has made."""
+        with self._lock:
+            self._made[index] = made
+            self._errors.pop(index, None)
+
+    def set_error(self, index: int, error: BaseException) -> None:
+        """Set why one worker has none."""
+        # An iterator over a dataset that could not be made has the error of the dataset.
+        if isinstance(error, ClosureInputError):
+            error = error.original_exception or error
+        with self._lock:
+            self._errors[index] = error
+            self._made.pop(index, None)
+
+    def has(self, index: int) -> bool:
+        """Whether one worker has made it, or has failed to."""
+        return index in self._made or index in self._errors
+
+    def find_any(self) -> int | None:
+        """Return a worker that has made it, or else one that has failed to; None without."""
+        with self._lock:
+            return next(iter(self._made), next(iter(self._errors), None))
+
+    def forget(self, index: int) -> None:
+        """Forget what one worker has made, because it was lost."""
+        with self._lock:
+            self._made.pop(index, None)
+            self._errors.pop(index, None)
+
+    def of(self, index: int) -> Any:
+        """Return what `WorkerLink.create_resource` returned on one worker.
+
+        Raises:
+            ClosureInputError: The worker could not make it.
+        """
+        error = self._errors.get(index)
+        if error is not None:
+            raise ClosureInputError(
+                f"Worker {index} could not make {self._describe()}: "
+                f"{type(error).__name__}: {error}\n\n"
+                "A closure needs the value of the worker that runs it.\n\n"
+                "Correct the function that was given to create_per_worker_dataset, and create the "
+                "dataset again.",
+                error,
+            ) from error
+        return self._made[index]
+
+    def _describe(self) -> str:
+        return "a per-worker value"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(workers={sorted(self._made)})"
+
+
+class PerWorkerIterator(PerWorkerValues):
+    """An iterator of which each worker has its own.
+
+    Args:
+        dataset: The dataset that it iterates over.
+    """
+
+    def __init__(self, dataset: "PerWorkerDataset") -> None:
+        super().__init__(dataset.owner, dataset.resource)
+        # Keeps the dataset on the workers.
+        self._dataset = dataset
+        self.owner.create(self)
+
+    def what_to_make(self, index: int) -> Any:
+        """Return an iterator over the dataset of one worker."""
+        return IteratorOf(self._dataset.of(index))
+
+    def _describe(self) -> str:
+        return "an iterator over a per-worker dataset"
+
+    def __iter__(self) -> "PerWorkerIterator":
+        return self
+
+    def __next__(self) -> NoReturn:
+        raise UnsupportedError(
+            "next was called on the iterator of a per-worker dataset.\n\n"
+            "Its batches are on the workers.\n\n"
+            "Pass the iterator in args of ClusterCoordinator.schedule, and call next in the "
+            "function."
+        )
+
+
+class PerWorkerDataset(PerWorkerValues):
+    """A dataset of which each worker has its own: `iter` makes an iterator to pass to `schedule`.
+
+    When a worker was lost and comes back, it makes its dataset again, and its iterators start
+    from the beginning.
+
+    Args:
+        owner: Makes the values on the workers.
+        resource: What `CoordinatedStrategy.make_per_worker` returned.
+    """
+
+    def __init__(self, owner: Owner, resource: Any) -> None:
+        super().__init__(owner, resource)
+        owner.create(self)
+
+    def _describe(self) -> str:
+        return "a per-worker dataset"
+
+    def __iter__(self) -> PerWorkerIterator:
+        if _compat.is_inside_trace():
+            raise ContextError(
+                "iter was called on a per-worker dataset while a function is traced.\n\n"
+                "The workers make the iterator, outside of all functions.\n\n"
+                "Call iter first, and pass the iterator in args of ClusterCoordinator.schedule."
+            )
+        return PerWorkerIterator(self)

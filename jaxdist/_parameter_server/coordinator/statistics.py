@@ -1,0 +1,49 @@
+"""`Statistics`: how many closures were scheduled, and what became of them."""
+
+import dataclasses
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass
+class Counts:
+    """What the queue has counted."""
+
+    scheduled: int = 0
+    applied: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    retried: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """What became of the closures of a coordinator.
+
+    `scheduled` is the sum of `applied`, `lost`, `failed`, `cancelled` and `pending`.
+
+    Args:
+        scheduled: Closures that were given to `schedule`.
+        applied: Closures that have finished, and whose changes the servers have.
+        lost: Closures that have finished, and whose changes were lost, because a server came back
+            from a snapshot.
+        failed: Closures that raised an error.
+        cancelled: Closures that did not run because another one failed.
+        pending: Closures that wait or run.
+        retried: How often a closure was run again, because a worker or a server was lost. The
+            servers count it once.
+        staleness: Staleness of a change -> number of changes.
+
+    Example:
+        >>> from jaxdist._parameter_server.coordinator import Statistics
+        >>> Statistics(scheduled=3, applied=2, pending=1).lost
+        0
+    """
+
+    scheduled: int = 0
+    applied: int = 0
+    lost: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    pending: int = 0
+    retried: int = 0
+    staleness: Mapping[int, int] = dataclasses.field(default_factory=dict)

@@ -1,0 +1,67 @@
+"""The index of the worker that runs this code."""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from jaxdist.errors import ContextError
+
+_INDEX: ContextVar[Any] = ContextVar("jaxdist_worker_index", default=None)
+
+
+def set_worker_index(index: Any) -> None:
+    """Set the index for all code that this thread runs from now on."""
+    _INDEX.set(index)
+
+
+@contextlib.contextmanager
+def on_worker(index: Any) -> Iterator[None]:
+    """Set the index of the worker while a closure or a dataset function runs or is traced.
+
+    Args:
+        index: The index, or the traced value that represents it.
+    """
+    token = _INDEX.set(index)
+    try:
+        yield
+    finally:
+        _INDEX.reset(token)
+
+
+def is_on_worker() -> bool:
+    """Whether this code is part of a closure or of a dataset function."""
+    return _INDEX.get() is not None
+
+
+def experimental_get_current_worker_index() -> Any:
+    """Return the index of the worker that runs the current closure or dataset function.
+
+    Returns:
+        An int; a traced value where the function is traced once for all workers.
+
+    Raises:
+        ContextError: The caller is not part of a closure or of a dataset function.
+
+    Cost:
+        Less than a microsecond.
+
+    Example:
+        >>> from jaxdist._parameter_server.coordinator import (
+        ...     experimental_get_current_worker_index, on_worker)
+        >>> with on_worker(1):
+        ...     experimental_get_current_worker_index()
+        1
+
+    Source:
+        `tf.distribute.coordinator.experimental_get_current_worker_index`.
+    """
+    index = _INDEX.get()
+    if index is None:
+        raise ContextError(
+            "experimental_get_current_worker_index was called outside of a closure.\n\n"
+            "Only functions that run on a worker have an index: those given to "
+            "ClusterCoordinator.schedule and create_per_worker_dataset.\n\n"
+            "Call it inside of such a function."
+        )
+    return index

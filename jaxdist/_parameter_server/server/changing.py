@@ -1,0 +1,139 @@
+"""One request to change variables: checks, the turn of its closure, and its application."""
+
+from collections.abc import Mapping, Sequence
+
+from jaxdist._parameter_server.server.applying import Request, check_changes
+from jaxdist._parameter_server.server.checks import find_variable
+from jaxdist._parameter_server.server.counted import ALREADY, COUNTED
+from jaxdist._parameter_server.server.requests import Change
+from jaxdist._parameter_server.server.staleness import Admission, ClosureId
+from jaxdist._parameter_server.server.state import State
+from jaxdist.errors import ArgumentError
+
+TOO_STALE = "too stale"
+_CALLER = "change"
+
+
+class ChangeRequest:
+    """One request to change variables.
+
+    Args:
+        state: The state of the server, whose lock is held.
+        changes: The changes.
+        closure: The client and the number of the closure; None means always applied.
+        incarnation: The incarnation of the versions in `changes`; None means this one.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        changes: Sequence[Change],
+        closure: ClosureId | None,
+        incarnation: str | None,
+    ) -> None:
+        self._state, self._changes, self._closure = state, changes, closure
+        self._is_own = incarnation is None or incarnation == state.incarnation
+        self.staleness: list[int | None] = []
+
+    def run(self, admission: Admission | None, client: str, seconds: float) -> str:
+        """Apply the request if it is not counted yet, and return its status.
+
+        Raises:
+            ArgumentError, ShapeError, ...: It is not valid. Nothing is changed.
+            DeadlineExceededError: Older closures did not change the variables in time.
+            LostValuesError: A program failed after it had taken the memory of values.
+        """
+        self._check()
+        status = self._find_status()
+        if status is None and admission is None:
+            self._apply(self._measure({}))
+        elif status is None and admission is not None:
+            status = self._run_in_turn(admission, client, seconds)
+        if status == ALREADY:
+            self._state.already_counted += 1
+        return status or COUNTED
+
+    def _check(self) -> None:
+        state = self._state
+        check_changes(_CALLER, self._changes, state.variables, state.programs, state.slots)
+        for change in self._changes:
+            found = state.variables[change.name].version
+            if change.version is not None and self._is_own and change.version > found:
+                raise ArgumentError(
+                    f"change was given version={change.version} of {change.name!r}, whose version "
+                    f"is {found}.\n\n"
+                    "The version is that of the read that the change was computed from.\n\n"
+                    "Pass the version that read returned, and its incarnation."
+                )
+
+    def _find_status(self) -> str | None:
+        found = self._closure
+        return None if found is None else self._state.counted.find_status(*found)
+
+    def _get_versions(self) -> dict[str, int]:
+        variables = self._state.variables
+        names = (change.name for change in self._changes)
+        return {name: find_variable(_CALLER, variables, name).version for name in names}
+
+    def _run_in_turn(self, admission: Admission, client: str, seconds: float) -> str | None:
+        """Wait for older closures, and apply the request. See Note [Bounded staleness]."""
+        own = admission.make_id(client, None if self._closure is None else self._closure[1])
+        reads = admission.flight.get_reads(own)
+        if reads is None:
+            # A write of the coordinator, or a closure whose deadline was over. It takes its place
+            # among the reads, since otherwise closures that come later could pass it for ever.
+            admission.admit(_CALLER, own, self._get_versions, seconds, seconds)
+        else:
+            self._check_registered(reads)
+        try:
+            admission.wait_for_older(_CALLER, own, self._get_versions, seconds)
+            # While it waited, variables could be deleted, and the same request be applied.
+            self._check()
+            status = self._find_status()
+            if status is None:
+                staleness = self._measure(reads or {})
+                if any(n is not None and n > admission.flight.max_staleness for n in staleness):
+                    return TOO_STALE
+                self._apply(staleness)
+            return status
+        finally:
+            if reads is None:
+                admission.release(own)
+
+    def _check_registered(self, reads: Mapping[str, int]) -> None:
+        missing = [c.name for c in self._changes if c.name not in reads]
+        if missing:
+            raise ArgumentError(
+                f"change was given {missing[0]!r}, which closure {(self._closure or '??')[1]} did "
+                f"not register; it registered {', '.join(map(repr, reads))}.\n\n"
+                "With max_staleness, a closure that registers its read names all variables that "
+                "it will change: otherwise two closures could wait for each other.\n\n"
+                f"Read with register=[{missing[0]!r}]."
+            )
+
+    def _measure(self, reads: Mapping[str, int]) -> list[int | None]:
+        """Return the staleness of each change."""
+        found: list[int | None] = []
+        for change in self._changes:
+            variable = self._state.variables[change.name]
+            base = reads.get(change.name) if change.version is None else change.version
+            if base is not None and change.version is not None and not self._is_own:
+                # Changes after the snapshot are lost, and do not count.
+                base = min(base, variable.start_version)
+            found.append(None if base is None else variable.version - base)
+        return found
+
+    def _apply(self, staleness: list[int | None]) -> None:
+        state = self._state
+        request = Request(state.variables, state.programs, state.slots)
+        request.stage(self._changes)
+        request.commit()
+        state.applied += 1
+        state.mutations += 1
+        if self._closure is not None:
+            state.counted.count(*self._closure)
+        self.staleness = staleness
+        for change, number in zip(self._changes, staleness, strict=True):
+            if number is not None:
+                state.staleness[number] += 1
+                state.variables[change.name].staleness[number] += 1

@@ -1,0 +1,94 @@
+"""Creating variables, and the slots of update programs."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxdist._parameter_server.server.checks import check_array, check_name, find_variable
+from jaxdist._parameter_server.server.programs import Initialiser, UpdateProgram
+from jaxdist._parameter_server.server.requests import Creation, UpdateRegistration
+from jaxdist._parameter_server.server.state import State
+from jaxdist._parameter_server.server.stored import StoredVariable
+from jaxdist.errors import ArgumentError, ShapeError
+
+
+def make_values(caller: str, creations: Sequence[Creation]) -> dict[str, np.ndarray]:
+    """Return the first values of variables, by name."""
+    values: dict[str, np.ndarray] = {}
+    for creation in creations:
+        name = check_name(caller, "name", creation.name)
+        if name in values:
+            raise ArgumentError(
+                f"{caller} was given {name!r} twice.\n\nEach variable has its own name.\n\n"
+                "Give the second one another name."
+            )
+        values[name] = _make_value(caller, creation)
+    return values
+
+
+def _make_value(caller: str, creation: Creation) -> np.ndarray:
+    value = creation.value
+    if not isinstance(value, bytes):
+        # The array may be the caller's own, which it may change later.
+        return np.array(check_array(caller, f"the value of {creation.name!r}", value))
+    what = f"the initialiser of {creation.name!r}"
+    results = Initialiser(caller, what, value).run()
+    if len(results) != 1:
+        raise ArgumentError(
+            f"{caller} was given {what}, which returns {len(results)} arrays.\n\n"
+            "An initialiser returns the value of one variable.\n\nReturn one array."
+        )
+    return results[0]
+
+
+def add_variables(
+    caller: str, state: State, values: Mapping[str, np.ndarray], client: str
+) -> dict[str, tuple[bool, int]]:
+    """Add the variables that do not exist; return for each whether it is new, and its version.
+
+    Raises:
+        ShapeError: A variable exists with another shape or dtype. Then none is added.
+    """
+    for name, value in values.items():
+        found = state.variables.get(name)
+        if found is not None and (found.shape != value.shape or found.dtype != value.dtype):
+            raise ShapeError(
+                f"{caller} was given {name!r} as {value.dtype}{list(value.shape)}, and it exists "
+                f"as {found.describe()}, {found.describe_origin()}.\n\n"
+                "A variable keeps its shape and dtype, and a second creator gets the one that "
+                "exists.\n\n"
+                "Use another name, delete the variable, or start the server with an empty "
+                "snapshot directory."
+            )
+    new = {name for name in values if name not in state.variables}
+    state.mutations += 1
+    for name in values:
+        if name in new:
+            state.variables[name] = StoredVariable(name, values[name], creator=client)
+    return {name: (name in new, state.variables[name].version) for name in values}
+
+
+def add_update(
+    caller: str,
+    state: State,
+    program: UpdateProgram,
+    registration: UpdateRegistration,
+    init: Initialiser | None,
+    client: str,
+) -> dict[str, tuple[bool, int]]:
+    """Add a program, and the slots of its variables; slots that exist stay as they are."""
+    prefix = check_name(caller, "prefix", registration.prefix)
+    flat: dict[str, np.ndarray] = {}
+    names: dict[str, tuple[str, ...]] = {}
+    for name, given in registration.variables.items():
+        variable = find_variable(caller, state.variables, name)
+        program.check_variable(caller, variable)
+        values = program.make_slots(caller, variable, given, init)
+        names[name] = tuple(f"{name}/{prefix}_{i}" for i in range(len(values)))
+        flat.update(zip(names[name], values, strict=True))
+    # Another thread may have registered the key while this one compiled.
+    state.programs.get(program.key, program).check_same(caller, program)
+    created = add_variables(caller, state, flat, client)
+    state.programs.setdefault(program.key, program)
+    state.slots.update({(name, program.key): own for name, own in names.items()})
+    return created

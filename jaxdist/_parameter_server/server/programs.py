@@ -1,0 +1,256 @@
+"""Exported functions that a server runs: update programs, and initialisers of variables."""
+
+import hashlib
+import re
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any, Self
+
+import jax
+import numpy as np
+from jax import export
+from jax.sharding import SingleDeviceSharding
+
+from jaxdist._parameter_server.server.checks import check_array
+from jaxdist._parameter_server.server.requests import UpdateRegistration
+from jaxdist._parameter_server.server.stored import StoredVariable
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.training import require_extra
+
+
+class UpdateProgram:
+    """An update program `f(value, *slots, *operands) -> (value, *slots)`.
+
+    Args:
+        caller: The public call, for error messages.
+        key: The name of the program.
+        content: The bytes of the `jax.export` function.
+        num_slots: How many slots it has.
+
+    Raises:
+        ArgumentTypeError: The bytes are no exported function.
+        ArgumentError: The function does not have this form.
+    """
+
+    def __init__(self, caller: str, key: str, content: bytes, num_slots: int) -> None:
+        self.key, self.content, self.num_slots = key, content, num_slots
+        exported = load_exported(caller, f"program {key!r}", content)
+        self.digest = compute_digest(exported.mlir_module())
+        self._given = list(exported.in_avals)
+        _check_form(caller, key, exported, num_slots)
+        self._exported = exported
+        self._compiled: Any = None
+        self._compiling = threading.Lock()
+
+    def compile(self) -> Any:
+        """Return the compiled function; the first call compiles it."""
+        with self._compiling:
+            if self._compiled is None:
+                self._compiled = compile_exported(self._exported, donated=1 + self.num_slots)
+            return self._compiled
+
+    @property
+    def num_operands(self) -> int:
+        """How many arrays each change brings."""
+        return len(self._given) - 1 - self.num_slots
+
+    @classmethod
+    def prepare(cls, caller: str, registration: UpdateRegistration, found: Self | None) -> Self:
+        """Return the program of a registration: `found` if it is the same, else a new one."""
+        key, content = registration.key, registration.program
+        is_same = found is not None and found.content == content
+        if found is not None and is_same and found.num_slots == registration.num_slots:
+            return found
+        made = cls(caller, key, content, registration.num_slots)
+        if found is not None:
+            found.check_same(caller, made)
+        made.compile()
+        return made
+
+    def check_same(self, caller: str, other: "UpdateProgram") -> None:
+        """Check that a program that is registered again is the same."""
+        if (self.digest, self.num_slots) != (other.digest, other.num_slots):
+            raise ArgumentError(
+                f"{caller} was given another program under the key {self.key!r}: sha256 "
+                f"{other.digest[:12]} with {other.num_slots} slots, and there is "
+                f"{self.digest[:12]} with {self.num_slots}.\n\n"
+                "A key names one program as long as the server lives.\n\n"
+                "Use another key, such as the hash of the program."
+            )
+
+    def check_variable(self, caller: str, variable: StoredVariable) -> None:
+        """Check that a variable is what the program takes."""
+        self.check_state(caller, variable, [])
+
+    def make_slots(
+        self,
+        caller: str,
+        variable: StoredVariable,
+        given: Sequence[Any] | None,
+        init: "Initialiser | None",
+    ) -> list[np.ndarray]:
+        """Return the first values of the slots of a variable."""
+        if given is None and init is not None:
+            values = init.run(variable.peek())
+        else:
+            what = f"a slot of {variable.name!r}"
+            values = [np.array(check_array(caller, what, x)) for x in given or ()]
+        wanted = [_describe(a) for a in self._given[1 : 1 + self.num_slots]]
+        found = [_describe(x) for x in values]
+        if wanted != found:
+            raise ShapeError(
+                f"{caller} was given the slots {found} for {variable.name!r}.\n\n"
+                f"Program {self.key!r} has the slots {wanted}.\n\n"
+                "Pass one first value for each slot, or an exported initialiser of them."
+            )
+        return values
+
+    def check_state(
+        self, caller: str, variable: StoredVariable, slots: Sequence[StoredVariable]
+    ) -> None:
+        """Check that a variable and its slots are what the program takes."""
+        for given, stored in zip(self._given, [variable, *slots], strict=False):
+            if tuple(given.shape) != stored.shape or given.dtype != stored.dtype:
+                raise ShapeError(
+                    f"{caller}: program {self.key!r} takes {_describe(given)} where "
+                    f"{stored.name!r} is {stored.describe()}.\n\n"
+                    "A program is exported for the shapes and dtypes of one variable and its "
+                    "slots.\n\nExport one for this shape, and register it under another key."
+                )
+
+    def check_operands(self, caller: str, name: str, operands: Sequence[Any]) -> None:
+        """Check the arrays of one change."""
+        if len(operands) != self.num_operands:
+            raise ArgumentError(
+                f"{caller} was given {len(operands)} operands of program {self.key!r} for "
+                f"{name!r}.\n\nIt takes {self.num_operands}, after the value and "
+                f"{self.num_slots} slots.\n\nPass {self.num_operands}."
+            )
+        for given, operand in zip(self._given[1 + self.num_slots :], operands, strict=True):
+            array = check_array(caller, f"an operand of program {self.key!r}", operand)
+            if tuple(given.shape) != array.shape or given.dtype != array.dtype:
+                raise ShapeError(
+                    f"{caller} was given program {self.key!r} for {name!r} with an operand of "
+                    f"{array.dtype}{list(array.shape)}.\n\nThe program takes {_describe(given)}."
+                    f"\n\nConvert the operand: np.asarray(value, {str(given.dtype)!r})."
+                )
+
+    def run(self, arrays: Sequence[Any]) -> list[Any]:
+        """Return the next value and slots. Arrays of JAX for value and slots are donated."""
+        # Otherwise JAX would make arrays of 32 bits of operands with 64.
+        with jax.enable_x64(True):
+            return list(jax.block_until_ready(self.compile()(*arrays)))
+
+
+def load_exported(caller: str, what: str, content: bytes) -> export.Exported:
+    """Return the exported function in some bytes, if this server can run it.
+
+    Raises:
+        ArgumentTypeError: The bytes are no exported function.
+        ArgumentError: It needs something that a server does not have.
+        MissingExtraError: flatbuffers is not installed.
+    """
+    require_extra("grpcio", "read programs of a server")
+    try:
+        exported = export.deserialize(bytearray(content))
+    # The reader of flatbuffers raises whatever a wrong offset leads to.
+    except Exception as error:
+        raise ArgumentTypeError(
+            f"{caller} was given {len(content)} bytes for {what}, which are no exported function: "
+            f"{type(error).__name__}: {str(error)[:200]}.\n\n"
+            "A program is what jax.export.export(jax.jit(f))(*shapes).serialize() returns.\n\n"
+            "Send these bytes, exported with a version of JAX of the same year as this one, "
+            f"{jax.__version__}."
+        ) from error
+    avals = [*exported.in_avals, *exported.out_avals]
+    leaves = [0] * len(exported.in_avals)
+    reasons = {
+        f"it is compiled for {exported.platforms}": "cpu" not in exported.platforms,
+        f"it needs {exported.nr_devices} devices": exported.nr_devices != 1,
+        "it has effects, such as a print or a callback": bool(
+            exported.ordered_effects or exported.unordered_effects
+        ),
+        "its shapes are symbolic": not all(isinstance(n, int) for a in avals for n in a.shape),
+        "its arguments are nested": exported.in_tree != jax.tree.structure((tuple(leaves), {})),
+    }
+    wrong = [reason for reason, is_so in reasons.items() if is_so]
+    if wrong:
+        raise ArgumentError(
+            f"{caller} was given {what}, and {', and '.join(wrong)}.\n\n"
+            "A server runs functions of arrays with fixed shapes, on one CPU device.\n\n"
+            "Export it so: jax.export.export(jax.jit(f), platforms=['cpu'])(*shapes)."
+        )
+    return exported
+
+
+def compile_exported(exported: export.Exported, donated: int = 0) -> Any:
+    """Compile an exported function for the CPU; it donates its first arguments."""
+    sharding = SingleDeviceSharding(jax.devices("cpu")[0])
+    with jax.enable_x64(True), warnings.catch_warnings():
+        # A program that does not use a slot cannot use its memory either.
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        given = [
+            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in exported.in_avals
+        ]
+        made = jax.jit(exported.call, donate_argnums=tuple(range(donated)))
+        return made.lower(*given).compile()
+
+
+class Initialiser:
+    """A compiled function that makes first values.
+
+    Args:
+        caller: The public call, for error messages.
+        what: What it makes, for error messages.
+        content: The bytes of the `jax.export` function.
+    """
+
+    def __init__(self, caller: str, what: str, content: bytes) -> None:
+        self._caller, self._what = caller, what
+        exported = load_exported(caller, what, content)
+        self._wanted = [_describe(a) for a in exported.in_avals]
+        self._run = compile_exported(exported)
+
+    def run(self, *given: Any) -> list[np.ndarray]:
+        """Return the first values.
+
+        Raises:
+            ShapeError: The function takes other arguments.
+        """
+        found = [_describe(a) for a in given]
+        if self._wanted != found:
+            raise ShapeError(
+                f"{self._caller} was given {self._what}, which takes "
+                f"{self._wanted or 'nothing'}.\n\n"
+                f"It is called with {found or 'nothing'}.\n\nExport it for these arguments."
+            )
+        with jax.enable_x64(True):
+            results = jax.tree.leaves(self._run(*given))
+            return [np.asarray(x) for x in jax.block_until_ready(results)]
+
+
+# Lines of Python code, by number or in full. Text in quotes may hold brackets.
+_LOCATION = re.compile(r"""^#loc.*\n|\s?loc\((?:[^()"]|"[^"]*"|\([^()]*\))*\)""", re.MULTILINE)
+
+
+def compute_digest(module: str) -> str:
+    """Return a hash of a program that does not depend on the lines of code that traced it."""
+    return hashlib.sha256(_LOCATION.sub("", module).encode()).hexdigest()
+
+
+def _check_form(caller: str, key: str, exported: export.Exported, num_slots: int) -> None:
+    state = [_describe(a) for a in exported.in_avals[: 1 + num_slots]]
+    results = [_describe(a) for a in exported.out_avals]
+    if len(state) != 1 + num_slots or state != results:
+        raise ArgumentError(
+            f"{caller} was given program {key!r} with num_slots={num_slots}: it takes "
+            f"{[_describe(a) for a in exported.in_avals]} and returns {results}.\n\n"
+            "An update program is f(value, *slots, *operands) -> (value, *slots), with the same "
+            "shapes and dtypes.\n\nReturn the next value first, then the next slots in the same "
+            "order."
+        )
+
+
+def _describe(aval: Any) -> str:
+    return f"{aval.dtype}{list(aval.shape)}"

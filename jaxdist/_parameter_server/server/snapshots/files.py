@@ -1,0 +1,197 @@
+"""Snapshots of a server on disk: each complete or absent, and checked when it is read."""
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from jaxdist._checkpoints import (
+    Checkpoints,
+    JobLock,
+    find_damage,
+    list_steps,
+    read_notes_without_orbax,
+)
+from jaxdist._parameter_server.server.counted import CountedClosures
+from jaxdist._parameter_server.server.programs import UpdateProgram
+from jaxdist._parameter_server.server.state import State
+from jaxdist._parameter_server.server.stored import StoredVariable
+from jaxdist._validate import format_lines
+from jaxdist.errors import CheckpointError, DamagedCheckpointError
+
+_KEEP = 2
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Captured:
+    """What a snapshot holds: all of one moment, between two requests."""
+
+    arrays: dict[str, np.ndarray]
+    notes: dict[str, Any]
+    mutations: int  # that of the state, to see whether something changed since
+
+
+def capture(state: State, task: str) -> Captured:
+    """Return what a snapshot holds. The caller has the lock of the server.
+
+    Cost:
+        A copy of each table; other values are not written into, so they are not copied.
+    """
+    # Names of variables are in the notes, since they may hold any character.
+    arrays = {f"v{i}": stored.read() for i, stored in enumerate(state.variables.values())}
+    for i, program in enumerate(state.programs.values()):
+        arrays[f"p{i}"] = np.frombuffer(program.content, np.uint8)
+    # Orbax refuses a checkpoint without elements.
+    arrays["format"] = np.full(1, _FORMAT, np.int32)
+    variables = [
+        {
+            "name": stored.name,
+            "version": stored.version,
+            "creator": stored.creator,
+            "dtype": stored.dtype.name,
+            "shape": list(stored.shape),
+        }
+        for stored in state.variables.values()
+    ]
+    programs = [
+        {"key": p.key, "num_slots": p.num_slots, "bytes": len(p.content)}
+        for p in state.programs.values()
+    ]
+    notes = {
+        "format": _FORMAT,
+        "task": task,
+        "variables": variables,
+        "programs": programs,
+        "slots": [[name, key, list(own)] for (name, key), own in state.slots.items()],
+        "counted": state.counted.to_json(),
+        "applied": state.applied,
+        "already_counted": state.already_counted,
+        "staleness": list(state.staleness.items()),
+    }
+    return Captured(arrays, notes, state.mutations)
+
+
+class Snapshots:
+    """The snapshots of one server. One thread uses it at a time.
+
+    Args:
+        directory: The folder of the job. Each server has a folder in it, named by its task.
+        task: The name of the task.
+
+    Raises:
+        CheckpointError: The folder cannot be used, or another job serves from it.
+    """
+
+    def __init__(self, directory: Path, task: str) -> None:
+        self.task = task
+        self.folder = directory / task.replace(":", "_").replace("/", "_")
+        self._checkpoints = Checkpoints(self.folder, keep=_KEEP)
+        # From the start, so that no second server restores what this one will replace.
+        self._lock = JobLock(self.folder)
+        self._lock.__enter__()
+
+    def find_newest(self) -> int | None:
+        """Return the number of the newest complete snapshot; None if there is none."""
+        steps = list_steps(self.folder)
+        return steps[-1] if steps else None
+
+    def save(self, captured: Captured) -> int:
+        """Write a snapshot, and return its number.
+
+        Raises:
+            CheckpointError: It cannot be written.
+        """
+        newest = self.find_newest()
+        step = 0 if newest is None else newest + 1
+        self._checkpoints.save(step, captured.arrays, captured.notes)
+        self._checkpoints.wait_until_finished()
+        return step
+
+    def load(self, step: int) -> State:
+        """Return the state in a snapshot.
+
+        Raises:
+            DamagedCheckpointError: Its files are not as they were written.
+            CheckpointError: It is the snapshot of another server, or of another version.
+        """
+        path = self._checkpoints.path(step)
+        notes = read_notes_without_orbax(path)
+        like = _make_like(notes or {})
+        if notes is None or like is None:
+            problems = find_damage(self.folder, step) or ["Its notes cannot be read."]
+            raise self._make_damage_error(step, problems)
+        self._check_notes(path, notes)
+        cpu = SingleDeviceSharding(jax.devices("cpu")[0])
+        try:
+            restored = self._checkpoints.restore(step, like=like, sharding=cpu)
+        except DamagedCheckpointError as error:
+            problems = str(error).partition("\n\n")[0].splitlines()[1:]
+            raise self._make_damage_error(step, problems) from error
+        return _make_state(notes, restored.state, str(path))
+
+    def _check_notes(self, path: Path, notes: dict[str, Any]) -> None:
+        if notes["format"] != _FORMAT or notes["task"] != self.task:
+            raise CheckpointError(
+                f"VariableServer: {path} is a snapshot of other variables: of task "
+                f"{notes['task']!r} in format {notes['format']}.\n\n"
+                f"This server is {self.task!r}, and reads format {_FORMAT}.\n\n"
+                "Start the server of that task with it, or use another snapshot_directory."
+            )
+
+    def _make_damage_error(self, step: int, problems: list[str]) -> DamagedCheckpointError:
+        path = self._checkpoints.path(step)
+        before = [s for s in list_steps(self.folder) if s < step]
+        rest = (
+            f"to serve from the one before, {before[-1]}"
+            if before
+            else "to start with new variables"
+        )
+        return DamagedCheckpointError(
+            f"VariableServer: snapshot {path} is damaged:\n{format_lines(problems)}\n\n"
+            "A server serves from its newest snapshot, if its files are as they were written.\n\n"
+            f"Copy it back from elsewhere, or move it away {rest}."
+        )
+
+    def close(self) -> None:
+        """Release the folder."""
+        self._checkpoints.close()
+        self._lock.close()
+
+
+def _make_like(notes: dict[str, Any]) -> dict[str, Any] | None:
+    """Return shapes and dtypes of the arrays; None if the notes are not those of a snapshot."""
+    try:
+        like: dict[str, Any] = {
+            f"v{i}": jax.ShapeDtypeStruct(tuple(row["shape"]), np.dtype(row["dtype"]))
+            for i, row in enumerate(notes["variables"])
+        }
+        for i, row in enumerate(notes["programs"]):
+            like[f"p{i}"] = jax.ShapeDtypeStruct((row["bytes"],), np.dtype(np.uint8))
+    except (LookupError, TypeError, ValueError):
+        return None
+    return like | {"format": jax.ShapeDtypeStruct((1,), np.dtype(np.int32))}
+
+
+def _make_state(notes: dict[str, Any], arrays: dict[str, Any], path: str) -> State:
+    state = State(
+        counted=CountedClosures.from_json(notes["counted"]),
+        slots={(name, key): tuple(own) for name, key, own in notes["slots"]},
+        applied=notes["applied"],
+        already_counted=notes["already_counted"],
+        staleness=Counter(dict(notes["staleness"])),
+    )
+    for i, row in enumerate(notes["variables"]):
+        name, version = row["name"], row["version"]
+        state.variables[name] = StoredVariable(
+            name, arrays[f"v{i}"], version, row["creator"], start_version=version, snapshot=path
+        )
+    for i, row in enumerate(notes["programs"]):
+        content = np.asarray(arrays[f"p{i}"]).tobytes()
+        program = UpdateProgram("VariableServer", row["key"], content, row["num_slots"])
+        state.programs[row["key"]] = program
+    return state

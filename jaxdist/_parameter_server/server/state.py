@@ -1,0 +1,52 @@
+"""`State`: everything that one server holds, and that its snapshots keep."""
+
+import collections
+import dataclasses
+import secrets
+from typing import Any
+
+from jaxdist._parameter_server.server.counted import CountedClosures
+from jaxdist._parameter_server.server.programs import UpdateProgram
+from jaxdist._parameter_server.server.stored import StoredVariable
+
+Slots = dict[tuple[str, str], tuple[str, ...]]  # of a variable and a program: names of variables
+
+
+@dataclasses.dataclass
+class State:
+    """The variables of a server, and what it knows of them. The server's lock protects it."""
+
+    variables: dict[str, StoredVariable] = dataclasses.field(default_factory=dict)
+    programs: dict[str, UpdateProgram] = dataclasses.field(default_factory=dict)
+    slots: Slots = dataclasses.field(default_factory=dict)
+    counted: CountedClosures = dataclasses.field(default_factory=CountedClosures)
+    mutations: int = 0  # of this incarnation, to see whether a snapshot would be another one
+    applied: int = 0  # requests, over all incarnations
+    already_counted: int = 0  # requests that came again
+    staleness: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+    # Versions are those of one incarnation: after a restart from a snapshot the same number may
+    # name another value.
+    incarnation: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
+
+    def describe(self) -> dict[str, Any]:
+        """Return counts, and the histogram of staleness, as JSON can hold them."""
+        return {
+            "incarnation": self.incarnation,
+            "applied": self.applied,
+            "already_counted": self.already_counted,
+            "staleness": _to_json(self.staleness),
+            "variables": {
+                name: {
+                    "version": v.version,
+                    "applied": v.applied,
+                    "bytes": v.nbytes,
+                    "staleness": _to_json(v.staleness),
+                }
+                for name, v in self.variables.items()
+            },
+        }
+
+
+def _to_json(counts: collections.Counter[int]) -> dict[str, int]:
+    # Keys of JSON are texts.
+    return {str(number): counts[number] for number in sorted(counts)}

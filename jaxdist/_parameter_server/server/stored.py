@@ -1,0 +1,148 @@
+"""`StoredVariable`: the value of one variable on a server, and how it is changed."""
+
+import collections
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+
+@dataclasses.dataclass
+class StoredVariable:
+    """One variable of a server. The lock of the server protects it.
+
+    # Note [Values of a server]
+    A value is an array of NumPy, or the `jax.Array` that an update program returned. Most values
+    are replaced as a whole and never written into, so a read returns the array itself, without a
+    copy. A variable with changes of single rows is a table: its array belongs to the server alone
+    and is written into, so a read of all of it is a copy.
+
+    Args:
+        name: The name.
+        value: The value.
+        version: How many requests have changed it.
+        creator: The client that created it.
+    """
+
+    name: str
+    value: Any
+    version: int = 0
+    creator: str = ""
+    is_table: bool = False
+    applied: int = 0  # by this incarnation
+    staleness: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+    start_version: int = 0  # that of the snapshot from which this incarnation began
+    snapshot: str | None = None  # the folder of that snapshot
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape."""
+        return tuple(self.value.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype."""
+        return self.value.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the value."""
+        return int(self.value.nbytes)
+
+    def describe(self) -> str:
+        """Return dtype and shape for error messages."""
+        return f"{self.dtype}{list(self.shape)}"
+
+    def describe_origin(self) -> str:
+        """Return who created the variable, and from which snapshot it comes."""
+        who = f"created by client {self.creator!r}" if self.creator else "created without a client"
+        return who if self.snapshot is None else f"{who} and restored from {self.snapshot}"
+
+    def read(self) -> np.ndarray:
+        """Return the value, which no later change writes into.
+
+        Cost:
+            No copy; of a table a copy.
+        """
+        return self.value.copy() if self.is_table else self.peek()
+
+    def peek(self) -> np.ndarray:
+        """Return the value for use under the lock; later changes of a table write into it."""
+        # While this view lives, XLA does not write into the memory of an array that is donated.
+        return np.asarray(self.value)
+
+    def make_table(self) -> np.ndarray:
+        """Return an array that belongs to the server alone, so that rows are written into it."""
+        if not self.is_table:
+            self.value = np.array(self.value)
+            self.is_table = True
+        return self.value
+
+
+class StagedVariable:
+    """The next value of a variable in a request that is not applied yet.
+
+    All changes of a request are computed first, and then committed by assignments, which cannot
+    fail. So a request is applied as a whole or not at all.
+    """
+
+    def __init__(self, stored: StoredVariable) -> None:
+        self.stored = stored
+        self._value: Any = None  # None means: that of `stored`, with the rows below
+        self._rows: list[tuple[np.ndarray, np.ndarray]] = []  # sorted ids, and their new rows
+
+    def get_dense(self) -> Any:
+        """Return the whole value, as an array of NumPy or JAX, to compute the next one from it."""
+        if self._value is None and not self._rows:
+            return self.stored.value
+        if self._value is None:
+            # A change of rows and then one of the whole variable, in one request.
+            value = self.stored.peek().copy()
+            for ids, rows in self._rows:
+                value[ids] = rows
+            self.set_dense(value)
+        return self._value
+
+    def set_dense(self, value: Any) -> None:
+        """Set the whole value."""
+        self._value = value
+        self._rows.clear()
+
+    def get_rows(self, ids: np.ndarray) -> np.ndarray:
+        """Return a copy of rows; `ids` are unique and in ascending order."""
+        base = self.stored.peek() if self._value is None else np.asarray(self._value)
+        found = base[ids]
+        for staged_ids, rows in self._rows:
+            at = np.searchsorted(staged_ids, ids)
+            at[at == len(staged_ids)] = 0
+            same = staged_ids[at] == ids
+            found[same] = rows[at[same]]
+        return found
+
+    def set_rows(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        """Set rows; `ids` are unique and in ascending order."""
+        if self._value is not None:
+            value = np.array(self._value)
+            value[ids] = rows
+            self._value = value
+        elif len(ids):
+            # Here, since a copy may fail for lack of memory, and the commit must not.
+            self.stored.make_table()
+            self._rows.append((ids, rows))
+
+    def commit(self) -> None:
+        """Make the staged value the value of the variable."""
+        if self._value is not None:
+            self.stored.value, self.stored.is_table = self._value, False
+        for ids, rows in self._rows:
+            self.stored.value[ids] = rows
+
+
+def put_on_cpu(value: Any) -> jax.Array:
+    """Return the value as an array of JAX on the CPU, which update programs may donate."""
+    if isinstance(value, jax.Array):
+        return value
+    # A copy: the memory of an array of NumPy may be that of a reader.
+    with jax.enable_x64(True):
+        return jax.device_put(value, jax.devices("cpu")[0], may_alias=False)

@@ -1,0 +1,1 @@
+"""`ParameterServerStrategy`, of version 2 and of version 1."""

@@ -1,0 +1,78 @@
+"""The tasks of a cluster with parameter servers."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jaxdist._validate import show
+from jaxdist.cluster_resolver import ClusterResolver
+from jaxdist.errors import ArgumentTypeError, ClusterError
+
+_JOBS = ("chief", "worker", "ps", "evaluator")
+_EXAMPLE = "{'chief': ['host0:2222'], 'worker': ['host1:2222'], 'ps': ['host2:2222']}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The addresses of the tasks.
+
+    Args:
+        ps: The addresses of the parameter servers.
+        workers: The addresses of the workers.
+        is_local: Whether all tasks are in this process.
+        task_type: The job of this process; None if the resolver does not tell.
+        task_id: Its number.
+    """
+
+    ps: Sequence[str]
+    workers: Sequence[str]
+    is_local: bool
+    task_type: str | None
+    task_id: int | None
+
+
+def read_cluster(caller: str, resolver: Any) -> Cluster:
+    """Check that a resolver describes a cluster with parameter servers, and return its tasks.
+
+    Raises:
+        ArgumentTypeError: `resolver` is no `ClusterResolver`.
+        ClusterError: The cluster has no servers or workers, or other jobs.
+    """
+    if not isinstance(resolver, ClusterResolver):
+        raise ArgumentTypeError(
+            f"{caller} was given cluster_resolver={show(resolver)}.\n\n"
+            "cluster_resolver is a ClusterResolver, which lists the tasks of the cluster.\n\n"
+            "Pass for instance jaxdist.cluster_resolver.TFConfigClusterResolver()."
+        )
+    tasks = resolver.cluster_spec().as_dict()
+    if not tasks:
+        raise _make_error(caller, "a cluster without tasks", "A cluster has servers and workers.")
+    wrong = [job for job in tasks if job not in _JOBS]
+    if wrong:
+        raise _make_error(
+            caller, f"a cluster with the job {wrong[0]!r}", f"Its jobs are {', '.join(_JOBS)}."
+        )
+    spec = resolver.cluster_spec()
+    lists = {job: [task for task in spec.job_tasks(job) if task is not None] for job in tasks}
+    if len(lists.get("chief", [])) > 1:
+        raise _make_error(
+            caller,
+            f"a cluster with {len(lists['chief'])} tasks of the job 'chief'",
+            "One task coordinates the others.",
+        )
+    for job, what in (("ps", "parameter servers"), ("worker", "workers")):
+        if not lists.get(job):
+            raise _make_error(caller, f"a cluster without {what} (the job {job!r})", "It has both.")
+    task = resolver.task_type
+    if task is not None and task not in _JOBS:
+        raise _make_error(
+            caller, f"task_type={task!r}", f"The type of a task is one of {', '.join(_JOBS)}."
+        )
+    is_local = getattr(resolver, "rpc_layer", None) == "local"
+    return Cluster(lists["ps"], lists["worker"], is_local, task, resolver.task_id)
+
+
+def _make_error(caller: str, found: str, rule: str) -> ClusterError:
+    return ClusterError(
+        f"{caller} was given {found}.\n\n{rule}\n\nDescribe for instance ClusterSpec({_EXAMPLE})."
+    )

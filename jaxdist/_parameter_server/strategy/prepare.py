@@ -1,0 +1,157 @@
+"""From a call of `schedule` to what a worker runs."""
+
+import dataclasses
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdist._parameter_server.closures.adopted import adopt
+from jaxdist._parameter_server.closures.program import ClosureProgram, TemplateSource
+from jaxdist._parameter_server.closures.recent import Recent
+from jaxdist._parameter_server.closures.recorder import Recorders
+from jaxdist._parameter_server.closures.traced import TracedClosure
+from jaxdist._parameter_server.coordinator import PerWorkerIterator, PerWorkerValues
+from jaxdist._parameter_server.strategy.resources import Made
+from jaxdist._program import WholeCalls, is_unit
+from jaxdist._typing import PyTree
+from jaxdist.errors import DeadlineExceededError
+
+_SECONDS = 300.0
+
+
+# Moves the optimizers of a traced function to the servers of a strategy.
+Finish = Callable[[TracedClosure, Recorders, Sequence[Any], Any], TracedClosure]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A scheduled function with its arguments.
+
+    Args:
+        program: The function for arguments of these shapes.
+        arguments: Its arrays; a `PerWorkerValues` stands for a leaf of the value of each worker.
+        iterators: The iterators that it takes batches from.
+    """
+
+    program: ClosureProgram
+    arguments: Sequence[Any]
+    iterators: Sequence[PerWorkerIterator]
+
+    def find_arguments(self, index: int) -> list[Any]:
+        """Return the arrays for one worker."""
+        return [x.find(index) if isinstance(x, _LeafOf) else x for x in self.arguments]
+
+
+@dataclasses.dataclass(frozen=True)
+class _LeafOf:
+    """One leaf of a per-worker value."""
+
+    values: PerWorkerValues
+    number: int
+
+    def find(self, index: int) -> Any:
+        made: Made = self.values.of(index)
+        return jax.tree.leaves(made.value)[self.number]
+
+
+class Preparer:
+    """Traces scheduled functions, each once for arguments of one shape.
+
+    Args:
+        caller: How errors call the function that takes steps.
+        strategy: The strategy.
+        finish: Moves the optimizers of a traced function to the servers.
+    """
+
+    def __init__(self, caller: str, strategy: Any, finish: Finish) -> None:
+        self._strategy = weakref.ref(strategy)
+        self._finish_with = finish
+        self._calls = WholeCalls(caller)
+        self._programs: Recent[Any, ClosureProgram] = Recent(256)
+        self._lock = threading.RLock()
+
+    def prepare(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Prepared:
+        """Return a call of a function as workers run it."""
+        values: list[PerWorkerValues] = []
+        leaves_of: dict[int, tuple[Any, _LeafOf]] = {}
+        sources: list[TemplateSource] = []
+        iterators: list[PerWorkerIterator] = []
+
+        def replace(value: Any) -> Any:
+            if not isinstance(value, PerWorkerValues):
+                return value
+            made = _find_made(value)
+            if isinstance(value, PerWorkerIterator):
+                known = [n for n, i in enumerate(iterators) if i is value]
+                if known:
+                    return sources[known[0]]
+                iterators.append(value)
+                sources.append(TemplateSource(made.template))
+                return sources[-1]
+            values.append(value)
+            leaves, treedef = jax.tree.flatten(made.value)
+            copies = [np.array(x) for x in leaves]
+            leaves_of.update({id(c): (c, _LeafOf(value, n)) for n, c in enumerate(copies)})
+            return treedef.unflatten(copies)
+
+        # An NNX object is a pytree of JAX too, which `tree.map` would copy.
+        args, kwargs = jax.tree.map(
+            replace,
+            (tuple(args), dict(kwargs)),
+            is_leaf=lambda x: is_unit(x) or isinstance(x, PerWorkerValues),
+        )
+        with self._lock:
+            call = self._calls.read(fn, args, kwargs)
+            arguments = jax.tree.leaves(call.arguments)
+            specs = tuple(_describe(_find_made(i).template) for i in iterators)
+
+            def make() -> ClosureProgram:
+                strategy = self._get_strategy()
+                state, layout = adopt(call, strategy), strategy.layout
+                return ClosureProgram(call, state, layout, sources, self._enter, self._finish)
+
+            program = self._programs.find((fn, call.key(), specs), make)
+        given = [leaves_of[id(x)][1] if id(x) in leaves_of else x for x in arguments]
+        return Prepared(program, [*given, *program.keys], iterators)
+
+    def _get_strategy(self) -> Any:
+        strategy = self._strategy()
+        if strategy is None:
+            raise ReferenceError("The strategy of this function was deleted.")
+        return strategy
+
+    def _finish(
+        self, closure: TracedClosure, recorders: Recorders, nodes: Sequence[Any]
+    ) -> TracedClosure:
+        return self._finish_with(closure, recorders, nodes, self._get_strategy())
+
+    def _enter(self) -> Any:
+        return self._get_strategy().scope()
+
+
+def _find_made(values: PerWorkerValues) -> Made:
+    """Wait until some worker has made its value, and return it."""
+    end = time.monotonic() + _SECONDS
+    while time.monotonic() < end:
+        index = values.find_any()
+        if index is not None:
+            made: Made = values.of(index)
+            return made
+        time.sleep(0.002)
+    raise DeadlineExceededError(
+        f"ClusterCoordinator.schedule waited {_SECONDS:g} s for the dataset of a worker.\n\n"
+        "A function is traced with the shapes of the first batch, which a worker has to make.\n\n"
+        "Look at what dataset_fn does, and whether any worker runs."
+    )
+
+
+def _describe(template: PyTree) -> Any:
+    leaves, treedef = jax.tree.flatten(template)
+    return treedef, tuple((np.shape(x), str(x.dtype)) for x in leaves)

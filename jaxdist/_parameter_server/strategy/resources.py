@@ -1,0 +1,21 @@
+"""What a worker makes for itself: datasets, iterators and values."""
+
+import dataclasses
+from typing import Any
+
+from jaxdist._typing import PyTree
+
+
+@dataclasses.dataclass
+class Made:
+    """What a worker has made, as its link knows it.
+
+    Args:
+        value: The value, or the dataset.
+        iterator: The iterator, for an iterator over a dataset.
+        template: Arrays with the shapes of its first element.
+    """
+
+    value: Any = None
+    iterator: Any = None
+    template: PyTree = None

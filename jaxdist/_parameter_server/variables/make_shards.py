@@ -1,0 +1,185 @@
+"""How a new variable is cut into shards: the rows of each, and its first value."""
+
+import dataclasses
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxdist._validate import as_array, is_array, show
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+
+
+class ShardInfo(NamedTuple):
+    """What an initialiser with the parameter `shard_info` gets: the shape of a shard, its place."""
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One shard of a new variable: some of its rows.
+
+    Args:
+        shape: The shape of the shard.
+        offset: The place of its first element in the whole variable.
+        make_value: Returns the first value of the shard. Called late, so that not all shards of a
+            large table need memory at the same time.
+    """
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    make_value: Callable[[], Any]
+
+
+def split_rows(rows: int, count: int) -> list[int]:
+    """Return the sizes of `count` shards: equal, or with one row more in the first ones.
+
+    Example:
+        >>> from jaxdist._parameter_server.variables.make_shards import split_rows
+        >>> split_rows(10, 4)
+        [3, 3, 2, 2]
+    """
+    each, more = divmod(rows, count)
+    return [each + (number < more) for number in range(count)]
+
+
+def make_shards(
+    shape: Sequence[int] | None,
+    dtype: Any,
+    partitioner: Callable[..., Any] | None,
+    initial_value: Any,
+    name: str = "Variable",
+) -> list[Shard]:
+    """Cut a new variable along dim 0, as its partitioner says.
+
+    Args:
+        shape: The shape of the variable; None means that of `initial_value`.
+        dtype: Its dtype; None likewise.
+        partitioner: Called as `partitioner(shape=..., dtype=...)`; returns `[n, 1, 1, ...]`. None
+            means one shard.
+        initial_value: An array, or a function that returns one. If the function has the parameters
+            `partition_shape` and `partition_offset` (or `shard_info`), it is called for each shard.
+            Otherwise it is called once, and what it returns is cut.
+        name: The name of the variable, for errors.
+
+    Returns:
+        The shards, in the order of their rows. One shard is the whole variable.
+
+    Raises:
+        ArgumentError: There is no initial value, or the partitioner cuts another dim than the first
+            one.
+        ArgumentTypeError: The partitioner returns no list of integers.
+        ShapeError: The initial value does not have the shape of the variable or of the shard.
+    """
+    if initial_value is None:
+        raise ArgumentError(
+            f"Variable {name!r} was given no initial_value.\n\n"
+            "A variable has a value from the start, also where a variable_partitioner cuts it.\n\n"
+            "Pass an array, a number, or a function that makes one."
+        )
+    # A function cannot tell its shape and dtype before it was called.
+    if not callable(initial_value) or shape is None or dtype is None:
+        whole = _as_whole(name, initial_value() if callable(initial_value) else initial_value)
+        if shape is not None and tuple(shape) != tuple(whole.shape):
+            raise _make_shape_error(name, tuple(shape), tuple(whole.shape))
+        shape, dtype = tuple(whole.shape), whole.dtype if dtype is None else dtype
+        initial_value = whole
+    dims = tuple(shape)
+    sizes = split_rows(dims[0], _count_shards(name, dims, dtype, partitioner)) if dims else []
+    if len(sizes) <= 1:
+        return [Shard(dims, (0,) * len(dims), _find_maker(name, initial_value, dims, dims, 0))]
+    starts = np.cumsum([0, *sizes[:-1]]).tolist()
+    # One maker of the whole for all shards, so that a function is called once.
+    shared = initial_value
+    if callable(initial_value) and not _find_arguments(initial_value, dims, dims):
+        shared = functools.cache(initial_value)
+    return [
+        Shard(
+            (size, *dims[1:]),
+            (start,) + (0,) * (len(dims) - 1),
+            _find_maker(name, shared, dims, (size, *dims[1:]), start),
+        )
+        for size, start in zip(sizes, starts, strict=True)
+    ]
+
+
+def _count_shards(
+    name: str, dims: tuple[int, ...], dtype: Any, partitioner: Callable[..., Any] | None
+) -> int:
+    if partitioner is None:
+        return 1
+    found = partitioner(shape=dims, dtype=dtype)
+    what = (
+        f"Variable {name!r} of shape {list(dims)}: its variable_partitioner returned {show(found)}."
+    )
+    rule = (
+        f"A variable_partitioner returns a list of {len(dims)} integer(s), one for each dim: the "
+        "number of shards of dim 0, from 1 up, and 1 for the other dims."
+    )
+    remedy = f"Return for instance {[2, *[1] * (len(dims) - 1)]}."
+    if not isinstance(found, (list, tuple)):
+        raise ArgumentTypeError(f"{what}\n\n{rule}\n\n{remedy}")
+    try:
+        parts = [operator.index(part) for part in found]
+    except TypeError:
+        raise ArgumentTypeError(f"{what}\n\n{rule}\n\n{remedy}") from None
+    if len(parts) != len(dims) or parts[0] < 1 or any(part != 1 for part in parts[1:]):
+        raise ArgumentError(f"{what}\n\n{rule}\n\n{remedy}")
+    return max(1, min(parts[0], dims[0]))
+
+
+def _find_maker(
+    name: str, initial_value: Any, dims: tuple[int, ...], own: tuple[int, ...], start: int
+) -> Callable[[], Any]:
+    """Return a function that makes the value of the shard with the shape `own`."""
+    offset = (start,) + (0,) * (len(dims) - 1)
+
+    def make() -> Any:
+        if not callable(initial_value):
+            return initial_value[start : start + own[0]] if dims else initial_value
+        value = _as_whole(name, initial_value(**_find_arguments(initial_value, own, offset)))
+        found = tuple(value.shape)
+        if found == own:
+            return value
+        if found != dims:
+            raise _make_shape_error(name, own, found)
+        return value[start : start + own[0]]
+
+    return make
+
+
+def _find_arguments(
+    initialize: Callable[..., Any], own: tuple[int, ...], offset: tuple[int, ...]
+) -> dict[str, Any]:
+    """Return the arguments for one shard, if the function takes them."""
+    try:
+        parameters = inspect.signature(initialize).parameters.values()
+    except (TypeError, ValueError):  # some functions of C have no signature
+        return {}
+    names = {p.name for p in parameters}
+    if "shard_info" in names:
+        return {"shard_info": ShardInfo(own, offset)}
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    if takes_any or {"partition_shape", "partition_offset"} <= names:
+        return {"partition_shape": own, "partition_offset": offset}
+    return {}
+
+
+def _as_whole(name: str, value: Any) -> Any:
+    has_dtype = hasattr(value, "dtype") and is_array(value)
+    return value if has_dtype else as_array(f"Variable {name!r}", "initial_value", value)
+
+
+def _make_shape_error(name: str, wanted: tuple[int, ...], found: tuple[int, ...]) -> ShapeError:
+    return ShapeError(
+        f"Variable {name!r} was given an initial_value of shape {list(found)}, and what it fills "
+        f"has the shape {list(wanted)}.\n\n"
+        "The initial value has the shape of the variable; a function with partition_shape or "
+        "shard_info may return the rows of one shard.\n\n"
+        f"Return an array of shape {list(wanted)}."
+    )

@@ -1,0 +1,266 @@
+"""`ServerVariable`: a variable whose value is on a parameter server."""
+
+import weakref
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._parameter_server.server import Change as ServerChange
+from jaxdist._parameter_server.variables.ports import Addition, Port, RowChange, RowRead, make_zero
+from jaxdist._program import collect_rows
+from jaxdist._values import (
+    Change,
+    IndexedSlices,
+    Scatter,
+    Variable,
+    VariableAggregation,
+    VariablePlacement,
+    VariableSynchronization,
+    cast_to_variable,
+    current_binding,
+    get_call_context,
+)
+from jaxdist.errors import ContextError, UnsupportedError
+
+_OPS = {Change.ASSIGN: "assign", Change.ADD: "add", Change.SUBTRACT: "sub"}
+
+
+class Storage(Protocol):
+    """The servers, as a variable uses them."""
+
+    def create(self, label: str, value: np.ndarray) -> str:
+        """Create a variable, and return its name on the servers."""
+        ...
+
+    def read(self, name: str) -> np.ndarray:
+        """Return the value of a variable."""
+        ...
+
+    def read_rows(self, name: str, ids: np.ndarray) -> np.ndarray:
+        """Return rows of a variable."""
+        ...
+
+    def change(self, change: ServerChange) -> None:
+        """Apply one change."""
+        ...
+
+
+class ServerVariable(Variable):
+    """A `Variable` whose value is on a parameter server.
+
+    The scope of a `ParameterServerStrategy` makes it. Outside of a scheduled function each read is
+    one exchange with the server, and each change is one that the server applies to the value that
+    it has then: two workers that call `assign_add` both count. In a scheduled function reads and
+    changes are inputs and results of its program. A read there returns the value that the worker
+    got at the start, with the function's own changes.
+
+    Cost:
+        Outside of a scheduled function: the bytes of the variable for each read or change.
+
+    Source:
+        `tf.distribute.ParameterServerStrategy`: variables on `/job:ps`.
+    """
+
+    __slots__ = (
+        "_added",
+        "_added_in",
+        "_assigned",
+        "_remote_name",
+        "_row_changes",
+        "_storage",
+        "_zero",
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # `Variable(...)` in the scope calls this a second time for a variable that its strategy
+        # has made completely.
+        if not hasattr(self, "_remote_name"):
+            super().__init__(*args, **kwargs)
+
+    @classmethod
+    def connect(
+        cls, strategy: Any, remote_name: str, shape: tuple[int, ...], dtype: Any
+    ) -> "ServerVariable":
+        """Return a variable that is on the servers already."""
+        made = object.__new__(cls)
+        made._label, made._strategy, made._trainable = remote_name, strategy, False
+        made._aggregation = VariableAggregation.NONE
+        made._synchronization = VariableSynchronization.ON_WRITE
+        made._set_up(tuple(shape), np.dtype(dtype), strategy.layout)
+        made._remote_name = remote_name
+        return made
+
+    def _hold_initial(self, array: Any, layout: ReplicaMesh | None) -> None:
+        self._set_up(tuple(array.shape), np.dtype(array.dtype), layout)
+        self._remote_name = self._storage.create(self._label, np.asarray(array))
+
+    def _set_up(self, shape: tuple[int, ...], dtype: Any, layout: ReplicaMesh | None) -> None:
+        strategy = self._strategy
+        self._storage: Storage = strategy.storage
+        # A server has one value, so `ON_READ` is treated as a variable that aggregates.
+        sharding = None if layout is None else layout.replicated
+        self._home = VariablePlacement(layout, sharding, False, shape, dtype)
+        self._zero = make_zero(shape, dtype)
+        ports = strategy.layout
+        self._added = Port(self._label, ports, shape, dtype, self._aggregation, role=Addition(self))
+        self._assigned = Port(self._label, ports, (), np.int32)
+        self._added_in: Any = _nowhere
+        # The changes of rows in the current trace: the trace, the step in it, the port.
+        self._row_changes: list[tuple[Any, Any, Port]] = []
+
+    @property
+    def remote_name(self) -> str:
+        """The name of the variable on the servers."""
+        return self._remote_name
+
+    @property
+    def added(self) -> Port:
+        """What a traced closure adds to it."""
+        return self._added
+
+    @property
+    def assigned(self) -> Port:
+        """How often a traced closure assigns it."""
+        return self._assigned
+
+    # Reading
+
+    @property
+    def held(self) -> Any:
+        """The value: in a trace the traced one, else the one that the server has."""
+        binding = current_binding()
+        return self._held if binding is None else binding.held(self, self._zero)
+
+    @held.setter
+    def held(self, array: Any) -> None:
+        binding = current_binding()
+        if binding is None:
+            self._held = array
+        else:
+            binding.hold(self, array)
+
+    # `get_arrays` and `set_arrays` read and write this attribute outside of a trace.
+    @property
+    def _held(self) -> Any:
+        value = self._storage.read(self._remote_name)
+        return self._home.copy_to_all(value)
+
+    @_held.setter
+    def _held(self, array: Any) -> None:
+        self._send("assign", np.asarray(array))
+
+    def value(self) -> Any:
+        """Return the value that the server has; in a scheduled function, the worker's."""
+        self._check_rows_are_known("read")
+        held = super().value()
+        binding = current_binding()
+        if binding is None or self._added_in() is not binding:
+            return held
+        return held + self._added.value()
+
+    def read_rows(self, ids: Any) -> Any:
+        """Return rows of the value. Only these rows move.
+
+        In a scheduled function the worker reads them before it runs the function, so the ids must
+        not depend on variables.
+
+        Args:
+            ids: The numbers of the rows, `[...]`; the result is `[..., *shape[1:]]`.
+        """
+        if not self._is_traced():
+            ids = np.asarray(ids)
+            rows = self._storage.read_rows(self._remote_name, ids.ravel())
+            return jnp.asarray(rows.reshape((*ids.shape, *self.shape[1:])))
+        self._check_rows_are_known("read")
+        flat = jnp.ravel(ids)
+        layout, mine = self._strategy.layout, self._is_own_rows()
+        port = Port(self._label, layout, flat.shape, flat.dtype, per_replica=mine)
+        shape = (*flat.shape, *self.shape[1:])
+        read = RowRead(self, port)
+        rows = Port(self._label, layout, shape, self.dtype, per_replica=mine, role=read)
+        port.assign(flat, read_value=False)
+        return rows.value().reshape((*jnp.shape(ids), *self.shape[1:]))
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> Any:
+        """Return rows, as `read_rows` does."""
+        return self.read_rows(indices)
+
+    def _is_own_rows(self) -> bool:
+        """Whether each replica reads or changes rows of its own."""
+        return self._strategy.layout.num_replicas > 1 and get_call_context().in_replica
+
+    def _check_rows_are_known(self, what: str) -> None:
+        binding = current_binding()
+        if binding is None:
+            return
+        # A step may be traced several times, so what its earlier traces did does not count: a
+        # change counts if the same trace made it, or a step that has returned.
+        self._row_changes = [known for known in self._row_changes if known[0]() is binding]
+        step = get_call_context().in_step
+        if any(of() is step or binding.has_written(port) for _, of, port in self._row_changes):
+            raise ContextError(
+                f"Variable {self._label!r} was {what} after its rows were changed in the same "
+                "scheduled function.\n\n"
+                "The server changes the rows when the whole function has run.\n\n"
+                f"Let the function {what} it before it changes rows."
+            )
+
+    def _is_traced(self) -> bool:
+        return current_binding() is not None or get_call_context().in_step is not None
+
+    # Changing
+
+    def _update(
+        self, change: Change, value: Any, use_locking: Any, name: Any, *, read_value: bool
+    ) -> Any:
+        if not self._is_traced():
+            given = cast_to_variable(self, change.value, value)
+            self._send(_OPS[change], np.broadcast_to(np.asarray(given), self.shape))
+            return self.value() if read_value else None
+        if change is Change.ASSIGN:
+            self._assigned.assign_add(1, read_value=False)
+            if self._added_in() is current_binding():
+                self._added.assign(self._zero, read_value=False)
+            return super()._update(change, value, use_locking, name, read_value=read_value)
+        self._added_in = weakref.ref(current_binding())
+        self._added._update(change, value, use_locking, name, read_value=False)
+        return self.value() if read_value else None
+
+    def _apply_blocks(self, kind: Scatter, blocks: Any) -> Any:
+        if not isinstance(blocks, IndexedSlices):
+            raise UnsupportedError(
+                f"Variable {self._label!r}.{kind.value} was called for elements or blocks.\n\n"
+                "A server changes whole variables and whole rows.\n\n"
+                "Use scatter_add and its like with IndexedSlices, or assign the whole variable."
+            )
+        if not self._is_traced():
+            self._send(kind.value, np.asarray(blocks.indices), np.asarray(blocks.values))
+            return self.value()
+        layout = self._strategy.layout
+        if self._is_own_rows():
+            blocks = collect_rows(self, kind, blocks, layout, in_merge=False)
+        ids, rows = jnp.asarray(blocks.indices), jnp.asarray(blocks.values)
+        sent = RowChange(
+            self,
+            kind.value,
+            Port(self._label, layout, ids.shape, ids.dtype),
+            Port(self._label, layout, rows.shape, self.dtype),
+        )
+        sent.ids.assign(ids, read_value=False)
+        sent.rows.assign(rows.astype(self.dtype), read_value=False)
+        count = Port(self._label, layout, (), np.int32, role=sent)
+        count.assign_add(1, read_value=False)
+        step = get_call_context().in_step
+        of_step = _nowhere if step is None else weakref.ref(step)
+        self._row_changes.append((weakref.ref(current_binding()), of_step, count))
+        # The new rows are known to the server only.
+        return None
+
+    def _send(self, op: str, *operands: np.ndarray) -> None:
+        self._storage.change(ServerChange(op, self._remote_name, operands))
+
+
+def _nowhere() -> None:
+    """Stand for the reference to a trace that has ended."""

@@ -1,0 +1,165 @@
+"""`Servers`: the parameter servers of a job, as one of its other tasks uses them."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxdist._parameter_server.server import Change, Changed, Creation, UpdateRegistration, Values
+from jaxdist._parameter_server.variables.fence import Fence
+from jaxdist.errors import NotFoundError
+
+
+class ServerLink(Protocol):
+    """One server: the methods of `VariableServer` that another task calls."""
+
+    def create(
+        self, creations: Sequence[Creation], client: str = ""
+    ) -> Mapping[str, tuple[bool, int]]:
+        """Create variables."""
+        ...
+
+    def register_update(
+        self, registration: UpdateRegistration, client: str = ""
+    ) -> Mapping[str, tuple[bool, int]]:
+        """Add an update program."""
+        ...
+
+    def read(
+        self,
+        names: Sequence[str],
+        *,
+        client: str = "",
+        closure: int | None = None,
+        register: Sequence[str] = (),
+        known: Mapping[str, int] | None = None,
+        incarnation: str | None = None,
+    ) -> Values:
+        """Return values."""
+        ...
+
+    def read_rows(self, name: str, ids: np.ndarray) -> tuple[np.ndarray, int]:
+        """Return rows."""
+        ...
+
+    def change(
+        self,
+        changes: Sequence[Change],
+        *,
+        client: str = "",
+        closure: int | None = None,
+        done_below: int = 0,
+        incarnation: str | None = None,
+        read: Sequence[str] = (),
+        known: Mapping[str, int] | None = None,
+    ) -> Changed:
+        """Apply changes."""
+        ...
+
+    def release(self, client: str, closure: int) -> bool:
+        """Remove the reads of a closure."""
+        ...
+
+    def statistics(self) -> Mapping[str, Any]:
+        """Return counts."""
+        ...
+
+
+class Servers:
+    """The servers of a job, and which variable is on which of them.
+
+    Variables are placed in turn: the first on server 0, the next on server 1, and so on.
+
+    Args:
+        links: The servers, in the order of their tasks.
+        client: The id of the job's run, with which closures are counted.
+    """
+
+    def __init__(self, links: Sequence[ServerLink], client: str) -> None:
+        self.links, self.client = list(links), client
+        self._place: dict[str, int] = {}
+        self._next = 0
+        self._lock = threading.Lock()
+        # Workers must see what this task has read or changed; see Note [Fence].
+        self.fence = Fence()
+        self._threads = ThreadPoolExecutor(max(len(self.links), 1), "jaxdist-servers")
+
+    def find_server(self, name: str) -> int:
+        """Return the number of the server that has a variable."""
+        place = self._place.get(name)
+        if place is None:
+            raise NotFoundError(
+                f"A function uses the variable {name!r}, which is on none of the "
+                f"{len(self.links)} parameter servers.\n\n"
+                "Variables are created on the servers by the strategy that uses them.\n\n"
+                "Make it inside `with strategy.scope():`."
+            )
+        return place
+
+    def group(self, names: Sequence[str]) -> dict[int, list[str]]:
+        """Return names by the number of their server, in the order of the servers."""
+        groups: dict[int, list[str]] = {}
+        for name in dict.fromkeys(names):
+            groups.setdefault(self.find_server(name), []).append(name)
+        return dict(sorted(groups.items()))
+
+    def create(self, label: str, value: np.ndarray) -> str:
+        """Create a variable on the next server; return its name, which no other variable has."""
+        with self._lock:
+            name, number = label, 0
+            while name in self._place:
+                number += 1
+                name = f"{label}_{number}"
+            place = self._place[name] = self._next % len(self.links)
+            self._next += 1
+        try:
+            self.links[place].create([Creation(name, value)], self.client)
+        except BaseException:
+            with self._lock:
+                del self._place[name]
+                self._next -= 1
+            raise
+        return name
+
+    def register(self, place: int, registration: UpdateRegistration) -> list[str]:
+        """Add an update program to a server; return the names of the new slots."""
+        made = self.links[place].register_update(registration, self.client)
+        with self._lock:
+            self._place.update(dict.fromkeys(made, place))
+        return list(made)
+
+    def read(self, name: str) -> np.ndarray:
+        """Return the value of a variable."""
+        self.fence.advance()
+        return self.links[self.find_server(name)].read([name]).values[name]
+
+    def read_rows(self, name: str, ids: np.ndarray) -> np.ndarray:
+        """Return rows of a variable."""
+        self.fence.advance()
+        return self.links[self.find_server(name)].read_rows(name, ids)[0]
+
+    def read_rows_of_closure(self, name: str, ids: np.ndarray) -> np.ndarray:
+        """Return rows that a closure reads, which this task does not see."""
+        return self.links[self.find_server(name)].read_rows(name, ids)[0]
+
+    def change(self, change: Change) -> None:
+        """Apply one change that belongs to no closure."""
+        self.links[self.find_server(change.name)].change([change])
+        self.fence.advance()
+
+    def call_each(self, calls: Mapping[int, Any]) -> dict[int, Any]:
+        """Call functions of server links at the same time; return their results by server."""
+        if len(calls) == 1:
+            return {n: call(self.links[n]) for n, call in calls.items()}
+        waiting = {n: self._threads.submit(call, self.links[n]) for n, call in calls.items()}
+        # Every call ends before an error is raised: none goes on behind the caller's back.
+        errors = [e for f in waiting.values() if (e := f.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return {n: f.result() for n, f in waiting.items()}
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False)

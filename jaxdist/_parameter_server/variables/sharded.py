@@ -1,0 +1,299 @@
+"""`ShardedVariable`: one variable whose rows are on several others."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn, final
+
+import jax
+import numpy as np
+
+from jaxdist._parameter_server.variables import shard_rows
+from jaxdist._parameter_server.variables.row_changes import ShardedRowChanges
+from jaxdist._parameter_server.variables.shard_index import read_index
+from jaxdist._validate import as_array, as_flag, check_instance, is_array, show
+from jaxdist._values import (
+    Assignable,
+    Change,
+    DistributedValues,
+    ValueOperators,
+    Variable,
+    check_ids,
+    check_name,
+    check_value,
+)
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
+
+# What each shard has; `read_rows(ids)` beside them is used where it is there.
+PROTOCOL = (
+    "shape",
+    "dtype",
+    "name",
+    "trainable",
+    "value",
+    "numpy",
+    "assign",
+    "assign_add",
+    "assign_sub",
+    "scatter_add",
+    "sparse_read",
+)
+_SHARDS = "a list of one or more variables, the shards in the order of their rows"
+
+
+@final
+class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
+    """One variable whose rows are on several variables, the shards.
+
+    A `ParameterServerStrategy` with a `variable_partitioner` makes it of a large variable, with the
+    shards on different servers. It has the operators of an array, and functions of JAX use its
+    value, which is the concatenation of the shards. Row by row it moves only what is asked for:
+    `sparse_read`, `table[rows]` and `nn.embedding_lookup` read, and the `scatter_*` methods change,
+    only rows of the shards that have them.
+
+    Cost:
+        `value()`, operators, and functions of JAX that take it move all shards.
+
+    Args:
+        variables: The shards, in the order of their rows: variables of one dtype, with the same
+            dims after the first. Each has what `Variable` has; if one has `read_rows(ids)`, it is
+            called to move only these rows, and its `scatter_*` drop rows with the id -1.
+        name: A name for messages and checkpoints.
+
+    Raises:
+        ArgumentTypeError: Not a list of variables, or an empty one.
+        ArgumentError: Different dtypes, or a variable that is listed twice.
+        ShapeError: A scalar, or different dims after the first.
+
+    Example:
+        >>> from jaxdist._parameter_server.variables import ShardedVariable
+        >>> table = ShardedVariable([Variable([[1.0], [2.0]]), Variable([[3.0]])], name="table")
+        >>> table.shape, table.sparse_read([2, 0]).tolist()
+        ((3, 1), [[3.0], [1.0]])
+
+    Source:
+        `tf.python.distribute.sharded_variable.ShardedVariable`.
+    """
+
+    __slots__ = ("__weakref__", "_label", "_shape", "_starts", "_variables")
+
+    def __init__(self, variables: Sequence[Any], name: str = "ShardedVariable") -> None:
+        text = "a text"
+        check_instance("ShardedVariable", "name", name, str, text, "Pass for instance name='w'.")
+        self._label = name
+        self._variables = _check_shards(variables)
+        rows = [int(v.shape[0]) for v in self._variables]
+        self._starts = np.cumsum([0, *rows[:-1]])
+        self._shape = (sum(rows), *map(int, self._variables[0].shape[1:]))
+
+    # Reading
+
+    def value(self) -> jax.Array:
+        """Return the whole value: the shards one after the other."""
+        return shard_rows.join([v.value() for v in self._variables])
+
+    def read_value(self) -> jax.Array:
+        """Return the whole value, as `value()` does."""
+        return self.value()
+
+    def numpy(self) -> np.ndarray:
+        """Return the whole value as a NumPy array."""
+        return np.concatenate([np.asarray(v.numpy()) for v in self._variables])
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> jax.Array:
+        """Return rows, in the order of `indices`; only these rows move, each of them once.
+
+        Shapes:
+            `indices` `[...]` gives `[..., *shape[1:]]`.
+
+        Args:
+            indices: Integers from 0.
+            name: Without effect; TensorFlow names the operation by it.
+
+        Raises:
+            ArgumentError: An index is out of bounds. In a step such rows are nan.
+            ArgumentTypeError: The indices are no integers.
+
+        Example:
+            >>> from jaxdist._parameter_server.variables import ShardedVariable
+            >>> table = ShardedVariable([Variable([1.0, 2.0]), Variable([3.0])])
+            >>> table.sparse_read([[2, 0], [2, 2]]).tolist()
+            [[3.0, 1.0], [3.0, 3.0]]
+
+        Source:
+            `ShardedVariable.sparse_read`, which returns the rows grouped by shard.
+        """
+        check_name(self._label, "sparse_read", name)
+        ids = check_ids(f"ShardedVariable {self._label!r}.sparse_read", "indices", indices, self)
+        if isinstance(ids, jax.core.Tracer):
+            found: jax.Array = shard_rows.select_rows(self._variables, self._starts, ids)
+            return found
+        rows = shard_rows.read_rows(self._variables, self._starts, ids.ravel())
+        return rows.reshape((*ids.shape, *self._shape[1:]))
+
+    def read_rows(self, ids: Any) -> jax.Array:
+        """Return rows, as `sparse_read` does."""
+        return self.sparse_read(ids)
+
+    def gather(self, indices: Any, name: str | None = None) -> jax.Array:
+        """Return rows, as `sparse_read` does; `tf.gather` of a sharded variable."""
+        return self.sparse_read(indices, name)
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        caller = f"ShardedVariable {self._label!r}[index]"
+        return read_index(caller, self, self._variables, self._starts, index)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._variables)
+
+    def __len__(self) -> NoReturn:
+        raise ArgumentTypeError(
+            f"len was called on ShardedVariable {self._label!r}.\n\n"
+            f"It has {len(self._variables)} shard(s), which a loop gives, and {self._shape[0]} "
+            "rows.\n\nUse len(variable.variables) or variable.shape[0]."
+        )
+
+    # Assigning
+
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> "ShardedVariable":
+        """Assign each shard its rows of `value`; everything else is as for `Variable.assign`.
+
+        Raises:
+            ShapeError: `value` has another shape. TensorFlow drops the rows that are too many.
+
+        Returns:
+            This object.
+        """
+        return self._update(Change.ASSIGN, value, use_locking, name, read_value)
+
+    def assign_add(
+        self,
+        delta: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> "ShardedVariable":
+        """Add to each shard its rows of `delta`; everything else is as for `assign`."""
+        return self._update(Change.ADD, delta, use_locking, name, read_value)
+
+    def assign_sub(
+        self,
+        delta: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> "ShardedVariable":
+        """Subtract from each shard its rows of `delta`; everything else is as for `assign`."""
+        return self._update(Change.SUBTRACT, delta, use_locking, name, read_value)
+
+    def _update(
+        self, change: Change, value: Any, use_locking: Any, name: Any, read_value: Any
+    ) -> "ShardedVariable":
+        caller = f"ShardedVariable {self._label!r}.{change.value}"
+        check_name(self._label, change.value, name, bool(use_locking))
+        as_flag(caller, "read_value", read_value)
+        if isinstance(value, (Variable, ShardedVariable)):
+            value = value.value()
+        if isinstance(value, DistributedValues):
+            raise ReplicaValueError(
+                f"{caller} was given {show(value)}.\n\n"
+                "A sharded variable has one value for all replicas.\n\n"
+                "Combine the values first: strategy.reduce('MEAN', value, axis=None)."
+            )
+        given = value if hasattr(value, "dtype") and is_array(value) else None
+        given = as_array(caller, "value", value) if given is None else given
+        # The shards check their rows too, but then some of them would have changed already.
+        check_value(self._label, change.value, given, self._shape, self.dtype)
+        for shard, start in zip(self._variables, self._starts.tolist(), strict=True):
+            own = given[start : start + int(shard.shape[0])]
+            getattr(shard, change.value)(own, read_value=False)
+        return self
+
+    # Properties
+
+    @property
+    def variables(self) -> list[Any]:
+        """The shards, in the order of their rows."""
+        return list(self._variables)
+
+    @property
+    def name(self) -> str:
+        """The name that was given."""
+        return self._label
+
+    @property
+    def label(self) -> str:
+        """The name that was given."""
+        return self._label
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all shards together."""
+        return self._shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the shards."""
+        return self._variables[0].dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self._shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self._shape))
+
+    @property
+    def trainable(self) -> bool:
+        """Whether optimizers should update it."""
+        return bool(self._variables[0].trainable)
+
+    def __repr__(self) -> str:
+        rows = ", ".join(str(int(v.shape[0])) for v in self._variables)
+        return f"<ShardedVariable {self._label!r} {self.dtype}{list(self._shape)} of {rows} rows>"
+
+
+def _check_shards(given: Any) -> tuple[Any, ...]:
+    remedy = "Pass for instance [jaxdist.Variable(rows), jaxdist.Variable(more_rows)]."
+    is_list = isinstance(given, (list, tuple))
+    if not is_list or not given or not all(all(hasattr(v, n) for n in PROTOCOL) for v in given):
+        raise ArgumentTypeError(
+            f"ShardedVariable was given variables={show(given)}.\n\n"
+            f"variables is {_SHARDS}.\n\n{remedy}"
+        )
+    shapes, dtypes = [tuple(v.shape) for v in given], [str(v.dtype) for v in given]
+    if len(set(dtypes)) > 1:
+        raise ArgumentError(
+            f"ShardedVariable was given variables of the dtypes {dtypes}.\n\n"
+            "The shards are rows of one array, which has one dtype.\n\n"
+            f"Make all of them with dtype={dtypes[0]!r}."
+        )
+    if () in shapes or len({shape[1:] for shape in shapes}) > 1:
+        raise ShapeError(
+            f"ShardedVariable was given variables of the shapes {list(map(list, shapes))}.\n\n"
+            "The shards are rows of one array: each has a dim of rows, and their other dims are "
+            f"the same.\n\nGive all of them the shape [rows, {', '.join(map(str, shapes[0][1:]))}]."
+        )
+    if len(set(map(id, given))) < len(given):
+        raise ArgumentError(
+            f"ShardedVariable was given {len(given)} variables, and "
+            f"{len(given) - len(set(map(id, given)))} of them more than once.\n\n"
+            "Each shard has its own rows.\n\nPass each variable once."
+        )
+    return tuple(given)
+
+
+# As for `Variable`: functions of JAX get the value, and rebuild an array in its place.
+jax.tree_util.register_pytree_with_keys(
+    ShardedVariable,
+    lambda v: (((jax.tree_util.GetAttrKey("value"), v.value()),), None),
+    lambda _, values: next(iter(values)),
+    lambda v: ((v.value(),), None),
+)

@@ -1,0 +1,1 @@
+"""The worker: runs closures with variables of the servers."""

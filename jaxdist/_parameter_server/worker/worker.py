@@ -1,0 +1,269 @@
+"""`Worker`: runs closures."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+
+from jaxdist._parameter_server.closures.recent import Recent
+from jaxdist._parameter_server.closures.traced import Input, Source, TracedClosure, Update
+from jaxdist._parameter_server.server import Change, Changed, Values
+from jaxdist._parameter_server.variables.servers import Servers
+from jaxdist._parameter_server.variables.shard_rows import NO_ROW
+from jaxdist.errors import ContextError
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One run of a closure.
+
+    Args:
+        closure: The closure.
+        arguments: The arrays that it was scheduled with.
+        batches: The leaves of its batches, by iterator, batch and leaf.
+        number: Its number.
+        fence: Values that were kept from before this fence must be read again.
+        done_below: Closures with lower numbers are finished.
+        client: Who has numbered it.
+    """
+
+    closure: TracedClosure
+    arguments: Sequence[Any]
+    batches: Mapping[tuple[int, ...], Any]
+    number: int
+    fence: int = 0
+    done_below: int = 0
+    client: str = ""
+
+
+@dataclasses.dataclass
+class _Kept:
+    """A value of a variable that the worker keeps."""
+
+    incarnation: str
+    version: int
+    value: Any
+    fence: int
+    since: float
+
+
+class Worker:
+    """Runs closures on the devices of one worker.
+
+    Cost:
+        For each closure one exchange with each server that it changes variables of: changes go,
+        and the new values of the variables that it reads come back. Before the first closure, and
+        after the fence was raised, one more, which moves only what has changed.
+
+    Args:
+        servers: The servers.
+        put: Puts a list of arrays on the worker's devices.
+        max_staleness: The bound of the servers; None means none.
+    """
+
+    def __init__(
+        self,
+        servers: Servers,
+        put: Callable[[list[Any]], list[Any]],
+        max_staleness: int | None = None,
+    ) -> None:
+        self._servers, self._put = servers, put
+        self._max_staleness = max_staleness
+        self._kept: dict[str, _Kept] = {}
+        # How long the last closure took. Values that came with a reply are used only by a closure
+        # that begins soon after: a worker that was idle would compute with values that are older
+        # than a read at its beginning could be.
+        self._seconds = 0.0
+        self._programs: Recent[str, list[Any]] = Recent(256)
+
+    def run(self, request: Request) -> list[Any]:
+        """Run a closure, send its changes, and return its results."""
+        closure = request.closure
+        # Before the read: values that are read before a program is compiled are old when it runs.
+        programs = self._programs.find(closure.digest, lambda: self._compile(closure))
+        began = time.monotonic()
+        self._read(request, began)
+        rows = self._read_rows(request, programs)
+        outputs = programs[0](*self._find_inputs(closure.inputs, request, rows))
+        count = len(outputs) - closure.num_results
+        sent = [np.asarray(x) for x in outputs[:count]]
+        self._send(request, self._select(closure, sent), sent)
+        self._seconds = time.monotonic() - began
+        # The values of several replicas stay on their devices.
+        is_one = closure.num_replicas == 1
+        return [np.asarray(x) for x in outputs[count:]] if is_one else outputs[count:]
+
+    def forget(self) -> None:
+        """Forget all kept values."""
+        self._kept.clear()
+
+    # Reading
+
+    def _read(self, request: Request, began: float) -> None:
+        """Read the variables that the closure needs, where the kept values are too old."""
+        closure = request.closure
+        changed = self._servers.group([u.name for u in closure.updates])
+        for place, names in self._servers.group(closure.reads).items():
+            old = [n for n in names if not self._is_fresh(n, request.fence, began)]
+            if not old and self._max_staleness is None:
+                continue
+            options: dict[str, Any] = self._known(names)
+            if self._max_staleness is not None:
+                # In the order of the servers; see the page on parameter servers.
+                options |= {"closure": request.number, "register": changed.get(place, [])}
+            found = self._servers.links[place].read(names, client=request.client, **options)
+            self._keep(found, request.fence)
+
+    def _is_fresh(self, name: str, fence: int, began: float) -> bool:
+        kept = self._kept.get(name)
+        if kept is None or kept.fence < fence:
+            return False
+        return began - kept.since <= self._seconds
+
+    def _known(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the versions that a server needs not send again."""
+        kept = [(n, self._kept[n]) for n in names if n in self._kept]
+        if not kept:
+            return {}
+        incarnation = kept[0][1].incarnation
+        known = {n: k.version for n, k in kept if k.incarnation == incarnation}
+        return {"known": known, "incarnation": incarnation}
+
+    def _keep(self, found: Values, fence: int) -> None:
+        now = time.monotonic()
+        # All at once: each call of `device_put` costs tens of microseconds.
+        values = dict(zip(found.values, self._put(list(found.values.values())), strict=True))
+        for name, version in found.versions.items():
+            if name in values:
+                self._kept[name] = _Kept(found.incarnation, version, values[name], fence, now)
+            else:
+                kept = self._kept[name]
+                kept.fence, kept.since = fence, now
+
+    def _read_rows(self, request: Request, programs: Sequence[Any]) -> list[Any]:
+        """Read the rows that the closure needs, each one once."""
+        lookup = request.closure.lookup
+        if lookup is None:
+            return []
+        ids = programs[1](*self._find_inputs(lookup.inputs, request, []))
+        names = {i.index[0]: i.name for i in request.closure.inputs if i.source is Source.ROWS}
+        found = []
+        for number, wanted in enumerate(ids):
+            # A lookup whose rows the program does not use.
+            name = names.get(number)
+            if name is None:
+                found.append(None)
+                continue
+            unique, place = np.unique(np.asarray(wanted), return_inverse=True)
+            found.append(self._servers.read_rows_of_closure(name, unique)[place])
+        return found
+
+    # Computing
+
+    def _compile(self, closure: TracedClosure) -> list[Any]:
+        """Return the compiled programs of a closure: what it computes, and which rows it reads."""
+        texts = [closure.exported] + ([closure.lookup.exported] if closure.lookup else [])
+        loaded = [export.deserialize(bytearray(text)) for text in texts]
+        programs = [jax.jit(one.call) for one in loaded]
+        # A call with zeros compiles them.
+        for program, one in zip(programs, loaded, strict=True):
+            zeros = self._put([np.zeros(a.shape, a.dtype) for a in one.in_avals])
+            jax.block_until_ready(program(*zeros))
+        return programs
+
+    def _find_inputs(
+        self, inputs: Sequence[Input], request: Request, rows: Sequence[Any]
+    ) -> list[Any]:
+        """Return the inputs of a program, on the devices of the worker."""
+        found = [self._find(given, request, rows) for given in inputs]
+        new = [n for n, given in enumerate(inputs) if given.source is not Source.VARIABLE]
+        for n, value in zip(new, self._put([found[n] for n in new]), strict=True):
+            found[n] = value
+        return found
+
+    def _find(self, given: Input, request: Request, rows: Sequence[Any]) -> Any:
+        match given.source:
+            case Source.VARIABLE:
+                return self._kept[given.name].value
+            case Source.ARGUMENT:
+                return request.arguments[given.index[0]]
+            case Source.BATCH:
+                return request.batches[given.index]
+            case Source.ROWS:
+                return rows[given.index[0]]
+            case Source.NUMBER:
+                return np.uint32(request.number)
+
+    # Changing
+
+    def _select(self, closure: TracedClosure, outputs: Sequence[np.ndarray]) -> list[Update]:
+        """Return the changes that the closure has made."""
+        made = []
+        for update in closure.updates:
+            times = 1 if update.count is None else int(outputs[update.count])
+            if update.is_once and times > 1:
+                raise _make_twice_error(closure.name, update, times)
+            if times:
+                made.append(update)
+        return made
+
+    def _send(
+        self, request: Request, updates: Sequence[Update], outputs: Sequence[np.ndarray]
+    ) -> None:
+        """Send the changes, and keep the new values that come back."""
+        if not updates:
+            return
+        reads = set(request.closure.reads)
+        by_server: dict[int, list[Change]] = {}
+        for update in updates:
+            kept = self._kept.get(update.name) if update.name in reads else None
+            version = None if kept is None else kept.version
+            operands = [outputs[n] for n in update.operands]
+            if update.op.startswith("scatter_"):
+                # Rows without a number belong to another shard.
+                is_own = operands[0] != NO_ROW
+                operands = [x[is_own] for x in operands] if not is_own.all() else operands
+            change = Change(update.op, update.name, operands, version)
+            by_server.setdefault(self._servers.find_server(update.name), []).append(change)
+        wanted = (
+            {} if self._max_staleness is not None else self._servers.group(request.closure.reads)
+        )
+        calls = {
+            place: functools.partial(
+                _change, changes, self._options(request, wanted.get(place, []), changes)
+            )
+            for place, changes in by_server.items()
+        }
+        for changed in self._servers.call_each(calls).values():
+            self._keep(changed, request.fence)
+
+    def _options(
+        self, request: Request, wanted: Sequence[str], changes: Sequence[Change]
+    ) -> dict[str, Any]:
+        names = [c.name for c in changes if c.version is not None]
+        incarnation = self._kept[names[0]].incarnation if names else None
+        return {
+            "client": request.client,
+            "closure": request.number,
+            "done_below": request.done_below,
+            "read": wanted,
+            "incarnation": incarnation,
+            **self._known(wanted),
+        }
+
+
+def _change(changes: Sequence[Change], options: Mapping[str, Any], link: Any) -> Changed:
+    return link.change(changes, **options)
+
+
+def _make_twice_error(function: str, update: Update, times: int) -> ContextError:
+    return ContextError(
+        f"{function} called {update.what} {times} times for {update.name!r}.\n\n"
+        "The servers update a variable once for each closure, when it has run.\n\n"
+        "Schedule the function once for each step."
+    )

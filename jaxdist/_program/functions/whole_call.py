@@ -1,0 +1,96 @@
+"""A call of a Python function that is traced as a whole, for somebody else to run."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxdist._program.arguments.arguments import (
+    Flat,
+    check_dtypes,
+    check_hashable,
+    check_no_arrays_hidden,
+    check_no_bare_variable,
+    check_not_leaked,
+    flatten,
+)
+from jaxdist._program.arguments.exact import exact_structure
+from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
+from jaxdist._program.functions.call import FunctionCall
+from jaxdist._program.functions.draws import Draws, serve, shapes_of, take_iterators_out
+from jaxdist._program.functions.function import Function
+from jaxdist._program.functions.trace import FunctionTrace, trace_function
+from jaxdist._program.nnx.graph import CachedGraph
+from jaxdist._program.nnx.graph_cache import GraphCache
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeCall:
+    """A call before its trace: the arguments by kind."""
+
+    caller: str
+    fn: Callable[..., Any]
+    flat: Flat
+    graph: CachedGraph | None
+    draws: Draws
+
+    @property
+    def arguments(self) -> list[Any]:
+        """The arguments that are arrays or numbers."""
+        return self.flat.dynamic
+
+    def key(self) -> Any:
+        """Return what decides which program the call runs, without its batches. Hashable."""
+        flat = self.flat
+        shape = self.graph.shape if self.graph else None
+        structure = exact_structure(flat.treedef)
+        shapes = shapes_of(flat.dynamic)[1]
+        return flat.treedef, structure, flat.slots, shape, shapes
+
+    def trace(
+        self,
+        state: Sequence[Any],
+        replace_in: Callable[[Any], contextlib.AbstractContextManager[None]],
+    ) -> FunctionTrace:
+        """Trace the function.
+
+        Args:
+            state: A value for each leaf of the variables of its NNX objects.
+            replace_in: Replaces attributes of the NNX objects while the function runs.
+        """
+        check_no_arrays_hidden(self.caller, self.flat)
+        check_step_holds_no_arrays(self.caller, self.fn)
+        shape = self.graph.shape if self.graph else None
+        given = FunctionCall(self.flat, shape, list(state), self.draws)
+        with serve(self.draws):
+            return trace_function(
+                self.fn, given, self.draws, list(state), self.flat.dynamic, replace_in
+            )
+
+
+class WholeCalls:
+    """Reads calls of one caller. Models that were passed before are not listed again."""
+
+    def __init__(self, caller: str) -> None:
+        self._caller = caller
+        self._graphs = GraphCache()
+
+    def read(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> WholeCall:
+        """Return a call of a function, or of a `jaxdist.function`.
+
+        Raises:
+            ArgumentTypeError: An argument that cannot be a part of a program.
+        """
+        if isinstance(fn, Function):
+            flat = flatten(args, dict(kwargs), *fn.static_arguments)
+            fn = fn.python_function
+        else:
+            flat = flatten(args, dict(kwargs))
+        check_hashable(self._caller, flat)
+        check_not_leaked(self._caller, flat)
+        check_dtypes(self._caller, flat)
+        check_no_bare_variable(self._caller, args, dict(kwargs))
+        flat, draws = take_iterators_out(getattr(fn, "__name__", "function"), flat)
+        return WholeCall(self._caller, fn, flat, self._graphs.of(flat), draws)

@@ -1,0 +1,1 @@
+"""Scopes of strategies, and the context in which their methods may be called."""
