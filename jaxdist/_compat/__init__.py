@@ -62,6 +62,7 @@ from jaxdist._compat.sources import NO_SOURCE as NO_SOURCE
 from jaxdist._compat.sources import PACKAGE as PACKAGE
 from jaxdist._compat.sources import find_caller_of_library as find_caller_of_library
 from jaxdist._compat.sources import find_callers_line as find_callers_line
+from jaxdist._compat.sources import find_functions as find_functions
 from jaxdist._compat.sources import find_line_of_error as find_line_of_error
 from jaxdist._compat.sources import find_source as find_source
 from jaxdist._compat.sources import get_current_source as get_current_source

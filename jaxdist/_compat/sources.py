@@ -38,6 +38,11 @@ def find_caller_of_library(eqn: Any) -> str:
     return first
 
 
+def find_functions(eqn: Any) -> list[str]:
+    """Return the qualified names of the functions that made an equation, the innermost first."""
+    return [f.function_name for f in _source_info.user_frames(eqn.source_info.traceback)]
+
+
 def is_from_file(eqn: Any, file: str) -> bool:
     """Whether a function of this file made an equation, directly or in a function it calls."""
     return any(f.file_name == file for f in _source_info.user_frames(eqn.source_info.traceback))

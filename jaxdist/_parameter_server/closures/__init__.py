@@ -1,1 +1,5 @@
 """Closures: functions that are traced once, and run on workers."""
+
+from jaxdist._parameter_server.closures.optimizer import UpdateOfShape as UpdateOfShape
+from jaxdist._parameter_server.closures.optimizer import VariableUpdate as VariableUpdate
+from jaxdist._parameter_server.closures.optimizer import cut_update as cut_update

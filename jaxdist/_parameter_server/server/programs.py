@@ -1,6 +1,7 @@
 """Exported functions that a server runs: update programs, and initialisers of variables."""
 
 import hashlib
+import re
 import threading
 import warnings
 from collections.abc import Sequence
@@ -34,8 +35,8 @@ class UpdateProgram:
 
     def __init__(self, caller: str, key: str, content: bytes, num_slots: int) -> None:
         self.key, self.content, self.num_slots = key, content, num_slots
-        self.digest = hashlib.sha256(content).hexdigest()
         exported = load_exported(caller, f"program {key!r}", content)
+        self.digest = compute_digest(exported.mlir_module())
         self._given = list(exported.in_avals)
         _check_form(caller, key, exported, num_slots)
         self._exported = exported
@@ -227,6 +228,15 @@ class Initialiser:
         with jax.enable_x64(True):
             results = jax.tree.leaves(self._run(*given))
             return [np.asarray(x) for x in jax.block_until_ready(results)]
+
+
+# Lines of Python code, by number or in full. Text in quotes may hold brackets.
+_LOCATION = re.compile(r"""^#loc.*\n|\s?loc\((?:[^()"]|"[^"]*"|\([^()]*\))*\)""", re.MULTILINE)
+
+
+def compute_digest(module: str) -> str:
+    """Return a hash of a program that does not depend on the lines of code that traced it."""
+    return hashlib.sha256(_LOCATION.sub("", module).encode()).hexdigest()
 
 
 def _check_form(caller: str, key: str, exported: export.Exported, num_slots: int) -> None:

@@ -144,4 +144,5 @@ def put_on_cpu(value: Any) -> jax.Array:
     if isinstance(value, jax.Array):
         return value
     # A copy: the memory of an array of NumPy may be that of a reader.
-    return jax.device_put(value, jax.devices("cpu")[0], may_alias=False)
+    with jax.enable_x64(True):
+        return jax.device_put(value, jax.devices("cpu")[0], may_alias=False)

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from jaxdist._parameter_server.transport.dtypes import get_plain
+from jaxdist._parameter_server.transport.dtypes import get_names, get_plain
 from jaxdist._parameter_server.transport.failures import Failure
 from jaxdist._parameter_server.transport.fields import check_fields
 from jaxdist._parameter_server.transport.layout import (
@@ -79,7 +79,8 @@ class Outgoing:
         check_fields(caller, message.fields)
         self._arrays = [get_plain(caller, array) for array in message.arrays]
         limits.check(caller, self._arrays)
-        specs = [(str(array.dtype.name), list(map(int, array.shape))) for array in self._arrays]
+        names = get_names()
+        specs = [(names[array.dtype], [*array.shape]) for array in self._arrays]
         header = Header(message.method, dict(message.fields), specs, failure)
         self._header = msgspec.msgpack.encode(header)
         compare(caller, "bytes of fields, names and shapes", len(self._header), limits.header_bytes)

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -206,14 +207,16 @@ def test_a_method_that_is_not_there_is_named(start: Serve, dial: Connect) -> Non
         dial(start({"echo": echo}).address).call(Message("push"))
 
 
-BAD = {
+_LOOP: list[Any] = []
+_LOOP.append(_LOOP)
+BAD: dict[str, tuple[Any, Any]] = {
     "an object": ({"x": object()}, ()),
     "a tuple": ({"x": (1, 2)}, ()),
     "a number of NumPy": ({"x": [np.float64(1)]}, ()),
     "a number as a key": ({1: 2}, ()),
     "a list as fields": ([1], ()),
     "65 bits": ({"x": 2**64}, ()),
-    "a list in itself": ({"x": (loop := [])}, ()),
+    "a list in itself": ({"x": _LOOP}, ()),
     "objects in an array": ({}, (np.array([object()]),)),
     "texts in an array": ({}, (np.array(["a"]),)),
     "dates": ({}, (np.array(["2020-01-01"], "M8[D]"),)),
@@ -221,7 +224,6 @@ BAD = {
     "long doubles": ({}, (np.zeros(2, np.longdouble),)),
     "a list as an array": ({}, ([1, 2],)),
 }
-loop.append(loop)
 
 
 @pytest.mark.parametrize("name", BAD)

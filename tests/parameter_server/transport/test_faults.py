@@ -34,7 +34,7 @@ def task() -> Iterator[Task]:
 
 @pytest.mark.parametrize(
     "row",
-    sampled(ROWS, 40, name=lambda row: f"{row[0]}-{'to' if row[1] else 'from'}-{row[2]}"),
+    sampled(ROWS, 24, name=lambda row: f"{row[0]}-{'to' if row[1] else 'from'}-{row[2]}"),
 )
 def test_the_kth_piece_is_harmed(task: Task, row: tuple[str, bool, int]) -> None:
     """Small calls and large ones, both ways, and no wrong array at either end."""
@@ -42,6 +42,7 @@ def test_the_kth_piece_is_harmed(task: Task, row: tuple[str, bool, int]) -> None
     direct = connect(task.address, layer="grpc", name="ps 0")
     before = direct.call(Message("count")).fields["count"]
     right, late = 0, 0
+    named: list[bool] = []
     with start_proxy(task.address, Fault(kind, number, to_server)) as proxy:
         channel = connect(proxy.address, layer="grpc", name="ps 0")
         for turn in range(4):
@@ -56,11 +57,12 @@ def test_the_kth_piece_is_harmed(task: Task, row: tuple[str, bool, int]) -> None
                     assert reply.fields == {"sums": [int(VALUES.sum(dtype=np.int64)), 3]}
                     right += 1
             except (UnavailableError, DeadlineExceededError) as error:
-                assert proxy.address in str(error)
+                named.append(proxy.address in str(error))
                 late += not turn % 2
             assert time.monotonic() - began < SECONDS + 3
         channel.close()
         assert proxy.has_happened
+        assert all(named)
     after = direct.call(Message("count")).fields["count"]
     direct.close()
     # A push without a reply may have been counted, and never twice.

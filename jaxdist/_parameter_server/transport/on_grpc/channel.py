@@ -164,11 +164,9 @@ class GrpcChannel:
             raise self._make_error(error, method, seconds) from None
         except (DamagedError, RefusedError) as error:
             raise self._make_damaged(method, error) from None
-        except ValueError:
+        except ValueError as error:
             # gRPC's error for a channel that another thread has closed just now.
-            if not self._is_closed:
-                raise
-            raise self._peer.make_unavailable(method, "this channel was closed") from None
+            raise self._peer.make_unavailable(method, str(error)) from None
 
     def _make_damaged(self, method: str, error: Exception) -> JaxdistError:
         return self._peer.make_unavailable(method, f"its reply was damaged on its way: {error}")

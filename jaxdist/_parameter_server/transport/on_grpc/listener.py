@@ -145,7 +145,8 @@ class GrpcListener:
                 for chunk in chunks:
                     incoming.add(chunk)
                     if not taken and (count := incoming.nbytes):
-                        patience = min(self._seconds, context.time_remaining())
+                        # The other half is for the bytes themselves.
+                        patience = min(self._seconds / 2, context.time_remaining())
                         if not self._budget.take(count, patience):
                             text = "too many bytes are being received"
                             context.abort(code.RESOURCE_EXHAUSTED, text)

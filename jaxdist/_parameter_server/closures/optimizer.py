@@ -1,0 +1,342 @@
+"""An optax transformation, cut into one update program for each variable.
+
+# Note [Cut of an optimizer]
+`tx.update` is one function of all gradients, all parameters and the state. A server has some of the
+variables, and updates one of them when its gradient comes. So the update is traced once, and for
+each parameter everything is dropped that its next value does not need. What is left shows which
+leaves of the state it needs (its slots), and whether it needs gradients or values of other
+variables. A leaf of the state that depends on no gradient, such as a count of steps, becomes a slot
+of each variable that needs it.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax import export
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from jaxdist import _compat
+from jaxdist._parameter_server.closures.row_pieces import RowInterpreter
+from jaxdist._parameter_server.server import compute_digest
+from jaxdist._typing import PyTree
+from jaxdist._validate import show
+from jaxdist.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from jaxdist.training import require_extra
+
+_CALLER = "ParameterServerStrategy"
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateOfShape:
+    """The update program of variables of one shape.
+
+    Args:
+        key: A hash of the program: equal programs have one key.
+        program: The bytes of the exported `f(value, *slots, grad) -> (value, *slots)`.
+        init: The bytes of the exported `init(value) -> slots`; None without slots.
+    """
+
+    key: str
+    program: bytes
+    init: bytes | None
+
+
+@dataclasses.dataclass(frozen=True)
+class VariableUpdate:
+    """How one variable is updated.
+
+    Args:
+        name: The path of the parameter in its pytree.
+        slots: The paths of its slots in the state of the optimizer.
+        by_shape: The program for the shape of the variable, or of each of its shards.
+    """
+
+    name: str
+    slots: tuple[str, ...]
+    by_shape: Mapping[tuple[int, ...], UpdateOfShape]
+
+
+def cut_update(
+    tx: optax.GradientTransformation,
+    params: PyTree,
+    shards: Mapping[str, Sequence[int]] | None = None,
+) -> list[VariableUpdate]:
+    """Cut an optax transformation into one update program for each parameter.
+
+    See Note [Cut of an optimizer].
+
+    Args:
+        tx: The transformation.
+        params: A pytree of arrays or of `jax.ShapeDtypeStruct`s.
+        shards: The number of rows of each shard, for each parameter in shards along dim 0, by the
+            path of the parameter, such as `embedding.table`.
+
+    Returns:
+        For each parameter its update, in the order of the leaves.
+
+    Raises:
+        ArgumentTypeError: `tx` is no transformation.
+        ArgumentError: `shards` does not fit, or the transformation cannot be traced.
+        UnsupportedError: The update of one variable needs others, or that of a shard other shards.
+        MissingExtraError: flatbuffers is not installed.
+    """
+    require_extra("grpcio", "export the update of an optimizer")
+    if not isinstance(tx, optax.GradientTransformation):
+        raise ArgumentTypeError(
+            f"{_CALLER} was given the optimizer {show(tx)}.\n\n"
+            "An optimizer is an optax.GradientTransformation.\n\n"
+            "Pass for instance optax.adam(1e-3); of optax.MultiSteps its "
+            "gradient_transformation()."
+        )
+    traced = _Traced(optax.with_extra_args_support(tx), params)
+    rows = _check_shards(shards or {}, traced)
+    exported: dict[str, UpdateOfShape] = {}
+    return [_cut_leaf(traced, i, rows.get(name), exported) for i, name in enumerate(traced.names)]
+
+
+class _Traced:
+    """The traced `init` and `update` of a transformation, as programs of leaves."""
+
+    def __init__(self, tx: optax.GradientTransformationExtraArgs, params: PyTree) -> None:
+        flat, structure = tree_flatten_with_path(params)
+        self.names = [keystr(path, simple=True, separator=".") for path, _ in flat]
+        self.leaves = [jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in flat]
+        self.count = len(flat)
+        try:
+            state = jax.eval_shape(tx.init, jax.tree.unflatten(structure, self.leaves))
+            of_state = tree_flatten_with_path(state)[0]
+            self.slot_names = [keystr(p, simple=True, separator=".") for p, _ in of_state]
+            pack, unpack = _make_packing(state)
+            plain = jax.eval_shape(lambda: pack(jax.tree.map(_make_zeros, state)))
+
+            def init(*leaves: Any) -> list[Any]:
+                return pack(tx.init(jax.tree.unflatten(structure, leaves)))
+
+            def update(*arrays: Any) -> list[Any]:
+                grads, params = (
+                    jax.tree.unflatten(structure, part)
+                    for part in (arrays[: self.count], arrays[len(arrays) - self.count :])
+                )
+                held = unpack(arrays[self.count : len(arrays) - self.count])
+                updates, held = tx.update(grads, held, params)
+                return [*jax.tree.leaves(optax.apply_updates(params, updates)), *pack(held)]
+
+            self.slots: list[Any] = plain
+            self.init = jax.make_jaxpr(init)(*self.leaves)
+            self.update = jax.make_jaxpr(update)(*self.leaves, *plain, *self.leaves)
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            raise ArgumentError(
+                f"{_CALLER} cannot trace the update of the optimizer: "
+                f"{type(error).__name__}: {error}.\n\n"
+                "A server calls tx.update(grads, state, params), with nothing else.\n\n"
+                "Use a transformation that needs no value, loss or function as an extra argument."
+            ) from error
+        self._check_state()
+
+    def _check_state(self) -> None:
+        after = [v.aval for v in self.update.jaxpr.outvars[self.count :]]
+        for name, one, other in zip(self.slot_names, self.slots, after, strict=True):
+            if (one.shape, one.dtype) != (other.shape, other.dtype):
+                raise ArgumentError(
+                    f"{_CALLER}: the update of the optimizer makes {other.dtype}"
+                    f"{list(other.shape)} of {name}, which is {one.dtype}{list(one.shape)}.\n\n"
+                    "A slot of a server keeps its shape and dtype.\n\n"
+                    "Make the first state with the dtype of the later ones."
+                )
+
+    def find_needed(self, leaf: int) -> tuple[list[int], ClosedJaxpr, list[int]]:
+        """Return the slots that a parameter needs, its program, and which inputs that needs."""
+        slots: set[int] = set()
+        while True:
+            order = sorted(slots)
+            results = [leaf, *(self.count + j for j in order)]
+            program, needed = _compat.drop_unused(self.update, results)
+            found = {n - self.count for n in needed} & set(range(len(self.slots)))
+            if found <= slots:
+                return order, program, needed
+            slots |= found
+
+    def get_owner(self, number: int) -> int | None:
+        """Return the parameter to which an input belongs; None for a slot."""
+        if number < self.count:
+            return number
+        last = number - self.count - len(self.slots)
+        return last if last >= 0 else None
+
+
+def _make_packing(
+    state: PyTree,
+) -> tuple[Callable[[PyTree], list[Any]], Callable[[Sequence[Any]], PyTree]]:
+    """Return functions from a state to plain arrays and back: servers have no arrays of keys."""
+    leaves, structure = jax.tree.flatten(state)
+    impls = [jax.random.key_impl(x) if _is_key(x) else None for x in leaves]
+
+    def pack(state: PyTree) -> list[Any]:
+        found = jax.tree.leaves(state)
+        return [jax.random.key_data(x) if _is_key(x) else jax.numpy.asarray(x) for x in found]
+
+    def unpack(arrays: Sequence[Any]) -> PyTree:
+        pairs = zip(arrays, impls, strict=True)
+        made = [x if i is None else jax.random.wrap_key_data(x, impl=i) for x, i in pairs]
+        return jax.tree.unflatten(structure, made)
+
+    return pack, unpack
+
+
+def _is_key(x: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key))
+
+
+def _make_zeros(x: Any) -> Any:
+    if _is_key(x):
+        return jax.random.split(jax.random.key(0, impl=jax.random.key_impl(x)), x.shape)
+    return jax.numpy.zeros(x.shape, x.dtype)
+
+
+def _check_shards(
+    shards: Mapping[str, Sequence[int]], traced: _Traced
+) -> dict[str, tuple[int, ...]]:
+    shapes = dict(zip(traced.names, traced.leaves, strict=True))
+    for name, rows in shards.items():
+        shape = shapes[name].shape if name in shapes else None
+        if not shape or sum(rows) != shape[0] or min(rows, default=0) < 0:
+            there = "no parameter" if shape is None else f"of shape {list(shape)}"
+            raise ArgumentError(
+                f"{_CALLER} was given shards of {list(rows)} rows for {name!r}, which is {there}."
+                "\n\nShards are along dim 0, and have its rows together.\n\n"
+                f"The parameters are {', '.join(traced.names[:10])}."
+            )
+    return {name: tuple(rows) for name, rows in shards.items()}
+
+
+def _cut_leaf(
+    traced: _Traced,
+    leaf: int,
+    rows: tuple[int, ...] | None,
+    exported: dict[str, UpdateOfShape],
+) -> VariableUpdate:
+    slots, program, needed = traced.find_needed(leaf)
+    first, of_init = _compat.drop_unused(traced.init, slots)
+    for found, inputs in ((program, needed), (first, of_init)):
+        _check_alone(traced, leaf, found, inputs)
+    positions = {leaf: "grad", traced.count + len(traced.slots) + leaf: "value"}
+
+    def pick(value: Any, held: Sequence[Any], grad: Any) -> list[Any]:
+        given = {n: {"grad": grad, "value": value}[name] for n, name in positions.items()}
+        given |= {traced.count + j: x for j, x in zip(slots, held, strict=True)}
+        return [given[n] for n in needed]
+
+    shape = traced.leaves[leaf].shape
+    whole = [shape] if rows is None else [(n, *shape[1:]) for n in dict.fromkeys(rows)]
+    cut = _Cut(traced, leaf, slots, program, first, bool(of_init), pick)
+    by_shape = {each: cut.export(each, exported) for each in whole}
+    return VariableUpdate(traced.names[leaf], tuple(traced.slot_names[j] for j in slots), by_shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    """The update of one parameter, before it is exported for a shape."""
+
+    traced: _Traced
+    leaf: int
+    slots: list[int]
+    program: ClosedJaxpr
+    first: ClosedJaxpr  # makes the slots
+    first_needs_value: bool
+    pick: Callable[[Any, Sequence[Any], Any], list[Any]]
+
+    def export(self, shape: tuple[int, ...], exported: dict[str, UpdateOfShape]) -> UpdateOfShape:
+        """Return the exported programs for the whole parameter, or for a shard of it."""
+        whole = self.traced.leaves[self.leaf]
+        value = jax.ShapeDtypeStruct(shape, whole.dtype)
+        name = self.traced.names[self.leaf]
+        evaluate, slots = _evaluate, [self.traced.slots[j] for j in self.slots]
+        if shape != whole.shape:
+            pieces = RowInterpreter(_CALLER, name, whole.shape[0], shape[0])
+            evaluate, slots = pieces.evaluate, [pieces.get_local_aval(x) for x in slots]
+
+        def update(value: Any, *rest: Any) -> tuple[Any, ...]:
+            *held, grad = rest
+            return tuple(evaluate(self.program, self.pick(value, held, grad)))
+
+        def init(value: Any) -> tuple[Any, ...]:
+            return tuple(evaluate(self.first, [value] if self.first_needs_value else []))
+
+        given = [value, *slots, value]
+        text = _describe_programs(jax.make_jaxpr(update)(*given), jax.make_jaxpr(init)(value))
+        if text not in exported:
+            made = _export(update, given)
+            key = compute_digest(made.mlir_module())[:32]
+            first = bytes(_export(init, [value]).serialize()) if slots else None
+            exported[text] = UpdateOfShape(key, bytes(made.serialize()), first)
+        return exported[text]
+
+
+def _evaluate(program: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
+    return list(jaxpr_as_fun(program)(*arguments))
+
+
+def _export(fn: Callable[..., Any], given: Sequence[Any]) -> export.Exported:
+    # A server computes on its CPU, whatever the devices of this process are.
+    return export.export(jax.jit(fn), platforms=["cpu"])(*given)
+
+
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+
+def _describe_programs(*programs: ClosedJaxpr) -> str:
+    """Return a text that is equal for equal programs."""
+    parts: list[str] = []
+    for program in programs:
+        parts.append(_ADDRESS.sub("", str(program)))
+        # The text of a program has no values of constants.
+        parts += [f"{c.dtype}{c.shape}{c.tobytes().hex()}" for c in map(np.asarray, program.consts)]
+    return "\n".join(parts)
+
+
+def _check_alone(traced: _Traced, leaf: int, program: ClosedJaxpr, needed: Sequence[int]) -> None:
+    """Check that a program needs no gradient or value of another variable."""
+    # `init` has only the parameters as inputs, whose numbers are those of gradients.
+    owners = [traced.get_owner(n) for n in needed]
+    others = sorted({n for n in owners if n is not None} - {leaf})
+    if others:
+        names = ", ".join(repr(traced.names[n]) for n in others[:5])
+        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+        what = _find_coupling(program, owners)
+        raise UnsupportedError(
+            f"{_CALLER}: the optimizer couples variables: the update of "
+            f"{traced.names[leaf]!r} needs {names}{more}, {what}.\n\n"
+            "A server updates each variable by itself, when its gradient comes, and the variables "
+            "are on several servers.\n\n"
+            "Apply this transformation to the gradients in the step, before they are sent: for "
+            "instance grads, _ = optax.clip_by_global_norm(1.0).update(grads, "
+            "optax.EmptyState()). Give the server the rest of the chain."
+        )
+
+
+_UPDATE = re.compile(r"(\w+)\.<locals>\.(update\w*|init\w*)$")
+
+
+def _find_coupling(program: ClosedJaxpr, owners: Sequence[int | None]) -> str:
+    """Return which transformation first puts values of two variables together."""
+    of: dict[Any, frozenset[int]] = {
+        v: frozenset() if owner is None else frozenset({owner})
+        for v, owner in zip(program.jaxpr.invars, owners, strict=True)
+    }
+    for eqn in program.jaxpr.eqns:
+        # A literal cannot be hashed.
+        found = [of[v] for v in eqn.invars if not isinstance(v, Literal) and v in of]
+        joined = frozenset[int]().union(*found)
+        if len(joined) > 1:
+            functions = map(_UPDATE.match, _compat.find_functions(eqn))
+            name = next((f.group(1) for f in functions if f is not None), None)
+            where = _compat.find_source(eqn)
+            return f"in {where}" if name is None else f"because of {name} ({where})"
+        of.update((v, joined) for v in eqn.outvars)
+    return "in one operation"
