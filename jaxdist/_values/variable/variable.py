@@ -149,6 +149,9 @@ class Variable(
         self._hold_initial(array, here.layout)
         _Process.has_variables = True
 
+    # `__new__` takes any arguments; without this, tools that show parameters would show those.
+    __signature__ = inspect.Signature([*inspect.signature(__init__).parameters.values()][1:])
+
     def _hold_initial(self, array: Any, layout: ReplicaMesh | None) -> None:
         """Place the variable, and store its first value."""
         on_read = self._synchronization is VariableSynchronization.ON_READ
