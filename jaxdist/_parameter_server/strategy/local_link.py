@@ -47,7 +47,7 @@ class LocalWorkerLink:
         }
         arguments = closure.find_arguments(self._index)
         request = Request(traced, arguments, leaves, number, fence, done_below, self._client)
-        return traced.structure.build(self._worker.run(request))
+        return traced.structure.build(self._worker.run(request).results)
 
     def wait_until_back(self, seconds: float) -> bool:
         """Return whether the worker is there: it ends with this process."""

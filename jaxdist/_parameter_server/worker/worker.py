@@ -41,10 +41,24 @@ class Request:
     client: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """What a run of a closure returns.
+
+    Args:
+        results: The results.
+        counted: The servers that have counted the closure, by number, with their incarnation.
+    """
+
+    results: list[Any]
+    counted: dict[int, str]
+
+
 @dataclasses.dataclass
 class _Kept:
     """A value of a variable that the worker keeps."""
 
+    place: int
     incarnation: str
     version: int
     value: Any
@@ -81,7 +95,7 @@ class Worker:
         self._seconds = 0.0
         self._programs: Recent[str, list[Any]] = Recent(256)
 
-    def run(self, request: Request) -> list[Any]:
+    def run(self, request: Request) -> Finished:
         """Run a closure, send its changes, and return its results."""
         closure = request.closure
         # Before the read: values that are read before a program is compiled are old when it runs.
@@ -92,11 +106,12 @@ class Worker:
         outputs = programs[0](*self._find_inputs(closure.inputs, request, rows))
         count = len(outputs) - closure.num_results
         sent = [np.asarray(x) for x in outputs[:count]]
-        self._send(request, self._select(closure, sent), sent)
+        counted = self._send(request, self._select(closure, sent), sent)
         self._seconds = time.monotonic() - began
         # The values of several replicas stay on their devices.
         is_one = closure.num_replicas == 1
-        return [np.asarray(x) for x in outputs[count:]] if is_one else outputs[count:]
+        results = outputs[count:]
+        return Finished([np.asarray(x) for x in results] if is_one else results, counted)
 
     def forget(self) -> None:
         """Forget all kept values."""
@@ -117,7 +132,7 @@ class Worker:
                 # In the order of the servers; see the page on parameter servers.
                 options |= {"closure": request.number, "register": changed.get(place, [])}
             found = self._servers.links[place].read(names, client=request.client, **options)
-            self._keep(found, request.fence)
+            self._keep(place, found, request.fence)
 
     def _is_fresh(self, name: str, fence: int, began: float) -> bool:
         kept = self._kept.get(name)
@@ -127,20 +142,25 @@ class Worker:
 
     def _known(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the versions that a server needs not send again."""
-        kept = [(n, self._kept[n]) for n in names if n in self._kept]
+        kept = {n: self._kept[n] for n in names if n in self._kept}
         if not kept:
             return {}
-        incarnation = kept[0][1].incarnation
-        known = {n: k.version for n, k in kept if k.incarnation == incarnation}
-        return {"known": known, "incarnation": incarnation}
+        known = {name: k.version for name, k in kept.items()}
+        return {"known": known, "incarnation": next(iter(kept.values())).incarnation}
 
-    def _keep(self, found: Values, fence: int) -> None:
+    def _keep(self, place: int, found: Values, fence: int) -> None:
         now = time.monotonic()
+        # The kept values of a server have one incarnation: the versions of another one would be
+        # those of other values.
+        for name, kept in list(self._kept.items()):
+            if kept.place == place and kept.incarnation != found.incarnation:
+                del self._kept[name]
         # All at once: each call of `device_put` costs tens of microseconds.
         values = dict(zip(found.values, self._put(list(found.values.values())), strict=True))
         for name, version in found.versions.items():
             if name in values:
-                self._kept[name] = _Kept(found.incarnation, version, values[name], fence, now)
+                value, incarnation = values[name], found.incarnation
+                self._kept[name] = _Kept(place, incarnation, version, value, fence, now)
             else:
                 kept = self._kept[name]
                 kept.fence, kept.since = fence, now
@@ -214,10 +234,10 @@ class Worker:
 
     def _send(
         self, request: Request, updates: Sequence[Update], outputs: Sequence[np.ndarray]
-    ) -> None:
-        """Send the changes, and keep the new values that come back."""
+    ) -> dict[int, str]:
+        """Send the changes, keep the new values that come back, and return who has counted."""
         if not updates:
-            return
+            return {}
         reads = set(request.closure.reads)
         by_server: dict[int, list[Change]] = {}
         for update in updates:
@@ -239,8 +259,10 @@ class Worker:
             )
             for place, changes in by_server.items()
         }
-        for changed in self._servers.call_each(calls).values():
-            self._keep(changed, request.fence)
+        found = self._servers.call_each(calls)
+        for place, changed in found.items():
+            self._keep(place, changed, request.fence)
+        return {place: changed.incarnation for place, changed in found.items()}
 
     def _options(
         self, request: Request, wanted: Sequence[str], changes: Sequence[Change]
