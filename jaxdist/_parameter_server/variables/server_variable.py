@@ -110,6 +110,17 @@ class ServerVariable(Variable):
         # The changes of rows in the current trace: the trace, the step in it, the port.
         self._row_changes: list[tuple[Any, Any, Port]] = []
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ServerVariable":
+        with self._strategy.scope():
+            made = ServerVariable(
+                np.asarray(self.value()),
+                self._trainable,
+                name=self._label,
+                aggregation=self._aggregation,
+            )
+        memo[id(self)] = made
+        return made
+
     @property
     def remote_name(self) -> str:
         """The name of the variable on the servers."""
