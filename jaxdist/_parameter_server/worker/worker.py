@@ -1,5 +1,6 @@
 """`Worker`: runs closures."""
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -15,7 +16,7 @@ from jaxdist._parameter_server.closures.traced import Input, Source, TracedClosu
 from jaxdist._parameter_server.server import Change, Changed, Values
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.shard_rows import NO_ROW
-from jaxdist.errors import ContextError
+from jaxdist.errors import ContextError, OtherProcessError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,12 +102,20 @@ class Worker:
         # Before the read: values that are read before a program is compiled are old when it runs.
         programs = self._programs.find(closure.digest, lambda: self._compile(closure))
         began = time.monotonic()
-        self._read(request, began)
-        rows = self._read_rows(request, programs)
-        outputs = programs[0](*self._find_inputs(closure.inputs, request, rows))
-        count = len(outputs) - closure.num_results
-        sent = [np.asarray(x) for x in outputs[:count]]
-        counted = self._send(request, self._select(closure, sent), sent)
+        registered: set[int] = set()
+        try:
+            self._read(request, began, registered)
+            rows = self._read_rows(request, programs)
+            outputs = programs[0](*self._find_inputs(closure.inputs, request, rows))
+            count = len(outputs) - closure.num_results
+            sent = [np.asarray(x) for x in outputs[:count]]
+            counted = self._send(request, self._select(closure, sent), sent)
+            registered -= counted.keys()
+        finally:
+            # Others wait for the changes of a closure that is registered.
+            for place in registered:
+                with contextlib.suppress(OtherProcessError):
+                    self._servers.links[place].release(request.client, request.number)
         self._seconds = time.monotonic() - began
         # The values of several replicas stay on their devices.
         is_one = closure.num_replicas == 1
@@ -119,8 +128,14 @@ class Worker:
 
     # Reading
 
-    def _read(self, request: Request, began: float) -> None:
-        """Read the variables that the closure needs, where the kept values are too old."""
+    def _read(self, request: Request, began: float, registered: set[int]) -> None:
+        """Read the variables that the closure needs, where the kept values are too old.
+
+        Args:
+            request: The run.
+            began: When it began.
+            registered: Gets the servers on which the closure is registered.
+        """
         closure = request.closure
         changed = self._servers.group([u.name for u in closure.updates])
         for place, names in self._servers.group(closure.reads).items():
@@ -128,9 +143,10 @@ class Worker:
             if not old and self._max_staleness is None:
                 continue
             options: dict[str, Any] = self._known(names)
-            if self._max_staleness is not None:
+            if self._max_staleness is not None and place in changed:
+                registered.add(place)
                 # In the order of the servers; see the page on parameter servers.
-                options |= {"closure": request.number, "register": changed.get(place, [])}
+                options |= {"closure": request.number, "register": changed[place]}
             found = self._servers.links[place].read(names, client=request.client, **options)
             self._keep(place, found, request.fence)
 
