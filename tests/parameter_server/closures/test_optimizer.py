@@ -68,7 +68,8 @@ def _run_optax_for(tx: Any, params: Any, grads: list[Any], update: VariableUpdat
     def step(params: Any, state: Any, grads: Any) -> Any:
         updates, new = tx.update(grads, state, params)
         own = tree_map_with_path(lambda p, a, b: a if is_own(p, a) else b, new, state)
-        return {**params, update.name: optax.apply_updates(params, updates)[update.name]}, own
+        after: Any = optax.apply_updates(params, updates)
+        return {**params, update.name: after[update.name]}, own
 
     compiled = jax.jit(step, compiler_options=_EXACT)
     state, found = tx.init(params), []
