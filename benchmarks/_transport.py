@@ -1,7 +1,8 @@
 """Messages between two processes: by `Channel.call`, and by a bare stream of gRPC.
 
-`python -m benchmarks._transport channel` (or `bare`) is the other process. It prints its address,
-and ends with its input.
+`python -m benchmarks._transport` is the other process. It prints its two addresses, and ends with
+its input. It has both servers: the memory that a process happens to have makes pushes up to twice
+as fast, and so both find the same.
 """
 
 import atexit
@@ -14,12 +15,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import numpy as np
 
 from benchmarks._loop import Loop
 from jaxdist._parameter_server.transport import Message, connect, serve
-from jaxdist._parameter_server.transport.on_grpc.package import OPTIONS
+from jaxdist._parameter_server.transport.on_grpc.package import OPTIONS, load_grpc
 from jaxdist._parameter_server.transport.stream import CHUNK
 
 SECONDS = 120.0
@@ -27,8 +27,7 @@ SECONDS = 120.0
 
 def channel(method: str, size: int, count: int = 1) -> Loop:
     """Calls with `count` arrays of `size` bytes: `push` sends, `pull` gets, `echo` does both."""
-    address = _start("channel")
-    to = connect(address, layer="grpc", name="ps 0")
+    to = connect(_start()[0], layer="grpc", name="ps 0")
     to.wait_until_ready(SECONDS)
     arrays = tuple(_values(size) for _ in range(count))
     request = Message("pull", {"size": size}) if method == "pull" else Message(method, {}, arrays)
@@ -42,7 +41,7 @@ def channel(method: str, size: int, count: int = 1) -> Loop:
 
 def bare(method: str, size: int) -> Loop:
     """The same bytes in the same chunks with the same checksum, and nothing else."""
-    to = grpc.insecure_channel(_start("bare"), OPTIONS)
+    to = load_grpc().insecure_channel(_start()[1], OPTIONS)
     stream = to.stream_stream(f"/bare/{method}")
     values = _values(size)
 
@@ -88,17 +87,20 @@ def _join(chunks: Iterator[bytes], size: int) -> np.ndarray:
     return values
 
 
-def _start(kind: str) -> str:
+@functools.cache
+def _start() -> list[str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks._transport", kind],
+        [sys.executable, "-m", "benchmarks._transport"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
     atexit.register(process.kill)
-    if process.stdout is None or not (address := process.stdout.readline().strip()):
+    line = "" if process.stdout is None else process.stdout.readline()
+    addresses = [str(address) for address in line.split()]
+    if len(addresses) != 2:
         raise RuntimeError(f"the server ended with code {process.wait()}")
-    return address
+    return addresses
 
 
 def _serve_channel() -> str:
@@ -119,6 +121,7 @@ def _serve_bare(stack: contextlib.ExitStack, size: int = 2**26) -> str:
     def pull(chunks: Iterator[bytes], _: Any) -> Iterator[bytes]:
         yield from _cut(_values(int(next(chunks))))
 
+    grpc = load_grpc()
     methods = {
         "push": grpc.stream_stream_rpc_method_handler(push),
         "pull": grpc.stream_stream_rpc_method_handler(pull),
@@ -131,12 +134,12 @@ def _serve_bare(stack: contextlib.ExitStack, size: int = 2**26) -> str:
     return f"127.0.0.1:{port}"
 
 
-def main(kind: str) -> None:
+def main() -> None:
     """Answer until the input ends."""
     with contextlib.ExitStack() as stack:
-        print(_serve_channel() if kind == "channel" else _serve_bare(stack), flush=True)
+        print(_serve_channel(), _serve_bare(stack), flush=True)
         sys.stdin.read()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -15,11 +15,13 @@ from jaxdist.errors import JaxdistError
 TREE = {
     "InvalidArgumentError": ValueError,
     "ShapeError": ValueError,
+    "RowIndexError": IndexError,
     "DeviceError": ValueError,
     "TopologyError": ValueError,
     "CoordinateError": IndexError,
     "NotFoundError": RuntimeError,
     "ArgumentError": ValueError,
+    "RowIndexError": IndexError,
     "ArgumentTypeError": TypeError,
     "CallArgumentsError": ValueError,
     "UnsupportedError": NotImplementedError,

@@ -166,7 +166,6 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
     # Running
 
-    @final
     def run(
         self,
         fn: Callable[..., Any],

@@ -15,13 +15,6 @@ def _of_shape(partitioner: Any) -> Call:
     return Call(lambda: partitioner, lambda: dict(_SHAPE))
 
 
-class _Halves(partitioners.Partitioner):
-    """A subclass with a rule of its own."""
-
-    def __call__(self, shape: Any, dtype: Any, axis: int = 0) -> list[int]:
-        return partitioners.FixedShardsPartitioner(2)(shape, dtype, axis)
-
-
 _MODULE = "jaxdist.experimental.partitioners"
 CALLS = {
     "jaxdist.experimental.CentralStorageStrategy": Call(
@@ -37,7 +30,6 @@ CALLS = {
         lambda: {"table": variable(), "ids": jnp.array([2, 0])},
     ),
     f"{_MODULE}.Partitioner": Call(lambda: partitioners.Partitioner),
-    f"{_MODULE}.Partitioner.__call__": _of_shape(_Halves()),
     f"{_MODULE}.FixedShardsPartitioner": Call(
         lambda: partitioners.FixedShardsPartitioner, lambda: {"num_shards": 2}
     ),

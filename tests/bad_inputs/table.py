@@ -56,6 +56,7 @@ FOR_SUBCLASSES = {
     "jaxdist.cluster_resolver.ClusterResolver.cluster_spec",
     "jaxdist.cluster_resolver.ClusterResolver.master",
     "jaxdist.cluster_resolver.ClusterResolver.num_accelerators",
+    "jaxdist.experimental.partitioners.Partitioner.__call__",
     *(
         f"jaxdist.jobs.Task.{name}"
         for name in "batch check finish load make_model measures".split()

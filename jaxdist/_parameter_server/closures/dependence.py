@@ -1,5 +1,6 @@
 """What each result of a closure depends on: its inputs, and updates of optimizers."""
 
+import dataclasses
 from typing import Any
 
 from jaxdist._parameter_server.closures.marks import UPDATED
@@ -8,32 +9,60 @@ from jaxdist._program import ForwardAnalysis
 # An input of the closure by its number, or an update: (optimizer, leaf).
 Source = int | tuple[int, int]
 Sources = frozenset[Source]
-_NOTHING: Sources = frozenset()
+
+# Operations with one operand that keep its values, and change at most shape or layout. The results
+# of `strategy.run` pass through some of them.
+_PRESERVING = frozenset(
+    {"broadcast_in_dim", "copy", "pcast", "pvary", "reshape", "sharding_constraint", "squeeze"}
+)
 
 
-class SourceAnalysis(ForwardAnalysis[Sources]):
-    """The inputs and updates that each value depends on."""
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where a value comes from.
 
-    of_constants = _NOTHING
+    Args:
+        sources: What it depends on.
+        same_as: The input that it equals; None if it is computed.
+    """
 
-    def operation(self, eqn: Any, inputs: list[Sources]) -> list[Sources]:
-        found = _NOTHING.union(*inputs)
+    sources: Sources = frozenset()
+    same_as: int | None = None
+
+
+_CONSTANT = Origin()
+
+
+class SourceAnalysis(ForwardAnalysis[Origin]):
+    """The origin of each value."""
+
+    of_constants = _CONSTANT
+
+    def operation(self, eqn: Any, inputs: list[Origin]) -> list[Origin]:
+        if eqn.primitive.name in _PRESERVING and len(inputs) == 1:
+            if eqn.outvars[0].aval.size == eqn.invars[0].aval.size:
+                return inputs
+        found: Sources = frozenset().union(*(origin.sources for origin in inputs))
         if eqn.primitive is UPDATED:
             found = found | {(eqn.params["optimizer"], eqn.params["leaf"])}
-        return [found] * len(eqn.outvars)
+        return [Origin(found)] * len(eqn.outvars)
 
-    def join(self, eqn: Any, aval: Any, first: Sources, second: Sources) -> Sources:
-        return first | second
+    def join(self, eqn: Any, aval: Any, first: Origin, second: Origin) -> Origin:
+        same = first.same_as if first.same_as == second.same_as else None
+        return Origin(first.sources | second.sources, same)
 
     # The number of iterations, and the choice of a branch, decide on the results too.
-    def decide(self, eqn: Any, values: list[Sources], decided_by: Sources) -> list[Sources]:
-        return [value | decided_by for value in values]
+    def decide(self, eqn: Any, values: list[Origin], decided_by: Origin) -> list[Origin]:
+        return [
+            value if value.same_as is not None else Origin(value.sources | decided_by.sources)
+            for value in values
+        ]
 
-    def linear_solve(self, eqn: Any, inputs: list[Sources]) -> list[Sources]:
+    def linear_solve(self, eqn: Any, inputs: list[Origin]) -> list[Origin]:
         return self.operation(eqn, inputs)
 
 
-def find_sources(closed: Any) -> list[Sources]:
-    """Return the sources of each result of a closed program."""
-    given: list[Sources] = [frozenset({n}) for n in range(len(closed.jaxpr.invars))]
+def find_origins(closed: Any) -> list[Origin]:
+    """Return the origin of each result of a closed program."""
+    given = [Origin(frozenset({n}), n) for n in range(len(closed.jaxpr.invars))]
     return SourceAnalysis().run(closed, given)

@@ -17,7 +17,7 @@ from jaxdist._values import BatchSource, current_binding
 from jaxdist.errors import ContextError
 
 # Finishes a trace: the optimizers of the closure move to the servers.
-Finish = Callable[[TracedClosure, Recorders], TracedClosure]
+Finish = Callable[[TracedClosure, Recorders, Sequence[Any]], TracedClosure]
 
 
 class TemplateSource(BatchSource):
@@ -90,15 +90,13 @@ class ClosureProgram:
     ) -> None:
         self._call, self._state, self._layout = call, list(state), layout
         self._sources, self._enter, self._finish = list(sources), enter, finish
+        # The random keys of the NNX objects, as data; they come after the arguments.
+        held = [leaf.key for leaf in state if leaf.key is not None]
+        self.keys = [np.asarray(jax.random.key_data(key)) for key in held]
         self._lock = threading.Lock()
         self._known: dict[Any, TracedClosure] = {}
         self.first = self._trace()
         self._known[self._key(None)] = self.first
-
-    @property
-    def keys(self) -> list[Any]:
-        """The random keys of the NNX objects, as data; they come after the arguments."""
-        return [np.asarray(jax.random.key_data(s.key)) for s in self._state if s.key is not None]
 
     def find(self, batches: Sequence[Sequence[PyTree]]) -> TracedClosure:
         """Return the closure for these batches, by iterator; trace it if the shapes are new."""
@@ -119,7 +117,8 @@ class ClosureProgram:
     def _trace(self) -> TracedClosure:
         self._call.draws.put_back()
         with self._enter():
-            return self._finish(*trace_closure(self._call, self._state, self._layout))
+            traced, recorders = trace_closure(self._call, self._state, self._layout)
+            return self._finish(traced, recorders, self._call.flat.nodes)
 
 
 def _make_template(leaf: Any) -> Any:

@@ -71,7 +71,7 @@ class Recorder:
                 "Each parameter has one gradient, in the same structure.\n\n"
                 "Take the gradients of the same model: nnx.value_and_grad(loss_fn)(model)."
             )
-        if self.treedef != treedef:
+        if self.treedef is None or self.treedef != treedef:
             self._make_ports(updates, treedef)
         for port, gradient in zip(self.gradients, leaves, strict=True):
             port.assign(gradient, read_value=False)

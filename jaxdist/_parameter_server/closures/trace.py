@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._parameter_server.closures.dependence import Sources, find_sources
+from jaxdist._parameter_server.closures.dependence import find_origins
 from jaxdist._parameter_server.closures.marks import UPDATED
 from jaxdist._parameter_server.closures.recorder import Recorders
 from jaxdist._parameter_server.closures.traced import (
@@ -92,7 +92,7 @@ class _Builder:
         self._call, self._state, self._layout = call, state, layout
         self._found, self._recorders = found, recorders
         self._name = getattr(call.fn, "__name__", "function")
-        self._sources = find_sources(found.closed)
+        self._origins = find_origins(found.closed)
         # The results of the trace: written variables, then state, then what the function returns.
         first, total = len(found.written), len(found.closed.jaxpr.outvars)
         self._after: list[int] = found.treedef.unflatten(range(first, total))[0]
@@ -183,7 +183,7 @@ class _Builder:
         """Return the variable that each gradient of each optimizer is for."""
         found = {}
         for leaf, result in zip(self._state, self._after, strict=True):
-            marks = [s for s in self._sources[result] if isinstance(s, tuple)]
+            marks = [s for s in self._origins[result].sources if isinstance(s, tuple)]
             if not marks:
                 continue
             if len(marks) > 1 or leaf.variable is None:
@@ -194,10 +194,10 @@ class _Builder:
     def _find_changed_state(self) -> list[Update]:
         """Return the changes of variables of NNX objects that no optimizer updates."""
         updates = []
-        invars, outvars = self._found.closed.jaxpr.invars, self._found.closed.jaxpr.outvars
         for place, (leaf, result) in enumerate(zip(self._state, self._after, strict=True)):
-            sources: Sources = self._sources[result]
-            if outvars[result] is invars[place] or any(isinstance(s, tuple) for s in sources):
+            origin = self._origins[result]
+            sources = origin.sources
+            if origin.same_as == place or any(isinstance(s, tuple) for s in sources):
                 continue
             if leaf.variable is None:
                 if leaf.key is not None:
@@ -230,7 +230,7 @@ class _Builder:
         outputs: list[tuple[int, int | None]] = []
         for port in self._reads:
             result = number[id(port.role.ids)]
-            slots = [self._slot_of[s] for s in self._sources[result] if isinstance(s, int)]
+            slots = [self._slot_of[s] for s in self._origins[result].sources if isinstance(s, int)]
             wrong = next((x for x in slots if isinstance(x, ServerVariable | Port)), None)
             if wrong is not None and not _is_zero(wrong):
                 raise _make_lookup_error(self._name, port.label, wrong)

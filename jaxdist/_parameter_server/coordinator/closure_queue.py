@@ -20,7 +20,8 @@ class ClosureQueue:
     Note [First error]
     The first error is kept, later ones are dropped. The next `put`, `wait` or `is_done` raises it:
     first it cancels the closures that wait, asks the workers to stop those that run, and waits
-    for these. Then the error is forgotten, and everything works as before.
+    for these. Meanwhile `put` waits and `put_back` adds nothing, so no other closure begins. Then
+    the error is forgotten, and everything works as before.
 
     Cost:
         A few microseconds for `put`, and for `get` and `finish` together.
@@ -91,7 +92,7 @@ class ClosureQueue:
         """
         with self._lock:
             while not self._is_stopped and not others:
-                if self._queued and not self._is_cancelling:
+                if self._queued:
                     item = self._queued.popleft()
                     item.cancel = cancel
                     self.in_flight[item.number] = item

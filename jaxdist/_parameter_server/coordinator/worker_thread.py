@@ -135,7 +135,7 @@ class WorkerThread:
     def _put_back(self, item: Scheduled, error: BaseException | None) -> bool:
         """Put a closure back; or fail it, if the error says that it was tried often enough."""
         self.running = None
-        if error is not None and not item.is_cancelled:
+        if error is not None:
             self._fail(item, error)
             return False
         if not self._queue.put_back(item):

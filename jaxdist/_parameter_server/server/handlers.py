@@ -30,6 +30,14 @@ class _NoFields(_Fields):
     """No fields."""
 
 
+class _Hello(_Fields):
+    client: _Name = ""
+
+
+class _Configure(_Fields):
+    max_staleness: _Count | None = None
+
+
 class _NewVariable(_Fields):
     name: _Name
     is_program: bool = False
@@ -109,8 +117,12 @@ def make_handlers(server: VariableServer) -> dict[str, Handler]:
         ShapeError: From a handler: the number of arrays is not what the fields say.
     """
 
-    def hello(fields: _NoFields, arrays: _Arrays) -> _Reply:
-        return server.hello(), ()
+    def hello(fields: _Hello, arrays: _Arrays) -> _Reply:
+        return server.hello(fields.client), ()
+
+    def configure(fields: _Configure, arrays: _Arrays) -> _Reply:
+        server.configure(fields.max_staleness)
+        return {}, ()
 
     def create(fields: _Create, arrays: _Arrays) -> _Reply:
         creations = []
@@ -160,7 +172,8 @@ def make_handlers(server: VariableServer) -> dict[str, Handler]:
 
     return dict(
         [
-            _make_handler("hello", _NoFields, hello),
+            _make_handler("hello", _Hello, hello),
+            _make_handler("configure", _Configure, configure),
             _make_handler("create", _Create, create),
             _make_handler("register_update", _Program, register_update),
             _make_handler("read", _Read, read),

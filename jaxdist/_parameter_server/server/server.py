@@ -29,6 +29,7 @@ from jaxdist.errors import ArgumentError, ContextError
 
 WAIT_SECONDS = 60.0
 HOLD_SECONDS = 600.0
+_NOTHING_COUNTED: dict[str, Any] = {"below": 0, "counted": []}
 
 
 class VariableServer:
@@ -72,14 +73,17 @@ class VariableServer:
         self._keeper: SnapshotKeeper | None = None
         self._admission: Admission | None = None
         if max_staleness is not None:
-            bound = as_integer(caller, "max_staleness", max_staleness, least=0)
-            self._admission = Admission(self._condition, bound, clock, self._check_values)
-        self.max_staleness = max_staleness
+            max_staleness = as_integer(caller, "max_staleness", max_staleness, least=0)
+        self._clock = clock
         if snapshot_directory is not None:
             folder = Path(as_path(caller, "snapshot_directory", snapshot_directory, "snapshots"))
             seconds = as_number(caller, "snapshot_seconds", snapshot_seconds, least=0.0)
             self._keeper = SnapshotKeeper(folder, self.task, seconds, self._capture)
             self._state = self._keeper.state
+            if max_staleness is None:
+                max_staleness = self._state.max_staleness
+        self._set_bound(max_staleness)
+        if self._keeper is not None:
             self._keeper.start()
 
     @property
@@ -87,19 +91,55 @@ class VariableServer:
         """The id of this start of the server, to which versions belong."""
         return self._state.incarnation
 
-    def hello(self) -> dict[str, Any]:
-        """Return who this server is, and from which versions it serves."""
+    @property
+    def max_staleness(self) -> int | None:
+        """The bound; None means none."""
+        return self._state.max_staleness
+
+    def configure(self, max_staleness: int | None) -> None:
+        """Set the bound, where it is another one; no closure is registered any more then.
+
+        Raises:
+            ArgumentError: It is below 0.
+        """
+        if max_staleness is not None:
+            max_staleness = as_integer("configure", "max_staleness", max_staleness, least=0)
+        with self._condition:
+            if max_staleness != self._state.max_staleness:
+                self._set_bound(max_staleness)
+                self._state.mutations += 1
+                self._condition.notify_all()
+
+    def _set_bound(self, bound: int | None) -> None:
+        self._state.max_staleness = bound
+        self._admission = (
+            None
+            if bound is None
+            else Admission(self._condition, bound, self._clock, self._check_values)
+        )
+
+    def hello(self, client: str = "") -> dict[str, Any]:
+        """Return who this server is, and from which versions it serves.
+
+        Args:
+            client: Whose counted closures are told, for each restart from a snapshot.
+        """
         with self._condition:
             self._check_values()
             state = self._state
             return {
                 "task": self.task,
                 "incarnation": state.incarnation,
-                "max_staleness": self.max_staleness,
+                "max_staleness": state.max_staleness,
                 "applied": state.applied,
                 "variables": len(state.variables),
                 "snapshot": None if self._keeper is None else self._keeper.start_from,
                 "versions": {name: v.start_version for name, v in state.variables.items()},
+                "has_snapshots": self._keeper is not None,
+                "restores": [
+                    {"incarnation": r.incarnation, **r.counted.get(client, _NOTHING_COUNTED)}
+                    for r in state.restores
+                ],
             }
 
     def create(

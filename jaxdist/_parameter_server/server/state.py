@@ -9,6 +9,20 @@ from jaxdist._parameter_server.server.counted import CountedClosures
 from jaxdist._parameter_server.server.programs import UpdateProgram
 from jaxdist._parameter_server.server.stored import StoredVariable
 
+
+@dataclasses.dataclass(frozen=True)
+class Restore:
+    """A start from a snapshot.
+
+    Args:
+        incarnation: The incarnation that began with it.
+        counted: The closures that the snapshot had counted, as `CountedClosures.to_json` does.
+    """
+
+    incarnation: str
+    counted: dict[str, Any]
+
+
 Slots = dict[tuple[str, str], tuple[str, ...]]  # of a variable and a program: names of variables
 
 
@@ -25,8 +39,11 @@ class State:
     already_counted: int = 0  # requests that came again
     staleness: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
     # Versions are those of one incarnation: after a restart from a snapshot the same number may
-    # name another value.
-    incarnation: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
+    # name another value. It begins with the number of restarts that it knows of.
+    incarnation: str = dataclasses.field(default_factory=lambda: make_incarnation(0))
+    # What each restart has found in its snapshot, the oldest first.
+    restores: list[Restore] = dataclasses.field(default_factory=list)
+    max_staleness: int | None = None
 
     def describe(self) -> dict[str, Any]:
         """Return counts, and the histogram of staleness, as JSON can hold them."""
@@ -45,6 +62,11 @@ class State:
                 for name, v in self.variables.items()
             },
         }
+
+
+def make_incarnation(generation: int) -> str:
+    """Return a new incarnation, after so many restarts."""
+    return f"{generation}-{secrets.token_hex(8)}"
 
 
 def _to_json(counts: collections.Counter[int]) -> dict[str, int]:

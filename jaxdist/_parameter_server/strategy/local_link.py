@@ -21,10 +21,11 @@ class LocalWorkerLink:
     Args:
         index: The index of the worker.
         worker: The worker.
+        client: The id of the job's run.
     """
 
-    def __init__(self, index: int, worker: Worker) -> None:
-        self._index, self._worker = index, worker
+    def __init__(self, index: int, worker: Worker, client: str) -> None:
+        self._index, self._worker, self._client = index, worker, client
 
     @property
     def index(self) -> int:
@@ -45,8 +46,8 @@ class LocalWorkerLink:
             for leaf, value in enumerate(jax.tree.leaves(element))
         }
         arguments = closure.find_arguments(self._index)
-        request = Request(traced, arguments, leaves, number, fence, done_below)
-        return traced.structure.build(self._worker.run(request))
+        request = Request(traced, arguments, leaves, number, fence, done_below, self._client)
+        return traced.structure.build(self._worker.run(request).results)
 
     def wait_until_back(self, seconds: float) -> bool:
         """Return whether the worker is there: it ends with this process."""

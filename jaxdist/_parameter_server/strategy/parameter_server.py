@@ -1,30 +1,29 @@
 """`ParameterServerStrategy`: variables on servers, functions on workers that are not in step."""
 
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import jax
-import numpy as np
 
 from jaxdist import _mesh
-from jaxdist._parameter_server.closures.recorder import Recorders
-from jaxdist._parameter_server.closures.traced import TracedClosure
 from jaxdist._parameter_server.coordinator import ServerReport
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.strategy.cluster import read_cluster
 from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
-from jaxdist._parameter_server.strategy.prepare import Prepared, Preparer
-from jaxdist._parameter_server.variables.server_variable import ServerVariable
+from jaxdist._parameter_server.strategy.prepare import Prepared
+from jaxdist._parameter_server.strategy.server_strategy import PutOn, ServerStrategy
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.worker.worker import Worker
-from jaxdist._strategies import Strategy
 from jaxdist._validate import as_integer, show
 from jaxdist.errors import ArgumentError
 
+_LOG = logging.getLogger("jaxdist")
+
 
 @final
-class ParameterServerStrategy(Strategy):
+class ParameterServerStrategy(ServerStrategy):
     """Variables on parameter servers; a coordinator gives functions to workers.
 
     Each function runs on one worker. It reads variables, computes, and sends changes, which the
@@ -58,31 +57,37 @@ class ParameterServerStrategy(Strategy):
         if max_staleness is not None:
             as_integer(caller, "max_staleness", max_staleness, least=0)
         self._resolver = cluster_resolver
-        self._partitioner = variable_partitioner
         client = secrets.token_hex(8)
         local = jax.local_devices()
-        self._set_up(_mesh.build(local[:1]))
-        links = [
+        servers = [
             VariableServer(f"ps:{n}", max_staleness=max_staleness) for n in range(len(cluster.ps))
         ]
-        self.storage = Servers(links, client)
-        self._fence = self.storage.fence
+        self._set_up_servers(
+            "ClusterCoordinator.schedule",
+            _mesh.build(local[:1]),
+            Servers(servers, client),
+            variable_partitioner,
+            max_staleness,
+        )
         self._cluster_coordinator: Any = None
-        self._preparer = Preparer(self, self._finish)
-        self._links = [
-            LocalWorkerLink(n, Worker(self.storage, _Put(local[n % len(local)]), max_staleness))
-            for n in range(len(cluster.workers))
-        ]
+        self._has_warned = False
+        layouts = [_mesh.build([local[n % len(local)]]) for n in range(len(cluster.workers))]
+        workers = [Worker(self.storage, PutOn(layout), max_staleness) for layout in layouts]
+        self._links = [LocalWorkerLink(n, w, client) for n, w in enumerate(workers)]
 
     @property
     def cluster_resolver(self) -> Any:
         """The resolver that this strategy was made with."""
         return self._resolver
 
-    # Variables
-
-    def _create_variable(self, args: Any, kwargs: Any) -> Any:
-        return object.__new__(ServerVariable)
+    def _before_run_here(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _LOG.warning(
+                "ParameterServerStrategy.run runs in this process and not on a worker. To use the "
+                "workers, schedule a function that calls it: "
+                "ClusterCoordinator(strategy).schedule(step, args)."
+            )
 
     # What the coordinator needs
 
@@ -113,16 +118,3 @@ class ParameterServerStrategy(Strategy):
             for late, count in link.statistics()["staleness"].items():
                 staleness[int(late)] = staleness.get(int(late), 0) + count
         return ServerReport(staleness)
-
-    def _finish(self, closure: TracedClosure, recorders: Recorders) -> TracedClosure:
-        return closure
-
-
-class _Put:
-    """Puts arrays on one device."""
-
-    def __init__(self, device: jax.Device) -> None:
-        self._device = device
-
-    def __call__(self, value: Any) -> Any:
-        return jax.device_put(np.asarray(value), self._device)

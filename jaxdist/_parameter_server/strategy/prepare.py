@@ -12,15 +12,20 @@ import numpy as np
 
 from jaxdist._parameter_server.closures.adopted import adopt
 from jaxdist._parameter_server.closures.program import ClosureProgram, TemplateSource
+from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.recorder import Recorders
 from jaxdist._parameter_server.closures.traced import TracedClosure
 from jaxdist._parameter_server.coordinator import PerWorkerIterator, PerWorkerValues
 from jaxdist._parameter_server.strategy.resources import Made
 from jaxdist._program import WholeCalls, is_unit
 from jaxdist._typing import PyTree
-from jaxdist.errors import DeadlineExceededError
+from jaxdist.errors import ContextError, DeadlineExceededError
 
 _SECONDS = 300.0
+
+
+# Moves the optimizers of a traced function to the servers of a strategy.
+Finish = Callable[[TracedClosure, Recorders, Sequence[Any], Any], TracedClosure]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,18 +63,16 @@ class Preparer:
     """Traces scheduled functions, each once for arguments of one shape.
 
     Args:
+        caller: How errors call the function that takes steps.
         strategy: The strategy.
         finish: Moves the optimizers of a traced function to the servers.
     """
 
-    def __init__(
-        self, strategy: Any, finish: Callable[[TracedClosure, Recorders], TracedClosure]
-    ) -> None:
+    def __init__(self, caller: str, strategy: Any, finish: Finish) -> None:
         self._strategy = weakref.ref(strategy)
-        self._finish = finish
-        self._calls = WholeCalls("ClusterCoordinator.schedule")
-        # Functions are held weakly; their programs go with them.
-        self._programs: Any = weakref.WeakKeyDictionary()
+        self._finish_with = finish
+        self._calls = WholeCalls(caller)
+        self._programs: Recent[Any, ClosureProgram] = Recent(256)
         self._lock = threading.RLock()
 
     def prepare(
@@ -107,28 +110,31 @@ class Preparer:
         with self._lock:
             call = self._calls.read(fn, args, kwargs)
             arguments = jax.tree.leaves(call.arguments)
-            known = self._programs.setdefault(fn, {})
             specs = tuple(_describe(_find_made(i).template) for i in iterators)
-            key = (call.key(), specs)
-            program = known.get(key)
-            if program is None:
+
+            def make() -> ClosureProgram:
                 strategy = self._get_strategy()
-                program = known[key] = ClosureProgram(
-                    call,
-                    adopt(call, strategy),
-                    strategy.layout,
-                    sources,
-                    self._enter,
-                    self._finish,
-                )
+                state, layout = adopt(call, strategy), strategy.layout
+                return ClosureProgram(call, state, layout, sources, self._enter, self._finish)
+
+            program = self._programs.find((fn, call.key(), specs), make)
         given = [leaves_of[id(x)][1] if id(x) in leaves_of else x for x in arguments]
         return Prepared(program, [*given, *program.keys], iterators)
 
     def _get_strategy(self) -> Any:
         strategy = self._strategy()
         if strategy is None:
-            raise ReferenceError("The strategy of this function was deleted.")
+            raise ContextError(
+                "A scheduled function is traced for other batches, and its strategy was deleted."
+                "\n\nA trace needs the variables of the strategy.\n\n"
+                "Keep the strategy until all functions have run: coordinator.join()."
+            )
         return strategy
+
+    def _finish(
+        self, closure: TracedClosure, recorders: Recorders, nodes: Sequence[Any]
+    ) -> TracedClosure:
+        return self._finish_with(closure, recorders, nodes, self._get_strategy())
 
     def _enter(self) -> Any:
         return self._get_strategy().scope()

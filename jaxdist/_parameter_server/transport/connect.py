@@ -54,7 +54,7 @@ def serve(
     host, port = _split("serve", address)
     chosen = limits or Limits()
     if layer == "local":
-        return LocalListener(f"{host}:{port}", handlers, chosen)
+        return LocalListener(_join(host, port), handlers, chosen)
     found = read_security() if security is None else security
     return GrpcListener(host, port, handlers, chosen, found)
 
@@ -86,11 +86,10 @@ def connect(
     _check_layer("connect", layer, security)
     host, port = _split("connect", address, lowest=1)
     chosen = limits or Limits()
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if layer == "local":
-        return LocalChannel(f"{host}:{port}", name, chosen)
+        return LocalChannel(_join(host, port), name, chosen)
     found = read_security() if security is None else security
-    return GrpcChannel(address, name, chosen, found)
+    return GrpcChannel(_join(host, port), name, chosen, found)
 
 
 def _check_layer(caller: str, layer: str, security: Security | None) -> None:
@@ -118,3 +117,7 @@ def _split(caller: str, address: str, lowest: int = 0) -> tuple[str, int]:
             "Pass for instance address='127.0.0.1:2222'."
         )
     return host or "127.0.0.1", int(port)
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -14,6 +14,8 @@ ALIGNMENT = 64
 # than it saves. A larger one has its own, which is free again when nobody needs that array.
 _OWN_MEMORY = 2**18
 _MOST_DIMS = 32
+_NOTHING = np.empty(0, np.uint8)
+_NOTHING.flags.writeable = False
 
 Spec = tuple[str, list[int]]
 
@@ -79,19 +81,17 @@ class Arrays:
             LayoutError: The bytes are no values of their dtype.
         """
         dtypes = get_dtypes()
+        for block in self.blocks:
+            block.flags.writeable = False
         found = []
-        for (name, shape), size, (block, at) in zip(
+        for (name, shape), size, (number, at) in zip(
             self.layout.specs, self.layout.sizes, self.places, strict=True
         ):
-            if not size:
-                array = np.empty(shape, dtypes[name])
-            else:
-                memory = self.blocks[block][at : at + size]
-                if name == "bool" and memory.max() > 1:
-                    raise LayoutError("a bool is neither 0 nor 1")
-                array = memory.view(dtypes[name]).reshape(shape)
-            array.flags.writeable = False
-            found.append(array)
+            # Arrays without bytes at the end have no block.
+            block = self.blocks[number] if size else _NOTHING
+            if name == "bool" and size and block[at : at + size].max() > 1:
+                raise LayoutError("a bool is neither 0 nor 1")
+            found.append(np.ndarray(shape, dtypes[name], block, at if size else 0))
         return tuple(found)
 
 

@@ -20,7 +20,8 @@ class Limits:
         header_bytes: Bytes of the fields, and of the names, dtypes and shapes.
         bytes_in_flight: Bytes of all messages that are being received and are not complete.
         calls: Calls that are answered at one time.
-        reading_seconds: How long a request may take to arrive; None means `JAXDIST_RPC_SECONDS`.
+        reading_seconds: How long a request may take to arrive, and a reply to be taken; None means
+            `JAXDIST_RPC_SECONDS`.
     """
 
     message_bytes: int = 16 * 2**30
@@ -29,6 +30,15 @@ class Limits:
     bytes_in_flight: int = 32 * 2**30
     calls: int = 128
     reading_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.bytes_in_flight < self.message_bytes:
+            raise ArgumentError(
+                f"Limits was given bytes_in_flight={self.bytes_in_flight} and "
+                f"message_bytes={self.message_bytes}.\n\n"
+                "The largest message is one of those that are in flight.\n\n"
+                "Pass a larger bytes_in_flight=, or a smaller message_bytes=."
+            )
 
     def check(self, caller: str, arrays: Sequence[np.ndarray]) -> None:
         """Raise `ArgumentError` if these are too many arrays, or too many bytes."""
@@ -61,6 +71,8 @@ class Budget:
 
     def take(self, count: int, seconds: float) -> bool:
         """Wait until so many bytes are free, and take them; False if they are not free in time."""
+        # With the bytes between its arrays a message may be a little larger than all.
+        count = min(count, self.most)
         deadline = time.monotonic() + seconds
         with self._changed:
             while self._free < count:
@@ -73,5 +85,5 @@ class Budget:
     def give_back(self, count: int) -> None:
         """Return bytes that were taken."""
         with self._changed:
-            self._free += count
+            self._free += min(count, self.most)
             self._changed.notify_all()

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from jaxdist._parameter_server.transport.dtypes import get_plain
+from jaxdist._parameter_server.transport.dtypes import get_names, get_plain
 from jaxdist._parameter_server.transport.failures import Failure
 from jaxdist._parameter_server.transport.fields import check_fields
 from jaxdist._parameter_server.transport.layout import (
@@ -29,7 +29,7 @@ from jaxdist._parameter_server.transport.layout import (
     pad,
 )
 from jaxdist._parameter_server.transport.limits import Limits, compare
-from jaxdist._parameter_server.transport.message import Message
+from jaxdist._parameter_server.transport.message import LONGEST_METHOD, Message
 
 CHUNK = 2**19
 REQUEST, REPLY = 0, 1
@@ -79,7 +79,8 @@ class Outgoing:
         check_fields(caller, message.fields)
         self._arrays = [get_plain(caller, array) for array in message.arrays]
         limits.check(caller, self._arrays)
-        specs = [(str(array.dtype.name), list(map(int, array.shape))) for array in self._arrays]
+        names = get_names()
+        specs = [(names[array.dtype], [*array.shape]) for array in self._arrays]
         header = Header(message.method, dict(message.fields), specs, failure)
         self._header = msgspec.msgpack.encode(header)
         compare(caller, "bytes of fields, names and shapes", len(self._header), limits.header_bytes)
@@ -203,6 +204,8 @@ class Incoming:
         header = content[_LENGTH.size : _LENGTH.size + length]
         try:
             found: Header = _DECODER.decode(header)
+            if len(found.method) > LONGEST_METHOD:
+                raise RefusedError(f"the name of its method has {len(found.method):,} characters")
             count, most = len(found.arrays), self._limits.arrays
             if count > most:
                 raise RefusedError(f"it has {count:,} arrays, and {most:,} is the most")

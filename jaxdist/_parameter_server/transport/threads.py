@@ -29,6 +29,8 @@ class Threads(Executor):
         """Call a function in one of the threads; it waits while all of them are busy."""
         future: Future[_T] = Future()
         with self._lock:
+            # A thread that takes work while all are busy is counted as free and is not. Then all
+            # have been started, so nothing depends on the number.
             if self._free:
                 self._free -= 1
             elif self._started < self._most:

@@ -4,14 +4,15 @@ import math
 from collections.abc import Sequence
 from typing import Any, final
 
+import jax
 import jax.numpy as jnp
 
 from jaxdist._validate import as_integer, as_list, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 
 _SHAPE = "the whole shape of the variable, a list or tuple of integers"
-# NumPy's kinds of text and of objects; TensorFlow has one dtype for them, string.
-_KINDS_OF_TEXT = "SUOT"
+# NumPy's kinds of text; TensorFlow has one dtype for them, string.
+_KINDS_OF_TEXT = "SUT"
 
 
 class Partitioner:
@@ -217,9 +218,13 @@ def _count_bytes(caller: str, dtype: Any, of_text: int) -> int:
     if isinstance(dtype, str) and dtype == "string":
         return of_text
     try:
-        if dtype is None:  # which NumPy reads as float64
+        # NumPy reads None as float64, and takes the dtype of an array.
+        if dtype is None or isinstance(dtype, (jax.Array, list, dict)):
             raise TypeError
         found = jnp.dtype(dtype)
+        # "V" without fields is the kind of bfloat16 and other dtypes of JAX.
+        if found.kind not in f"biufcV{_KINDS_OF_TEXT}" or found.names is not None:
+            raise TypeError
     except TypeError:
         raise ArgumentTypeError(
             f"{caller} was called with dtype={show(dtype)}.\n\n"

@@ -110,7 +110,7 @@ class RowChange:
     Args:
         variable: The variable.
         op: The operation of the server.
-        ids: The port of the rows' numbers. A number of -1 changes nothing.
+        ids: The port of the rows' numbers; `shard_rows.NO_ROW` changes nothing.
         rows: The port of the operands.
     """
 

@@ -15,7 +15,9 @@ from jaxdist._values import (
     IndexedSlices,
     Scatter,
     Variable,
+    VariableAggregation,
     VariablePlacement,
+    VariableSynchronization,
     cast_to_variable,
     current_binding,
     get_call_context,
@@ -71,10 +73,32 @@ class ServerVariable(Variable):
         "_zero",
     )
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # `Variable(...)` in the scope calls this a second time for a variable that its strategy
+        # has made completely.
+        if not hasattr(self, "_remote_name"):
+            super().__init__(*args, **kwargs)
+
+    @classmethod
+    def connect(
+        cls, strategy: Any, remote_name: str, shape: tuple[int, ...], dtype: Any
+    ) -> "ServerVariable":
+        """Return a variable that is on the servers already."""
+        made = object.__new__(cls)
+        made._label, made._strategy, made._trainable = remote_name, strategy, False
+        made._aggregation = VariableAggregation.NONE
+        made._synchronization = VariableSynchronization.ON_WRITE
+        made._set_up(tuple(shape), np.dtype(dtype), strategy.layout)
+        made._remote_name = remote_name
+        return made
+
     def _hold_initial(self, array: Any, layout: ReplicaMesh | None) -> None:
+        self._set_up(tuple(array.shape), np.dtype(array.dtype), layout)
+        self._remote_name = self._storage.create(self._label, np.asarray(array))
+
+    def _set_up(self, shape: tuple[int, ...], dtype: Any, layout: ReplicaMesh | None) -> None:
         strategy = self._strategy
         self._storage: Storage = strategy.storage
-        shape, dtype = tuple(array.shape), np.dtype(array.dtype)
         # A server has one value, so `ON_READ` is treated as a variable that aggregates.
         sharding = None if layout is None else layout.replicated
         self._home = VariablePlacement(layout, sharding, False, shape, dtype)
@@ -85,7 +109,6 @@ class ServerVariable(Variable):
         self._added_in: Any = _nowhere
         # The changes of rows in the current trace: the trace, the step in it, the port.
         self._row_changes: list[tuple[Any, Any, Port]] = []
-        self._remote_name = self._storage.create(self._label, np.asarray(array))
 
     @property
     def remote_name(self) -> str:

@@ -9,11 +9,20 @@ import numpy as np
 
 from jaxdist._parameter_server.server import Change, Changed, Creation, UpdateRegistration, Values
 from jaxdist._parameter_server.variables.fence import Fence
+from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist.errors import NotFoundError
 
 
 class ServerLink(Protocol):
     """One server: the methods of `VariableServer` that another task calls."""
+
+    def hello(self, client: str = "") -> Mapping[str, Any]:
+        """Return who the server is, and what it has counted of a client's closures."""
+        ...
+
+    def snapshot(self) -> Any:
+        """Write a snapshot."""
+        ...
 
     def create(
         self, creations: Sequence[Creation], client: str = ""
@@ -82,6 +91,8 @@ class Servers:
         self._place: dict[str, int] = {}
         self._next = 0
         self._lock = threading.Lock()
+        # Servers with variables that no snapshot has.
+        self._unsaved: set[int] = set()
         # Workers must see what this task has read or changed; see Note [Fence].
         self.fence = Fence()
         self._threads = ThreadPoolExecutor(max(len(self.links), 1), "jaxdist-servers")
@@ -114,6 +125,7 @@ class Servers:
                 name = f"{label}_{number}"
             place = self._place[name] = self._next % len(self.links)
             self._next += 1
+        self._unsaved.add(place)
         try:
             self.links[place].create([Creation(name, value)], self.client)
         except BaseException:
@@ -126,9 +138,31 @@ class Servers:
     def register(self, place: int, registration: UpdateRegistration) -> list[str]:
         """Add an update program to a server; return the names of the new slots."""
         made = self.links[place].register_update(registration, self.client)
+        self._unsaved.add(place)
         with self._lock:
             self._place.update(dict.fromkeys(made, place))
         return list(made)
+
+    def learn(self, places: Mapping[str, int]) -> None:
+        """Take over which variable is on which server, from the task that created them."""
+        with self._lock:
+            self._place.update(places)
+
+    def save_new(self) -> None:
+        """Let servers write a snapshot if they have variables that were created since the last.
+
+        A server that is killed then has all variables when it comes back, and what is lost is
+        changes only. Servers without a snapshot directory write none.
+        """
+        while self._unsaved:
+            place = self._unsaved.pop()
+            link = self.links[place]
+            try:
+                if link.hello()["has_snapshots"]:
+                    link.snapshot()
+            except BaseException:
+                self._unsaved.add(place)
+                raise
 
     def read(self, name: str) -> np.ndarray:
         """Return the value of a variable."""
@@ -161,5 +195,8 @@ class Servers:
         return {n: f.result() for n, f in waiting.items()}
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, and the connections."""
         self._threads.shutdown(wait=False)
+        for link in self.links:
+            if isinstance(link, RemoteServer):
+                link.close()

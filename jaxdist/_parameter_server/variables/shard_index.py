@@ -18,7 +18,8 @@ def read_index(
 ) -> jax.Array:
     """Return `variable[index]`; where the index begins with rows, only these rows are read."""
     # An empty tuple is an index of the whole, as an ellipsis.
-    first, *rest = (index or (Ellipsis,)) if isinstance(index, tuple) else (index,)
+    parts: tuple[Any, ...] = (index or (Ellipsis,)) if isinstance(index, tuple) else (index,)
+    first, rest = parts[0], parts[1:]
     count = int(variable.shape[0])
     if isinstance(first, slice) and _is_known(first):
         rows = _read_slice(caller, first, count)

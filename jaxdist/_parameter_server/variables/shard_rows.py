@@ -9,6 +9,9 @@ import numpy as np
 
 from jaxdist._values import IndexedSlices, Scatter
 
+# The id of a change that is not for this shard. A negative id of a user is refused all the same.
+NO_ROW = int(np.iinfo(np.int32).min)
+
 
 def read_some(shard: Any, rows: Any) -> Any:
     """Return rows of one shard. `read_rows` moves only these rows from another machine."""
@@ -33,19 +36,46 @@ def read_rows(shards: Sequence[Any], starts: np.ndarray, ids: np.ndarray) -> Any
 def select_rows(shards: Sequence[Any], starts: np.ndarray, ids: Any) -> Any:
     """Return rows by traced ids: each shard is read at all of them, and the right one is kept.
 
-    As in JAX, an index out of bounds gives nan (or the smallest integer).
+    For the ids of other shards a shard is read at its row 0. As in JAX, an index out of bounds
+    gives nan (or the smallest integer).
     """
-    total = sum(int(shard.shape[0]) for shard in shards)
-    # A negative index would count from the end of a shard.
-    ids = jnp.where(ids < 0, total, ids.astype(jnp.int32))
-    found: Any = None
+    if hasattr(shards[0], "read_rows"):
+        return _select_remote_rows(shards, starts, ids)
+    dtype = shards[0].dtype
+    missing = jnp.take(jnp.zeros((1,), dtype), 1, mode="fill")
+    found = jnp.full((*ids.shape, *shards[0].shape[1:]), missing)
     for shard, start in zip(shards, starts.tolist(), strict=True):
-        own = jnp.maximum(ids - start, 0)
-        rows = jnp.take(shard.value(), own, axis=0, mode="fill")
-        is_own = (ids >= start).reshape(ids.shape + (1,) * (rows.ndim - ids.ndim))
-        # Rows of a later shard replace what this one gives for ids beyond its end.
-        found = rows if found is None else jnp.where(is_own, rows, found)
+        is_own, own = _find_own(shard, start, ids)
+        own = jnp.where(is_own, own, 0)
+        rows = jnp.take(shard.value(), own, axis=0)
+        is_own = is_own.reshape(ids.shape + (1,) * (found.ndim - ids.ndim))
+        found = jnp.where(is_own, rows, found)
     return found
+
+
+def _select_remote_rows(shards: Sequence[Any], starts: np.ndarray, ids: Any) -> Any:
+    """Return rows by traced ids from shards on other machines, which move only rows asked for.
+
+    A shard is asked for its first row instead of rows of other shards, so that row moves once more.
+    An id out of bounds goes to the first or last shard, which refuses it.
+    """
+    found: Any = None
+    for number, (shard, start) in enumerate(zip(shards, starts.tolist(), strict=True)):
+        is_own = _is_own(ids, number, shards, start)
+        rows = read_some(shard, jnp.where(is_own, ids - start, 0))
+        place = is_own.reshape(is_own.shape + (1,) * (rows.ndim - is_own.ndim))
+        found = rows if found is None else jnp.where(place, rows, found)
+    return found
+
+
+def _is_own(ids: Any, number: int, shards: Sequence[Any], start: int) -> Any:
+    """Whether traced ids are of one shard; those out of bounds are of the first or last one."""
+    is_own = jnp.ones(jnp.shape(ids), bool)
+    if number > 0:
+        is_own &= ids >= start
+    if number < len(shards) - 1:
+        is_own &= ids < start + int(shards[number].shape[0])
+    return is_own
 
 
 def read_progression(shards: Sequence[Any], starts: np.ndarray, rows: range) -> Any:
@@ -89,8 +119,8 @@ def split_slices(
     """Return the shards that a change of rows concerns, with the rows for each of them."""
     if isinstance(slices.indices, jax.core.Tracer):
         return [
-            (shard, IndexedSlices(slices.values, _local_ids(slices.indices, start, shard)))
-            for shard, start in zip(shards, starts.tolist(), strict=True)
+            (shard, IndexedSlices(slices.values, _local_ids(slices.indices, n, shards, start)))
+            for n, (shard, start) in enumerate(zip(shards, starts.tolist(), strict=True))
         ]
     ids = np.asarray(slices.indices)
     on = np.searchsorted(starts, ids, side="right") - 1
@@ -103,11 +133,21 @@ def split_slices(
     return found
 
 
-def _local_ids(ids: Any, start: int, shard: Any) -> Any:
-    """Return traced ids as those of a shard; JAX drops the changes of ids that are too large."""
-    size = int(shard.shape[0])
-    is_own = (ids >= start) & (ids < start + size)
-    return jnp.where(is_own, ids.astype(jnp.int32) - start, size)
+def _local_ids(ids: Any, number: int, shards: Sequence[Any], start: int) -> Any:
+    """Return traced ids as those of a shard, with an id that drops the change for other shards."""
+    ids = ids.astype(jnp.int32)
+    if hasattr(shards[number], "read_rows"):
+        # The worker that sends the change drops rows with this id.
+        return jnp.where(_is_own(ids, number, shards, start), ids - start, NO_ROW)
+    is_own, own = _find_own(shards[number], start, ids)
+    # JAX drops the changes of ids that are too large.
+    return jnp.where(is_own, own, int(shards[number].shape[0]))
+
+
+def _find_own(shard: Any, start: int, ids: Any) -> tuple[Any, Any]:
+    """Return which traced ids are rows of a shard, and all of them counted from its first row."""
+    own = ids.astype(jnp.int32) - start
+    return (own >= 0) & (own < int(shard.shape[0])), own
 
 
 def _sum_repeated(kind: Scatter, values: Any, ids: np.ndarray) -> IndexedSlices:

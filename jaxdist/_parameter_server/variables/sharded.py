@@ -55,7 +55,7 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
     Args:
         variables: The shards, in the order of their rows: variables of one dtype, with the same
             dims after the first. Each has what `Variable` has; if one has `read_rows(ids)`, it is
-            called to move only these rows.
+            called to move only these rows, and its `scatter_*` drop rows with the id -1.
         name: A name for messages and checkpoints.
 
     Raises:

@@ -10,9 +10,11 @@ import jax
 import numpy as np
 from jax import export
 
+from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.traced import Input, Source, TracedClosure, Update
 from jaxdist._parameter_server.server import Change, Changed, Values
 from jaxdist._parameter_server.variables.servers import Servers
+from jaxdist._parameter_server.variables.shard_rows import NO_ROW
 from jaxdist.errors import ContextError
 
 
@@ -27,6 +29,7 @@ class Request:
         number: Its number.
         fence: Values that were kept from before this fence must be read again.
         done_below: Closures with lower numbers are finished.
+        client: Who has numbered it.
     """
 
     closure: TracedClosure
@@ -35,12 +38,27 @@ class Request:
     number: int
     fence: int = 0
     done_below: int = 0
+    client: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """What a run of a closure returns.
+
+    Args:
+        results: The results.
+        counted: The servers that have counted the closure, by number, with their incarnation.
+    """
+
+    results: list[Any]
+    counted: dict[int, str]
 
 
 @dataclasses.dataclass
 class _Kept:
     """A value of a variable that the worker keeps."""
 
+    place: int
     incarnation: str
     version: int
     value: Any
@@ -58,12 +76,15 @@ class Worker:
 
     Args:
         servers: The servers.
-        put: Puts an array on the worker's devices.
+        put: Puts a list of arrays on the worker's devices.
         max_staleness: The bound of the servers; None means none.
     """
 
     def __init__(
-        self, servers: Servers, put: Callable[[Any], Any], max_staleness: int | None = None
+        self,
+        servers: Servers,
+        put: Callable[[list[Any]], list[Any]],
+        max_staleness: int | None = None,
     ) -> None:
         self._servers, self._put = servers, put
         self._max_staleness = max_staleness
@@ -72,22 +93,25 @@ class Worker:
         # that begins soon after: a worker that was idle would compute with values that are older
         # than a read at its beginning could be.
         self._seconds = 0.0
-        self._programs: dict[str, list[Any]] = {}
+        self._programs: Recent[str, list[Any]] = Recent(256)
 
-    def run(self, request: Request) -> list[np.ndarray]:
+    def run(self, request: Request) -> Finished:
         """Run a closure, send its changes, and return its results."""
         closure = request.closure
         # Before the read: values that are read before a program is compiled are old when it runs.
-        self._compile(closure)
+        programs = self._programs.find(closure.digest, lambda: self._compile(closure))
         began = time.monotonic()
         self._read(request, began)
-        rows = self._read_rows(request)
-        outputs = self._compute(request, rows)
-        outputs = [np.asarray(x) for x in outputs]
-        updates = self._select(closure, outputs)
-        self._send(request, updates, outputs)
+        rows = self._read_rows(request, programs)
+        outputs = programs[0](*self._find_inputs(closure.inputs, request, rows))
+        count = len(outputs) - closure.num_results
+        sent = [np.asarray(x) for x in outputs[:count]]
+        counted = self._send(request, self._select(closure, sent), sent)
         self._seconds = time.monotonic() - began
-        return outputs[len(outputs) - closure.num_results :]
+        # The values of several replicas stay on their devices.
+        is_one = closure.num_replicas == 1
+        results = outputs[count:]
+        return Finished([np.asarray(x) for x in results] if is_one else results, counted)
 
     def forget(self) -> None:
         """Forget all kept values."""
@@ -107,8 +131,8 @@ class Worker:
             if self._max_staleness is not None:
                 # In the order of the servers; see the page on parameter servers.
                 options |= {"closure": request.number, "register": changed.get(place, [])}
-            found = self._servers.links[place].read(names, client=self._servers.client, **options)
-            self._keep(found, request.fence)
+            found = self._servers.links[place].read(names, client=request.client, **options)
+            self._keep(place, found, request.fence)
 
     def _is_fresh(self, name: str, fence: int, began: float) -> bool:
         kept = self._kept.get(name)
@@ -118,31 +142,35 @@ class Worker:
 
     def _known(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the versions that a server needs not send again."""
-        kept = [(n, self._kept[n]) for n in names if n in self._kept]
+        kept = {n: self._kept[n] for n in names if n in self._kept}
         if not kept:
             return {}
-        incarnation = kept[0][1].incarnation
-        known = {n: k.version for n, k in kept if k.incarnation == incarnation}
-        return {"known": known, "incarnation": incarnation}
+        known = {name: k.version for name, k in kept.items()}
+        return {"known": known, "incarnation": next(iter(kept.values())).incarnation}
 
-    def _keep(self, found: Values, fence: int) -> None:
+    def _keep(self, place: int, found: Values, fence: int) -> None:
         now = time.monotonic()
+        # The kept values of a server have one incarnation: the versions of another one would be
+        # those of other values.
+        for name, kept in list(self._kept.items()):
+            if kept.place == place and kept.incarnation != found.incarnation:
+                del self._kept[name]
+        # All at once: each call of `device_put` costs tens of microseconds.
+        values = dict(zip(found.values, self._put(list(found.values.values())), strict=True))
         for name, version in found.versions.items():
-            if name in found.values:
-                value = self._put(found.values[name])
-                self._kept[name] = _Kept(found.incarnation, version, value, fence, now)
+            if name in values:
+                value, incarnation = values[name], found.incarnation
+                self._kept[name] = _Kept(place, incarnation, version, value, fence, now)
             else:
                 kept = self._kept[name]
                 kept.fence, kept.since = fence, now
 
-    def _read_rows(self, request: Request) -> list[Any]:
+    def _read_rows(self, request: Request, programs: Sequence[Any]) -> list[Any]:
         """Read the rows that the closure needs, each one once."""
         lookup = request.closure.lookup
         if lookup is None:
             return []
-        ids = self._programs[request.closure.digest][1](
-            *(self._find(i, request, []) for i in lookup.inputs)
-        )
+        ids = programs[1](*self._find_inputs(lookup.inputs, request, []))
         names = {i.index[0]: i.name for i in request.closure.inputs if i.source is Source.ROWS}
         found = []
         for number, wanted in enumerate(ids):
@@ -157,36 +185,39 @@ class Worker:
 
     # Computing
 
-    def _compile(self, closure: TracedClosure) -> None:
-        """Load and compile the programs of a closure, if they are new."""
-        if closure.digest in self._programs:
-            return
+    def _compile(self, closure: TracedClosure) -> list[Any]:
+        """Return the compiled programs of a closure: what it computes, and which rows it reads."""
         texts = [closure.exported] + ([closure.lookup.exported] if closure.lookup else [])
         loaded = [export.deserialize(bytearray(text)) for text in texts]
         programs = [jax.jit(one.call) for one in loaded]
         # A call with zeros compiles them.
         for program, one in zip(programs, loaded, strict=True):
-            zeros = [self._put(np.zeros(a.shape, a.dtype)) for a in one.in_avals]
+            zeros = self._put([np.zeros(a.shape, a.dtype) for a in one.in_avals])
             jax.block_until_ready(program(*zeros))
-        self._programs[closure.digest] = programs
+        return programs
 
-    def _compute(self, request: Request, rows: Sequence[Any]) -> list[Any]:
-        closure = request.closure
-        program = self._programs[closure.digest][0]
-        return program(*(self._find(i, request, rows) for i in closure.inputs))
+    def _find_inputs(
+        self, inputs: Sequence[Input], request: Request, rows: Sequence[Any]
+    ) -> list[Any]:
+        """Return the inputs of a program, on the devices of the worker."""
+        found = [self._find(given, request, rows) for given in inputs]
+        new = [n for n, given in enumerate(inputs) if given.source is not Source.VARIABLE]
+        for n, value in zip(new, self._put([found[n] for n in new]), strict=True):
+            found[n] = value
+        return found
 
     def _find(self, given: Input, request: Request, rows: Sequence[Any]) -> Any:
         match given.source:
             case Source.VARIABLE:
                 return self._kept[given.name].value
             case Source.ARGUMENT:
-                return self._put(request.arguments[given.index[0]])
+                return request.arguments[given.index[0]]
             case Source.BATCH:
-                return self._put(request.batches[given.index])
+                return request.batches[given.index]
             case Source.ROWS:
-                return self._put(rows[given.index[0]])
+                return rows[given.index[0]]
             case Source.NUMBER:
-                return self._put(np.uint32(request.number))
+                return np.uint32(request.number)
 
     # Changing
 
@@ -203,10 +234,10 @@ class Worker:
 
     def _send(
         self, request: Request, updates: Sequence[Update], outputs: Sequence[np.ndarray]
-    ) -> None:
-        """Send the changes, and keep the new values that come back."""
+    ) -> dict[int, str]:
+        """Send the changes, keep the new values that come back, and return who has counted."""
         if not updates:
-            return
+            return {}
         reads = set(request.closure.reads)
         by_server: dict[int, list[Change]] = {}
         for update in updates:
@@ -215,7 +246,7 @@ class Worker:
             operands = [outputs[n] for n in update.operands]
             if update.op.startswith("scatter_"):
                 # Rows without a number belong to another shard.
-                is_own = operands[0] >= 0
+                is_own = operands[0] != NO_ROW
                 operands = [x[is_own] for x in operands] if not is_own.all() else operands
             change = Change(update.op, update.name, operands, version)
             by_server.setdefault(self._servers.find_server(update.name), []).append(change)
@@ -228,8 +259,10 @@ class Worker:
             )
             for place, changes in by_server.items()
         }
-        for changed in self._servers.call_each(calls).values():
-            self._keep(changed, request.fence)
+        found = self._servers.call_each(calls)
+        for place, changed in found.items():
+            self._keep(place, changed, request.fence)
+        return {place: changed.incarnation for place, changed in found.items()}
 
     def _options(
         self, request: Request, wanted: Sequence[str], changes: Sequence[Change]
@@ -237,7 +270,7 @@ class Worker:
         names = [c.name for c in changes if c.version is not None]
         incarnation = self._kept[names[0]].incarnation if names else None
         return {
-            "client": self._servers.client,
+            "client": request.client,
             "closure": request.number,
             "done_below": request.done_below,
             "read": wanted,

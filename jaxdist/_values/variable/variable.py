@@ -1,5 +1,6 @@
 """`Variable`: a value on the devices of a strategy that can be assigned."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -147,6 +148,9 @@ class Variable(
         self._strategy = here.strategy
         self._hold_initial(array, here.layout)
         _Process.has_variables = True
+
+    # `__new__` takes any arguments; without this, tools that show parameters would show those.
+    __signature__ = inspect.Signature([*inspect.signature(__init__).parameters.values()][1:])
 
     def _hold_initial(self, array: Any, layout: ReplicaMesh | None) -> None:
         """Place the variable, and store its first value."""
@@ -443,6 +447,14 @@ class Variable(
             return f"<{what}>"
         held: Any = self.distributed if self._home.per_replica else np.asarray(self._held)
         return f"<{what} {held!r}>"
+
+
+# `__new__` takes any arguments, and tools would show them instead.
+Variable.__signature__ = inspect.signature(
+    Variable.__init__
+).replace(  # type: ignore[attr-defined]
+    parameters=list(inspect.signature(Variable.__init__).parameters.values())[1:]
+)
 
 
 def _value_for_jax(variable: Variable) -> Any:

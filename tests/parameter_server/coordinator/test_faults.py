@@ -4,12 +4,17 @@ import contextlib
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from jaxdist._parameter_server.coordinator import ClusterCoordinator, WorkerLink
+from jaxdist._parameter_server.coordinator import ClusterCoordinator, Fence, WorkerLink
+from jaxdist._parameter_server.coordinator.closure_queue import ClosureQueue
+from jaxdist._parameter_server.coordinator.scheduled import Scheduled
+from jaxdist._parameter_server.coordinator.settings import WaitSettings
+from jaxdist._parameter_server.coordinator.worker_thread import WorkerThread
 from jaxdist.errors import (
     ArgumentError,
     CancelledError,
@@ -193,11 +198,62 @@ def test_join_raises_once_when_all_workers_are_lost_for_too_long(
     for one in (value, other):
         with pytest.raises(CancelledError):
             one.fetch()
-    # Nothing waits, so there is no other error, however long it takes.
+    # While nothing waits there is no other error.
+    began = time.monotonic()
+    wait_for(lambda: time.monotonic() - began > 0.5)
     coordinator.join()
     for link in strategy.links():
         link.is_back.set()
     assert coordinator.schedule(lambda: 2).fetch() == 2
+
+
+def test_the_time_of_lost_workers_begins_again_when_it_was_reported(
+    strategy: FakeStrategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXDIST_WORKER_SECONDS", "0.5")
+    coordinator = ClusterCoordinator(strategy)
+    for link in strategy.links():
+        link.failures = {1: MAKERS["worker"]()}
+        link.is_back.clear()
+    times = []
+    for _ in range(2):
+        for _ in range(2):
+            coordinator.schedule(lambda: 1)
+        with pytest.raises(WorkerUnavailableError, match="All workers have been lost"):
+            coordinator.join()
+        times.append(time.monotonic())
+    assert times[1] - times[0] > 0.4
+
+
+def test_a_closure_that_is_cancelled_before_it_begins_does_not_reach_the_worker(
+    strategy: FakeStrategy,
+) -> None:
+    coordinator = ClusterCoordinator(strategy)
+    coordinator._workers.stop()
+    coordinator._workers.join(30)
+    link, queue = FakeLink(0), ClosureQueue()
+    thread = WorkerThread(link, queue, Fence(), WaitSettings(), coordinator._workers)
+    queue.put(item := Scheduled((len, [[]], {}), "len", Fence()))
+    assert queue.get(link.cancel) is item
+    item.is_cancelled = True
+    thread._run(item)
+    assert link.calls == []
+    with pytest.raises(CancelledError):
+        item.result.fetch()
+
+
+def test_a_value_that_a_worker_has_made_is_not_made_again(strategy: FakeStrategy) -> None:
+    coordinator = ClusterCoordinator(strategy)
+    iterator = iter(coordinator.create_per_worker_dataset(lambda: [1, 2, 3]))
+    link, thread = strategy.links()[0], coordinator._workers.threads[0]
+    wait_for(lambda: len(link.resources) == 2)
+    # As when a worker comes back while the value is created.
+    thread.make(iterator)
+    coordinator._queue.wake()
+    wait_for(lambda: not thread._to_make)
+    meet = threading.Barrier(2)
+    coordinator.fetch([coordinator.schedule(lambda: meet.wait(30)) for _ in range(2)])
+    assert len(link.resources) == 2
 
 
 def test_a_closure_that_ends_every_worker_fails(

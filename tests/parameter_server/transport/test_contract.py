@@ -1,9 +1,11 @@
 """What `Channel` and `Listener` promise, in one process and by gRPC."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -206,14 +208,16 @@ def test_a_method_that_is_not_there_is_named(start: Serve, dial: Connect) -> Non
         dial(start({"echo": echo}).address).call(Message("push"))
 
 
-BAD = {
+_LOOP: list[Any] = []
+_LOOP.append(_LOOP)
+BAD: dict[str, tuple[Any, Any]] = {
     "an object": ({"x": object()}, ()),
     "a tuple": ({"x": (1, 2)}, ()),
     "a number of NumPy": ({"x": [np.float64(1)]}, ()),
     "a number as a key": ({1: 2}, ()),
     "a list as fields": ([1], ()),
     "65 bits": ({"x": 2**64}, ()),
-    "a list in itself": ({"x": (loop := [])}, ()),
+    "a list in itself": ({"x": _LOOP}, ()),
     "objects in an array": ({}, (np.array([object()]),)),
     "texts in an array": ({}, (np.array(["a"]),)),
     "dates": ({}, (np.array(["2020-01-01"], "M8[D]"),)),
@@ -221,7 +225,6 @@ BAD = {
     "long doubles": ({}, (np.zeros(2, np.longdouble),)),
     "a list as an array": ({}, ([1, 2],)),
 }
-loop.append(loop)
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -306,6 +309,11 @@ def test_the_longest_time_is_infinite(start: Serve, dial: Connect) -> None:
 def test_what_is_no_message_is_refused(start: Serve, dial: Connect, message) -> None:
     with pytest.raises(errors.ArgumentTypeError, match=r"Channel\.call was given message="):
         dial(start({"echo": echo}).address).call(message)
+
+
+def test_a_method_with_a_long_name_is_refused(start: Serve, dial: Connect) -> None:
+    with pytest.raises(errors.ArgumentError, match="a name of 501 characters"):
+        dial(start({"echo": echo}).address).call(Message("m" * 501))
 
 
 def test_nobody_there_is_an_error_at_once(start: Serve, dial: Connect) -> None:
@@ -457,3 +465,20 @@ def test_a_layer_that_is_none_is_refused() -> None:
 
 def test_without_a_host_an_address_is_loopback(start: Serve) -> None:
     assert start({"echo": echo}, ":0").address.startswith("127.0.0.1:")
+
+
+def test_an_address_of_version_6_is_in_brackets(start: Serve, dial: Connect) -> None:
+    if not _has_version_6():
+        pytest.skip("this machine has no IPv6")
+    listener = start({"echo": echo}, "[::1]:0")
+    assert listener.address.startswith("[::1]:")
+    assert dial(listener.address).call(Message("echo")).method == "echo"
+
+
+def _has_version_6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as opened:
+            opened.bind(("::1", 0))
+    except OSError:
+        return False
+    return True

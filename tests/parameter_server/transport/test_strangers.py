@@ -5,6 +5,7 @@ import pathlib
 import random
 import socket
 import struct
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from jaxdist._parameter_server.transport import Limits, Message, Security, connect
+from jaxdist._parameter_server.transport import (
+    Channel,
+    Limits,
+    Message,
+    Security,
+    connect,
+    serve,
+)
 from jaxdist._parameter_server.transport.on_grpc.package import (
     CALL_KEY,
     SECRET_KEY,
@@ -23,7 +31,8 @@ from jaxdist._parameter_server.transport.on_grpc.package import (
     load_grpc,
 )
 from jaxdist._parameter_server.transport.stream import REQUEST, Outgoing
-from tests.parameter_server.transport.task import Task, start_task
+from jaxdist.errors import ArgumentError, UnavailableError
+from tests.parameter_server.transport.task import Task, poll, start_task
 
 SECRET = "correct horse battery staple"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -55,12 +64,19 @@ class Stranger:
     def ask(self) -> None:
         """Make one request; the server must not do anything for it."""
         kind: Callable[[], None] = self._random.choice(
-            [self.socket, self.wrong_secret, self.metadata, self.bytes, self.header, self.mutated]
+            [
+                self.any_socket,
+                self.wrong_secret,
+                self.metadata,
+                self.any_bytes,
+                self.header,
+                self.mutated,
+            ]
             + [self.unfinished, self.path]
         )
         kind()
 
-    def socket(self) -> None:
+    def any_socket(self) -> None:
         """Any bytes, also after the first ones of HTTP/2."""
         first = self._random.choice([b"", PREFACE, PREFACE[:10], b"GET / HTTP/1.1\r\n\r\n"])
         with socket.create_connection(self._where, timeout=10) as plain:
@@ -77,7 +93,7 @@ class Stranger:
         wrong = self._random.choice([[], keys[:1], keys[1:2], keys[1:], [(CALL_KEY, b"\xff" * 9)]])
         self._send([*self._right()], (*wrong, (SECRET_KEY, SECRET.encode())))
 
-    def bytes(self) -> None:
+    def any_bytes(self) -> None:
         """Chunks of any bytes."""
         sizes = self._random.choices([0, 1, 3, 4, 5, 8, 100, 5000, 600_000], k=3)
         self._send([self._random.randbytes(size) for size in sizes])
@@ -187,8 +203,6 @@ def test_a_call_without_a_deadline_is_refused(task: Task) -> None:
 def test_a_request_that_does_not_go_on_is_ended(task: Task) -> None:
     """The task gives 5 s to read a request, and this caller asks for a day."""
     grpc = load_grpc()
-    import threading
-
     release = threading.Event()
 
     def begin() -> Iterator[bytes]:
@@ -202,6 +216,47 @@ def test_a_request_that_does_not_go_on_is_ended(task: Task) -> None:
             list(call)
         assert caught.value.code() is grpc.StatusCode.CANCELLED
         release.set()
+
+
+def test_all_callers_together_have_a_number_of_bytes() -> None:
+    grpc, size = load_grpc(), 2**20
+    limits = Limits(message_bytes=size, bytes_in_flight=size, reading_seconds=2.0)
+    handlers = {"size": lambda request: Message("", {"size": request.nbytes})}
+    listener = serve("127.0.0.1:0", handlers, layer="grpc", security=Security(), limits=limits)
+    channel = connect(listener.address, layer="grpc", security=Security())
+    large, small = Message("size", {}, (np.zeros(size, np.int8),)), Message("size")
+    release, begun = threading.Event(), threading.Event()
+
+    def begin() -> Iterator[bytes]:
+        chunks = Outgoing("", large, Limits()).make_chunks(bytes(16), REQUEST)
+        yield next(chunks)
+        begun.set()
+        release.wait(60)
+
+    with grpc.insecure_channel(listener.address) as raw:
+        known = ((WIRE_KEY, WIRE), (CALL_KEY, bytes(16)))
+        call = raw.stream_stream(f"/{SERVICE}/Stream")(begin(), timeout=30, metadata=known)
+        assert begun.wait(20)
+        poll(lambda: _is_full(channel, large))
+        assert channel.call(small, 20).fields == {"size": 0}
+        call.cancel()
+        release.set()
+    assert channel.call(large, 20).fields == {"size": size}
+    channel.close()
+    listener.stop()
+
+
+def _is_full(channel: Channel, large: Message) -> bool:
+    try:
+        channel.call(large, 20)
+    except UnavailableError as error:
+        return "too many bytes" in str(error)
+    return False
+
+
+def test_a_message_that_never_fits_is_refused_when_limits_are_made() -> None:
+    with pytest.raises(ArgumentError, match="bytes_in_flight=10 and message_bytes=20"):
+        Limits(bytes_in_flight=10, message_bytes=20)
 
 
 def _resident(pid: int) -> int:

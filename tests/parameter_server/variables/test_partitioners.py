@@ -61,7 +61,7 @@ def test_a_dim_without_rows_is_one_shard(made: partitioners.Partitioner) -> None
 
 
 def test_texts_count_as_many_bytes_as_the_partitioner_says() -> None:
-    for dtype in ("string", str, np.dtype("S8"), object):
+    for dtype in ("string", str, bytes, np.dtype("S8")):
         assert LEAST(16, 10, 3)((10, 3), dtype) == [6, 1]
 
 
@@ -84,6 +84,7 @@ def test_texts_count_as_many_bytes_as_the_partitioner_says() -> None:
         (lambda: LEAST(2)((3, None), "float32"), ArgumentTypeError, r"shape\[1\]=None"),  # type: ignore[arg-type]
         (lambda: LEAST(2)(None, "float32"), ArgumentTypeError, "shape=None"),  # type: ignore[arg-type]
         (lambda: FIXED(2)((3,), None), ArgumentTypeError, "dtype=None"),
+        (lambda: FIXED(2)((3,), object), ArgumentTypeError, "dtype="),
         (lambda: FIXED(2)((3,), "float23"), ArgumentTypeError, "float23"),
     ],
 )

@@ -18,13 +18,13 @@ from jaxdist._checkpoints import (
 )
 from jaxdist._parameter_server.server.counted import CountedClosures
 from jaxdist._parameter_server.server.programs import UpdateProgram
-from jaxdist._parameter_server.server.state import State
+from jaxdist._parameter_server.server.state import Restore, State, make_incarnation
 from jaxdist._parameter_server.server.stored import StoredVariable
 from jaxdist._validate import format_lines
 from jaxdist.errors import CheckpointError, DamagedCheckpointError
 
 _KEEP = 2
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +72,8 @@ def capture(state: State, task: str) -> Captured:
         "applied": state.applied,
         "already_counted": state.already_counted,
         "staleness": list(state.staleness.items()),
+        "restores": [[r.incarnation, r.counted] for r in state.restores],
+        "max_staleness": state.max_staleness,
     }
     return Captured(arrays, notes, state.mutations)
 
@@ -178,7 +180,12 @@ def _make_like(notes: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _make_state(notes: dict[str, Any], arrays: dict[str, Any], path: str) -> State:
+    restores = [Restore(*row) for row in notes["restores"]]
+    incarnation = make_incarnation(len(restores) + 1)
     state = State(
+        incarnation=incarnation,
+        restores=[*restores, Restore(incarnation, notes["counted"])],
+        max_staleness=notes["max_staleness"],
         counted=CountedClosures.from_json(notes["counted"]),
         slots={(name, key): tuple(own) for name, key, own in notes["slots"]},
         applied=notes["applied"],

@@ -44,6 +44,8 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 500),
     # A connection of its own, so that it ends with the channel.
     ("grpc.use_local_subchannel_pool", 1),
+    # Tasks of a cluster reach each other, also where the way to the internet is a proxy.
+    ("grpc.enable_http_proxy", 0),
     # The caller's own thread waits for a reply. Otherwise each call would start another one.
     ("SingleThreadedUnaryStream", 1),
     # A call is not repeated behind the back of whoever counts calls.
@@ -164,11 +166,9 @@ class GrpcChannel:
             raise self._make_error(error, method, seconds) from None
         except (DamagedError, RefusedError) as error:
             raise self._make_damaged(method, error) from None
-        except ValueError:
+        except ValueError as error:
             # gRPC's error for a channel that another thread has closed just now.
-            if not self._is_closed:
-                raise
-            raise self._peer.make_unavailable(method, "this channel was closed") from None
+            raise self._peer.make_unavailable(method, str(error)) from None
 
     def _make_damaged(self, method: str, error: Exception) -> JaxdistError:
         return self._peer.make_unavailable(method, f"its reply was damaged on its way: {error}")

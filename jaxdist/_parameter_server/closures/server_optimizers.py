@@ -1,0 +1,131 @@
+"""Optimizers of scheduled functions, on the servers."""
+
+import dataclasses
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from jaxdist._parameter_server.closures.optimizer import VariableUpdate, cut_update
+from jaxdist._parameter_server.closures.recorder import Recorder, Recorders
+from jaxdist._parameter_server.closures.trace import OPTIMIZER
+from jaxdist._parameter_server.closures.traced import TracedClosure, Update
+from jaxdist._parameter_server.server import UpdateRegistration
+from jaxdist._parameter_server.variables.server_variable import ServerVariable
+from jaxdist._parameter_server.variables.servers import Servers
+
+_NUMBERS = itertools.count()
+
+
+class _OnServers:
+    """The optimizers that were moved to the servers, with a number for each.
+
+    Two optimizers may update one variable with equal programs, and each has its own state.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, tuple[Any, int]] = {}
+
+    def find_number(self, optimizer: Any) -> int:
+        known = self._numbers.get(id(optimizer))
+        if known is not None and known[0]() is optimizer:
+            return known[1]
+        number = next(_NUMBERS)
+        self._numbers[id(optimizer)] = weakref.ref(optimizer), number
+        return number
+
+
+_ON_SERVERS = _OnServers()
+
+
+def move_optimizers(
+    closure: TracedClosure, recorders: Recorders, nodes: Sequence[Any], strategy: Any
+) -> TracedClosure:
+    """Move the optimizers that a closure updates with to the servers.
+
+    Each variable's part of the state goes to the server of the variable, with the value that it has
+    now; the optimizer on the coordinator then reads it from there.
+
+    Args:
+        closure: The closure; its updates by optimizers have the operation `optimizer:<n>:<leaf>`.
+        recorders: What the trace has recorded of its optimizers.
+        nodes: The NNX objects among the arguments.
+        strategy: The strategy of the servers.
+
+    Returns:
+        The closure with operations that the servers have.
+    """
+    optimizers = [x for _, x in nnx.iter_graph(list(nodes)) if isinstance(x, nnx.Optimizer)]
+    moved = list(closure.updates)
+    for number, recorder in enumerate(recorders.all):
+        if not recorder.is_used:
+            continue
+        prefix = f"{OPTIMIZER}{number}:"
+        own = [(n, u) for n, u in enumerate(moved) if u.op.startswith(prefix)]
+        keys = _move_one(optimizers[number], recorder, [u for _, u in own], strategy)
+        for (n, update), key in zip(own, keys, strict=True):
+            moved[n] = dataclasses.replace(update, op=f"program:{key}")
+    return dataclasses.replace(closure, updates=tuple(moved))
+
+
+def _move_one(
+    optimizer: Any, recorder: Recorder, updates: Sequence[Update], strategy: Any
+) -> list[str]:
+    """Move one optimizer; return the key of the update program of each parameter."""
+    servers: Servers = strategy.storage
+    number = _ON_SERVERS.find_number(optimizer)
+    programs = cut_update(recorder.tx, recorder.treedef.unflatten(recorder.shapes))
+    held = _read_state(optimizer)
+    keys = []
+    for update, program, shape in zip(updates, programs, recorder.shapes, strict=True):
+        found = program.by_shape[shape.shape]
+        key = f"{number}-{found.key}"
+        registration = UpdateRegistration(
+            key,
+            found.program,
+            len(program.slots),
+            {update.name: [held[slot] for slot in program.slots]},
+            found.init,
+            prefix=f"optimizer_{number}",
+        )
+        names = servers.register(servers.find_server(update.name), registration)
+        _connect_state(optimizer, program, names, strategy)
+        keys.append(key)
+    return keys
+
+
+def _list_state(optimizer: Any) -> dict[str, Any]:
+    """Return the variables of the state of an optimizer, by their paths."""
+    is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
+    flat, _ = tree_flatten_with_path(optimizer.opt_state, is_leaf=is_variable)
+    return {keystr(path, simple=True, separator="."): x for path, x in flat}
+
+
+def _read_state(optimizer: Any) -> dict[str, np.ndarray]:
+    """Return the values of the state of an optimizer, by their paths."""
+    values = {}
+    for name, variable in _list_state(optimizer).items():
+        raw = variable.get_raw_value() if isinstance(variable, nnx.Variable) else variable
+        is_key = jax.dtypes.issubdtype(raw.dtype, jax.dtypes.prng_key)
+        values[name] = np.asarray(jax.random.key_data(raw) if is_key else raw)
+    return values
+
+
+def _connect_state(
+    optimizer: Any, program: VariableUpdate, names: Sequence[str], strategy: Any
+) -> None:
+    """Let the optimizer of the coordinator read its state from the servers."""
+    variables = _list_state(optimizer)
+    for slot, name in zip(program.slots, names, strict=True):
+        variable = variables[slot]
+        # A count of steps is a slot of each variable; the first one stands for all.
+        if isinstance(variable, nnx.Variable) and not isinstance(
+            variable.get_raw_value(), ServerVariable
+        ):
+            raw = variable.get_raw_value()
+            variable.set_raw_value(ServerVariable.connect(strategy, name, raw.shape, raw.dtype))

@@ -1,0 +1,147 @@
+"""`ServerStrategy`: what both strategies with parameter servers share."""
+
+import inspect
+import itertools
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._parameter_server.closures.recent import Recent
+from jaxdist._parameter_server.closures.server_optimizers import move_optimizers
+from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
+from jaxdist._parameter_server.strategy.prepare import Preparer
+from jaxdist._parameter_server.variables.make_shards import make_shards
+from jaxdist._parameter_server.variables.server_variable import ServerVariable
+from jaxdist._parameter_server.variables.servers import Servers
+from jaxdist._parameter_server.variables.sharded import ShardedVariable
+from jaxdist._parameter_server.worker.worker import Worker
+from jaxdist._program import RunOptions
+from jaxdist._strategies import Strategy
+from jaxdist._validate import check_call_arguments, check_callable
+from jaxdist._values import Variable, current_binding, get_call_context
+
+_SIGNATURE = inspect.signature(Variable.__init__)
+
+
+class ServerStrategy(Strategy):
+    """A strategy whose variables are on servers, and whose steps run here or on workers."""
+
+    storage: Servers
+
+    def _set_up_servers(
+        self,
+        caller: str,
+        layout: ReplicaMesh,
+        storage: Servers,
+        partitioner: Callable[..., Sequence[int]] | None = None,
+        max_staleness: int | None = None,
+    ) -> None:
+        """Prepare the strategy.
+
+        Args:
+            caller: How errors call the function that takes steps.
+            layout: The replicas of one worker.
+            storage: The servers.
+            partitioner: Which variables are cut into shards.
+            max_staleness: The bound of the servers.
+        """
+        self._set_up(layout)
+        self.storage = storage
+        self._fence = storage.fence
+        self._partitioner = partitioner
+        self._preparer = Preparer(caller, self, move_optimizers)
+        # Steps that run in this process have numbers of their own.
+        worker = Worker(storage, PutOn(layout), max_staleness)
+        self._here = LocalWorkerLink(-1, worker, secrets.token_hex(8))
+        self._numbers = itertools.count(1)
+        self._steps: Recent[Any, Callable[..., Any]] = Recent(64)
+
+    # Variables
+
+    def _create_variable(self, args: Any, kwargs: Any) -> Any:
+        if self._partitioner is None:
+            return object.__new__(ServerVariable)
+        given = _SIGNATURE.bind(None, *args, **kwargs)
+        given.apply_defaults()
+        own = dict(given.arguments)
+        del own["self"]
+        name = own["name"] or "Variable"
+        shards = make_shards(
+            own["shape"], own["dtype"], self._partitioner, own.pop("initial_value"), name
+        )
+        if len(shards) == 1:
+            return ServerVariable(shards[0].make_value(), **own)
+        own["shape"] = None
+        parts = [
+            ServerVariable(shard.make_value(), **{**own, "name": f"{name}/part_{n}"})
+            for n, shard in enumerate(shards)
+        ]
+        return ShardedVariable(parts, name=name)
+
+    # Running on the coordinator
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any:
+        """Run `fn` on the replicas of the worker that runs the scheduled function around it.
+
+        Outside of a scheduled function it runs in this process: it reads variables of the servers
+        and sends its changes, as a worker does. A log line says once that no worker runs it.
+
+        Args:
+            fn: As for `Strategy.run`.
+            args: As for `Strategy.run`.
+            kwargs: As for `Strategy.run`.
+            options: As for `Strategy.run`.
+
+        Source:
+            `tf.distribute.ParameterServerStrategy.run`.
+        """
+        if current_binding() is not None or get_call_context().in_step is not None:
+            return super().run(fn, args, kwargs, options)
+        check_call_arguments("strategy.run", args, kwargs)
+        check_callable("strategy.run", fn)
+        self._before_run_here()
+
+        def make_step() -> Callable[..., Any]:
+            def step(*args: Any, **kwargs: Any) -> Any:
+                return super(ServerStrategy, self).run(fn, args, kwargs, options)
+
+            step.__name__ = getattr(fn, "__name__", "function")
+            return step
+
+        step = self._steps.find((fn, options), make_step)
+        with self.scope():
+            prepared = self._preparer.prepare(step, tuple(args), dict(kwargs or {}))
+            number = next(self._numbers)
+            result = self._here.run(prepared, number, self._fence.value, number)
+        return jax.tree.map(lambda x: jnp.asarray(x) if type(x) is np.ndarray else x, result)
+
+    def _before_run_here(self) -> None:
+        """Do what comes before a step that runs in this process."""
+
+
+class PutOn:
+    """Puts a list of arrays on the devices of a layout. With several, arrays are replicated."""
+
+    def __init__(self, layout: ReplicaMesh) -> None:
+        self._where = layout.first_device if layout.num_replicas == 1 else layout.replicated
+        self._devices = frozenset(layout.devices)
+
+    def __call__(self, values: list[Any]) -> list[Any]:
+        if len(self._devices) == 1:
+            return jax.device_put(values, self._where)
+        return [x if self._has(x) else jax.device_put(x, self._where) for x in values]
+
+    def _has(self, value: Any) -> bool:
+        # The batch of all replicas is split over the devices already.
+        return isinstance(value, jax.Array) and value.sharding.device_set == self._devices

@@ -1,0 +1,198 @@
+"""`RemoteServer`: a server that is another task, as `ServerLink`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxdist._parameter_server.server import Change, Changed, Creation, UpdateRegistration, Values
+from jaxdist._parameter_server.transport import Channel, Message
+from jaxdist._processes import get_settings
+from jaxdist.errors import NotFoundError, PSUnavailableError, UnavailableError
+
+# A snapshot is as large as all variables, and compiling a program takes long.
+_LONG_SECONDS = 600.0
+
+
+class RemoteServer:
+    """A parameter server in another process: each method is one message.
+
+    Args:
+        channel: To the server.
+        index: Its number among the servers.
+    """
+
+    def __init__(self, channel: Channel, index: int) -> None:
+        self._channel, self._index = channel, index
+        self._first: str | None = None
+
+    def hello(self, client: str = "", seconds: float | None = None) -> dict[str, Any]:
+        """Return who the server is, and what it has counted of a client's closures."""
+        fields = self._call("hello", {"client": client}, seconds=seconds).fields
+        self._first = self._first or fields["incarnation"]
+        return dict(fields)
+
+    def configure(self, max_staleness: int | None) -> None:
+        """Set the bound of staleness."""
+        self._call("configure", {"max_staleness": max_staleness})
+
+    def snapshot(self) -> None:
+        """Write a snapshot."""
+        self._call("snapshot", {}, seconds=_LONG_SECONDS)
+
+    def create(
+        self, creations: Sequence[Creation], client: str = ""
+    ) -> Mapping[str, tuple[bool, int]]:
+        """Create variables."""
+        variables = [{"name": c.name, "is_program": type(c.value) is bytes} for c in creations]
+        arrays = [_to_array(c.value) for c in creations]
+        return _read_created(
+            self._call("create", {"variables": variables, "client": client}, arrays)
+        )
+
+    def register_update(
+        self, registration: UpdateRegistration, client: str = ""
+    ) -> Mapping[str, tuple[bool, int]]:
+        """Add an update program."""
+        given = registration
+        programs = [given.program] if given.init is None else [given.program, given.init]
+        slots = [] if given.init else [x for own in given.variables.values() for x in own or ()]
+        fields = {
+            "key": given.key,
+            "num_slots": given.num_slots,
+            "variables": list(given.variables),
+            "has_init": given.init is not None,
+            "prefix": given.prefix,
+            "client": client,
+        }
+        arrays = [*map(_to_array, programs), *map(np.asarray, slots)]
+        return _read_created(self._call("register_update", fields, arrays, _LONG_SECONDS))
+
+    def read(
+        self,
+        names: Sequence[str],
+        *,
+        client: str = "",
+        closure: int | None = None,
+        register: Sequence[str] = (),
+        known: Mapping[str, int] | None = None,
+        incarnation: str | None = None,
+    ) -> Values:
+        """Return values."""
+        fields = {
+            "names": list(names),
+            "client": client,
+            "closure": closure,
+            "register": list(register),
+            "known": dict(known or {}),
+            "incarnation": incarnation,
+            "seconds": _get_wait_seconds(),
+        }
+        reply = self._call("read", fields)
+        return Values(**_read_values(reply))
+
+    def read_rows(self, name: str, ids: np.ndarray) -> tuple[np.ndarray, int]:
+        """Return rows."""
+        reply = self._call("read_rows", {"name": name}, [ids])
+        return reply.arrays[0], reply.fields["version"]
+
+    def change(
+        self,
+        changes: Sequence[Change],
+        *,
+        client: str = "",
+        closure: int | None = None,
+        done_below: int = 0,
+        incarnation: str | None = None,
+        read: Sequence[str] = (),
+        known: Mapping[str, int] | None = None,
+    ) -> Changed:
+        """Apply changes."""
+        described = [
+            {"op": c.op, "name": c.name, "operands": len(c.operands), "version": c.version}
+            for c in changes
+        ]
+        fields = {
+            "changes": described,
+            "client": client,
+            "closure": closure,
+            "done_below": done_below,
+            "incarnation": incarnation,
+            "read": list(read),
+            "known": dict(known or {}),
+            "seconds": _get_wait_seconds(),
+        }
+        reply = self._call("change", fields, [x for c in changes for x in c.operands])
+        status, staleness = reply.fields["status"], tuple(reply.fields["staleness"])
+        return Changed(**_read_values(reply), status=status, staleness=staleness)
+
+    def release(self, client: str, closure: int) -> bool:
+        """Remove the reads of a closure."""
+        reply = self._call("release", {"client": client, "closure": closure})
+        return bool(reply.fields["was_registered"])
+
+    def statistics(self) -> Mapping[str, Any]:
+        """Return counts."""
+        return self._call("statistics", {}).fields
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def _call(
+        self,
+        method: str,
+        fields: dict[str, Any],
+        arrays: Sequence[np.ndarray] = (),
+        seconds: float | None = None,
+    ) -> Message:
+        try:
+            return self._channel.call(Message(method, fields, tuple(arrays)), seconds)
+        except UnavailableError as error:
+            text = str(error).replace("This server", f"ps {self._index}", 1)
+            raise PSUnavailableError(text, [self._index]) from error
+        except NotFoundError as error:
+            raise self._explain(error) from error
+
+    def _explain(self, error: NotFoundError) -> NotFoundError:
+        """Return a better error, if the server has lost its variables."""
+        first = self._first
+        found = self.hello()
+        if first in (None, found["incarnation"]) or found["variables"]:
+            return error
+        remedy = (
+            "Make its snapshots more often: snapshot_seconds=5."
+            if found["has_snapshots"]
+            else "Let servers write snapshots: jaxdist.Server(..., snapshot_directory='snapshots')."
+        )
+        return NotFoundError(
+            f"ps {self._index} at {self._channel.address} was started again, and has no "
+            "variables.\n\n"
+            "A server that was started again has the variables of its newest snapshot, and this "
+            f"one had none.\n\nStart the job again, from its last checkpoint. {remedy}"
+        )
+
+
+def _get_wait_seconds() -> float:
+    """Return how long a server may let a call wait for other closures: less than its deadline."""
+    return get_settings().rpc_seconds / 2
+
+
+def _to_array(value: Any) -> np.ndarray:
+    return np.frombuffer(value, np.uint8) if isinstance(value, bytes) else np.asarray(value)
+
+
+def _read_created(reply: Message) -> dict[str, tuple[bool, int]]:
+    found: Mapping[str, Any] = reply.fields["variables"]
+    return {name: (one["status"] == "created", one["version"]) for name, one in found.items()}
+
+
+def _read_values(reply: Message) -> dict[str, Any]:
+    fields = reply.fields
+    arrays: Iterator[np.ndarray] = iter(reply.arrays)
+    return {
+        "incarnation": fields["incarnation"],
+        "versions": fields["versions"],
+        "values": {name: next(arrays) for name in fields["sent"]},
+        "is_registered": fields["registered"],
+    }

@@ -1,0 +1,92 @@
+"""A sharded variable whose shards are on different servers moves only rows."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdist
+from jaxdist import IndexedSlices, Variable
+from jaxdist._parameter_server.coordinator import ClusterCoordinator
+from jaxdist._parameter_server.server import VariableServer
+from jaxdist._parameter_server.strategy.parameter_server import ParameterServerStrategy
+from jaxdist._parameter_server.variables import ShardedVariable
+from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
+
+WHOLE = np.arange(20, dtype=np.float32).reshape(10, 2)
+
+
+def _strategy() -> ParameterServerStrategy:
+    jobs = {"ps": ["ps0:1", "ps1:1"], "worker": ["w0:1", "w1:1"], "chief": ["c:1"]}
+    resolver = SimpleClusterResolver(ClusterSpec(jobs), task_type="chief", rpc_layer="local")
+    return ParameterServerStrategy(resolver)
+
+
+def _table(strategy: ParameterServerStrategy) -> ShardedVariable:
+    with strategy.scope():
+        shards = [Variable(WHOLE[:6], name="part_0"), Variable(WHOLE[6:], name="part_1")]
+    return ShardedVariable(shards, name="table")
+
+
+def _note_rows(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Note the rows that servers send, and refuse to send whole variables."""
+    moved: list[list[int]] = []
+    read_rows = VariableServer.read_rows
+
+    def note(self: Any, name: str, ids: np.ndarray, **options: Any) -> Any:
+        moved.append(np.asarray(ids).tolist())
+        return read_rows(self, name, ids, **options)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(VariableServer, "read_rows", note)
+    monkeypatch.setattr(VariableServer, "read", refuse)
+    return moved
+
+
+def test_a_lookup_moves_the_rows_of_each_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = _table(_strategy())
+    with monkeypatch.context() as patch:
+        moved = _note_rows(patch)
+        found = jaxdist.nn.embedding_lookup(table, [9, 0, 9, 4])
+        np.testing.assert_array_equal(found, WHOLE[[9, 0, 9, 4]])
+        assert moved == [[0, 4], [3]]
+        np.testing.assert_array_equal(table[6], WHOLE[6])
+        np.testing.assert_array_equal(table[4:8:2], WHOLE[4:8:2])
+        assert moved[2:] == [[0], [4], [0]]
+    np.testing.assert_array_equal(table, WHOLE)
+
+
+def test_the_whole_and_its_rows_are_changed_on_the_servers() -> None:
+    table = _table(_strategy())
+    table.assign_add(WHOLE)
+    table.scatter_add(IndexedSlices(np.ones((3, 2), np.float32), np.array([7, 2, 7])))
+    wanted = WHOLE * 2
+    np.add.at(wanted, [7, 2, 7], 1)
+    np.testing.assert_array_equal(table, wanted)
+
+
+def test_a_scheduled_function_reads_and_changes_only_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    strategy = _strategy()
+    table = _table(strategy)
+    coordinator = ClusterCoordinator(strategy)
+
+    def step(ids: Any) -> Any:
+        rows = jaxdist.nn.embedding_lookup(table, ids)
+        table.scatter_sub(IndexedSlices(jnp.ones_like(rows), ids))
+        return rows
+
+    ids = np.array([9, 0, 9, 4])
+    with monkeypatch.context() as patch:
+        moved = _note_rows(patch)
+        found = coordinator.schedule(step, args=(ids,)).fetch()
+        coordinator.join()
+        assert {row for rows in moved for row in rows} == {0, 3, 4}
+    np.testing.assert_array_equal(found, WHOLE[ids])
+    wanted = WHOLE.copy()
+    np.subtract.at(wanted, ids, 1)
+    np.testing.assert_array_equal(table, wanted)
