@@ -19,6 +19,7 @@ from jaxdist._parameter_server.server import (
     VariableServer,
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from tests import tables
 from tests.update.transformations import CASES
 
 _STEPS = 4
@@ -166,7 +167,8 @@ def test_shards_have_the_bits_of_the_whole_variable(name: str, rows: tuple[int, 
         _is_equal(np.concatenate([s.value for s in shards]), wanted)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore:inject_stateful_hyperparams is deprecated")
+@pytest.mark.parametrize("name", tables.sampled(list(CASES), 16))
 def test_every_transformation_of_optax_is_cut_exactly_or_refused_by_name(name: str) -> None:
     params = _params()
     try:
@@ -189,7 +191,8 @@ def test_every_transformation_of_optax_is_cut_exactly_or_refused_by_name(name: s
             np.testing.assert_allclose(variable.value, wanted[key], rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore:inject_stateful_hyperparams is deprecated")
+@pytest.mark.parametrize("name", tables.sampled(list(CASES), 16))
 def test_every_transformation_on_shards_is_that_of_the_whole_or_refused(name: str) -> None:
     params, rows = _params(), (4, 2)
     try:
