@@ -15,7 +15,6 @@ from jaxdist.errors import JaxdistError
 TREE = {
     "InvalidArgumentError": ValueError,
     "ShapeError": ValueError,
-    "RowIndexError": IndexError,
     "DeviceError": ValueError,
     "TopologyError": ValueError,
     "CoordinateError": IndexError,

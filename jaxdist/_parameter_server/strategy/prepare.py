@@ -117,6 +117,8 @@ class Preparer:
                 state, layout = adopt(call, strategy), strategy.layout
                 return ClosureProgram(call, state, layout, sources, self._enter, self._finish)
 
+            if call.graph is not None:
+                self._get_strategy().adopted.send_new_values(call.graph.variables)
             program = self._programs.find((fn, call.key(), specs), make)
         given = [leaves_of[id(x)][1] if id(x) in leaves_of else x for x in arguments]
         return Prepared(program, [*given, *program.keys], iterators)

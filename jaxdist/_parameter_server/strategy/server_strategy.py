@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._parameter_server.closures.adopted import Adopted
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.server_optimizers import move_optimizers
 from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
@@ -53,6 +54,7 @@ class ServerStrategy(Strategy):
         self._set_up(layout)
         self.storage = storage
         self._fence = storage.fence
+        self.adopted = Adopted()
         self._partitioner = partitioner
         self._preparer = Preparer(caller, self, move_optimizers)
         # Steps that run in this process have numbers of their own.

@@ -1,6 +1,7 @@
 """`ServerVariable`: a variable whose value is on a parameter server."""
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax.numpy as jnp
@@ -67,6 +68,7 @@ class ServerVariable(Variable):
         "_added",
         "_added_in",
         "_assigned",
+        "_copies",
         "_remote_name",
         "_row_changes",
         "_storage",
@@ -81,20 +83,28 @@ class ServerVariable(Variable):
 
     @classmethod
     def connect(
-        cls, strategy: Any, remote_name: str, shape: tuple[int, ...], dtype: Any
+        cls, strategy: Any, names: Sequence[str], shape: tuple[int, ...], dtype: Any
     ) -> "ServerVariable":
-        """Return a variable that is on the servers already."""
+        """Return a variable that is on the servers already.
+
+        Args:
+            strategy: The strategy of the servers.
+            names: Its name there. Several names are copies: the first one is read, and all change.
+            shape: Its shape.
+            dtype: Its dtype.
+        """
         made = object.__new__(cls)
-        made._label, made._strategy, made._trainable = remote_name, strategy, False
+        made._label, made._strategy, made._trainable = names[0], strategy, False
         made._aggregation = VariableAggregation.NONE
         made._synchronization = VariableSynchronization.ON_WRITE
         made._set_up(tuple(shape), np.dtype(dtype), strategy.layout)
-        made._remote_name = remote_name
+        made._remote_name, *made._copies = names
         return made
 
     def _hold_initial(self, array: Any, layout: ReplicaMesh | None) -> None:
         self._set_up(tuple(array.shape), np.dtype(array.dtype), layout)
         self._remote_name = self._storage.create(self._label, np.asarray(array))
+        self._copies: list[str] = []
 
     def _set_up(self, shape: tuple[int, ...], dtype: Any, layout: ReplicaMesh | None) -> None:
         strategy = self._strategy
@@ -109,6 +119,17 @@ class ServerVariable(Variable):
         self._added_in: Any = _nowhere
         # The changes of rows in the current trace: the trace, the step in it, the port.
         self._row_changes: list[tuple[Any, Any, Port]] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ServerVariable":
+        with self._strategy.scope():
+            made = ServerVariable(
+                np.asarray(self.value()),
+                self._trainable,
+                name=self._label,
+                aggregation=self._aggregation,
+            )
+        memo[id(self)] = made
+        return made
 
     @property
     def remote_name(self) -> str:
@@ -259,7 +280,8 @@ class ServerVariable(Variable):
         return None
 
     def _send(self, op: str, *operands: np.ndarray) -> None:
-        self._storage.change(ServerChange(op, self._remote_name, operands))
+        for name in (self._remote_name, *self._copies):
+            self._storage.change(ServerChange(op, name, operands))
 
 
 def _nowhere() -> None:

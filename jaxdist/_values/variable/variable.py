@@ -449,14 +449,6 @@ class Variable(
         return f"<{what} {held!r}>"
 
 
-# `__new__` takes any arguments, and tools would show them instead.
-Variable.__signature__ = inspect.signature(
-    Variable.__init__
-).replace(  # type: ignore[attr-defined]
-    parameters=list(inspect.signature(Variable.__init__).parameters.values())[1:]
-)
-
-
 def _value_for_jax(variable: Variable) -> Any:
     """Return what functions of pytrees find in a variable: its value."""
     # Here and not later: JAX's own error for a Jacobian would name neither variable nor remedy.
