@@ -167,7 +167,7 @@ def test_shards_have_the_bits_of_the_whole_variable(name: str, rows: tuple[int, 
         _is_equal(np.concatenate([s.value for s in shards]), wanted)
 
 
-@pytest.mark.filterwarnings("ignore:inject_stateful_hyperparams is deprecated")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", tables.sampled(list(CASES), 16))
 def test_every_transformation_of_optax_is_cut_exactly_or_refused_by_name(name: str) -> None:
     params = _params()
@@ -191,7 +191,7 @@ def test_every_transformation_of_optax_is_cut_exactly_or_refused_by_name(name: s
             np.testing.assert_allclose(variable.value, wanted[key], rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.filterwarnings("ignore:inject_stateful_hyperparams is deprecated")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", tables.sampled(list(CASES), 16))
 def test_every_transformation_on_shards_is_that_of_the_whole_or_refused(name: str) -> None:
     params, rows = _params(), (4, 2)
