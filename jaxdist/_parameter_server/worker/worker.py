@@ -53,7 +53,7 @@ class Finished:
         counted: The servers that have counted the closure, by number, with their incarnation.
     """
 
-    results: list[Any]
+    results: Sequence[Any]
     counted: dict[int, str]
 
 
