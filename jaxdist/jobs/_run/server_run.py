@@ -45,7 +45,7 @@ class ServerRun(Run):
             f"{self.config.data.batch_size} {self.task.examples} a step"
         )
 
-    def _step(self, _: None, batch: Any) -> tuple[None, RemoteValue]:
+    def _step(self, _: None, batch: Any) -> tuple[None, Any]:
         if len(self._queued) == self._most:
             self._queued.popleft().get()
         args = (self.state.model, self.state.optimizer, batch)
