@@ -5,6 +5,8 @@ from jaxdist._parameter_server.coordinator import RemoteValue as RemoteValue
 from jaxdist._parameter_server.strategy.parameter_server import (
     ParameterServerStrategy as ParameterServerStrategy,
 )
+from jaxdist._parameter_server.tasks import Server as Server
+from jaxdist._parameter_server.tasks import ServerDef as ServerDef
 from jaxdist._parameter_server.variables import FixedShardsPartitioner as FixedShardsPartitioner
 from jaxdist._parameter_server.variables import MaxSizePartitioner as MaxSizePartitioner
 from jaxdist._parameter_server.variables import MinSizePartitioner as MinSizePartitioner

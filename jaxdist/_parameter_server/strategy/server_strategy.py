@@ -20,6 +20,7 @@ from jaxdist._parameter_server.variables.make_shards import make_shards
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.sharded import ShardedVariable
+from jaxdist._parameter_server.worker.put import PutOn
 from jaxdist._parameter_server.worker.worker import Worker
 from jaxdist._program import RunOptions
 from jaxdist._strategies import Strategy
@@ -134,20 +135,3 @@ class ServerStrategy(Strategy):
 
     def _before_run_here(self) -> None:
         """Do what comes before a step that runs in this process."""
-
-
-class PutOn:
-    """Puts a list of arrays on the devices of a layout. With several, arrays are replicated."""
-
-    def __init__(self, layout: ReplicaMesh) -> None:
-        self._where = layout.first_device if layout.num_replicas == 1 else layout.replicated
-        self._devices = frozenset(layout.devices)
-
-    def __call__(self, values: list[Any]) -> list[Any]:
-        if len(self._devices) == 1:
-            return jax.device_put(values, self._where)
-        return [x if self._has(x) else jax.device_put(x, self._where) for x in values]
-
-    def _has(self, value: Any) -> bool:
-        # The batch of all replicas is split over the devices already.
-        return isinstance(value, jax.Array) and value.sharding.device_set == self._devices
