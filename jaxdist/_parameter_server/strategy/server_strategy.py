@@ -3,12 +3,14 @@
 import inspect
 import itertools
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.adopted import Adopted
@@ -62,6 +64,8 @@ class ServerStrategy(Strategy):
         self._here = LocalWorkerLink(-1, worker, secrets.token_hex(8))
         self._numbers = itertools.count(1)
         self._steps: Recent[Any, Callable[..., Any]] = Recent(64)
+        # The worker keeps values between its steps, and runs one at a time.
+        self._lock = threading.RLock()
 
     # Variables
 
@@ -121,8 +125,8 @@ class ServerStrategy(Strategy):
             step.__name__ = getattr(fn, "__name__", "function")
             return step
 
-        step = self._steps.find((fn, options), make_step)
-        with self.scope():
+        with self._lock, self.scope():
+            step = self._steps.find((fn, options), make_step)
             prepared = self._preparer.prepare(step, tuple(args), dict(kwargs or {}))
             number = next(self._numbers)
             result = self._here.run(prepared, number, self._fence.value, number)
@@ -137,13 +141,17 @@ class PutOn:
 
     def __init__(self, layout: ReplicaMesh) -> None:
         self._where = layout.first_device if layout.num_replicas == 1 else layout.replicated
-        self._devices = frozenset(layout.devices)
+        self._devices, self._mesh = layout.devices, layout.mesh
 
     def __call__(self, values: list[Any]) -> list[Any]:
         if len(self._devices) == 1:
             return jax.device_put(values, self._where)
-        return [x if self._has(x) else jax.device_put(x, self._where) for x in values]
+        return [jax.device_put(x, self._find_place(x)) for x in values]
 
-    def _has(self, value: Any) -> bool:
-        # The batch of all replicas is split over the devices already.
-        return isinstance(value, jax.Array) and value.sharding.device_set == self._devices
+    def _find_place(self, value: Any) -> Any:
+        # The batch of all replicas is split over the devices already, perhaps over those of
+        # another worker.
+        sharding = getattr(value, "sharding", None)
+        if isinstance(sharding, NamedSharding) and sharding.mesh.shape == self._mesh.shape:
+            return NamedSharding(self._mesh, sharding.spec)
+        return self._where
