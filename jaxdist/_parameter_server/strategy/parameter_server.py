@@ -5,8 +5,6 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-import jax
-
 from jaxdist import _mesh
 from jaxdist._parameter_server.coordinator import ServerReport
 from jaxdist._parameter_server.server import VariableServer
@@ -14,6 +12,7 @@ from jaxdist._parameter_server.strategy.cluster import read_cluster
 from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_strategy import PutOn, ServerStrategy
+from jaxdist._parameter_server.strategy.worker_devices import find_worker_devices
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.worker.worker import Worker
 from jaxdist._validate import as_integer, show
@@ -31,7 +30,8 @@ class ParameterServerStrategy(ServerStrategy):
 
     Args:
         cluster_resolver: The tasks: `ps` and `worker`, and this process as `chief`. With
-            `rpc_layer="local"` all tasks are in this process.
+            `rpc_layer="local"` all tasks are in this process. `num_accelerators` is the number of
+            replicas of each worker; without it they are its accelerators, or one CPU device.
         variable_partitioner: Which variables are cut into shards, such as
             `jaxdist.experimental.partitioners.MinSizePartitioner()`; None cuts none.
         max_staleness: How many changes of a variable may come between a worker's read and its own
@@ -58,20 +58,23 @@ class ParameterServerStrategy(ServerStrategy):
             as_integer(caller, "max_staleness", max_staleness, least=0)
         self._resolver = cluster_resolver
         client = secrets.token_hex(8)
-        local = jax.local_devices()
+        count = len(cluster.workers)
+        layouts = [
+            _mesh.build(find_worker_devices(caller, cluster_resolver, n, count))
+            for n in range(count)
+        ]
         servers = [
             VariableServer(f"ps:{n}", max_staleness=max_staleness) for n in range(len(cluster.ps))
         ]
         self._set_up_servers(
             "ClusterCoordinator.schedule",
-            _mesh.build(local[:1]),
+            layouts[0],
             Servers(servers, client),
             variable_partitioner,
             max_staleness,
         )
         self._cluster_coordinator: Any = None
         self._has_warned = False
-        layouts = [_mesh.build([local[n % len(local)]]) for n in range(len(cluster.workers))]
         workers = [Worker(self.storage, PutOn(layout), max_staleness) for layout in layouts]
         self._links = [LocalWorkerLink(n, w, client) for n, w in enumerate(workers)]
 
