@@ -74,7 +74,7 @@ class ParameterServerStrategy(ServerStrategy):
             max_staleness,
         )
         self._cluster_coordinator: Any = None
-        self._has_warned = False
+        self.warns_of_runs_here = True
         workers = [Worker(self.storage, PutOn(layout), max_staleness) for layout in layouts]
         self._links = [LocalWorkerLink(n, w, client) for n, w in enumerate(workers)]
 
@@ -84,8 +84,8 @@ class ParameterServerStrategy(ServerStrategy):
         return self._resolver
 
     def _before_run_here(self) -> None:
-        if not self._has_warned:
-            self._has_warned = True
+        if self.warns_of_runs_here:
+            self.warns_of_runs_here = False
             _LOG.warning(
                 "ParameterServerStrategy.run runs in this process and not on a worker. To use the "
                 "workers, schedule a function that calls it: "

@@ -132,6 +132,10 @@ class ServerStrategy(Strategy):
             result = self._here.run(prepared, number, self._fence.value, number)
         return jax.tree.map(lambda x: jnp.asarray(x) if type(x) is np.ndarray else x, result)
 
+    @property
+    def _unwraps(self) -> bool:
+        return self.layout.num_replicas == 1
+
     def _before_run_here(self) -> None:
         """Do what comes before a step that runs in this process."""
 

@@ -56,7 +56,8 @@ class RemoteServer:
         """Add an update program."""
         given = registration
         programs = [given.program] if given.init is None else [given.program, given.init]
-        slots = [] if given.init else [x for own in given.variables.values() for x in own or ()]
+        held = () if given.init else given.variables.values()
+        slots = [x for own in held for x in own or ()]
         fields = {
             "key": given.key,
             "num_slots": given.num_slots,

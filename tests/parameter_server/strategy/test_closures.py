@@ -344,6 +344,30 @@ def test_batches_of_another_shape_are_traced_again(coordinated: Coordinated) -> 
         coordinator.join()
 
 
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_no_change_is_staler_than_the_bound(bound: int) -> None:
+    strategy = make_strategy(servers=2, workers=3, max_staleness=bound)
+    coordinator = ClusterCoordinator(strategy)
+    model = _Net(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.01), wrt=nnx.Param)
+    x, y = next(_batches(1))
+
+    def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+        return strategy.run(_train, (model, optimizer, x, y))
+
+    for turn in range(60):
+        coordinator.schedule(step, (model, optimizer, x, y))
+        if turn % 20 == 10:
+            # A function that changes nothing, or fails, holds nobody up.
+            strategy.run(lambda m: m(x), (model,))
+            coordinator.schedule(lambda m: m.a.kernel[...].sum(), (model,))
+    coordinator.join()
+    found = coordinator.statistics().staleness
+    assert max(found) <= bound
+    # Each of the 4 parameters, and the count of steps.
+    assert sum(found.values()) == 60 * 5
+
+
 def test_run_on_the_coordinator_works_with_a_warning(
     coordinated: Coordinated, caplog: pytest.LogCaptureFixture
 ) -> None:
