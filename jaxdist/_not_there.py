@@ -29,7 +29,6 @@ _TOP = {
         "get_replica_context().all_reduce('mean', value)."
     ),
     "ParameterServerStrategy": _ON_THE_SERVER,
-    "Server": _ON_THE_SERVER,
     "StrategyV1": "It is jaxdist.compat.v1.Strategy.",
     "coordinator": _ON_THE_SERVER,
     "estimator": FIT,

@@ -11,3 +11,5 @@ from jaxdist._parameter_server.variables import MaxSizePartitioner as MaxSizePar
 from jaxdist._parameter_server.variables import MinSizePartitioner as MinSizePartitioner
 from jaxdist._parameter_server.variables import Partitioner as Partitioner
 from jaxdist._parameter_server.variables import ShardedVariable as ShardedVariable
+from jaxdist._parameter_server.tasks import Server as Server
+from jaxdist._parameter_server.tasks import ServerDef as ServerDef

@@ -77,6 +77,10 @@ class ClosureProgram:
         sources: Its iterators.
         enter: Returns the context in which the function is traced.
         finish: Finishes a trace.
+
+    Attributes:
+        first: The closure for the shapes of the first trace.
+        first_batches: The templates of its batches, by iterator.
     """
 
     def __init__(
@@ -96,6 +100,7 @@ class ClosureProgram:
         self._lock = threading.Lock()
         self._known: dict[Any, TracedClosure] = {}
         self.first = self._trace()
+        self.first_batches = [list(own) for own in self._call.draws.batches]
         self._known[self._key(None)] = self.first
 
     def find(self, batches: Sequence[Sequence[PyTree]]) -> TracedClosure:

@@ -48,11 +48,11 @@ class Prepared:
 
     def find_arguments(self, index: int) -> list[Any]:
         """Return the arrays for one worker."""
-        return [x.find(index) if isinstance(x, _LeafOf) else x for x in self.arguments]
+        return [x.find(index) if isinstance(x, LeafOf) else x for x in self.arguments]
 
 
 @dataclasses.dataclass(frozen=True)
-class _LeafOf:
+class LeafOf:
     """One leaf of a per-worker value."""
 
     values: PerWorkerValues
@@ -84,7 +84,7 @@ class Preparer:
     ) -> Prepared:
         """Return a call of a function as workers run it."""
         values: list[PerWorkerValues] = []
-        leaves_of: dict[int, tuple[Any, _LeafOf]] = {}
+        leaves_of: dict[int, tuple[Any, LeafOf]] = {}
         sources: list[TemplateSource] = []
         iterators: list[PerWorkerIterator] = []
 
@@ -102,7 +102,7 @@ class Preparer:
             values.append(value)
             leaves, treedef = jax.tree.flatten(made.value)
             copies = [np.array(x) for x in leaves]
-            leaves_of.update({id(c): (c, _LeafOf(value, n)) for n, c in enumerate(copies)})
+            leaves_of.update({id(c): (c, LeafOf(value, n)) for n, c in enumerate(copies)})
             return treedef.unflatten(copies)
 
         # An NNX object is a pytree of JAX too, which `tree.map` would copy.

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.adopted import Adopted
@@ -22,6 +21,7 @@ from jaxdist._parameter_server.variables.make_shards import make_shards
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.sharded import ShardedVariable
+from jaxdist._parameter_server.worker.put import PutOn
 from jaxdist._parameter_server.worker.worker import Worker
 from jaxdist._program import RunOptions
 from jaxdist._strategies import Strategy
@@ -138,24 +138,3 @@ class ServerStrategy(Strategy):
 
     def _before_run_here(self) -> None:
         """Do what comes before a step that runs in this process."""
-
-
-class PutOn:
-    """Puts a list of arrays on the devices of a layout. With several, arrays are replicated."""
-
-    def __init__(self, layout: ReplicaMesh) -> None:
-        self._where = layout.first_device if layout.num_replicas == 1 else layout.replicated
-        self._devices, self._mesh = layout.devices, layout.mesh
-
-    def __call__(self, values: list[Any]) -> list[Any]:
-        if len(self._devices) == 1:
-            return jax.device_put(values, self._where)
-        return [jax.device_put(x, self._find_place(x)) for x in values]
-
-    def _find_place(self, value: Any) -> Any:
-        # The batch of all replicas is split over the devices already, perhaps over those of
-        # another worker.
-        sharding = getattr(value, "sharding", None)
-        if isinstance(sharding, NamedSharding) and sharding.mesh.shape == self._mesh.shape:
-            return NamedSharding(self._mesh, sharding.spec)
-        return self._where

@@ -4,9 +4,35 @@ from typing import Any
 
 import jax
 
+from jaxdist import _mesh
 from jaxdist._devices import runtime
 from jaxdist.cluster_resolver import TFConfigClusterResolver
-from jaxdist.errors import DeviceError
+from jaxdist.errors import DeviceError, UnsupportedError
+
+
+def find_worker_layouts(caller: str, resolver: Any, workers: int) -> list[_mesh.ReplicaMesh]:
+    """Return the replicas of each worker of a cluster.
+
+    Workers in other processes run on one device, and their layout stands for them.
+
+    Raises:
+        DeviceError: There are fewer devices.
+        UnsupportedError: Several replicas for workers in other processes.
+    """
+    if getattr(resolver, "rpc_layer", None) == "local":
+        found = [find_worker_devices(caller, resolver, n, workers) for n in range(workers)]
+        return [_mesh.build(devices) for devices in found]
+    kind, count = _read_stated(resolver)
+    if count > 1:
+        raise UnsupportedError(
+            f"{caller} was given a resolver with num_accelerators={{{(kind or '').upper()!r}: "
+            f"{count}}}, and workers in other processes.\n\n"
+            "A worker of its own process runs a function on one device; with rpc_layer='local' it "
+            "may have several.\n\n"
+            f"List {count} workers for each machine, with one device each, and leave "
+            "num_accelerators out."
+        )
+    return [_mesh.build(jax.local_devices()[:1])] * workers
 
 
 def find_worker_devices(

@@ -17,7 +17,7 @@ from jaxdist._program import RunOptions
 from jaxdist._strategies import Strategy
 from jaxdist._values import Variable
 from jaxdist.cluster_resolver import ClusterResolver, TFConfigClusterResolver
-from jaxdist.errors import ClusterError, UnsupportedError
+from jaxdist.errors import ClusterError, ContextError, UnsupportedError
 
 
 class WorkerStrategy(ServerStrategy):
@@ -53,6 +53,17 @@ class WorkerStrategy(ServerStrategy):
         else:
             self._set_up_servers("strategy.run", layout, WorkerServers(task))
         self._extended = WorkerExtended(self, task)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "WorkerStrategy":
+        if not self._is_alone:
+            raise ContextError(
+                f"copy.deepcopy was called on a {type(self).__name__}.\n\n"
+                "The variables are on its servers, and a copy would share them.\n\n"
+                f"Make a second {type(self).__name__} of the same cluster."
+            )
+        memo[id(self)] = other = object.__new__(type(self))
+        other._set_up_worker(type(self).__name__, self._resolver)
+        return other
 
     @property
     def cluster_resolver(self) -> ClusterResolver:

@@ -1,6 +1,6 @@
 """`ParameterServerStrategy` of version 1."""
 
-from typing import Any, final
+from typing import final
 
 from jaxdist._parameter_server import WorkerStrategy
 from jaxdist.cluster_resolver import ClusterResolver
@@ -56,7 +56,3 @@ class ParameterServerStrategy(Strategy, WorkerStrategy):
 
     def __init__(self, cluster_resolver: ClusterResolver | None = None) -> None:
         self._set_up_worker("v1.experimental.ParameterServerStrategy", cluster_resolver)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "ParameterServerStrategy":
-        memo[id(self)] = other = ParameterServerStrategy(self._resolver)
-        return other
