@@ -59,7 +59,13 @@ _CONTRIB = {
         "distribute_datasets_from_function(lambda context: dataset) for a dataset whose batches "
         "are those of one replica. num_gpus=n is devices=['gpu:0', ...]."
     ),
-    "ParameterServerStrategy": _ON_THE_SERVER,
+    "ParameterServerStrategy": (
+        "It gave each batch of a dataset whole to one replica.\n\n"
+        "Use jaxdist.compat.v1.experimental.ParameterServerStrategy(resolver), and "
+        "distribute_datasets_from_function(lambda context: dataset) for a dataset whose batches "
+        "are those of one replica. num_gpus_per_worker=n is num_accelerators={'GPU': n} of a "
+        "SimpleClusterResolver."
+    ),
     "StandardInputStep": _STEP,
     "StandardSingleLossStep": (
         f"{_STEP}\n\nWrite value_and_grad, an all-reduce and the optimizer in it."
@@ -125,12 +131,12 @@ MISSING: dict[str, dict[str, str]] = {
         "MultiWorkerMirroredStrategy": (
             "It is jaxdist.compat.v1.experimental.MultiWorkerMirroredStrategy."
         ),
-        "ParameterServerStrategy": _ON_THE_SERVER,
+        "ParameterServerStrategy": (
+            "It is jaxdist.compat.v1.experimental.ParameterServerStrategy."
+        ),
         "Server": _ON_THE_SERVER,
     },
-    "jaxdist.compat.v1.experimental": {
-        "ParameterServerStrategy": _ON_THE_SERVER,
-    },
+    "jaxdist.compat.v1.experimental": {},
     "jaxdist.compat.v1.tpu": _TPU_V1,
 }
 _LOGICAL = "TPUStrategy has it: a replica of another strategy spans the other axes of its mesh."

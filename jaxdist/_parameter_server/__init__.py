@@ -5,6 +5,7 @@ from jaxdist._parameter_server.coordinator import RemoteValue as RemoteValue
 from jaxdist._parameter_server.strategy.parameter_server import (
     ParameterServerStrategy as ParameterServerStrategy,
 )
+from jaxdist._parameter_server.strategy.worker_strategy import WorkerStrategy as WorkerStrategy
 from jaxdist._parameter_server.tasks import Server as Server
 from jaxdist._parameter_server.tasks import ServerDef as ServerDef
 from jaxdist._parameter_server.variables import FixedShardsPartitioner as FixedShardsPartitioner

@@ -117,7 +117,8 @@ class ClosureProgram:
     def _key(self, batches: Sequence[Sequence[PyTree]] | None) -> Any:
         given = self._call.draws.batches if batches is None else batches
         leaves, treedef = jax.tree.flatten([list(own) for own in given])
-        return treedef, tuple((np.shape(x), np.dtype(x.dtype)) for x in leaves)
+        shapes = tuple((np.shape(x), np.dtype(x.dtype)) for x in leaves)
+        return treedef, shapes, find_shardings(leaves)
 
     def _trace(self) -> TracedClosure:
         self._call.draws.put_back()
@@ -126,8 +127,17 @@ class ClosureProgram:
             return self._finish(traced, recorders, self._call.flat.nodes)
 
 
+def find_shardings(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """Return how arrays lie on several devices, which decides on the program that takes them."""
+    return tuple(
+        (n, x.sharding)
+        for n, x in enumerate(leaves)
+        if isinstance(x, jax.Array) and len(x.sharding.device_set) > 1
+    )
+
+
 def _make_template(leaf: Any) -> Any:
     """Return an array of the shape of a leaf, and on its devices if it is on several."""
-    if isinstance(leaf, jax.Array) and len(leaf.devices()) > 1:
+    if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
         return leaf
     return make_zero(np.shape(leaf), leaf.dtype)

@@ -11,7 +11,11 @@ import jax
 import numpy as np
 
 from jaxdist._parameter_server.closures.adopted import adopt
-from jaxdist._parameter_server.closures.program import ClosureProgram, TemplateSource
+from jaxdist._parameter_server.closures.program import (
+    ClosureProgram,
+    TemplateSource,
+    find_shardings,
+)
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.recorder import Recorders
 from jaxdist._parameter_server.closures.traced import TracedClosure
@@ -119,7 +123,8 @@ class Preparer:
 
             if call.graph is not None:
                 self._get_strategy().adopted.send_new_values(call.graph.variables)
-            program = self._programs.find((fn, call.key(), specs), make)
+            key = fn, call.key(), find_shardings(arguments), specs
+            program = self._programs.find(key, make)
         given = [leaves_of[id(x)][1] if id(x) in leaves_of else x for x in arguments]
         return Prepared(program, [*given, *program.keys], iterators)
 

@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -63,6 +64,8 @@ class ServerStrategy(Strategy):
         self._here = LocalWorkerLink(-1, worker, secrets.token_hex(8))
         self._numbers = itertools.count(1)
         self._steps: Recent[Any, Callable[..., Any]] = Recent(64)
+        # The worker keeps values between its steps, and runs one at a time.
+        self._lock = threading.RLock()
 
     # Variables
 
@@ -122,8 +125,8 @@ class ServerStrategy(Strategy):
             step.__name__ = getattr(fn, "__name__", "function")
             return step
 
-        step = self._steps.find((fn, options), make_step)
-        with self.scope():
+        with self._lock, self.scope():
+            step = self._steps.find((fn, options), make_step)
             prepared = self._preparer.prepare(step, tuple(args), dict(kwargs or {}))
             number = next(self._numbers)
             result = self._here.run(prepared, number, self._fence.value, number)

@@ -231,6 +231,18 @@ class ServerVariable(Variable):
     def _is_traced(self) -> bool:
         return current_binding() is not None or get_call_context().in_step is not None
 
+    def _get_binding(self) -> Any:
+        """Return the trace whose changes are sent."""
+        binding = current_binding()
+        if binding is None:
+            raise UnsupportedError(
+                f"Variable {self._label!r} of a parameter server was changed in a step that "
+                "strategy.lower or strategy.check_gradients traces.\n\n"
+                "A change is sent when a whole step has run, and these two run none.\n\n"
+                "Lower the step without the change, or call strategy.run(step)."
+            )
+        return binding
+
     # Changing
 
     def _update(
@@ -240,12 +252,13 @@ class ServerVariable(Variable):
             given = cast_to_variable(self, change.value, value)
             self._send(_OPS[change], np.broadcast_to(np.asarray(given), self.shape))
             return self.value() if read_value else None
+        binding = self._get_binding()
         if change is Change.ASSIGN:
             self._assigned.assign_add(1, read_value=False)
-            if self._added_in() is current_binding():
+            if self._added_in() is binding:
                 self._added.assign(self._zero, read_value=False)
             return super()._update(change, value, use_locking, name, read_value=read_value)
-        self._added_in = weakref.ref(current_binding())
+        self._added_in = weakref.ref(binding)
         self._added._update(change, value, use_locking, name, read_value=False)
         return self.value() if read_value else None
 
@@ -259,7 +272,7 @@ class ServerVariable(Variable):
         if not self._is_traced():
             self._send(kind.value, np.asarray(blocks.indices), np.asarray(blocks.values))
             return self.value()
-        layout = self._strategy.layout
+        layout, binding = self._strategy.layout, self._get_binding()
         if self._is_own_rows():
             blocks = collect_rows(self, kind, blocks, layout, in_merge=False)
         ids, rows = jnp.asarray(blocks.indices), jnp.asarray(blocks.values)
@@ -275,7 +288,7 @@ class ServerVariable(Variable):
         count.assign_add(1, read_value=False)
         step = get_call_context().in_step
         of_step = _nowhere if step is None else weakref.ref(step)
-        self._row_changes.append((weakref.ref(current_binding()), of_step, count))
+        self._row_changes.append((weakref.ref(binding), of_step, count))
         # The new rows are known to the server only.
         return None
 
