@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
 from jaxdist._parameter_server.rpc.codes import OK, get_code
 from jaxdist._parameter_server.transport import Message

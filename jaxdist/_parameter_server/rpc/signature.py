@@ -19,10 +19,12 @@ from jaxdist.errors import (
     ShapeError,
 )
 
-_REMEDY = (
-    "Pass for instance input_signature=[jax.ShapeDtypeStruct((), jnp.int32)]; a dimension of any "
-    "size is jax.ShapeDtypeStruct(jax.export.symbolic_shape('n, 3'), jnp.float32)."
-)
+
+def _suggest(name: str) -> str:
+    return (
+        f"Pass for instance {name.partition('[')[0]}=[jax.ShapeDtypeStruct((), jnp.int32)]; a "
+        "dimension of any size is one of jax.export.symbolic_shape('n, 3')."
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +165,8 @@ def make_signature(given: Any) -> Signature:
     if not isinstance(given, (list, tuple)):
         raise ArgumentTypeError(
             f"Server.register was given input_signature={show(given)}.\n\n"
-            f"input_signature is a list with one entry for each argument of func.\n\n{_REMEDY}"
+            f"input_signature is a list with one entry for each argument of func.\n\n"
+            f"{_suggest('input_signature')}"
         )
     structure, leaves = flatten("Server.register", "input_signature", tuple(given))
     return Signature(structure, tuple(read_spec("Server.register", *leaf) for leaf in leaves))
@@ -176,12 +179,12 @@ def read_spec(caller: str, name: str, leaf: Any) -> LeafSpec:
     except (AttributeError, TypeError):
         raise ArgumentTypeError(
             f"{caller} was given {name}={show(leaf)}.\n\n"
-            f"Each array is described by something with a shape and a dtype.\n\n{_REMEDY}"
+            f"Each array is described by something with a shape and a dtype.\n\n{_suggest(name)}"
         ) from None
     if dtype not in get_names():
         raise ArgumentError(
             f"{caller} was given {name} of dtype {dtype}.\n\n"
-            f"Arrays of a call are of numbers or bools.\n\n{_REMEDY}"
+            f"Arrays of a call are of numbers or bools.\n\n{_suggest(name)}"
         )
     if jax.dtypes.canonicalize_dtype(dtype) != dtype and caller == "Server.register":
         raise ArgumentError(
@@ -201,5 +204,5 @@ def _read_dim(caller: str, name: str, dim: Any) -> int | str:
     raise ArgumentError(
         f"{caller} was given {name} with the dimension {show(dim)}.\n\n"
         "A dimension is an integer from 0 up, or a name of jax.export.symbolic_shape: equal names "
-        f"are equal sizes in one call.\n\n{_REMEDY}"
+        f"are equal sizes in one call.\n\n{_suggest(name)}"
     )
