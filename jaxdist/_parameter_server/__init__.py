@@ -1,5 +1,6 @@
 """Asynchronous training: variables on servers, and workers that are not in step."""
 
+from jaxdist._parameter_server import rpc as rpc
 from jaxdist._parameter_server.coordinator import ClusterCoordinator as ClusterCoordinator
 from jaxdist._parameter_server.coordinator import RemoteValue as RemoteValue
 from jaxdist._parameter_server.strategy.parameter_server import (
