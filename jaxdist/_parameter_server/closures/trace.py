@@ -33,7 +33,14 @@ from jaxdist._parameter_server.closures.traced import (
     TracedClosure,
     Update,
 )
-from jaxdist._parameter_server.variables.ports import Addition, Port, RowChange, RowRead
+from jaxdist._parameter_server.variables.ports import (
+    Addition,
+    Port,
+    ProgramChange,
+    RowChange,
+    RowRead,
+    WorkerIndex,
+)
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._program import BatchLeaf, FunctionTrace, WholeCall, contains
 from jaxdist.errors import ContextError, UnsupportedError
@@ -98,7 +105,8 @@ class _Builder:
         self._after: list[int] = found.treedef.unflatten(range(first, total))[0]
         self._returned = range(first + len(self._after), total)
         self._slot_of = self._slots()
-        self._reads = [x for x in found.inputs if isinstance(x, Port) and not _is_zero(x)]
+        ports = [x for x in found.inputs if isinstance(x, Port)]
+        self._reads = [x for x in ports if isinstance(x.role, RowRead)]
         # What the program returns, as pairs: a result, and the input to subtract from it.
         self._outputs: list[tuple[int, int | None]] = []
 
@@ -149,6 +157,10 @@ class _Builder:
         if isinstance(role, Addition):
             target = role.variable
             return [Update("add", target.remote_name, (self._output(own),), what=target.label)]
+        if isinstance(role, ProgramChange):
+            name, operand = role.variable.remote_name, self._output(number[id(role.operand)])
+            count = self._output(own)
+            return [Update(role.op, name, (operand,), count, is_once=True, what=role.what)]
         if not isinstance(role, RowChange):
             return []
         operands = [self._output(number[id(p)]) for p in (role.ids, role.rows)]
@@ -231,8 +243,8 @@ class _Builder:
         for port in self._reads:
             result = number[id(port.role.ids)]
             slots = [self._slot_of[s] for s in self._origins[result].sources if isinstance(s, int)]
-            wrong = next((x for x in slots if isinstance(x, ServerVariable | Port)), None)
-            if wrong is not None and not _is_zero(wrong):
+            wrong = next((x for x in slots if _is_of_variable(x)), None)
+            if wrong is not None:
                 raise _make_lookup_error(self._name, port.label, wrong)
             outputs.append((result, None))
         inputs, exported = self._export_outputs(outputs)
@@ -294,6 +306,10 @@ class _Builder:
         aval = self._found.closed.in_avals[number]
         if isinstance(slot, ServerVariable):
             return Input(Source.VARIABLE, slot.remote_name), self._shape(aval.shape, aval.dtype)
+        if isinstance(slot, Port) and isinstance(slot.role, WorkerIndex):
+            # The last argument; the worker finds it by itself.
+            index = len(jax.tree.leaves(self._call.arguments)) + self._count_keys()
+            return Input(Source.ARGUMENT, index=(index,)), self._shape(aval.shape, aval.dtype)
         if isinstance(slot, Port):
             index = next(n for n, port in enumerate(self._reads) if port is slot)
             shape = self._shape(aval.shape, aval.dtype, slot.home.sharding)
@@ -315,6 +331,10 @@ class _Builder:
         index = len(jax.tree.leaves(self._call.arguments)) + keys.index(number)
         return Input(Source.ARGUMENT, index=(index,)), self._shape(data.shape, data.dtype)
 
+    def _count_keys(self) -> int:
+        """Return how many random keys come after the arguments."""
+        return sum(leaf.key is not None for leaf in self._state)
+
     def _shape(
         self, shape: tuple[int, ...], dtype: Any, sharding: Any = None
     ) -> jax.ShapeDtypeStruct:
@@ -327,8 +347,15 @@ class _Builder:
 
 
 def _is_zero(port: Any) -> bool:
-    """Whether a port has no value at the start: all but those of rows that are read."""
-    return isinstance(port, Port) and not isinstance(port.role, RowRead)
+    """Whether a port has no value at the start: all but rows, and the index of the worker."""
+    return isinstance(port, Port) and not isinstance(port.role, RowRead | WorkerIndex)
+
+
+def _is_of_variable(slot: Any) -> bool:
+    """Whether an input is a variable of the servers, or rows of one."""
+    return isinstance(slot, ServerVariable) or (
+        isinstance(slot, Port) and isinstance(slot.role, RowRead)
+    )
 
 
 def _make_lookup_error(function: str, label: str, wrong: Any) -> ContextError:

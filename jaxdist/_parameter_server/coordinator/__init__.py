@@ -18,4 +18,5 @@ from jaxdist._parameter_server.coordinator.worker_index import (
     experimental_get_current_worker_index as experimental_get_current_worker_index,
 )
 from jaxdist._parameter_server.coordinator.worker_index import on_worker as on_worker
+from jaxdist._parameter_server.coordinator.worker_index import raise_outside as raise_outside
 from jaxdist._parameter_server.variables.fence import Fence as Fence

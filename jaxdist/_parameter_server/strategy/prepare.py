@@ -1,11 +1,12 @@
 """From a call of `schedule` to what a worker runs."""
 
+import contextlib
 import dataclasses
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -15,8 +16,14 @@ from jaxdist._parameter_server.closures.program import ClosureProgram, TemplateS
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.recorder import Recorders
 from jaxdist._parameter_server.closures.traced import TracedClosure
-from jaxdist._parameter_server.coordinator import PerWorkerIterator, PerWorkerValues
+from jaxdist._parameter_server.coordinator import (
+    PerWorkerIterator,
+    PerWorkerValues,
+    on_worker,
+    raise_outside,
+)
 from jaxdist._parameter_server.strategy.resources import Made
+from jaxdist._parameter_server.variables.ports import Port, WorkerIndex
 from jaxdist._program import WholeCalls, is_unit
 from jaxdist._typing import PyTree
 from jaxdist.errors import ContextError, DeadlineExceededError
@@ -44,7 +51,18 @@ class Prepared:
 
     def find_arguments(self, index: int) -> list[Any]:
         """Return the arrays for one worker."""
-        return [x.find(index) if isinstance(x, _LeafOf) else x for x in self.arguments]
+        return [x.find(index) if isinstance(x, _LeafOf | OwnIndex) else x for x in self.arguments]
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnIndex:
+    """The index of the worker that runs the function."""
+
+    def find(self, index: int) -> Any:
+        return np.int32(index)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
+        raise TypeError("The index of a worker is known to the worker only.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +82,15 @@ class Preparer:
 
     Args:
         caller: How errors call the function that takes steps.
+        is_for_workers: Whether workers run the functions, and not this process.
         strategy: The strategy.
         finish: Moves the optimizers of a traced function to the servers.
     """
 
-    def __init__(self, caller: str, strategy: Any, finish: Finish) -> None:
+    def __init__(
+        self, caller: str, strategy: Any, finish: Finish, *, is_for_workers: bool = True
+    ) -> None:
+        self._is_for_workers = is_for_workers
         self._strategy = weakref.ref(strategy)
         self._finish_with = finish
         self._calls = WholeCalls(caller)
@@ -119,7 +141,7 @@ class Preparer:
 
             program = self._programs.find((fn, call.key(), specs), make)
         given = [leaves_of[id(x)][1] if id(x) in leaves_of else x for x in arguments]
-        return Prepared(program, [*given, *program.keys], iterators)
+        return Prepared(program, [*given, *program.keys, OwnIndex()], iterators)
 
     def _get_strategy(self) -> Any:
         strategy = self._strategy()
@@ -136,8 +158,14 @@ class Preparer:
     ) -> TracedClosure:
         return self._finish_with(closure, recorders, nodes, self._get_strategy())
 
-    def _enter(self) -> Any:
-        return self._get_strategy().scope()
+    @contextlib.contextmanager
+    def _enter(self) -> Iterator[None]:
+        """Trace in the scope of the strategy, for whichever worker runs the function."""
+        strategy = self._get_strategy()
+        index = Port("worker index", strategy.layout, (), np.int32, role=WorkerIndex())
+        find_index = index.value if self._is_for_workers else raise_outside
+        with strategy.scope(), on_worker(find_index):
+            yield
 
 
 def _find_made(values: PerWorkerValues) -> Made:

@@ -55,6 +55,9 @@ class ServerStrategy(Strategy):
         self._fence = storage.fence
         self._partitioner = partitioner
         self._preparer = Preparer(caller, self, move_optimizers)
+        self._preparer_here = Preparer(
+            "strategy.run", self, move_optimizers, is_for_workers=False
+        )
         # Steps that run in this process have numbers of their own.
         worker = Worker(storage, PutOn(layout), max_staleness)
         self._here = LocalWorkerLink(-1, worker, secrets.token_hex(8))
@@ -121,7 +124,7 @@ class ServerStrategy(Strategy):
 
         step = self._steps.find((fn, options), make_step)
         with self.scope():
-            prepared = self._preparer.prepare(step, tuple(args), dict(kwargs or {}))
+            prepared = self._preparer_here.prepare(step, tuple(args), dict(kwargs or {}))
             number = next(self._numbers)
             result = self._here.run(prepared, number, self._fence.value, number)
         return jax.tree.map(lambda x: jnp.asarray(x) if type(x) is np.ndarray else x, result)
