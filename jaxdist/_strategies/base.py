@@ -69,6 +69,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
     # The strategy whose steps this one runs: `check_gradients` runs them on a one-device twin.
     stands_for: Any = None
+    # Raises an error where no batch of a distributed dataset can be read.
+    _check_next = staticmethod(check_next)
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise ArgumentTypeError(
@@ -593,7 +595,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             `tf.distribute.Strategy.experimental_distribute_dataset`.
         """
         check_across(self, "experimental_distribute_dataset", CALL_BEFORE_RUN)
-        return data.distribute_dataset(dataset, self.layout, options, check_context=check_next)
+        return data.distribute_dataset(dataset, self.layout, options, check_context=self._check_next)
 
     @final
     def distribute_datasets_from_function(
@@ -645,7 +647,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
                 "Leave experimental_replication_mode out."
             )
         return data.distribute_datasets_from_function(
-            dataset_fn, self.layout, options, check_context=check_next
+            dataset_fn, self.layout, options, check_context=self._check_next
         )
 
     def check_replicas(self, state: PyTree, every: int = 1) -> bool:

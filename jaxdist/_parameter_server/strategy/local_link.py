@@ -10,6 +10,7 @@ from jaxdist._parameter_server.coordinator import IteratorOf, on_worker
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.resources import Made
 from jaxdist._parameter_server.variables.ports import make_zero
+from jaxdist._parameter_server.worker.elements import read_elements
 from jaxdist._parameter_server.worker.worker import Request, Worker
 from jaxdist._typing import PyTree
 from jaxdist.errors import OutOfRangeError
@@ -56,7 +57,7 @@ class LocalWorkerLink:
     def create_resource(self, resource: Any) -> Made:
         """Make a dataset, or an iterator over one."""
         if isinstance(resource, IteratorOf):
-            iterator = _Peeked(iter(resource.dataset.value))
+            iterator = _Peeked(read_elements(resource.dataset.value))
             return Made(iterator=iterator, template=iterator.template)
         with on_worker(self._index):
             return Made(value=_make_dataset(resource))

@@ -12,7 +12,9 @@ from jaxdist._parameter_server.coordinator import ServerReport
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.strategy.cluster import read_cluster
 from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
+from jaxdist._parameter_server.strategy.direct_reading import check_on_worker
 from jaxdist._parameter_server.strategy.prepare import Prepared
+from jaxdist._parameter_server.strategy.server_extended import ServerExtended
 from jaxdist._parameter_server.strategy.server_strategy import PutOn, ServerStrategy
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.worker.worker import Worker
@@ -45,6 +47,8 @@ class ParameterServerStrategy(ServerStrategy):
         `tf.distribute.ParameterServerStrategy`.
     """
 
+    _check_next = staticmethod(check_on_worker)
+
     def __init__(
         self,
         cluster_resolver: Any,
@@ -69,6 +73,7 @@ class ParameterServerStrategy(ServerStrategy):
             variable_partitioner,
             max_staleness,
         )
+        self._extended = ServerExtended(self)
         self._cluster_coordinator: Any = None
         self._has_warned = False
         layouts = [_mesh.build([local[n % len(local)]]) for n in range(len(cluster.workers))]

@@ -139,7 +139,13 @@ class Preparer:
                 state, layout = adopt(call, strategy), strategy.layout
                 return ClosureProgram(call, state, layout, sources, self._enter, self._finish)
 
-            program = self._programs.find((fn, call.key(), specs), make)
+            try:
+                program = self._programs.find((fn, call.key(), specs), make)
+            except Exception as error:
+                # Errors of JAX do not name the function.
+                name = getattr(fn, "__name__", type(fn).__name__)
+                error.add_note(f"It was raised while {name} was traced for the workers.")
+                raise
         given = [leaves_of[id(x)][1] if id(x) in leaves_of else x for x in arguments]
         return Prepared(program, [*given, *program.keys, OwnIndex()], iterators)
 

@@ -4,7 +4,7 @@ import inspect
 import itertools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy as np
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.server_optimizers import move_optimizers
+from jaxdist._parameter_server.coordinator import is_on_worker
 from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
 from jaxdist._parameter_server.strategy.prepare import Preparer
 from jaxdist._parameter_server.variables.make_shards import make_shards
@@ -24,6 +25,7 @@ from jaxdist._program import RunOptions
 from jaxdist._strategies import Strategy
 from jaxdist._validate import check_call_arguments, check_callable
 from jaxdist._values import Variable, current_binding, get_call_context
+from jaxdist.errors import ContextError
 
 _SIGNATURE = inspect.signature(Variable.__init__)
 
@@ -67,6 +69,12 @@ class ServerStrategy(Strategy):
     # Variables
 
     def _create_variable(self, args: Any, kwargs: Any) -> Any:
+        if is_on_worker() and current_binding() is None:
+            raise ContextError(
+                "A variable was made in a function that was given to create_per_worker_dataset."
+                "\n\nEach worker calls it, again whenever it was lost, so it would make many.\n\n"
+                "Make the variable before, in strategy.scope()."
+            )
         if self._partitioner is None:
             return object.__new__(ServerVariable)
         given = _SIGNATURE.bind(None, *args, **kwargs)
@@ -85,6 +93,13 @@ class ServerStrategy(Strategy):
             for n, shard in enumerate(shards)
         ]
         return ShardedVariable(parts, name=name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise ContextError(
+            f"copy.deepcopy was called on a {type(self).__name__}.\n\n"
+            "The variables are on its servers, and a copy would share them.\n\n"
+            f"Make a second {type(self).__name__} of the same cluster."
+        )
 
     # Running on the coordinator
 
