@@ -1,5 +1,6 @@
 """`ClosureProgram`: a function, traced once for each shape of its arguments and batches."""
 
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,14 +8,16 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._parameter_server.closures.captured import adopt_captured
 from jaxdist._parameter_server.closures.recorder import Recorders
 from jaxdist._parameter_server.closures.trace import StateLeaf, trace_closure
 from jaxdist._parameter_server.closures.traced import TracedClosure
 from jaxdist._parameter_server.variables.ports import make_zero
+from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._program import WholeCall
 from jaxdist._typing import PyTree
 from jaxdist._values import BatchSource, current_binding
-from jaxdist.errors import ContextError
+from jaxdist.errors import ContextError, UnsupportedError
 
 # Finishes a trace: the optimizers of the closure move to the servers.
 Finish = Callable[[TracedClosure, Recorders, Sequence[Any]], TracedClosure]
@@ -75,7 +78,7 @@ class ClosureProgram:
         state: The variables of its NNX objects.
         layout: The replicas of one worker.
         sources: Its iterators.
-        enter: Returns the context in which the function is traced.
+        enter: Returns the context in which the function is traced; it gives the strategy.
         finish: Finishes a trace.
     """
 
@@ -96,7 +99,38 @@ class ClosureProgram:
         self._lock = threading.Lock()
         self._known: dict[Any, TracedClosure] = {}
         self.first = self._trace()
+        graph = call.graph
+        self._variables = [] if graph is None else list(graph.variables)
+        self._raw = [v.get_raw_value() for v in self._variables]
         self._known[self._key(None)] = self.first
+
+    def put_back(self) -> None:
+        """Send values that were set on NNX objects since the last call to the servers.
+
+        Raises:
+            UnsupportedError: The state of an optimizer was set.
+        """
+        raw = [v.get_raw_value() for v in self._variables]
+        if all(map(operator.is_, raw, self._raw)):
+            return
+        for number, (leaf, new, old) in enumerate(zip(self._state, raw, self._raw, strict=True)):
+            if new is old:
+                continue
+            if leaf.variable is not None:
+                leaf.variable.assign(np.asarray(new))
+                self._variables[number].set_raw_value(leaf.variable)
+            elif isinstance(old, ServerVariable):
+                raise UnsupportedError(
+                    f"{leaf.name}, which is the state of an optimizer on the servers, was set.\n\n"
+                    "Each server holds its part of the state beside the parameters.\n\n"
+                    "Make a new nnx.Optimizer, set its state, and schedule with it."
+                )
+            elif leaf.key is not None:
+                own = [n for n, other in enumerate(self._state) if other.key is not None]
+                self.keys[own.index(number)] = np.asarray(jax.random.key_data(new))
+                self._raw[number] = new
+            else:
+                self._raw[number] = new
 
     def find(self, batches: Sequence[Sequence[PyTree]]) -> TracedClosure:
         """Return the closure for these batches, by iterator; trace it if the shapes are new."""
@@ -116,8 +150,12 @@ class ClosureProgram:
 
     def _trace(self) -> TracedClosure:
         self._call.draws.put_back()
-        with self._enter():
-            traced, recorders = trace_closure(self._call, self._state, self._layout)
+        with self._enter() as strategy:
+
+            def move(closed: Any) -> bool:
+                return adopt_captured(self._call.fn, closed, strategy)
+
+            traced, recorders = trace_closure(self._call, self._state, self._layout, move)
             return self._finish(traced, recorders, self._call.flat.nodes)
 
 

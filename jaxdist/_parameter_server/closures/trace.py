@@ -10,7 +10,7 @@ transformation (`optimizer`). A parameter has no value in the closure after that
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -67,7 +67,10 @@ class StateLeaf:
 
 
 def trace_closure(
-    call: WholeCall, state: Sequence[StateLeaf], layout: ReplicaMesh
+    call: WholeCall,
+    state: Sequence[StateLeaf],
+    layout: ReplicaMesh,
+    move_captured: Callable[[Any], bool] = lambda _: False,
 ) -> tuple[TracedClosure, Recorders]:
     """Trace a call of a function that a coordinator schedules.
 
@@ -75,13 +78,20 @@ def trace_closure(
         call: The call.
         state: The variables of its NNX objects.
         layout: The replicas of one worker.
+        move_captured: Moves variables that the trace took for constants to the servers, and returns
+            whether there were any. See Note [Captured objects].
 
     Returns:
         The closure, and the optimizers that it uses: `Update.op` is `optimizer:<number>` for
         them, and `Update.name` is the variable whose gradient it is.
     """
-    recorders = Recorders(layout)
-    found = call.trace([leaf.template for leaf in state], recorders.replace_in)
+    templates = [leaf.template for leaf in state]
+    while True:
+        recorders = Recorders(layout)
+        found = call.trace(templates, recorders.replace_in)
+        if not move_captured(found.closed):
+            break
+        call.draws.put_back()
     return _Builder(call, state, layout, found, recorders).build(), recorders
 
 

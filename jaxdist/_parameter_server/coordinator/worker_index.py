@@ -34,6 +34,11 @@ def is_on_worker() -> bool:
     return _INDEX.get() is not None
 
 
+def is_in_dataset_function() -> bool:
+    """Whether this code is part of a dataset function, and not of a function that is traced."""
+    return isinstance(_INDEX.get(), int)
+
+
 def experimental_get_current_worker_index() -> Any:
     """Return the index of the worker that runs the current closure or dataset function.
 

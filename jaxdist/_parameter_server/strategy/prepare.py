@@ -139,8 +139,11 @@ class Preparer:
                 state, layout = adopt(call, strategy), strategy.layout
                 return ClosureProgram(call, state, layout, sources, self._enter, self._finish)
 
+            # A program reads the variables of the NNX objects that it was traced with.
+            objects = () if call.graph is None else tuple(map(id, call.graph.variables))
             try:
-                program = self._programs.find((fn, call.key(), specs), make)
+                program = self._programs.find((fn, call.key(), specs, objects), make)
+                program.put_back()
             except Exception as error:
                 # Errors of JAX do not name the function.
                 name = getattr(fn, "__name__", type(fn).__name__)
@@ -165,13 +168,13 @@ class Preparer:
         return self._finish_with(closure, recorders, nodes, self._get_strategy())
 
     @contextlib.contextmanager
-    def _enter(self) -> Iterator[None]:
+    def _enter(self) -> Iterator[Any]:
         """Trace in the scope of the strategy, for whichever worker runs the function."""
         strategy = self._get_strategy()
         index = Port("worker index", strategy.layout, (), np.int32, role=WorkerIndex())
         find_index = index.value if self._is_for_workers else raise_outside
         with strategy.scope(), on_worker(find_index):
-            yield
+            yield strategy
 
 
 def _find_made(values: PerWorkerValues) -> Made:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.server_optimizers import move_optimizers
-from jaxdist._parameter_server.coordinator import is_on_worker
+from jaxdist._parameter_server.coordinator import is_in_dataset_function
 from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
 from jaxdist._parameter_server.strategy.prepare import Preparer
 from jaxdist._parameter_server.variables.make_shards import make_shards
@@ -69,7 +69,7 @@ class ServerStrategy(Strategy):
     # Variables
 
     def _create_variable(self, args: Any, kwargs: Any) -> Any:
-        if is_on_worker() and current_binding() is None:
+        if is_in_dataset_function():
             raise ContextError(
                 "A variable was made in a function that was given to create_per_worker_dataset."
                 "\n\nEach worker calls it, again whenever it was lost, so it would make many.\n\n"

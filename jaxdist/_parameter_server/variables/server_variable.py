@@ -230,6 +230,18 @@ class ServerVariable(Variable):
 
     # Changing
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Assign the value: NNX calls this for `module.kernel[...] = value`."""
+        if self._is_traced() or index is not Ellipsis:
+            what = "in a step that closes over its module" if self._is_traced() else "by index"
+            raise ContextError(
+                f"Variable {self._label!r} of a parameter server was changed {what}.\n\n"
+                "A scheduled function changes the modules that are its arguments, and other code "
+                "assigns whole values.\n\n"
+                "Pass the module in args, or assign the whole value: module.kernel[...] = value."
+            )
+        self.assign(value)
+
     def _update(
         self, change: Change, value: Any, use_locking: Any, name: Any, *, read_value: bool
     ) -> Any:
