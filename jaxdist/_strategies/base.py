@@ -595,7 +595,9 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             `tf.distribute.Strategy.experimental_distribute_dataset`.
         """
         check_across(self, "experimental_distribute_dataset", CALL_BEFORE_RUN)
-        return data.distribute_dataset(dataset, self.layout, options, check_context=self._check_next)
+        return data.distribute_dataset(
+            dataset, self.layout, options, check_context=self._check_next
+        )
 
     @final
     def distribute_datasets_from_function(

@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 
 from jaxdist._parameter_server.closures.adopted import adopt_one
+from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._program import find_closure_values, iterate_constants
 from jaxdist.errors import ContextError
 
@@ -56,6 +57,12 @@ def adopt_captured(fn: Any, closed: Any, strategy: Any) -> bool:
         adopt_one(variable, name, strategy, is_state=False)
         is_found = True
     return is_found
+
+
+def find_moved(fn: Any) -> list[tuple[Any, ServerVariable]]:
+    """Return the NNX variables on the servers that a function can reach."""
+    found = ((v, v.get_raw_value()) for _, v in _find_variables(fn))
+    return [(v, raw) for v, raw in found if isinstance(raw, ServerVariable)]
 
 
 def _find_variables(fn: Any) -> Iterator[tuple[str, Any]]:

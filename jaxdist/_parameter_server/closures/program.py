@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._parameter_server.closures.captured import adopt_captured
+from jaxdist._parameter_server.closures.captured import adopt_captured, find_moved
 from jaxdist._parameter_server.closures.recorder import Recorders
 from jaxdist._parameter_server.closures.trace import StateLeaf, trace_closure
 from jaxdist._parameter_server.closures.traced import TracedClosure
@@ -102,6 +102,7 @@ class ClosureProgram:
         graph = call.graph
         self._variables = [] if graph is None else list(graph.variables)
         self._raw = [v.get_raw_value() for v in self._variables]
+        self._captured = find_moved(call.fn)
         self._known[self._key(None)] = self.first
 
     def put_back(self) -> None:
@@ -110,6 +111,10 @@ class ClosureProgram:
         Raises:
             UnsupportedError: The state of an optimizer was set.
         """
+        for variable, on_server in self._captured:
+            if variable.get_raw_value() is not on_server:
+                on_server.assign(np.asarray(variable.get_raw_value()))
+                variable.set_raw_value(on_server)
         raw = [v.get_raw_value() for v in self._variables]
         if all(map(operator.is_, raw, self._raw)):
             return

@@ -11,8 +11,8 @@ from jaxdist import _mesh
 from jaxdist._parameter_server.coordinator import ServerReport
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.strategy.cluster import read_cluster
-from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
 from jaxdist._parameter_server.strategy.direct_reading import check_on_worker
+from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_extended import ServerExtended
 from jaxdist._parameter_server.strategy.server_strategy import PutOn, ServerStrategy

@@ -15,6 +15,7 @@ from jaxdist._parameter_server.closures.adopted import adopt
 from jaxdist._parameter_server.closures.program import ClosureProgram, TemplateSource
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.recorder import Recorders
+from jaxdist._parameter_server.closures.trace import is_key
 from jaxdist._parameter_server.closures.traced import TracedClosure
 from jaxdist._parameter_server.coordinator import (
     PerWorkerIterator,
@@ -149,7 +150,7 @@ class Preparer:
                 name = getattr(fn, "__name__", type(fn).__name__)
                 error.add_note(f"It was raised while {name} was traced for the workers.")
                 raise
-        given = [leaves_of[id(x)][1] if id(x) in leaves_of else x for x in arguments]
+        given = [leaves_of[id(x)][1] if id(x) in leaves_of else _as_plain(x) for x in arguments]
         return Prepared(program, [*given, *program.keys, OwnIndex()], iterators)
 
     def _get_strategy(self) -> Any:
@@ -175,6 +176,10 @@ class Preparer:
         find_index = index.value if self._is_for_workers else raise_outside
         with strategy.scope(), on_worker(find_index):
             yield strategy
+
+
+def _as_plain(value: Any) -> Any:
+    return jax.random.key_data(value) if is_key(value) else value
 
 
 def _find_made(values: PerWorkerValues) -> Made:

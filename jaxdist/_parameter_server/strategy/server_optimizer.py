@@ -118,8 +118,8 @@ class ServerOptimizer:
         """Send gradients to the servers, which update the variables.
 
         In a scheduled function they are sent when the whole function has run, so it reads
-        variables before this call, not after it. Where replicas have different gradients, all-reduce
-        them before: `get_replica_context().all_reduce("mean", grads)`.
+        variables before this call, not after it. Gradients that differ between replicas are
+        all-reduced before: `get_replica_context().all_reduce("mean", grads)`.
 
         Args:
             grads_and_vars: Pairs of a gradient and its variable. A gradient None changes nothing.

@@ -57,9 +57,7 @@ class ServerStrategy(Strategy):
         self._fence = storage.fence
         self._partitioner = partitioner
         self._preparer = Preparer(caller, self, move_optimizers)
-        self._preparer_here = Preparer(
-            "strategy.run", self, move_optimizers, is_for_workers=False
-        )
+        self._preparer_here = Preparer("strategy.run", self, move_optimizers, is_for_workers=False)
         # Steps that run in this process have numbers of their own.
         worker = Worker(storage, PutOn(layout), max_staleness)
         self._here = LocalWorkerLink(-1, worker, secrets.token_hex(8))
