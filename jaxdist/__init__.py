@@ -20,6 +20,7 @@ from jaxdist._collectives import ReductionToOneDevice as ReductionToOneDevice
 from jaxdist._collectives import assume_replicated as assume_replicated
 from jaxdist._not_there import explain_missing as _explain_missing
 from jaxdist._parameter_server import ParameterServerStrategy as ParameterServerStrategy
+from jaxdist._parameter_server import Server as Server
 from jaxdist._program import Program as Program
 from jaxdist._program import RunOptions as RunOptions
 from jaxdist._program import function as function

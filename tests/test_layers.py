@@ -105,6 +105,7 @@ PUBLIC_INSIDE = {
     "compat.v1.tpu",
     "experimental.coordinator",
     "experimental.partitioners",
+    "experimental.rpc",
     "tpu.experimental",
 }
 # Every folder of this room without an underscore is a task, which users may import.

@@ -363,7 +363,6 @@ TO_COME = {
     "contrib.run_standard_tensorflow_server": SERVERS,
     "errors.AbortedError": SERVERS,
     "estimator": FIT,
-    "experimental.rpc": SERVERS,
     "fit": FIT,
 }
 

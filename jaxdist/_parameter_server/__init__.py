@@ -1,5 +1,6 @@
 """Asynchronous training: variables on servers, and workers that are not in step."""
 
+from jaxdist._parameter_server import rpc as rpc
 from jaxdist._parameter_server.coordinator import ClusterCoordinator as ClusterCoordinator
 from jaxdist._parameter_server.coordinator import PerWorkerDataset as PerWorkerDataset
 from jaxdist._parameter_server.coordinator import PerWorkerIterator as PerWorkerIterator
@@ -11,6 +12,9 @@ from jaxdist._parameter_server.coordinator import (
 )
 from jaxdist._parameter_server.strategy import ParameterServerStrategy as ParameterServerStrategy
 from jaxdist._parameter_server.strategy import ServerOptimizer as ServerOptimizer
+from jaxdist._parameter_server.strategy import WorkerStrategy as WorkerStrategy
+from jaxdist._parameter_server.tasks import Server as Server
+from jaxdist._parameter_server.tasks import ServerDef as ServerDef
 from jaxdist._parameter_server.variables import FixedShardsPartitioner as FixedShardsPartitioner
 from jaxdist._parameter_server.variables import MaxSizePartitioner as MaxSizePartitioner
 from jaxdist._parameter_server.variables import MinSizePartitioner as MinSizePartitioner

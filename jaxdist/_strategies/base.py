@@ -648,9 +648,16 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
                 "PER_REPLICA makes one dataset for each of several replicas.\n\n"
                 "Leave experimental_replication_mode out."
             )
+        dataset_fn = self._adapt_dataset_fn(dataset_fn, options)
         return data.distribute_datasets_from_function(
             dataset_fn, self.layout, options, check_context=self._check_next
         )
+
+    def _adapt_dataset_fn(
+        self, dataset_fn: Callable[[data.InputContext], Any], options: data.InputOptions
+    ) -> Callable[[data.InputContext], Any]:
+        """Return a dataset function that is called with the context of this process's mesh."""
+        return dataset_fn
 
     def check_replicas(self, state: PyTree, every: int = 1) -> bool:
         """Compare the bits of mirrored state on all replicas; see `jaxdist.check_replicas`.

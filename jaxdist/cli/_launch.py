@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from jaxdist import jobs
 from jaxdist._launching import Job, Patience, Program, connect_to_ray, launch, make_command
+from jaxdist.cli._launch_cluster import add_cluster_options, is_cluster, launch_with_servers
 from jaxdist.cli._launch_files import add_file_options, check_options, print_file
 from jaxdist.errors import ArgumentError
 
@@ -27,7 +28,8 @@ def add_launch(
         usage=(
             "jaxdist launch -n N [options] script.py [argument ...]\n"
             "       jaxdist launch -n N [options] -m module [argument ...]\n"
-            "       jaxdist launch -n N [options] train CONFIG [argument ...]"
+            "       jaxdist launch -n N [options] train CONFIG [argument ...]\n"
+            "       jaxdist launch --ps P --workers W [options] script.py [argument ...]"
         ),
         description=(
             "Start N processes of one job on this machine, as workers of a "
@@ -79,6 +81,7 @@ def add_launch(
         choices=("ray",),
         help="start the processes on the nodes of a Ray cluster, each with a CPU or its GPUs",
     )
+    add_cluster_options(parser)
     add_file_options(parser)
     parser.add_argument(
         "-m", dest="is_module", action="store_true", help="run a module, like python -m"
@@ -100,18 +103,22 @@ def launch_processes(arguments: argparse.Namespace, parse: ParseArguments) -> in
         ArgumentError: A number is out of range, or nothing was given to start.
         ConfigError: The configuration of `train` is not valid.
     """
-    least, count = _read_numbers(arguments.count, arguments.elastic)
+    has_servers = is_cluster(arguments)
+    least, count = (None, 0) if has_servers else _read_numbers(arguments.count, arguments.elastic)
+    given = f"--ps {arguments.ps} --workers {arguments.workers}" if has_servers else f"-n {count}"
     program = list(arguments.program)
     if program[:1] == ["--"]:
         program = program[1:]
     if not program:
         raise ArgumentError(
-            f"jaxdist launch -n {count} was given no script.\n\n"
+            f"jaxdist launch {given} was given no script.\n\n"
             "After the options come a script, -m and a module, or train and a configuration.\n\n"
-            f"Pass for instance: jaxdist launch -n {count} script.py"
+            f"Pass for instance: jaxdist launch {given} script.py"
         )
     check_options(arguments)
     made = _make_program(program, arguments.is_module, parse)
+    if has_servers:
+        return launch_with_servers(arguments, made)
     if arguments.target is not None:
         return print_file(arguments, made, count)
     times = {"report": arguments.report_seconds, "grace": arguments.grace_seconds}

@@ -22,6 +22,7 @@ from jaxdist.data import AutoShardPolicy as AutoShardPolicy
 from jaxdist.data import ValueContext as ValueContext
 from jaxdist.experimental import coordinator as coordinator
 from jaxdist.experimental import partitioners as partitioners
+from jaxdist.experimental import rpc as rpc
 from jaxdist.tpu.experimental import DeviceAssignment as _DeviceAssignment
 
 # The older name of `CommunicationImplementation`.

@@ -59,10 +59,9 @@ def adopt_captured(fn: Any, closed: Any, strategy: Any) -> bool:
     return is_found
 
 
-def find_moved(fn: Any) -> list[tuple[Any, ServerVariable]]:
+def find_moved(fn: Any) -> list[Any]:
     """Return the NNX variables on the servers that a function can reach."""
-    found = ((v, v.get_raw_value()) for _, v in _find_variables(fn))
-    return [(v, raw) for v, raw in found if isinstance(raw, ServerVariable)]
+    return [v for _, v in _find_variables(fn) if isinstance(v.get_raw_value(), ServerVariable)]
 
 
 def _find_variables(fn: Any) -> Iterator[tuple[str, Any]]:

@@ -129,7 +129,7 @@ class _Traced:
 
             self.init = jax.make_jaxpr(init)(*self.leaves)
             self.update = jax.make_jaxpr(update)(*self.leaves, *self.slots, *self.leaves)
-        except (TypeError, ValueError, AttributeError, KeyError) as error:
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
             raise ArgumentError(
                 f"{_CALLER} cannot trace the update of the optimizer: "
                 f"{type(error).__name__}: {error}.\n\n"
@@ -140,6 +140,13 @@ class _Traced:
 
     def _check_state(self) -> None:
         after = [v.aval for v in self.update.jaxpr.outvars[self.count :]]
+        if len(after) != len(self.slots):
+            raise ArgumentError(
+                f"{_CALLER}: the update of the optimizer makes a state of {len(after)} arrays, "
+                f"and its init one of {len(self.slots)}.\n\n"
+                "The slots of a server are those that init makes.\n\n"
+                "Make the first state with all arrays of the later ones."
+            )
         for name, one, other in zip(self.slot_names, self.slots, after, strict=True):
             if (one.shape, one.dtype) != (other.shape, other.dtype):
                 raise ArgumentError(

@@ -1,6 +1,5 @@
 """`ClosureProgram`: a function, traced once for each shape of its arguments and batches."""
 
-import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,11 +12,10 @@ from jaxdist._parameter_server.closures.recorder import Recorders
 from jaxdist._parameter_server.closures.trace import StateLeaf, trace_closure
 from jaxdist._parameter_server.closures.traced import TracedClosure
 from jaxdist._parameter_server.variables.ports import make_zero
-from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._program import WholeCall
 from jaxdist._typing import PyTree
 from jaxdist._values import BatchSource, current_binding
-from jaxdist.errors import ContextError, UnsupportedError
+from jaxdist.errors import ContextError
 
 # Finishes a trace: the optimizers of the closure move to the servers.
 Finish = Callable[[TracedClosure, Recorders, Sequence[Any]], TracedClosure]
@@ -80,6 +78,10 @@ class ClosureProgram:
         sources: Its iterators.
         enter: Returns the context in which the function is traced; it gives the strategy.
         finish: Finishes a trace.
+
+    Attributes:
+        first: The closure for the shapes of the first trace.
+        first_batches: The templates of its batches, by iterator.
     """
 
     def __init__(
@@ -93,49 +95,23 @@ class ClosureProgram:
     ) -> None:
         self._call, self._state, self._layout = call, list(state), layout
         self._sources, self._enter, self._finish = list(sources), enter, finish
-        # The random keys of the NNX objects, as data; they come after the arguments.
-        held = [leaf.key for leaf in state if leaf.key is not None]
-        self.keys = [np.asarray(jax.random.key_data(key)) for key in held]
         self._lock = threading.Lock()
         self._known: dict[Any, TracedClosure] = {}
         self.first = self._trace()
+        self.first_batches = [list(own) for own in self._call.draws.batches]
         graph = call.graph
         self._variables = [] if graph is None else list(graph.variables)
-        self._raw = [v.get_raw_value() for v in self._variables]
-        self._captured = find_moved(call.fn)
+        # NNX variables that the function uses, and that are none of its arguments.
+        self.captured = find_moved(call.fn)
         self._known[self._key(None)] = self.first
 
-    def put_back(self) -> None:
-        """Send values that were set on NNX objects since the last call to the servers.
-
-        Raises:
-            UnsupportedError: The state of an optimizer was set.
-        """
-        for variable, on_server in self._captured:
-            if variable.get_raw_value() is not on_server:
-                on_server.assign(np.asarray(variable.get_raw_value()))
-                variable.set_raw_value(on_server)
-        raw = [v.get_raw_value() for v in self._variables]
-        if all(map(operator.is_, raw, self._raw)):
-            return
-        for number, (leaf, new, old) in enumerate(zip(self._state, raw, self._raw, strict=True)):
-            if new is old:
-                continue
-            if leaf.variable is not None:
-                leaf.variable.assign(np.asarray(new))
-                self._variables[number].set_raw_value(leaf.variable)
-            elif isinstance(old, ServerVariable):
-                raise UnsupportedError(
-                    f"{leaf.name}, which is the state of an optimizer on the servers, was set.\n\n"
-                    "Each server holds its part of the state beside the parameters.\n\n"
-                    "Make a new nnx.Optimizer, set its state, and schedule with it."
-                )
-            elif leaf.key is not None:
-                own = [n for n, other in enumerate(self._state) if other.key is not None]
-                self.keys[own.index(number)] = np.asarray(jax.random.key_data(new))
-                self._raw[number] = new
-            else:
-                self._raw[number] = new
+    def find_keys(self) -> list[np.ndarray]:
+        """Return the random keys of the NNX objects, as data; they come after the arguments."""
+        return [
+            np.asarray(jax.random.key_data(variable.get_raw_value()))
+            for variable, leaf in zip(self._variables, self._state, strict=True)
+            if leaf.key is not None
+        ]
 
     def find(self, batches: Sequence[Sequence[PyTree]]) -> TracedClosure:
         """Return the closure for these batches, by iterator; trace it if the shapes are new."""
@@ -151,7 +127,8 @@ class ClosureProgram:
     def _key(self, batches: Sequence[Sequence[PyTree]] | None) -> Any:
         given = self._call.draws.batches if batches is None else batches
         leaves, treedef = jax.tree.flatten([list(own) for own in given])
-        return treedef, tuple((np.shape(x), np.dtype(x.dtype)) for x in leaves)
+        shapes = tuple((np.shape(x), np.dtype(x.dtype)) for x in leaves)
+        return treedef, shapes, find_shardings(leaves)
 
     def _trace(self) -> TracedClosure:
         self._call.draws.put_back()
@@ -164,8 +141,17 @@ class ClosureProgram:
             return self._finish(traced, recorders, self._call.flat.nodes)
 
 
+def find_shardings(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """Return how arrays lie on several devices, which decides on the program that takes them."""
+    return tuple(
+        (n, x.sharding)
+        for n, x in enumerate(leaves)
+        if isinstance(x, jax.Array) and len(x.sharding.device_set) > 1
+    )
+
+
 def _make_template(leaf: Any) -> Any:
     """Return an array of the shape of a leaf, and on its devices if it is on several."""
-    if isinstance(leaf, jax.Array) and len(leaf.devices()) > 1:
+    if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
         return leaf
     return make_zero(np.shape(leaf), leaf.dtype)

@@ -6,13 +6,17 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxdist._parameter_server.closures.adopted import adopt
-from jaxdist._parameter_server.closures.program import ClosureProgram, TemplateSource
+from jaxdist._parameter_server.closures.program import (
+    ClosureProgram,
+    TemplateSource,
+    find_shardings,
+)
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.recorder import Recorders
 from jaxdist._parameter_server.closures.trace import is_key
@@ -52,7 +56,7 @@ class Prepared:
 
     def find_arguments(self, index: int) -> list[Any]:
         """Return the arrays for one worker."""
-        return [x.find(index) if isinstance(x, _LeafOf | OwnIndex) else x for x in self.arguments]
+        return [x.find(index) if isinstance(x, LeafOf | OwnIndex) else x for x in self.arguments]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +64,12 @@ class OwnIndex:
     """The index of the worker that runs the function."""
 
     def find(self, index: int) -> Any:
+        """Return the index, as an array."""
         return np.int32(index)
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
-        raise TypeError("The index of a worker is known to the worker only.")
 
 
 @dataclasses.dataclass(frozen=True)
-class _LeafOf:
+class LeafOf:
     """One leaf of a per-worker value."""
 
     values: PerWorkerValues
@@ -103,7 +105,7 @@ class Preparer:
     ) -> Prepared:
         """Return a call of a function as workers run it."""
         values: list[PerWorkerValues] = []
-        leaves_of: dict[int, tuple[Any, _LeafOf]] = {}
+        leaves_of: dict[int, tuple[Any, LeafOf]] = {}
         sources: list[TemplateSource] = []
         iterators: list[PerWorkerIterator] = []
 
@@ -121,7 +123,7 @@ class Preparer:
             values.append(value)
             leaves, treedef = jax.tree.flatten(made.value)
             copies = [np.array(x) for x in leaves]
-            leaves_of.update({id(c): (c, _LeafOf(value, n)) for n, c in enumerate(copies)})
+            leaves_of.update({id(c): (c, LeafOf(value, n)) for n, c in enumerate(copies)})
             return treedef.unflatten(copies)
 
         # An NNX object is a pytree of JAX too, which `tree.map` would copy.
@@ -142,16 +144,20 @@ class Preparer:
 
             # A program reads the variables of the NNX objects that it was traced with.
             objects = () if call.graph is None else tuple(map(id, call.graph.variables))
+            adopted = self._get_strategy().adopted
+            if call.graph is not None:
+                adopted.send_new_values(call.graph.variables)
+            key = fn, call.key(), find_shardings(arguments), specs, objects
             try:
-                program = self._programs.find((fn, call.key(), specs, objects), make)
-                program.put_back()
+                program = self._programs.find(key, make)
             except Exception as error:
                 # Errors of JAX do not name the function.
                 name = getattr(fn, "__name__", type(fn).__name__)
                 error.add_note(f"It was raised while {name} was traced for the workers.")
                 raise
+            adopted.send_new_values(program.captured)
         given = [leaves_of[id(x)][1] if id(x) in leaves_of else _as_plain(x) for x in arguments]
-        return Prepared(program, [*given, *program.keys, OwnIndex()], iterators)
+        return Prepared(program, [*given, *program.find_keys(), OwnIndex()], iterators)
 
     def _get_strategy(self) -> Any:
         strategy = self._strategy()

@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._parameter_server.closures.adopted import Adopted
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.server_optimizers import move_optimizers
 from jaxdist._parameter_server.coordinator import is_in_dataset_function
@@ -20,6 +22,7 @@ from jaxdist._parameter_server.variables.make_shards import make_shards
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.sharded import ShardedVariable
+from jaxdist._parameter_server.worker.put import PutOn
 from jaxdist._parameter_server.worker.worker import Worker
 from jaxdist._program import RunOptions
 from jaxdist._strategies import Strategy
@@ -55,6 +58,7 @@ class ServerStrategy(Strategy):
         self._set_up(layout)
         self.storage = storage
         self._fence = storage.fence
+        self.adopted = Adopted()
         self._partitioner = partitioner
         self._preparer = Preparer(caller, self, move_optimizers)
         self._preparer_here = Preparer("strategy.run", self, move_optimizers, is_for_workers=False)
@@ -63,6 +67,8 @@ class ServerStrategy(Strategy):
         self._here = LocalWorkerLink(-1, worker, secrets.token_hex(8))
         self._numbers = itertools.count(1)
         self._steps: Recent[Any, Callable[..., Any]] = Recent(64)
+        # The worker keeps values between its steps, and runs one at a time.
+        self._lock = threading.RLock()
 
     # Variables
 
@@ -135,29 +141,16 @@ class ServerStrategy(Strategy):
             step.__name__ = getattr(fn, "__name__", "function")
             return step
 
-        step = self._steps.find((fn, options), make_step)
-        with self.scope():
+        with self._lock, self.scope():
+            step = self._steps.find((fn, options), make_step)
             prepared = self._preparer_here.prepare(step, tuple(args), dict(kwargs or {}))
             number = next(self._numbers)
             result = self._here.run(prepared, number, self._fence.value, number)
         return jax.tree.map(lambda x: jnp.asarray(x) if type(x) is np.ndarray else x, result)
 
+    @property
+    def _unwraps(self) -> bool:
+        return self.layout.num_replicas == 1
+
     def _before_run_here(self) -> None:
         """Do what comes before a step that runs in this process."""
-
-
-class PutOn:
-    """Puts a list of arrays on the devices of a layout. With several, arrays are replicated."""
-
-    def __init__(self, layout: ReplicaMesh) -> None:
-        self._where = layout.first_device if layout.num_replicas == 1 else layout.replicated
-        self._devices = frozenset(layout.devices)
-
-    def __call__(self, values: list[Any]) -> list[Any]:
-        if len(self._devices) == 1:
-            return jax.device_put(values, self._where)
-        return [x if self._has(x) else jax.device_put(x, self._where) for x in values]
-
-    def _has(self, value: Any) -> bool:
-        # The batch of all replicas is split over the devices already.
-        return isinstance(value, jax.Array) and value.sharding.device_set == self._devices

@@ -24,13 +24,10 @@ class RemoteServer:
 
     def __init__(self, channel: Channel, index: int) -> None:
         self._channel, self._index = channel, index
-        self._first: str | None = None
 
     def hello(self, client: str = "", seconds: float | None = None) -> dict[str, Any]:
         """Return who the server is, and what it has counted of a client's closures."""
-        fields = self._call("hello", {"client": client}, seconds=seconds).fields
-        self._first = self._first or fields["incarnation"]
-        return dict(fields)
+        return dict(self._call("hello", {"client": client}, seconds=seconds).fields)
 
     def configure(self, max_staleness: int | None) -> None:
         """Set the bound of staleness."""
@@ -56,7 +53,8 @@ class RemoteServer:
         """Add an update program."""
         given = registration
         programs = [given.program] if given.init is None else [given.program, given.init]
-        slots = [] if given.init else [x for own in given.variables.values() for x in own or ()]
+        held = () if given.init else given.variables.values()
+        slots = [x for own in held for x in own or ()]
         fields = {
             "key": given.key,
             "num_slots": given.num_slots,
@@ -156,9 +154,8 @@ class RemoteServer:
 
     def _explain(self, error: NotFoundError) -> NotFoundError:
         """Return a better error, if the server has lost its variables."""
-        first = self._first
         found = self.hello()
-        if first in (None, found["incarnation"]) or found["variables"]:
+        if found["variables"]:
             return error
         remedy = (
             "Make its snapshots more often: snapshot_seconds=5."

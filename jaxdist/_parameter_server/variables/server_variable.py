@@ -1,6 +1,7 @@
 """`ServerVariable`: a variable whose value is on a parameter server."""
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax.numpy as jnp
@@ -74,6 +75,7 @@ class ServerVariable(Variable):
         "_added",
         "_added_in",
         "_assigned",
+        "_copies",
         "_remote_name",
         "_row_changes",
         "_storage",
@@ -88,20 +90,28 @@ class ServerVariable(Variable):
 
     @classmethod
     def connect(
-        cls, strategy: Any, remote_name: str, shape: tuple[int, ...], dtype: Any
+        cls, strategy: Any, names: Sequence[str], shape: tuple[int, ...], dtype: Any
     ) -> "ServerVariable":
-        """Return a variable that is on the servers already."""
+        """Return a variable that is on the servers already.
+
+        Args:
+            strategy: The strategy of the servers.
+            names: Its name there. Several names are copies: the first one is read, and all change.
+            shape: Its shape.
+            dtype: Its dtype.
+        """
         made = object.__new__(cls)
-        made._label, made._strategy, made._trainable = remote_name, strategy, False
+        made._label, made._strategy, made._trainable = names[0], strategy, False
         made._aggregation = VariableAggregation.NONE
         made._synchronization = VariableSynchronization.ON_WRITE
         made._set_up(tuple(shape), np.dtype(dtype), strategy.layout)
-        made._remote_name = remote_name
+        made._remote_name, *made._copies = names
         return made
 
     def _hold_initial(self, array: Any, layout: ReplicaMesh | None) -> None:
         self._set_up(tuple(array.shape), np.dtype(array.dtype), layout)
         self._remote_name = self._storage.create(self._label, np.asarray(array))
+        self._copies: list[str] = []
 
     def _set_up(self, shape: tuple[int, ...], dtype: Any, layout: ReplicaMesh | None) -> None:
         strategy = self._strategy
@@ -228,6 +238,18 @@ class ServerVariable(Variable):
     def _is_traced(self) -> bool:
         return current_binding() is not None or get_call_context().in_step is not None
 
+    def _get_binding(self) -> Any:
+        """Return the trace whose changes are sent."""
+        binding = current_binding()
+        if binding is None:
+            raise UnsupportedError(
+                f"Variable {self._label!r} of a parameter server was changed in a step that "
+                "strategy.lower or strategy.check_gradients traces.\n\n"
+                "A change is sent when a whole step has run, and these two run none.\n\n"
+                "Lower the step without the change, or call strategy.run(step)."
+            )
+        return binding
+
     # Changing
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -251,12 +273,13 @@ class ServerVariable(Variable):
             return self.value() if read_value else None
         # The server applies it before changes of rows.
         self._check_rows_are_known("changed", "changes")
+        binding = self._get_binding()
         if change is Change.ASSIGN:
             self._assigned.assign_add(1, read_value=False)
-            if self._added_in() is current_binding():
+            if self._added_in() is binding:
                 self._added.assign(self._zero, read_value=False)
             return super()._update(change, value, use_locking, name, read_value=read_value)
-        self._added_in = weakref.ref(current_binding())
+        self._added_in = weakref.ref(binding)
         self._added._update(change, value, use_locking, name, read_value=False)
         return self.value() if read_value else None
 
@@ -311,10 +334,11 @@ class ServerVariable(Variable):
         """Remember that the server changes the variable later, in a way that no worker knows."""
         step = get_call_context().in_step
         of_step = _nowhere if step is None else weakref.ref(step)
-        self._row_changes.append((weakref.ref(current_binding()), of_step, count))
+        self._row_changes.append((weakref.ref(self._get_binding()), of_step, count))
 
     def _send(self, op: str, *operands: np.ndarray) -> None:
-        self._storage.change(ServerChange(op, self._remote_name, operands))
+        for name in (self._remote_name, *self._copies):
+            self._storage.change(ServerChange(op, name, operands))
 
 
 def _nowhere() -> None:

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_array
+from jaxdist._validate import show
+from jaxdist.errors import ArgumentTypeError
 
 
 def read_elements(dataset: Iterable[Any]) -> Iterator[PyTree]:
@@ -26,4 +27,11 @@ def _convert(element: Any) -> PyTree:
 def _convert_leaf(leaf: Any) -> Any:
     if isinstance(getattr(leaf, "dtype", None), np.dtype):
         return leaf
-    return as_array("A per-worker dataset", "element", leaf)
+    array = np.asarray(leaf)
+    if array.dtype.kind in "OSUMm":
+        raise ArgumentTypeError(
+            f"A per-worker dataset has an element that contains {show(leaf)}.\n\n"
+            "Functions take arrays and numbers from it.\n\n"
+            "Leave it out in dataset_fn, or replace texts by numbers."
+        )
+    return array

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxdist import tpu
+from jaxdist._parameter_server import ParameterServerStrategy
 from jaxdist._planning import assign_slices, find_logical_shape
 from jaxdist._strategies import (
     MirroredStrategy,
@@ -18,6 +19,9 @@ from jaxdist._strategies import (
 )
 from jaxdist._validate import CallerRename
 from jaxdist.cluster_resolver import (
+    ClusterResolver,
+    ClusterSpec,
+    SimpleClusterResolver,
     TFConfigClusterResolver,
     TPUClusterResolver,
     find_own_task,
@@ -38,7 +42,9 @@ def make_strategy(config: JobConfig) -> Strategy:
     with `deterministic`, it is a `MirroredStrategy`. Virtual CPU devices must be requested before
     JAX starts. If the partition shards state within slices, replicas have the axes
     `("slice", "replica")`. With the kind `"multi_worker_mirrored"` it is a
-    `MultiWorkerMirroredStrategy` over the processes of `TF_CONFIG`.
+    `MultiWorkerMirroredStrategy` over the processes of `TF_CONFIG`. With the kind
+    `"parameter_server"` it is a `ParameterServerStrategy` on the tasks of `TF_CONFIG`, or on
+    servers and workers in this process if that names no servers.
 
     Example:
         >>> from jaxdist.jobs import DigitsConfig
@@ -50,6 +56,8 @@ def make_strategy(config: JobConfig) -> Strategy:
     if asked.kind == "multi_worker_mirrored":
         # First, since the processes join before JAX starts.
         return MultiWorkerMirroredStrategy(deterministic=asked.deterministic)
+    if asked.kind == "parameter_server":
+        return _make_with_servers(asked)
     backend = jax.default_backend()
     if asked.devices != "auto":
         listed = MirroredStrategy(list(asked.devices)).mesh.devices.ravel().tolist()
@@ -114,6 +122,19 @@ def count_replicas(config: JobConfig) -> int:
     listed = asked.devices
     devices = count_cpu_devices(config) if listed == "auto" else len(listed)
     return max(1, devices // count_logical_devices(asked))
+
+
+def _make_with_servers(asked: StrategyConfig) -> Strategy:
+    """Return the strategy on the tasks of `TF_CONFIG`, or with all tasks in this process."""
+    bound = None if asked.max_staleness == "any" else asked.max_staleness
+    resolver: ClusterResolver = TFConfigClusterResolver()
+    if "ps" not in resolver.cluster_spec().jobs:
+        jobs = {"chief": 1, "ps": asked.servers, "worker": asked.workers}
+        spec = {job: [f"{job}{n}:0" for n in range(count)] for job, count in jobs.items()}
+        resolver = SimpleClusterResolver(
+            ClusterSpec(spec), task_type="chief", task_id=0, rpc_layer="local"
+        )
+    return ParameterServerStrategy(resolver, max_staleness=bound)
 
 
 def _make_tpu(virtual_slice: str, asked: StrategyConfig) -> Strategy:

@@ -114,7 +114,7 @@ def test_a_captured_model_or_optimizer_is_not_changed() -> None:
     for fn in (train, lambda x: strategy.run(train, (x,))):
         with pytest.raises(ContextError, match="closes over"):
             coordinator.schedule(fn, (_X,))
-    with pytest.raises(ContextError, match="reads optimizer.step of an optimizer"):
+    with pytest.raises(ContextError, match=r"reads optimizer\.step of an optimizer"):
         coordinator.schedule(read_count)
     # Also when the servers have the model.
     coordinator.schedule(lambda model: model(_X), (model,)).fetch()
@@ -122,21 +122,6 @@ def test_a_captured_model_or_optimizer_is_not_changed() -> None:
         coordinator.schedule(change)
     assert coordinator.statistics().scheduled == 1
     assert model(_X) == 2
-
-
-def test_the_state_of_an_optimizer_on_the_servers_cannot_be_replaced() -> None:
-    coordinator = ClusterCoordinator(make_strategy())
-    model = _make_model(1)
-    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
-
-    def train(model: Any, optimizer: Any, x: Any) -> None:
-        optimizer.update(model, nnx.grad(lambda m: m(x).sum())(model))
-
-    coordinator.schedule(train, (model, optimizer, _X)).fetch()
-    count = optimizer.opt_state[0].count
-    count.set_value(jnp.int32(100))
-    with pytest.raises(UnsupportedError, match="state of an optimizer on the servers, was set"):
-        coordinator.schedule(train, (model, optimizer, _X))
 
 
 def test_a_new_random_key_of_a_module_is_used() -> None:

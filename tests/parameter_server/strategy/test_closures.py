@@ -181,6 +181,49 @@ def test_an_optimizer_that_has_state_takes_it_to_the_servers() -> None:
         np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-4, atol=1e-6)
 
 
+def test_a_checkpoint_is_restored_into_a_model_that_is_on_the_servers(tmp_path: Any) -> None:
+    strategy = make_strategy(workers=1)
+    coordinator = ClusterCoordinator(strategy)
+    model = _Net(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    given = list(_batches(6))
+
+    def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+        return strategy.run(_train, (model, optimizer, x, y))
+
+    def train(batches: Any) -> list[float]:
+        found = [coordinator.schedule(step, (model, optimizer, *b)) for b in batches]
+        return [float(r.fetch()) for r in found]
+
+    train(given[:3])
+    state = {"model": model, "optimizer": optimizer}
+    with jaxdist.training.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(3, state)
+        losses = train(given[3:])
+        assert checkpoints.restore_latest(like=state) is not None
+        again = checkpoints.restore_latest(like=state)
+        assert again is not None
+        nnx.update(model, nnx.state(again.state["model"]))
+        nnx.update(optimizer, nnx.state(again.state["optimizer"]))
+    np.testing.assert_allclose(train(given[3:]), losses, rtol=1e-6)
+    assert int(optimizer.step[...]) == 6
+    assert optimizer.opt_state[0].count[...] == 6
+
+
+def test_a_value_that_is_written_into_a_model_reaches_the_workers() -> None:
+    strategy = make_strategy()
+    coordinator = ClusterCoordinator(strategy)
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+    def total(model: Any) -> Any:
+        return model.kernel[...].sum()
+
+    coordinator.schedule(total, (model,)).fetch()
+    model.kernel.set_value(jnp.full((2, 2), 5.0))
+    assert coordinator.schedule(total, (model,)).fetch() == 20
+    assert float(model.kernel[...].sum()) == 20
+
+
 def test_statistics_and_random_keys_of_a_module(coordinated: Coordinated) -> None:
     _, coordinator = coordinated
     norm = nnx.BatchNorm(4, momentum=0.5, rngs=nnx.Rngs(0))
@@ -299,6 +342,30 @@ def test_batches_of_another_shape_are_traced_again(coordinated: Coordinated) -> 
     coordinator.schedule(step, (iterator,))
     with pytest.raises(OutOfRangeError, match=r"asks for 1 batch.*has ended"):
         coordinator.join()
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_no_change_is_staler_than_the_bound(bound: int) -> None:
+    strategy = make_strategy(servers=2, workers=3, max_staleness=bound)
+    coordinator = ClusterCoordinator(strategy)
+    model = _Net(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.01), wrt=nnx.Param)
+    x, y = next(_batches(1))
+
+    def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+        return strategy.run(_train, (model, optimizer, x, y))
+
+    for turn in range(60):
+        coordinator.schedule(step, (model, optimizer, x, y))
+        if turn % 20 == 10:
+            # A function that changes nothing, or fails, holds nobody up.
+            strategy.run(lambda m: m(x), (model,))
+            coordinator.schedule(lambda m: m.a.kernel[...].sum(), (model,))
+    coordinator.join()
+    found = coordinator.statistics().staleness
+    assert max(found) <= bound
+    # Each of the 4 parameters, and the count of steps.
+    assert sum(found.values()) == 60 * 5
 
 
 def test_run_on_the_coordinator_works_with_a_warning(
