@@ -354,7 +354,6 @@ REPLACED = {
 SERVERS = "parameter servers"
 FIT = "fit and Estimator"
 TO_COME = {
-    "ParameterServerStrategy": SERVERS,
     "Server": SERVERS,
     "compat.v1.ParameterServerStrategy": SERVERS,
     "compat.v1.Server": SERVERS,
@@ -362,11 +361,8 @@ TO_COME = {
     "contrib.DistributeConfig": FIT,
     "contrib.ParameterServerStrategy": SERVERS,
     "contrib.run_standard_tensorflow_server": SERVERS,
-    "coordinator": SERVERS,
     "errors.AbortedError": SERVERS,
     "estimator": FIT,
-    "experimental.ParameterServerStrategy": SERVERS,
-    "experimental.coordinator": SERVERS,
     "fit": FIT,
 }
 

@@ -5,7 +5,7 @@ import itertools
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.adopted import Adopted
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.server_optimizers import move_optimizers
+from jaxdist._parameter_server.coordinator import is_in_dataset_function
 from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
 from jaxdist._parameter_server.strategy.prepare import Preparer
 from jaxdist._parameter_server.variables.make_shards import make_shards
@@ -27,6 +28,7 @@ from jaxdist._program import RunOptions
 from jaxdist._strategies import Strategy
 from jaxdist._validate import check_call_arguments, check_callable
 from jaxdist._values import Variable, current_binding, get_call_context
+from jaxdist.errors import ContextError
 
 _SIGNATURE = inspect.signature(Variable.__init__)
 
@@ -59,6 +61,7 @@ class ServerStrategy(Strategy):
         self.adopted = Adopted()
         self._partitioner = partitioner
         self._preparer = Preparer(caller, self, move_optimizers)
+        self._preparer_here = Preparer("strategy.run", self, move_optimizers, is_for_workers=False)
         # Steps that run in this process have numbers of their own.
         worker = Worker(storage, PutOn(layout), max_staleness)
         self._here = LocalWorkerLink(-1, worker, secrets.token_hex(8))
@@ -70,6 +73,12 @@ class ServerStrategy(Strategy):
     # Variables
 
     def _create_variable(self, args: Any, kwargs: Any) -> Any:
+        if is_in_dataset_function():
+            raise ContextError(
+                "A variable was made in a function that was given to create_per_worker_dataset."
+                "\n\nEach worker calls it, again whenever it was lost, so it would make many.\n\n"
+                "Make the variable before, in strategy.scope()."
+            )
         if self._partitioner is None:
             return object.__new__(ServerVariable)
         given = _SIGNATURE.bind(None, *args, **kwargs)
@@ -88,6 +97,13 @@ class ServerStrategy(Strategy):
             for n, shard in enumerate(shards)
         ]
         return ShardedVariable(parts, name=name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise ContextError(
+            f"copy.deepcopy was called on a {type(self).__name__}.\n\n"
+            "The variables are on its servers, and a copy would share them.\n\n"
+            f"Make a second {type(self).__name__} of the same cluster."
+        )
 
     # Running on the coordinator
 
@@ -127,7 +143,7 @@ class ServerStrategy(Strategy):
 
         with self._lock, self.scope():
             step = self._steps.find((fn, options), make_step)
-            prepared = self._preparer.prepare(step, tuple(args), dict(kwargs or {}))
+            prepared = self._preparer_here.prepare(step, tuple(args), dict(kwargs or {}))
             number = next(self._numbers)
             result = self._here.run(prepared, number, self._fence.value, number)
         return jax.tree.map(lambda x: jnp.asarray(x) if type(x) is np.ndarray else x, result)
