@@ -18,6 +18,7 @@ from jaxdist.errors import (
     ProgramMismatchError,
     ShapeError,
 )
+_KINDS = {ARRAY, *NUMBERS}
 
 
 def _suggest(name: str) -> str:
@@ -64,7 +65,7 @@ class Signature:
         if (
             not isinstance(kinds, list)
             or len(kinds) != len(arrays)
-            or not all(kind == ARRAY or kind in NUMBERS for kind in kinds)
+            or not all(isinstance(kind, str) and kind in _KINDS for kind in kinds)
         ):
             raise ProgramMismatchError(
                 f"A call of {method!r} has {len(arrays)} array(s) and kinds={show(kinds)}.\n\n"

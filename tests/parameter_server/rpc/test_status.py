@@ -208,6 +208,8 @@ _ONE_INT = {"name": "add", "structure": ["tuple", "*"], "kinds": ["array"], "sec
         {**_ONE_INT, "kinds": "array"},
         {**_ONE_INT, "kinds": [["array"]]},
         {**_ONE_INT, "kinds": ["text"]},
+        {**_ONE_INT, "kinds": ["float"]},
+        {**_ONE_INT, "kinds": ["bool"]},
         {**_ONE_INT, "structure": "*"},
         {**_ONE_INT, "structure": ["set", "*"]},
         {**_ONE_INT, "structure": ["tuple"]},
@@ -228,7 +230,7 @@ def test_a_message_that_no_client_sends_is_refused_and_calls_nothing(fields: Any
     with serve_methods({"add": (lambda x: called.append(1), [INT])}) as (server, client):
         channel = connect(server.address, layer="grpc")
         with pytest.raises((ProgramMismatchError, InvalidArgumentError)):
-            channel.call(Message("rpc/call", fields, (np.int32(1).reshape(()),)), 20)
+            channel.call(Message("rpc/call", fields, (np.array(1, np.int32),)), 20)
         channel.close()
         assert called == []
         assert client.add(1).is_ok()

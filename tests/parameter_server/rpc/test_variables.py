@@ -23,7 +23,7 @@ def test_no_change_of_several_clients_at_a_time_is_lost(layer: str, is_compiled:
         total.assign_add(number)
 
     function = jaxdist.function(add) if is_compiled else add
-    methods = {"add": (function, [INT]), "read": (lambda: total.value, None)}
+    methods = {"add": (function, [INT]), "read": (lambda: total.value(), None)}
     with serve_methods(methods, layer) as (server, client):
         clients = [rpc.Client.create(layer, server.address, name=f"{n}") for n in range(3)]
 
@@ -42,20 +42,20 @@ def test_no_change_of_several_clients_at_a_time_is_lost(layer: str, is_compiled:
 def test_a_function_may_run_steps_of_a_strategy() -> None:
     strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
     with strategy.scope():
-        weight = jaxdist.Variable(1.0, name="weight", aggregation="MEAN")
+        weight = jaxdist.Variable(1.0, name="weight", aggregation=jaxdist.VariableAggregation.MEAN)
 
     @jaxdist.function
     def train(x: Any) -> Any:
         def step() -> Any:
             weight.assign_add(x)
-            return weight.value * 2
+            return weight.value() * 2
 
         return strategy.reduce("SUM", strategy.run(step), axis=None)
 
     with serve_methods({"train": (train, [FLOAT])}) as (_, client):
         assert client.train_blocking(2.0) == 12
         assert client.train_blocking(1.0) == 16
-    assert float(weight.value) == 4
+    assert float(weight.value()) == 4
     assert train.experimental_get_tracing_count() == 1
 
 
