@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jaxdist.experimental.rpc import Client, Server
 from tests.bad_inputs.call import Call
 
+# Stands for the address of the server that is started for the call.
+_HERE = "here:0"
 _INT = jax.ShapeDtypeStruct((), jnp.int32)
 
 
@@ -40,7 +42,7 @@ def _makes_client(make: Callable[..., Client]) -> Callable[..., Any]:
     def call(*args: Any, **arguments: Any) -> Any:
         server = _server()
         server.start()
-        if arguments.get("address") == "here":
+        if arguments["address"] is _HERE:
             arguments["address"] = server.address
         try:
             make(*args, **arguments).close()
@@ -78,7 +80,7 @@ def _of_result(method: str) -> Callable[..., Any]:
 
 _PLACE = "jaxdist.experimental.rpc"
 _WHERE = {"rpc_layer": "local", "address": "localhost:0"}
-_THERE = {"rpc_layer": "local", "address": "here", "name": "c", "timeout_in_ms": 500}
+_THERE = {"rpc_layer": "local", "address": _HERE, "name": "c", "timeout_in_ms": 500}
 CALLS: dict[str, Call] = {
     f"{_PLACE}.Server": Call(lambda: Server, lambda: dict(_WHERE)),
     f"{_PLACE}.Server.create": Call(lambda: Server.create, lambda: dict(_WHERE)),

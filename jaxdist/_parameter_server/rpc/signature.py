@@ -87,7 +87,7 @@ class Signature:
             return
         given = format_tree(structure, [_describe(leaf) for leaf in leaves])
         raise ArgumentError(
-            f"{method!r} was called with the arguments {given}, and takes {self}.\n\n"
+            f"A call of {method!r} was given args={given}, and the method takes {self}.\n\n"
             "Arguments have the number and the structure that the server registered: the same "
             "dicts, lists, tuples and None.\n\n"
             "Pass these arguments, or register the function with another input_signature."
@@ -109,7 +109,7 @@ def _read(
     if kind != ARRAY or array.dtype != dtype:
         found = f"the {kind} {array}" if kind != ARRAY else _describe(array)
         raise InvalidArgumentError(
-            f"{method!r} was called with {found} for array {number + 1} of {signature}.\n\n"
+            f"A call of {method!r} was given {found} as array {number + 1} of args={signature}.\n\n"
             f"An array has the dtype that the server registered, {spec.dtype}. A number of Python "
             "becomes that dtype where it keeps its value.\n\n"
             f"Pass jnp.asarray(value, {spec.dtype!r})."
@@ -118,8 +118,8 @@ def _read(
     if len(spec.dims) != array.ndim or wanted != [*array.shape]:
         known = "".join(f", with {name}={size} here" for name, size in sizes.items())
         raise ShapeError(
-            f"{method!r} was called with {_describe(array)} for array {number + 1} of {signature}."
-            f"\n\nAn array has the shape that the server registered, {spec}{known}.\n\n"
+            f"A call of {method!r} was given {_describe(array)} as array {number + 1} of "
+            f"args={signature}.\n\nAn array has the shape that the server registered, {spec}{known}.\n\n"
             "Pass an array of that shape, or register the function with another input_signature."
         )
     return as_jax(array)

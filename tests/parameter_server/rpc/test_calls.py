@@ -107,7 +107,7 @@ def test_equal_names_of_dimensions_are_equal_sizes_within_a_call() -> None:
         result = client.dot(np.ones(2, np.float32), np.ones(3, np.float32))
         code, text = result.get_error()
         assert code == 3
-        assert "float32[3] for array 2" in text
+        assert "float32[3] as array 2" in text
         assert "n=2" in text
 
 
@@ -163,7 +163,7 @@ def test_another_dtype_or_shape_is_an_error_of_the_server(wrong: Any) -> None:
         for result in (client.addition(wrong, 1), client.call("addition", [wrong, 1])):
             assert not result.is_ok()
             assert result.get_error()[0] == 3
-            with pytest.raises(InvalidArgumentError, match="'addition' was called with"):
+            with pytest.raises(InvalidArgumentError, match="A call of 'addition' was given"):
                 result.get_value()
 
 
@@ -178,13 +178,13 @@ def test_another_structure_raises_at_once_by_attribute_and_is_a_status_by_call(a
                 method(*args)
         code, text = client.call("addition", args).get_error()
         assert code == 3
-        assert "'addition' was called with the arguments" in text
+        assert "A call of 'addition' was given args=" in text
 
 
 def test_lists_and_tuples_are_different_structures() -> None:
     with serve_methods({"first": (lambda x: x[0], [[INT, INT]])}, "local") as (_, client):
         assert client.first_blocking([1, 2]) == 1
-        with pytest.raises(ArgumentError, match=r"\(\(int, int\),\), and takes \(\[int32"):
+        with pytest.raises(ArgumentError, match=r"\(\(int, int\),\), and the method takes \(\[int32"):
             client.first((1, 2))
 
 

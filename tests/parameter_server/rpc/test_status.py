@@ -96,7 +96,7 @@ def test_an_unknown_method_is_an_invalid_argument(layer: str) -> None:
         result = client.call("two", [1, 2])
         code, text = result.get_error()
         assert code == 3
-        assert "'two' is not registered" in text
+        assert "method_name='two'" in text
         assert "['one']" in text
         with pytest.raises(InvalidArgumentError, match="'two'"):
             result.get_value()
