@@ -24,7 +24,6 @@ def _server() -> Server:
     return server
 
 
-
 def _of_server(method: str) -> Callable[..., Any]:
     def call(*args: Any, **arguments: Any) -> Any:
         server = _server()

@@ -18,6 +18,7 @@ from jaxdist.errors import (
     ProgramMismatchError,
     ShapeError,
 )
+
 _KINDS = {ARRAY, *NUMBERS}
 
 

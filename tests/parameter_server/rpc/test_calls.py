@@ -184,7 +184,9 @@ def test_another_structure_raises_at_once_by_attribute_and_is_a_status_by_call(a
 def test_lists_and_tuples_are_different_structures() -> None:
     with serve_methods({"first": (lambda x: x[0], [[INT, INT]])}, "local") as (_, client):
         assert client.first_blocking([1, 2]) == 1
-        with pytest.raises(ArgumentError, match=r"\(\(int, int\),\), and the method takes \(\[int32"):
+        with pytest.raises(
+            ArgumentError, match=r"\(\(int, int\),\), and the method takes \(\[int32"
+        ):
             client.first((1, 2))
 
 
