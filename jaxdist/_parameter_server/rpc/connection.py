@@ -18,8 +18,8 @@ from jaxdist._parameter_server.transport.threads import Threads
 from jaxdist._validate import CallerRename, show
 from jaxdist.errors import OtherProcessError, ProgramMismatchError
 
-# As many as a server answers at a time.
-_MOST_CALLS = 128
+# Of one client at a time; further calls wait. A server answers those of many clients.
+_MOST_CALLS = 64
 
 
 class Connection:
@@ -97,7 +97,8 @@ def _call(
 ) -> Message:
     left = _count_seconds(deadline)
     try:
-        return channel.call(Message(CALL, {**fields, "seconds": left}, arrays), left)
+        with CallerRename("Channel.call", "Client.call"):
+            return channel.call(Message(CALL, {**fields, "seconds": left}, arrays), left)
     except OtherProcessError as error:
         raise _rename(error, CALL, fields["name"]) from None
 

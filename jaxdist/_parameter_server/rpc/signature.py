@@ -120,7 +120,8 @@ def _read(
         known = "".join(f", with {name}={size} here" for name, size in sizes.items())
         raise ShapeError(
             f"A call of {method!r} was given {_describe(array)} as array {number + 1} of "
-            f"args={signature}.\n\nAn array has the shape that the server registered, {spec}{known}.\n\n"
+            f"args={signature}.\n\n"
+            f"An array has the shape that the server registered, {spec}{known}.\n\n"
             "Pass an array of that shape, or register the function with another input_signature."
         )
     return as_jax(array)

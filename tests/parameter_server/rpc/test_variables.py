@@ -39,6 +39,17 @@ def test_no_change_of_several_clients_at_a_time_is_lost(layer: str, is_compiled:
             own.close()
 
 
+def test_hundreds_of_calls_of_several_clients_that_wait_are_all_answered() -> None:
+    go_on = threading.Event()
+    with serve_methods({"wait": (lambda: go_on.wait(20), None)}) as (server, _):
+        clients: list[Any] = [rpc.Client.create("grpc", server.address) for _ in range(4)]
+        results = [client.wait() for _ in range(100) for client in clients]
+        go_on.set()
+        assert all(result.get_value() for result in results)
+        for client in clients:
+            client.close()
+
+
 def test_a_function_may_run_steps_of_a_strategy() -> None:
     strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
     with strategy.scope():
