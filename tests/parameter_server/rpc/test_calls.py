@@ -2,6 +2,8 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
@@ -364,3 +366,52 @@ def test_a_method_that_the_server_has_not_is_an_attribute_error_that_lists_the_o
         assert not hasattr(client, "nothing")
         with pytest.raises(MissingNameError, match=r"'nothing'(.|\n)*\['addition'\]"):
             _ = client.nothing
+
+
+@pytest.fixture
+def x64() -> Iterator[Callable[[bool], None]]:
+    """What turns 64 bits on and off, for all threads."""
+    before = jax.config.read("jax_enable_x64")
+    yield lambda value: jax.config.update("jax_enable_x64", value)
+    jax.config.update("jax_enable_x64", before)
+
+
+def test_64_bits_arrive_where_they_are_on_and_are_refused_where_they_were_turned_off(
+    x64: Callable[[bool], None],
+) -> None:
+    x64(True)
+    wide = jax.ShapeDtypeStruct((), jnp.float64)
+    with serve_methods({"third": (lambda x: x / 3, [wide])}) as (_, client):
+        assert client.third_blocking(1.0) == 1 / 3
+        assert client.third_blocking(np.float64(1)).dtype == np.float64
+        x64(False)
+        code, text = client.third(np.float64(1)).get_error()
+        assert code == 12
+        assert "float64 would become one of float32" in text
+
+
+def test_an_array_of_which_parts_are_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    array = jnp.arange(3)
+    with serve_methods(ADD, "local") as (_, client):
+        monkeypatch.setattr(type(array), "is_fully_addressable", property(lambda self: False))
+        with pytest.raises(UnsupportedError, match="parts are on other processes"):
+            client.call("addition", [array, 1])
+
+
+def test_the_name_of_a_client_is_a_text_and_in_its_repr() -> None:
+    with serve_methods(ADD, "local") as (server, client):
+        with pytest.raises(ArgumentTypeError, match="name=3"):
+            rpc.Client.create("local", server.address, name=3)  # type: ignore[arg-type]
+        named = rpc.Client.create("local", server.address, name="eval")
+        assert repr(named) == f"<rpc.Client 'eval' of {server.address}>"
+        assert repr(client) == f"<rpc.Client of {server.address}>"
+        named.close()
+
+
+def test_an_error_that_is_none_of_a_call_is_raised_as_it_is() -> None:
+    reply: Future[Any] = Future()
+    reply.set_exception(RuntimeError("a fault of a library"))
+    result = rpc.StatusOrResult(reply, lambda reply: reply, None)
+    for method in (result.is_ok, result.get_error, result.get_value):
+        with pytest.raises(RuntimeError, match="a fault of a library"):
+            method()
