@@ -61,6 +61,8 @@ def format_final_line(report: TrainingReport) -> str:
 def format_interrupted_line(report: TrainingReport, folder: Path) -> str:
     """Return where training stopped, and where the next run starts."""
     stopped = f"stopped by Ctrl-C after step {report.steps}; nothing was saved half-way. "
+    if report.next_step == report.steps:
+        stopped = f"stopped by Ctrl-C after step {report.steps}, which was saved. "
     if report.next_step is None:
         return stopped + "There is no checkpoint yet: the next run starts from the beginning."
     return stopped + (

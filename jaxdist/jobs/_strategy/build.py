@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxdist import tpu
-from jaxdist._parameter_server import ParameterServerStrategy
+from jaxdist._parameter_server import MinSizePartitioner, ParameterServerStrategy
 from jaxdist._planning import assign_slices, find_logical_shape
 from jaxdist._strategies import (
     MirroredStrategy,
@@ -32,6 +32,9 @@ from jaxdist.jobs._config.schema import JobConfig, StrategyConfig, check_config
 from jaxdist.jobs._partitions import PARTITIONS
 from jaxdist.jobs._strategy.slices import add_slices, count_device_slices, get_slice_index
 from jaxdist.tpu.experimental import initialize_tpu_system
+
+# The bytes of a shard of a variable, at least.
+_LEAST_SHARD = 2**20
 
 
 def make_strategy(config: JobConfig) -> Strategy:
@@ -155,7 +158,10 @@ def _make_with_servers(asked: StrategyConfig) -> Strategy:
         resolver = SimpleClusterResolver(
             ClusterSpec(spec), task_type="chief", task_id=0, rpc_layer="local"
         )
-    return ParameterServerStrategy(resolver, max_staleness=bound)
+    servers = len(resolver.cluster_spec().job_tasks("ps"))
+    # Small variables stay whole, a table of many rows has a part on each server.
+    partitioner = MinSizePartitioner(_LEAST_SHARD, servers) if servers > 1 else None
+    return ParameterServerStrategy(resolver, partitioner, max_staleness=bound)
 
 
 def _make_tpu(virtual_slice: str, asked: StrategyConfig) -> Strategy:
