@@ -20,6 +20,7 @@ TREE = {
     "CoordinateError": IndexError,
     "NotFoundError": RuntimeError,
     "ArgumentError": ValueError,
+    "RowIndexError": IndexError,
     "ArgumentTypeError": TypeError,
     "CallArgumentsError": ValueError,
     "UnsupportedError": NotImplementedError,

@@ -96,7 +96,13 @@ def _is_object(x: Any) -> bool:
 def _get_dicts(objects: Sequence[Any]) -> list[Any]:
     # One call for all objects, so that NNX stores an array that several objects share only once.
     found: dict[Any, Any] = nnx.to_pure_dict(nnx.state(tuple(objects))) if objects else {}
-    return [found.get(i, {}) for i in range(len(objects))]
+    # The value of an NNX variable that is on a parameter server is a variable itself.
+    plain = jax.tree.map(
+        lambda x: x.read_value() if isinstance(x, Assignable) else x,
+        found,
+        is_leaf=lambda x: isinstance(x, Assignable),
+    )
+    return [plain.get(i, {}) for i in range(len(objects))]
 
 
 def _fill(objects: Sequence[Any], dicts: Sequence[Any]) -> None:

@@ -1,5 +1,6 @@
 """Variables of a `CentralStorageStrategy` are on one device; everything else is as if mirrored."""
 
+import dataclasses
 import logging
 from typing import Any
 from unittest import mock
@@ -15,6 +16,7 @@ import jaxdist
 from jaxdist import IndexedSlices, MirroredStrategy, PerReplica, Variable, VariableAggregation
 from jaxdist import VariableSynchronization as Synchronization
 from jaxdist._devices import device_name
+from jaxdist._processes import Process
 from jaxdist._strategies import central_storage
 from jaxdist.errors import (
     ArgumentError,
@@ -247,6 +249,12 @@ def test_a_device_without_pinned_host_memory_is_named() -> None:
         pytest.raises(DeviceError, match=r"the memories \['device'\]"),
     ):
         central_storage._find_memory(layout, "pinned_host")
+
+
+def test_a_parameter_device_of_another_process_is_refused() -> None:
+    layout = dataclasses.replace(_two().layout, process=Process(1, 2))
+    with pytest.raises(SeveralProcessesError, match="a device of process 0, and this is process 1"):
+        central_storage._find_memory(layout, "cpu:3")
 
 
 def _refusals_in_a_job() -> list[str]:

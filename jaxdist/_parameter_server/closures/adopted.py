@@ -5,6 +5,10 @@ An NNX object that is an argument of a scheduled function moves to the servers w
 function is traced: each of its variables gets a `ServerVariable` as its value, so reading it on the
 coordinator returns what the servers have. The state of an `nnx.Optimizer` moves when a function
 first updates with it, because only then it is known which parameter each part belongs to.
+
+A user may write into such an object later, for instance by restoring a checkpoint. Flax then
+replaces the `ServerVariable` by an array. The next scheduled function that gets the object sends
+the array to the servers, and puts the `ServerVariable` back.
 """
 
 from collections.abc import Sequence
@@ -20,6 +24,31 @@ from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._program import WholeCall
 from jaxdist._values import Variable
 from jaxdist.errors import UnsupportedError
+
+
+class Adopted:
+    """The variables of NNX objects that are on the servers of one strategy."""
+
+    def __init__(self) -> None:
+        # Variables of Flax cannot be referred to weakly, and an `id` is unique only while its
+        # object lives.
+        self._known: dict[int, tuple[Any, ServerVariable]] = {}
+
+    def add(self, variable: Any, moved: ServerVariable) -> None:
+        """Let a variable of an NNX object read its value from the servers."""
+        self._known[id(variable)] = variable, moved
+        variable.set_raw_value(moved)
+
+    def send_new_values(self, variables: Sequence[Any]) -> None:
+        """Send the values that were written into variables to the servers."""
+        for variable in variables:
+            known = self._known.get(id(variable))
+            if known is None:
+                continue
+            moved, raw = known[1], variable.get_raw_value()
+            if raw is not moved:
+                moved.assign(raw.value() if isinstance(raw, Variable) else raw, read_value=False)
+                variable.set_raw_value(moved)
 
 
 def adopt(call: WholeCall, strategy: Any) -> list[StateLeaf]:
@@ -39,11 +68,19 @@ def adopt(call: WholeCall, strategy: Any) -> list[StateLeaf]:
     leaves = []
     for number, variable in enumerate(graph.variables):
         name = graph.shape.name(number)
-        leaves.append(_adopt_one(variable, name, strategy, is_state=id(variable) in of_optimizers))
+        leaves.append(adopt_one(variable, name, strategy, is_state=id(variable) in of_optimizers))
     return leaves
 
 
-def _adopt_one(variable: Any, name: str, strategy: Any, *, is_state: bool) -> StateLeaf:
+def adopt_one(variable: Any, name: str, strategy: Any, *, is_state: bool) -> StateLeaf:
+    """Move one variable to the servers, if it is not there.
+
+    Args:
+        variable: The variable of an NNX object.
+        name: Its name.
+        strategy: The strategy of the servers.
+        is_state: Whether it belongs to the state of an optimizer, which moves later.
+    """
     raw = variable.get_raw_value()
     if isinstance(raw, ServerVariable):
         found = None if is_state else raw
@@ -60,8 +97,9 @@ def _adopt_one(variable: Any, name: str, strategy: Any, *, is_state: bool) -> St
     if is_state:
         return StateLeaf(None, name, zero)
     with strategy.scope():
-        moved = Variable(np.asarray(raw), name=name, trainable=isinstance(variable, nnx.Param))
-    variable.set_raw_value(moved)
+        is_parameter = isinstance(variable, nnx.Param)
+        moved = ServerVariable(np.asarray(raw), name=name, trainable=is_parameter)
+    strategy.adopted.add(variable, moved)
     return StateLeaf(moved, name, zero)
 
 

@@ -109,28 +109,27 @@ class _Traced:
         self.leaves = [jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in flat]
         self.count = len(flat)
         try:
-            state = jax.eval_shape(tx.init, jax.tree.unflatten(structure, self.leaves))
-            of_state = tree_flatten_with_path(state)[0]
+            whole = jax.tree.unflatten(structure, self.leaves)
+            packing = _Packing()
+            self.slots: list[Any] = jax.eval_shape(lambda p: packing.pack(tx.init(p)), whole)
+            of_state = tree_flatten_with_path(jax.eval_shape(tx.init, whole))[0]
             self.slot_names = [keystr(p, simple=True, separator=".") for p, _ in of_state]
-            pack, unpack = _make_packing(state)
-            plain = jax.eval_shape(lambda: pack(jax.tree.map(_make_zeros, state)))
 
             def init(*leaves: Any) -> list[Any]:
-                return pack(tx.init(jax.tree.unflatten(structure, leaves)))
+                return packing.pack(tx.init(jax.tree.unflatten(structure, leaves)))
 
             def update(*arrays: Any) -> list[Any]:
                 grads, params = (
                     jax.tree.unflatten(structure, part)
                     for part in (arrays[: self.count], arrays[len(arrays) - self.count :])
                 )
-                held = unpack(arrays[self.count : len(arrays) - self.count])
+                held = packing.unpack(arrays[self.count : len(arrays) - self.count])
                 updates, held = tx.update(grads, held, params)
-                return [*jax.tree.leaves(optax.apply_updates(params, updates)), *pack(held)]
+                return [*jax.tree.leaves(optax.apply_updates(params, updates)), *packing.pack(held)]
 
-            self.slots: list[Any] = plain
             self.init = jax.make_jaxpr(init)(*self.leaves)
-            self.update = jax.make_jaxpr(update)(*self.leaves, *plain, *self.leaves)
-        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            self.update = jax.make_jaxpr(update)(*self.leaves, *self.slots, *self.leaves)
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
             raise ArgumentError(
                 f"{_CALLER} cannot trace the update of the optimizer: "
                 f"{type(error).__name__}: {error}.\n\n"
@@ -141,6 +140,13 @@ class _Traced:
 
     def _check_state(self) -> None:
         after = [v.aval for v in self.update.jaxpr.outvars[self.count :]]
+        if len(after) != len(self.slots):
+            raise ArgumentError(
+                f"{_CALLER}: the update of the optimizer makes a state of {len(after)} arrays, "
+                f"and its init one of {len(self.slots)}.\n\n"
+                "The slots of a server are those that init makes.\n\n"
+                "Make the first state with all arrays of the later ones."
+            )
         for name, one, other in zip(self.slot_names, self.slots, after, strict=True):
             if (one.shape, one.dtype) != (other.shape, other.dtype):
                 raise ArgumentError(
@@ -170,33 +176,27 @@ class _Traced:
         return last if last >= 0 else None
 
 
-def _make_packing(
-    state: PyTree,
-) -> tuple[Callable[[PyTree], list[Any]], Callable[[Sequence[Any]], PyTree]]:
-    """Return functions from a state to plain arrays and back: servers have no arrays of keys."""
-    leaves, structure = jax.tree.flatten(state)
-    impls = [jax.random.key_impl(x) if _is_key(x) else None for x in leaves]
+class _Packing:
+    """Makes plain arrays of a state and back: servers have no arrays of random keys."""
 
-    def pack(state: PyTree) -> list[Any]:
-        found = jax.tree.leaves(state)
-        return [jax.random.key_data(x) if _is_key(x) else jax.numpy.asarray(x) for x in found]
+    def __init__(self) -> None:
+        self._structure: Any = None
+        self._impls: list[Any] = []
 
-    def unpack(arrays: Sequence[Any]) -> PyTree:
-        pairs = zip(arrays, impls, strict=True)
+    def pack(self, state: PyTree) -> list[Any]:
+        leaves, self._structure = jax.tree.flatten(state)
+        self._impls = [jax.random.key_impl(x) if _is_key(x) else None for x in leaves]
+        return [jax.random.key_data(x) if _is_key(x) else jax.numpy.asarray(x) for x in leaves]
+
+    def unpack(self, arrays: Sequence[Any]) -> PyTree:
+        pairs = zip(arrays, self._impls, strict=True)
         made = [x if i is None else jax.random.wrap_key_data(x, impl=i) for x, i in pairs]
-        return jax.tree.unflatten(structure, made)
-
-    return pack, unpack
+        return jax.tree.unflatten(self._structure, made)
 
 
 def _is_key(x: Any) -> bool:
-    return bool(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key))
-
-
-def _make_zeros(x: Any) -> Any:
-    if _is_key(x):
-        return jax.random.split(jax.random.key(0, impl=jax.random.key_impl(x)), x.shape)
-    return jax.numpy.zeros(x.shape, x.dtype)
+    dtype = getattr(x, "dtype", None)
+    return dtype is not None and bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 def _check_shards(
@@ -259,7 +259,7 @@ class _Cut:
         evaluate, slots = _evaluate, [self.traced.slots[j] for j in self.slots]
         if shape != whole.shape:
             pieces = RowInterpreter(_CALLER, name, whole.shape[0], shape[0])
-            evaluate, slots = pieces.evaluate, [pieces.get_local_aval(x) for x in slots]
+            evaluate, slots = pieces.compute, [pieces.get_local_aval(x) for x in slots]
 
         def update(value: Any, *rest: Any) -> tuple[Any, ...]:
             *held, grad = rest

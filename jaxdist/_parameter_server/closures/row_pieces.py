@@ -56,7 +56,7 @@ class RowInterpreter(Interpreter[Any]):
         shape = self._get_local_shape(aval.shape) if self._is_cut(aval) else aval.shape
         return jax.ShapeDtypeStruct(shape, aval.dtype)
 
-    def evaluate(self, program: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
+    def compute(self, program: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
         """Return the results for a shard.
 
         Raises:

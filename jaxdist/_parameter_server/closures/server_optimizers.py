@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jaxdist._parameter_server.closures.optimizer import VariableUpdate, cut_update
+from jaxdist._parameter_server.closures.optimizer import cut_update
 from jaxdist._parameter_server.closures.recorder import Recorder, Recorders
 from jaxdist._parameter_server.closures.trace import OPTIMIZER
 from jaxdist._parameter_server.closures.traced import TracedClosure, Update
@@ -19,28 +19,28 @@ from jaxdist._parameter_server.server import UpdateRegistration
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.servers import Servers
 
-_NUMBERS = itertools.count()
-
 
 class _OnServers:
-    """The optimizers that were moved to the servers, with a number for each.
+    """The optimizers that were moved to the servers of one job, with a number for each.
 
-    Two optimizers may update one variable with equal programs, and each has its own state.
+    Two optimizers may update one variable with equal programs, and each has its own state. Workers
+    that run the same script have the same numbers.
     """
 
     def __init__(self) -> None:
         self._numbers: dict[int, tuple[Any, int]] = {}
+        self._next = itertools.count()
 
     def find_number(self, optimizer: Any) -> int:
         known = self._numbers.get(id(optimizer))
         if known is not None and known[0]() is optimizer:
             return known[1]
-        number = next(_NUMBERS)
+        number = next(self._next)
         self._numbers[id(optimizer)] = weakref.ref(optimizer), number
         return number
 
 
-_ON_SERVERS = _OnServers()
+_ON_SERVERS: weakref.WeakKeyDictionary[Servers, _OnServers] = weakref.WeakKeyDictionary()
 
 
 def move_optimizers(
@@ -78,10 +78,11 @@ def _move_one(
 ) -> list[str]:
     """Move one optimizer; return the key of the update program of each parameter."""
     servers: Servers = strategy.storage
-    number = _ON_SERVERS.find_number(optimizer)
+    number = _ON_SERVERS.setdefault(servers, _OnServers()).find_number(optimizer)
     programs = cut_update(recorder.tx, recorder.treedef.unflatten(recorder.shapes))
     held = _read_state(optimizer)
     keys = []
+    slots: dict[str, list[str]] = {}
     for update, program, shape in zip(updates, programs, recorder.shapes, strict=True):
         found = program.by_shape[shape.shape]
         key = f"{number}-{found.key}"
@@ -94,8 +95,10 @@ def _move_one(
             prefix=f"optimizer_{number}",
         )
         names = servers.register(servers.find_server(update.name), registration)
-        _connect_state(optimizer, program, names, strategy)
+        for slot, name in zip(program.slots, names, strict=True):
+            slots.setdefault(slot, []).append(name)
         keys.append(key)
+    _connect_state(optimizer, slots, strategy)
     return keys
 
 
@@ -116,16 +119,20 @@ def _read_state(optimizer: Any) -> dict[str, np.ndarray]:
     return values
 
 
-def _connect_state(
-    optimizer: Any, program: VariableUpdate, names: Sequence[str], strategy: Any
-) -> None:
-    """Let the optimizer of the coordinator read its state from the servers."""
+def _connect_state(optimizer: Any, slots: Mapping[str, Sequence[str]], strategy: Any) -> None:
+    """Let the optimizer of the coordinator read its state from the servers.
+
+    Args:
+        optimizer: The optimizer.
+        slots: For each path in its state the names on the servers. A count of steps is a slot of
+            each variable.
+        strategy: The strategy of the servers.
+    """
     variables = _list_state(optimizer)
-    for slot, name in zip(program.slots, names, strict=True):
-        variable = variables[slot]
-        # A count of steps is a slot of each variable; the first one stands for all.
-        if isinstance(variable, nnx.Variable) and not isinstance(
-            variable.get_raw_value(), ServerVariable
-        ):
-            raw = variable.get_raw_value()
-            variable.set_raw_value(ServerVariable.connect(strategy, name, raw.shape, raw.dtype))
+    for path, names in slots.items():
+        variable = variables[path]
+        raw = variable.get_raw_value() if isinstance(variable, nnx.Variable) else None
+        if raw is not None and not isinstance(raw, ServerVariable):
+            strategy.adopted.add(
+                variable, ServerVariable.connect(strategy, names, raw.shape, raw.dtype)
+            )

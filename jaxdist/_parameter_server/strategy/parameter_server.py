@@ -5,14 +5,14 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-import jax
-
-from jaxdist import _mesh
 from jaxdist._parameter_server.coordinator import ServerReport, WorkerLink
 from jaxdist._parameter_server.strategy.cluster import read_cluster
+from jaxdist._parameter_server.strategy.direct_reading import check_on_worker
 from jaxdist._parameter_server.strategy.prepare import Prepared
+from jaxdist._parameter_server.strategy.server_extended import ServerExtended
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
 from jaxdist._parameter_server.strategy.tasks import LocalTasks, RemoteTasks, Tasks
+from jaxdist._parameter_server.strategy.worker_devices import find_worker_layouts
 from jaxdist._validate import as_integer, show
 from jaxdist.errors import ArgumentError
 
@@ -29,7 +29,8 @@ class ParameterServerStrategy(ServerStrategy):
     Args:
         cluster_resolver: The tasks: `ps` and `worker`, and this process as `chief`. The others run
             `jaxdist.Server`, and are waited for. With `rpc_layer="local"` all tasks are in this
-            process.
+            process; `num_accelerators` is then the number of replicas of each worker, and without
+            it they are the accelerators of the worker, or one CPU device.
         variable_partitioner: Which variables are cut into shards, such as
             `jaxdist.experimental.partitioners.MinSizePartitioner()`; None cuts none.
         max_staleness: How many changes of a variable may come between a worker's read and its own
@@ -45,6 +46,8 @@ class ParameterServerStrategy(ServerStrategy):
         `tf.distribute.ParameterServerStrategy`.
     """
 
+    _check_next = staticmethod(check_on_worker)
+
     def __init__(
         self,
         cluster_resolver: Any,
@@ -58,20 +61,22 @@ class ParameterServerStrategy(ServerStrategy):
             as_integer(caller, "max_staleness", max_staleness, least=0)
         self._resolver = cluster_resolver
         client = secrets.token_hex(8)
+        layouts = find_worker_layouts(caller, cluster_resolver, len(cluster.workers))
         self._tasks: Tasks = (
-            LocalTasks(cluster, client, max_staleness)
+            LocalTasks(cluster, client, max_staleness, layouts)
             if cluster.is_local
             else RemoteTasks(caller, cluster, client, max_staleness)
         )
         self._set_up_servers(
             "ClusterCoordinator.schedule",
-            _mesh.build(jax.local_devices()[:1]),
+            layouts[0],
             self._tasks.storage,
             variable_partitioner,
             max_staleness,
         )
+        self._extended = ServerExtended(self)
         self._cluster_coordinator: Any = None
-        self._has_warned = False
+        self.warns_of_runs_here = True
 
     @property
     def cluster_resolver(self) -> Any:
@@ -79,8 +84,8 @@ class ParameterServerStrategy(ServerStrategy):
         return self._resolver
 
     def _before_run_here(self) -> None:
-        if not self._has_warned:
-            self._has_warned = True
+        if self.warns_of_runs_here:
+            self.warns_of_runs_here = False
             _LOG.warning(
                 "ParameterServerStrategy.run runs in this process and not on a worker. To use the "
                 "workers, schedule a function that calls it: "

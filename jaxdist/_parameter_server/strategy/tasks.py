@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-import jax
-
-from jaxdist import _mesh
+from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.coordinator import ServerReport, WorkerLink
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.strategy.cluster import Cluster
@@ -52,14 +50,19 @@ class LocalTasks:
         cluster: How many there are.
         client: The id of the job's run.
         max_staleness: The bound of the servers.
+        layouts: The replicas of each worker.
     """
 
-    def __init__(self, cluster: Cluster, client: str, max_staleness: int | None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        client: str,
+        max_staleness: int | None,
+        layouts: Sequence[ReplicaMesh],
+    ) -> None:
         names = [f"ps:{n}" for n in range(len(cluster.ps))]
         servers = [VariableServer(name, max_staleness=max_staleness) for name in names]
         self.storage = Servers(servers, client)
-        local = jax.local_devices()
-        layouts = [_mesh.build([local[n % len(local)]]) for n in range(len(cluster.workers))]
         workers = [Worker(self.storage, PutOn(layout), max_staleness) for layout in layouts]
         self.links = [LocalWorkerLink(n, w, client) for n, w in enumerate(workers)]
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 
 from jaxdist._parameter_server.transport.channel import Handler
 from jaxdist._parameter_server.transport.failures import Failure, describe_failure
-from jaxdist._parameter_server.transport.message import Message
+from jaxdist._parameter_server.transport.message import LONGEST_METHOD, Message
 from jaxdist._processes import get_settings
 from jaxdist._validate import as_number, show
 from jaxdist.errors import (
+    ArgumentError,
     ArgumentTypeError,
     DeadlineExceededError,
     JaxdistError,
@@ -84,6 +85,11 @@ def check_message(caller: str, message: Message) -> None:
         raise ArgumentTypeError(
             f"{caller} was given message={show(message)}.\n\n"
             "message is a Message, whose method is a text.\n\nPass Message('read', {}, ())."
+        )
+    if len(message.method) > LONGEST_METHOD:
+        raise ArgumentError(
+            f"{caller} was given a method with a name of {len(message.method):,} characters.\n\n"
+            f"A name has at most {LONGEST_METHOD}.\n\nPass what is longer in fields."
         )
 
 

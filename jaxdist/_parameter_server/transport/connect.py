@@ -51,10 +51,10 @@ def serve(
         >>> listener.stop()
     """
     _check_layer("serve", layer, security)
-    host, port = _split("serve", address)
+    host, port = split_address("serve", address)
     chosen = limits or Limits()
     if layer == "local":
-        return LocalListener(f"{host}:{port}", handlers, chosen)
+        return LocalListener(_join(host, port), handlers, chosen)
     found = read_security() if security is None else security
     return GrpcListener(host, port, handlers, chosen, found)
 
@@ -84,22 +84,27 @@ def connect(
         MissingExtraError: `"grpc"`, and grpcio is not installed.
     """
     _check_layer("connect", layer, security)
-    host, port = _split("connect", address, lowest=1)
+    host, port = split_address("connect", address, lowest=1)
     chosen = limits or Limits()
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if layer == "local":
-        return LocalChannel(f"{host}:{port}", name, chosen)
+        return LocalChannel(_join(host, port), name, chosen)
     found = read_security() if security is None else security
-    return GrpcChannel(address, name, chosen, found)
+    return GrpcChannel(_join(host, port), name, chosen, found)
+
+
+def check_layer(caller: str, layer: str, name: str = "layer") -> None:
+    """Raise `ArgumentError` if a layer is none. Users may call the argument otherwise."""
+    # An array has no truth value when it is compared.
+    if not isinstance(layer, str) or layer not in LAYERS:
+        raise ArgumentError(
+            f"{caller} was given {name}={show(layer)}.\n\n"
+            f"A layer is one of {list(LAYERS)}.\n\n"
+            f"Pass {name}='grpc' for tasks in several processes, or 'local' for tasks in one."
+        )
 
 
 def _check_layer(caller: str, layer: str, security: Security | None) -> None:
-    if layer not in LAYERS:
-        raise ArgumentError(
-            f"{caller} was given layer={show(layer)}.\n\n"
-            f"A layer is one of {list(LAYERS)}.\n\n"
-            "Pass layer='grpc' for tasks in several processes, or 'local' for tasks in one."
-        )
+    check_layer(caller, layer)
     if layer == "local" and security is not None:
         raise ArgumentError(
             f"{caller} was given security= with layer='local'.\n\n"
@@ -107,7 +112,12 @@ def _check_layer(caller: str, layer: str, security: Security | None) -> None:
         )
 
 
-def _split(caller: str, address: str, lowest: int = 0) -> tuple[str, int]:
+def split_address(caller: str, address: str, lowest: int = 0) -> tuple[str, int]:
+    """Return the host and the port of an address.
+
+    Raises:
+        ArgumentError: It is none.
+    """
     check_text(caller, "address", address, "127.0.0.1:2222")
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -118,3 +128,7 @@ def _split(caller: str, address: str, lowest: int = 0) -> tuple[str, int]:
             "Pass for instance address='127.0.0.1:2222'."
         )
     return host or "127.0.0.1", int(port)
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

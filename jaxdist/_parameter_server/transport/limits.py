@@ -20,7 +20,8 @@ class Limits:
         header_bytes: Bytes of the fields, and of the names, dtypes and shapes.
         bytes_in_flight: Bytes of all messages that are being received and are not complete.
         calls: Calls that are answered at one time.
-        reading_seconds: How long a request may take to arrive; None means `JAXDIST_RPC_SECONDS`.
+        reading_seconds: How long a request may take to arrive, and a reply to be taken; None means
+            `JAXDIST_RPC_SECONDS`.
     """
 
     message_bytes: int = 16 * 2**30

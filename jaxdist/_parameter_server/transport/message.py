@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+# A reply repeats the name, also beside the text of an error.
+LONGEST_METHOD = 500
+
 
 @dataclasses.dataclass(frozen=True)
 class Message:

@@ -29,7 +29,7 @@ from jaxdist._parameter_server.transport.layout import (
     pad,
 )
 from jaxdist._parameter_server.transport.limits import Limits, compare
-from jaxdist._parameter_server.transport.message import Message
+from jaxdist._parameter_server.transport.message import LONGEST_METHOD, Message
 
 CHUNK = 2**19
 REQUEST, REPLY = 0, 1
@@ -204,6 +204,8 @@ class Incoming:
         header = content[_LENGTH.size : _LENGTH.size + length]
         try:
             found: Header = _DECODER.decode(header)
+            if len(found.method) > LONGEST_METHOD:
+                raise RefusedError(f"the name of its method has {len(found.method):,} characters")
             count, most = len(found.arrays), self._limits.arrays
             if count > most:
                 raise RefusedError(f"it has {count:,} arrays, and {most:,} is the most")

@@ -1,6 +1,7 @@
 """`ServerVariable`: a variable whose value is on a parameter server."""
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax.numpy as jnp
@@ -8,7 +9,19 @@ import numpy as np
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.server import Change as ServerChange
-from jaxdist._parameter_server.variables.ports import Addition, Port, RowChange, RowRead, make_zero
+from jaxdist._parameter_server.variables.exported_initial import (
+    ExportedInitial,
+    export_initial,
+    is_known_form,
+)
+from jaxdist._parameter_server.variables.ports import (
+    Addition,
+    Port,
+    ProgramChange,
+    RowChange,
+    RowRead,
+    make_zero,
+)
 from jaxdist._program import collect_rows
 from jaxdist._values import (
     Change,
@@ -30,8 +43,8 @@ _OPS = {Change.ASSIGN: "assign", Change.ADD: "add", Change.SUBTRACT: "sub"}
 class Storage(Protocol):
     """The servers, as a variable uses them."""
 
-    def create(self, label: str, value: np.ndarray) -> str:
-        """Create a variable, and return its name on the servers."""
+    def create(self, label: str, value: np.ndarray | bytes) -> str:
+        """Create a variable of a value or an exported function, and return its name on the servers."""
         ...
 
     def read(self, name: str) -> np.ndarray:
@@ -67,6 +80,7 @@ class ServerVariable(Variable):
         "_added",
         "_added_in",
         "_assigned",
+        "_copies",
         "_remote_name",
         "_row_changes",
         "_storage",
@@ -81,20 +95,37 @@ class ServerVariable(Variable):
 
     @classmethod
     def connect(
-        cls, strategy: Any, remote_name: str, shape: tuple[int, ...], dtype: Any
+        cls, strategy: Any, names: Sequence[str], shape: tuple[int, ...], dtype: Any
     ) -> "ServerVariable":
-        """Return a variable that is on the servers already."""
+        """Return a variable that is on the servers already.
+
+        Args:
+            strategy: The strategy of the servers.
+            names: Its name there. Several names are copies: the first one is read, and all change.
+            shape: Its shape.
+            dtype: Its dtype.
+        """
         made = object.__new__(cls)
-        made._label, made._strategy, made._trainable = remote_name, strategy, False
+        made._label, made._strategy, made._trainable = names[0], strategy, False
         made._aggregation = VariableAggregation.NONE
         made._synchronization = VariableSynchronization.ON_WRITE
         made._set_up(tuple(shape), np.dtype(dtype), strategy.layout)
-        made._remote_name = remote_name
+        made._remote_name, *made._copies = names
         return made
+
+    def _make_initial(self, initial_value: Any, dtype: Any, shape: Any) -> Any:
+        if callable(initial_value) and is_known_form(shape, dtype):
+            initial_value = export_initial(self._label, initial_value, shape, dtype)
+        if isinstance(initial_value, ExportedInitial):
+            return initial_value
+        return super()._make_initial(initial_value, dtype, shape)
 
     def _hold_initial(self, array: Any, layout: ReplicaMesh | None) -> None:
         self._set_up(tuple(array.shape), np.dtype(array.dtype), layout)
-        self._remote_name = self._storage.create(self._label, np.asarray(array))
+        is_program = isinstance(array, ExportedInitial)
+        value = array.content if is_program else np.asarray(array)
+        self._remote_name = self._storage.create(self._label, value)
+        self._copies: list[str] = []
 
     def _set_up(self, shape: tuple[int, ...], dtype: Any, layout: ReplicaMesh | None) -> None:
         strategy = self._strategy
@@ -109,6 +140,17 @@ class ServerVariable(Variable):
         self._added_in: Any = _nowhere
         # The changes of rows in the current trace: the trace, the step in it, the port.
         self._row_changes: list[tuple[Any, Any, Port]] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ServerVariable":
+        with self._strategy.scope():
+            made = ServerVariable(
+                np.asarray(self.value()),
+                self._trainable,
+                name=self._label,
+                aggregation=self._aggregation,
+            )
+        memo[id(self)] = made
+        return made
 
     @property
     def remote_name(self) -> str:
@@ -153,7 +195,7 @@ class ServerVariable(Variable):
 
     def value(self) -> Any:
         """Return the value that the server has; in a scheduled function, the worker's."""
-        self._check_rows_are_known("read")
+        self._check_rows_are_known("read", "reads")
         held = super().value()
         binding = current_binding()
         if binding is None or self._added_in() is not binding:
@@ -173,7 +215,7 @@ class ServerVariable(Variable):
             ids = np.asarray(ids)
             rows = self._storage.read_rows(self._remote_name, ids.ravel())
             return jnp.asarray(rows.reshape((*ids.shape, *self.shape[1:])))
-        self._check_rows_are_known("read")
+        self._check_rows_are_known("read", "reads")
         flat = jnp.ravel(ids)
         layout, mine = self._strategy.layout, self._is_own_rows()
         port = Port(self._label, layout, flat.shape, flat.dtype, per_replica=mine)
@@ -191,7 +233,7 @@ class ServerVariable(Variable):
         """Whether each replica reads or changes rows of its own."""
         return self._strategy.layout.num_replicas > 1 and get_call_context().in_replica
 
-    def _check_rows_are_known(self, what: str) -> None:
+    def _check_rows_are_known(self, past: str, what: str) -> None:
         binding = current_binding()
         if binding is None:
             return
@@ -201,16 +243,40 @@ class ServerVariable(Variable):
         step = get_call_context().in_step
         if any(of() is step or binding.has_written(port) for _, of, port in self._row_changes):
             raise ContextError(
-                f"Variable {self._label!r} was {what} after its rows were changed in the same "
-                "scheduled function.\n\n"
-                "The server changes the rows when the whole function has run.\n\n"
-                f"Let the function {what} it before it changes rows."
+                f"Variable {self._label!r} was {past} after its rows were changed in the same "
+                "scheduled function, or after an optimizer updated it.\n\n"
+                "The server does this when the whole function has run.\n\n"
+                f"Write a function that {what} it first."
             )
 
     def _is_traced(self) -> bool:
         return current_binding() is not None or get_call_context().in_step is not None
 
+    def _get_binding(self) -> Any:
+        """Return the trace whose changes are sent."""
+        binding = current_binding()
+        if binding is None:
+            raise UnsupportedError(
+                f"Variable {self._label!r} of a parameter server was changed in a step that "
+                "strategy.lower or strategy.check_gradients traces.\n\n"
+                "A change is sent when a whole step has run, and these two run none.\n\n"
+                "Lower the step without the change, or call strategy.run(step)."
+            )
+        return binding
+
     # Changing
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Assign the value: NNX calls this for `module.kernel[...] = value`."""
+        if self._is_traced() or index is not Ellipsis:
+            what = "in a step that closes over its module" if self._is_traced() else "by index"
+            raise ContextError(
+                f"Variable {self._label!r} of a parameter server was changed {what}.\n\n"
+                "A scheduled function changes the modules that are its arguments, and other code "
+                "assigns whole values.\n\n"
+                "Pass the module in args, or assign the whole value: module.kernel[...] = value."
+            )
+        self.assign(value)
 
     def _update(
         self, change: Change, value: Any, use_locking: Any, name: Any, *, read_value: bool
@@ -219,12 +285,15 @@ class ServerVariable(Variable):
             given = cast_to_variable(self, change.value, value)
             self._send(_OPS[change], np.broadcast_to(np.asarray(given), self.shape))
             return self.value() if read_value else None
+        # The server applies it before changes of rows.
+        self._check_rows_are_known("changed", "changes")
+        binding = self._get_binding()
         if change is Change.ASSIGN:
             self._assigned.assign_add(1, read_value=False)
-            if self._added_in() is current_binding():
+            if self._added_in() is binding:
                 self._added.assign(self._zero, read_value=False)
             return super()._update(change, value, use_locking, name, read_value=read_value)
-        self._added_in = weakref.ref(current_binding())
+        self._added_in = weakref.ref(binding)
         self._added._update(change, value, use_locking, name, read_value=False)
         return self.value() if read_value else None
 
@@ -252,14 +321,38 @@ class ServerVariable(Variable):
         sent.rows.assign(rows.astype(self.dtype), read_value=False)
         count = Port(self._label, layout, (), np.int32, role=sent)
         count.assign_add(1, read_value=False)
-        step = get_call_context().in_step
-        of_step = _nowhere if step is None else weakref.ref(step)
-        self._row_changes.append((weakref.ref(current_binding()), of_step, count))
+        self._note_change(count)
         # The new rows are known to the server only.
         return None
 
+    def apply_update(self, op: str, operand: Any, what: str) -> None:
+        """Let the server apply an update program.
+
+        Args:
+            op: The operation of the server.
+            operand: Its operand, of the shape of the variable.
+            what: What the change is called in messages.
+        """
+        if not self._is_traced():
+            self._send(op, np.asarray(operand))
+            return
+        layout = self._strategy.layout
+        given = Port(self._label, layout, self.shape, self.dtype)
+        given.assign(operand, read_value=False)
+        role = ProgramChange(self, op, given, what)
+        count = Port(self._label, layout, (), np.int32, role=role)
+        count.assign_add(1, read_value=False)
+        self._note_change(count)
+
+    def _note_change(self, count: Port) -> None:
+        """Remember that the server changes the variable later, in a way that no worker knows."""
+        step = get_call_context().in_step
+        of_step = _nowhere if step is None else weakref.ref(step)
+        self._row_changes.append((weakref.ref(self._get_binding()), of_step, count))
+
     def _send(self, op: str, *operands: np.ndarray) -> None:
-        self._storage.change(ServerChange(op, self._remote_name, operands))
+        for name in (self._remote_name, *self._copies):
+            self._storage.change(ServerChange(op, name, operands))
 
 
 def _nowhere() -> None:

@@ -116,8 +116,13 @@ class Servers:
             groups.setdefault(self.find_server(name), []).append(name)
         return dict(sorted(groups.items()))
 
-    def create(self, label: str, value: np.ndarray) -> str:
-        """Create a variable on the next server; return its name, which no other variable has."""
+    def create(self, label: str, value: np.ndarray | bytes) -> str:
+        """Create a variable on the next server; return its name, which no other variable has.
+
+        Args:
+            label: The name, if no variable has it.
+            value: The value, or the bytes of an exported function that makes it on the server.
+        """
         with self._lock:
             name, number = label, 0
             while name in self._place:
@@ -127,6 +132,7 @@ class Servers:
             self._next += 1
         self._unsaved.add(place)
         try:
+            self._before_creation(place, [name])
             self.links[place].create([Creation(name, value)], self.client)
         except BaseException:
             with self._lock:
@@ -137,11 +143,18 @@ class Servers:
 
     def register(self, place: int, registration: UpdateRegistration) -> list[str]:
         """Add an update program to a server; return the names of the new slots."""
+        given = registration
+        slots = range(given.num_slots)
+        names = [f"{name}/{given.prefix}_{n}" for name in given.variables for n in slots]
+        self._before_creation(place, names)
         made = self.links[place].register_update(registration, self.client)
         self._unsaved.add(place)
         with self._lock:
             self._place.update(dict.fromkeys(made, place))
         return list(made)
+
+    def _before_creation(self, place: int, names: Sequence[str]) -> None:
+        """Do what comes before variables are made on a server."""
 
     def learn(self, places: Mapping[str, int]) -> None:
         """Take over which variable is on which server, from the task that created them."""

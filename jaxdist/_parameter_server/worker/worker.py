@@ -1,5 +1,6 @@
 """`Worker`: runs closures."""
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -12,10 +13,12 @@ from jax import export
 
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.traced import Input, Source, TracedClosure, Update
-from jaxdist._parameter_server.server import Change, Changed, Values
+from jaxdist._parameter_server.server import TOO_STALE, Change, Changed, Values
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.shard_rows import NO_ROW
-from jaxdist.errors import ContextError
+from jaxdist.errors import ContextError, DeadlineExceededError, OtherProcessError
+
+_TRIES = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Finished:
         counted: The servers that have counted the closure, by number, with their incarnation.
     """
 
-    results: list[Any]
+    results: Sequence[Any]
     counted: dict[int, str]
 
 
@@ -101,17 +104,45 @@ class Worker:
         # Before the read: values that are read before a program is compiled are old when it runs.
         programs = self._programs.find(closure.digest, lambda: self._compile(closure))
         began = time.monotonic()
-        self._read(request, began)
-        rows = self._read_rows(request, programs)
-        outputs = programs[0](*self._find_inputs(closure.inputs, request, rows))
-        count = len(outputs) - closure.num_results
-        sent = [np.asarray(x) for x in outputs[:count]]
-        counted = self._send(request, self._select(closure, sent), sent)
+        for _ in range(_TRIES):
+            outputs, changed = self._run_once(request, programs, began)
+            # Its registration had expired, and its values are too old. It is computed again; what
+            # another server has counted is not counted twice.
+            if all(found.status != TOO_STALE for found in changed.values()):
+                break
+        else:
+            raise DeadlineExceededError(
+                f"{closure.name} was computed {_TRIES} times, and each time the values that it had "
+                f"read were too old for max_staleness={self._max_staleness}.\n\n"
+                "A worker that takes much longer than the others reads again and again.\n\n"
+                "Make max_staleness larger, or do less work in the function."
+            )
         self._seconds = time.monotonic() - began
         # The values of several replicas stay on their devices.
         is_one = closure.num_replicas == 1
-        results = outputs[count:]
+        results = outputs[len(outputs) - closure.num_results :]
+        counted = {place: found.incarnation for place, found in changed.items()}
         return Finished([np.asarray(x) for x in results] if is_one else results, counted)
+
+    def _run_once(
+        self, request: Request, programs: Sequence[Any], began: float
+    ) -> tuple[Sequence[Any], dict[int, Changed]]:
+        """Read, compute and send the changes; return the outputs, and the replies of servers."""
+        closure = request.closure
+        registered: set[int] = set()
+        try:
+            self._read(request, began, registered)
+            rows = self._read_rows(request, programs)
+            outputs = programs[0](*self._find_inputs(closure.inputs, request, rows))
+            sent = [np.asarray(x) for x in outputs[: len(outputs) - closure.num_results]]
+            changed = self._send(request, self._select(closure, sent), sent)
+            registered -= changed.keys()
+        finally:
+            # Others wait for the changes of a closure that is registered.
+            for place in registered:
+                with contextlib.suppress(OtherProcessError):
+                    self._servers.links[place].release(request.client, request.number)
+        return outputs, changed
 
     def forget(self) -> None:
         """Forget all kept values."""
@@ -119,8 +150,14 @@ class Worker:
 
     # Reading
 
-    def _read(self, request: Request, began: float) -> None:
-        """Read the variables that the closure needs, where the kept values are too old."""
+    def _read(self, request: Request, began: float, registered: set[int]) -> None:
+        """Read the variables that the closure needs, where the kept values are too old.
+
+        Args:
+            request: The run.
+            began: When it began.
+            registered: Gets the servers on which the closure is registered.
+        """
         closure = request.closure
         changed = self._servers.group([u.name for u in closure.updates])
         for place, names in self._servers.group(closure.reads).items():
@@ -128,9 +165,10 @@ class Worker:
             if not old and self._max_staleness is None:
                 continue
             options: dict[str, Any] = self._known(names)
-            if self._max_staleness is not None:
+            if self._max_staleness is not None and place in changed:
+                registered.add(place)
                 # In the order of the servers; see the page on parameter servers.
-                options |= {"closure": request.number, "register": changed.get(place, [])}
+                options |= {"closure": request.number, "register": changed[place]}
             found = self._servers.links[place].read(names, client=request.client, **options)
             self._keep(place, found, request.fence)
 
@@ -189,11 +227,18 @@ class Worker:
         """Return the compiled programs of a closure: what it computes, and which rows it reads."""
         texts = [closure.exported] + ([closure.lookup.exported] if closure.lookup else [])
         loaded = [export.deserialize(bytearray(text)) for text in texts]
-        programs = [jax.jit(one.call) for one in loaded]
-        # A call with zeros compiles them.
-        for program, one in zip(programs, loaded, strict=True):
+        programs = []
+        for one in loaded:
+            # A call with zeros compiles it.
             zeros = self._put([np.zeros(a.shape, a.dtype) for a in one.in_avals])
+            program = jax.jit(one.call)
+            if one.nr_devices > 1:
+                # With shardings, zeros and later batches run the same program.
+                shardings = one.in_shardings_jax(zeros[0].sharding.mesh)
+                program = jax.jit(one.call, in_shardings=shardings)
+                zeros = jax.device_put(zeros, list(shardings))
             jax.block_until_ready(program(*zeros))
+            programs.append(program)
         return programs
 
     def _find_inputs(
@@ -234,8 +279,8 @@ class Worker:
 
     def _send(
         self, request: Request, updates: Sequence[Update], outputs: Sequence[np.ndarray]
-    ) -> dict[int, str]:
-        """Send the changes, keep the new values that come back, and return who has counted."""
+    ) -> dict[int, Changed]:
+        """Send the changes, keep the new values that come back, and return the replies."""
         if not updates:
             return {}
         reads = set(request.closure.reads)
@@ -262,7 +307,7 @@ class Worker:
         found = self._servers.call_each(calls)
         for place, changed in found.items():
             self._keep(place, changed, request.fence)
-        return {place: changed.incarnation for place, changed in found.items()}
+        return found
 
     def _options(
         self, request: Request, wanted: Sequence[str], changes: Sequence[Change]

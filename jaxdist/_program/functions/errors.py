@@ -85,6 +85,9 @@ class _DiscardingBinding:
     def hold(self, variable: Variable, array: Any) -> None:
         self._arrays[id(variable)] = array
 
+    def has_written(self, variable: Variable) -> bool:
+        return id(variable) in self._arrays
+
     def origin(self, value: Any) -> Origin | None:
         return None
 

@@ -56,13 +56,16 @@ def section(kind: type[Any], **defaults: Any) -> Any:
 
 
 _COMPRESSED = ("optimizer.update", "compressed")
+_ON_SERVERS = ("strategy.kind", "parameter_server")
 
 
 @dataclasses.dataclass(frozen=True)
 class StrategyConfig:
     """The devices, the devices of each replica, and the placement of the model on them."""
 
-    kind: Literal["auto", "multi_worker_mirrored"] = entry("auto", change=Change.FREE)
+    kind: Literal["auto", "multi_worker_mirrored", "parameter_server"] = entry(
+        "auto", change=Change.FREE
+    )
     devices: Literal["auto"] | Annotated[tuple[str, ...], Meta(min_length=1)] = entry(
         "auto", change=Change.FREE
     )
@@ -72,6 +75,11 @@ class StrategyConfig:
     slices: NumDevices = entry(1, change=Change.FREE)
     partition: PartitionName = entry("replicated", change=Change.FREE)
     whole_below: Annotated[int, Meta(ge=0)] = entry(4096, change=Change.FREE)
+    servers: NumDevices = entry(1, change=Change.FREE, only_if=_ON_SERVERS)
+    workers: NumDevices = entry(2, change=Change.FREE, only_if=_ON_SERVERS)
+    max_staleness: Literal["any"] | CountOrZero = entry(
+        "any", change=Change.FREE, only_if=_ON_SERVERS
+    )
 
 
 @dataclasses.dataclass(frozen=True)

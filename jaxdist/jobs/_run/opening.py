@@ -26,7 +26,7 @@ def describe_run(config: JobConfig, task: Task[Any], strategy: Strategy, model: 
     # With `deterministic`, several virtual replicas share a device.
     share = f"{mesh.size // count} " if mesh.size >= count else f"1/{count // mesh.size} "
     return (
-        f"{task.title}: {_count_parameters(model):,} parameters on {count} replica(s) of {share}"
+        f"{task.title}: {count_parameters(model):,} parameters on {count} replica(s) of {share}"
         f"{mesh.flat[0].platform} device(s), {config.data.batch_size} {task.examples} a step"
     )
 
@@ -52,7 +52,8 @@ def describe_communication(program: Program) -> str:
     return f"{between}; and what the compiler adds between the {layout.num_logical} devices of one"
 
 
-def _count_parameters(model: nnx.Module) -> int:
+def count_parameters(model: nnx.Module) -> int:
+    """Return the number of elements of all parameters."""
     state = nnx.state(model, nnx.Param)
     leaves = jax.tree.leaves(state, is_leaf=lambda x: is_sharded(from_state(x)))
     return sum(math.prod(from_state(leaf).shape) for leaf in leaves)

@@ -85,7 +85,7 @@ class Run:
             Every(config.evaluate_every, self._evaluate),
             Every(self.config.checkpoint.every, self._save),
         ]
-        self._say(describe_run(self.config, self.task, self.strategy, self.state.model))
+        self._say(self._describe())
         progress = TrainingProgress(
             total, first_step=self.first_step, console=self.console, unit=self.task.unit
         )
@@ -100,13 +100,20 @@ class Run:
             )
             self.step, self.was_interrupted = end.step, end.was_interrupted
             if self.was_interrupted:
-                # See Note [Ctrl-C between steps]: no step may run when the process exits.
-                jax.block_until_ready(self.pending)
-                self._report_saved()
+                self._stop()
             else:
                 self._finish()
 
-    def _step(self, _: None, batch: Any) -> tuple[None, jax.Array]:
+    def _stop(self) -> None:
+        """End after Ctrl-C."""
+        # See Note [Ctrl-C between steps]: no step may run when the process exits.
+        self._wait_for(self.pending)
+        self._report_saved()
+
+    def _describe(self) -> str:
+        return describe_run(self.config, self.task, self.strategy, self.state.model)
+
+    def _step(self, _: None, batch: Any) -> tuple[None, Any]:
         task = self.task
         call = (task.train_step, (self.state.model, self.state.optimizer, batch))
         if self.step == self.first_step:
@@ -153,13 +160,16 @@ class Run:
         """
         # One fetch for many losses: a fetch in each step would wait for the devices.
         self._wait_for(self.pending)
-        found = [float(x) for x in jax.device_get(self.pending)]
+        found = self._get_losses(self.pending)
         self.pending = []
         losses = self.state.history.losses
         bad = next((i for i, loss in enumerate(found, 1) if not math.isfinite(loss)), None)
         if bad is not None:
             raise self._make_loss_error(len(losses) + bad, found[bad - 1])
         losses += found
+
+    def _get_losses(self, pending: Sequence[Any]) -> list[float]:
+        return [float(x) for x in jax.device_get(list(pending))]
 
     def _make_loss_error(self, step: int, loss: float) -> NonFiniteLossError:
         saved = self.checkpoints.steps()

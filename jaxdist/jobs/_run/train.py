@@ -6,6 +6,7 @@ import jax
 from rich.console import Console
 
 from jaxdist._checkpoints import Checkpoints, JobLock
+from jaxdist._parameter_server import ParameterServerStrategy
 from jaxdist._strategies import Strategy, check_strategy
 from jaxdist._validate import as_flag, check_instance
 from jaxdist.data import DistributedIterator, batches
@@ -16,6 +17,7 @@ from jaxdist.jobs._run.finished import finished_line, finished_run
 from jaxdist.jobs._run.progress import say
 from jaxdist.jobs._run.report import TrainingReport
 from jaxdist.jobs._run.run import Run
+from jaxdist.jobs._run.server_run import ServerRun
 from jaxdist.jobs._task import Task
 from jaxdist.jobs._tasks import kind_of
 
@@ -97,7 +99,12 @@ def train(
         Checkpoints(config.checkpoint.directory, keep=config.checkpoint.keep) as checkpoints,
         _make_batches(config, strategy, task) as data,
     ):
-        run = Run(loaded, strategy, task, data, checkpoints, console)
+        others = task, data, checkpoints, console
+        run = (
+            ServerRun(loaded, strategy, *others)
+            if isinstance(strategy, ParameterServerStrategy)
+            else Run(loaded, strategy, *others)
+        )
         try:
             run.resume(skip_damaged, accept_changes)
             run.train()

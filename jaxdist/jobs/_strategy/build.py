@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxdist import tpu
+from jaxdist._parameter_server import MinSizePartitioner, ParameterServerStrategy
 from jaxdist._planning import assign_slices, find_logical_shape
 from jaxdist._strategies import (
     MirroredStrategy,
@@ -18,6 +19,9 @@ from jaxdist._strategies import (
 )
 from jaxdist._validate import CallerRename
 from jaxdist.cluster_resolver import (
+    ClusterResolver,
+    ClusterSpec,
+    SimpleClusterResolver,
     TFConfigClusterResolver,
     TPUClusterResolver,
     find_own_task,
@@ -29,6 +33,9 @@ from jaxdist.jobs._partitions import PARTITIONS
 from jaxdist.jobs._strategy.slices import add_slices, count_device_slices, get_slice_index
 from jaxdist.tpu.experimental import initialize_tpu_system
 
+# The bytes of a shard of a variable, at least.
+_LEAST_SHARD = 2**20
+
 
 def make_strategy(config: JobConfig) -> Strategy:
     """Return the strategy of a configuration.
@@ -38,7 +45,9 @@ def make_strategy(config: JobConfig) -> Strategy:
     with `deterministic`, it is a `MirroredStrategy`. Virtual CPU devices must be requested before
     JAX starts. If the partition shards state within slices, replicas have the axes
     `("slice", "replica")`. With the kind `"multi_worker_mirrored"` it is a
-    `MultiWorkerMirroredStrategy` over the processes of `TF_CONFIG`.
+    `MultiWorkerMirroredStrategy` over the processes of `TF_CONFIG`. With the kind
+    `"parameter_server"` it is a `ParameterServerStrategy` on the tasks of `TF_CONFIG`, or on
+    servers and workers in this process if that names no servers.
 
     Example:
         >>> from jaxdist.jobs import DigitsConfig
@@ -50,6 +59,8 @@ def make_strategy(config: JobConfig) -> Strategy:
     if asked.kind == "multi_worker_mirrored":
         # First, since the processes join before JAX starts.
         return MultiWorkerMirroredStrategy(deterministic=asked.deterministic)
+    if asked.kind == "parameter_server":
+        return _make_with_servers(asked)
     backend = jax.default_backend()
     if asked.devices != "auto":
         listed = MirroredStrategy(list(asked.devices)).mesh.devices.ravel().tolist()
@@ -96,6 +107,19 @@ def is_chief(config: JobConfig) -> bool:
     return own not in tasks or next(iter(tasks)) == own
 
 
+def is_server_task(config: JobConfig) -> bool:
+    """Return whether this process is a parameter server or a worker of TF_CONFIG.
+
+    Example:
+        >>> from jaxdist.jobs import DigitsConfig
+        >>> is_server_task(DigitsConfig())
+        False
+    """
+    if config.strategy.kind != "parameter_server":
+        return False
+    return TFConfigClusterResolver().task_type in ("ps", "worker")
+
+
 def has_cluster(config: JobConfig) -> bool:
     """Return whether the devices of this process are chosen by what started it."""
     several = config.strategy.kind == "multi_worker_mirrored"
@@ -114,6 +138,30 @@ def count_replicas(config: JobConfig) -> int:
     listed = asked.devices
     devices = count_cpu_devices(config) if listed == "auto" else len(listed)
     return max(1, devices // count_logical_devices(asked))
+
+
+def _make_with_servers(asked: StrategyConfig) -> Strategy:
+    """Return the strategy on the tasks of `TF_CONFIG`, or with all tasks in this process."""
+    bound = None if asked.max_staleness == "any" else asked.max_staleness
+    resolver: ClusterResolver = TFConfigClusterResolver()
+    if resolver.cluster_spec() and "ps" not in resolver.cluster_spec().jobs:
+        raise ConfigError(
+            "strategy.kind is 'parameter_server', and the cluster of TF_CONFIG has the jobs "
+            f"{resolver.cluster_spec().jobs} and no parameter servers (ps).\n\n"
+            "Variables are on parameter servers.\n\n"
+            "Start the tasks with jaxdist launch --ps 1 --workers 2 train CONFIG, or unset "
+            "TF_CONFIG to have them all in this process."
+        )
+    if not resolver.cluster_spec():
+        jobs = {"chief": 1, "ps": asked.servers, "worker": asked.workers}
+        spec = {job: [f"{job}{n}:0" for n in range(count)] for job, count in jobs.items()}
+        resolver = SimpleClusterResolver(
+            ClusterSpec(spec), task_type="chief", task_id=0, rpc_layer="local"
+        )
+    servers = len(resolver.cluster_spec().job_tasks("ps"))
+    # Small variables stay whole, a table of many rows has a part on each server.
+    partitioner = MinSizePartitioner(_LEAST_SHARD, servers) if servers > 1 else None
+    return ParameterServerStrategy(resolver, partitioner, max_staleness=bound)
 
 
 def _make_tpu(virtual_slice: str, asked: StrategyConfig) -> Strategy:

@@ -26,6 +26,7 @@ def check_strategy_entries(loaded: LoadedConfig[Any], *, can_split: bool) -> Non
     """
     _check_syntax(loaded)
     _check_processes(loaded)
+    _check_servers(loaded)
     _check_logical(loaded, can_split)
     _check_slices(loaded)
     _check_update(loaded)
@@ -73,6 +74,29 @@ def _check_processes(loaded: LoadedConfig[Any]) -> None:
                 f"{loaded.origin(f'strategy.{name}')}: strategy.{name} is "
                 f"{show(getattr(asked, name))}, and strategy.kind is {asked.kind!r}.\n\n{rule}\n\n"
                 f'Set strategy.{name} to {good!r}, or strategy.kind to "auto".'
+            )
+
+
+def _check_servers(loaded: LoadedConfig[Any]) -> None:
+    asked, optimizer = loaded.values.strategy, loaded.values.optimizer
+    if asked.kind != "parameter_server":
+        return
+    rule = "A worker is one replica, and the servers update each variable by itself."
+    wrong = {
+        "strategy.devices": (asked.devices, "auto"),
+        "strategy.logical_devices": (asked.logical_devices, 1),
+        "strategy.slices": (asked.slices, 1),
+        "strategy.deterministic": (asked.deterministic, False),
+        "strategy.partition": (asked.partition, "replicated"),
+        "optimizer.update": (optimizer.update, "replicated"),
+        "optimizer.clip_norm": (optimizer.clip_norm, 0.0),
+    }
+    for name, (found, good) in wrong.items():
+        if found != good:
+            raise ConfigError(
+                f"{loaded.origin(name)}: {name} is {show(found)}, and strategy.kind is "
+                f"{asked.kind!r}.\n\n{rule}\n\n"
+                f'Set {name} to {good!r}, or strategy.kind to "auto".'
             )
 
 

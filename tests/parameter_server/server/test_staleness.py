@@ -39,7 +39,8 @@ def _read(server: VariableServer, closure: int, *names: str, **options: Any) -> 
 
 def _change(server: VariableServer, closure: int, *names: str, **options: Any) -> Any:
     changes = [Change("add", name, _ONE) for name in names or ("w",)]
-    return server.change(changes, client="c", closure=closure, **{"seconds": 0.0, **options})
+    given: dict[str, Any] = {"seconds": 0.0, **options}
+    return server.change(changes, client="c", closure=closure, **given)
 
 
 @pytest.mark.parametrize("s", [0, 1, 3])

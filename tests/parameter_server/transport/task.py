@@ -49,7 +49,10 @@ def make_handlers() -> dict[str, Handler]:
         values = np.arange(request.fields["size"], dtype=np.int32)
         return Message("pull", {}, (values,))
 
+    running: list[int] = []
+
     def wait(request: Message) -> Message:
+        running.append(1)
         time.sleep(request.fields["seconds"])
         return Message("wait", {"pid": os.getpid()})
 
@@ -59,6 +62,7 @@ def make_handlers() -> dict[str, Handler]:
         "count": counter.get,
         "pull": pull,
         "wait": wait,
+        "running": lambda request: Message("", {"running": len(running)}),
         "pid": lambda request: Message("", {"pid": os.getpid(), "memory": resident_bytes()}),
     }
 

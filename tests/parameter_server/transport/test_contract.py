@@ -1,5 +1,6 @@
 """What `Channel` and `Listener` promise, in one process and by gRPC."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -310,6 +311,11 @@ def test_what_is_no_message_is_refused(start: Serve, dial: Connect, message) -> 
         dial(start({"echo": echo}).address).call(message)
 
 
+def test_a_method_with_a_long_name_is_refused(start: Serve, dial: Connect) -> None:
+    with pytest.raises(errors.ArgumentError, match="a name of 501 characters"):
+        dial(start({"echo": echo}).address).call(Message("m" * 501))
+
+
 def test_nobody_there_is_an_error_at_once(start: Serve, dial: Connect) -> None:
     listener = start({"echo": echo})
     listener.stop()
@@ -459,3 +465,20 @@ def test_a_layer_that_is_none_is_refused() -> None:
 
 def test_without_a_host_an_address_is_loopback(start: Serve) -> None:
     assert start({"echo": echo}, ":0").address.startswith("127.0.0.1:")
+
+
+def test_an_address_of_version_6_is_in_brackets(start: Serve, dial: Connect) -> None:
+    if not _has_version_6():
+        pytest.skip("this machine has no IPv6")
+    listener = start({"echo": echo}, "[::1]:0")
+    assert listener.address.startswith("[::1]:")
+    assert dial(listener.address).call(Message("echo")).method == "echo"
+
+
+def _has_version_6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as opened:
+            opened.bind(("::1", 0))
+    except OSError:
+        return False
+    return True

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxdist._parameter_server.transport import Message, connect
-from jaxdist.errors import DeadlineExceededError, JaxdistError, UnavailableError
+from jaxdist.errors import DeadlineExceededError, UnavailableError
 from tests.parameter_server.transport.proxy import Fault, start_proxy
 from tests.parameter_server.transport.task import Task, start_task
 from tests.tables import sampled
@@ -78,23 +78,25 @@ def test_without_a_fault_all_calls_come_through(task: Task) -> None:
 
 
 def test_the_proxy_does_harm(task: Task) -> None:
-    with start_proxy(task.address, Fault("flip", 4, True)) as proxy:
+    with start_proxy(task.address, Fault("cut", 4, True)) as proxy:
         channel = connect(proxy.address, layer="grpc", name="ps 0")
-        with pytest.raises(JaxdistError):
+        with pytest.raises(UnavailableError):
             channel.call(Message("add", {}, (np.zeros(3_000_000, np.int8),)), 10)
         assert proxy.has_happened
         channel.close()
 
 
 def test_a_bit_in_the_middle_of_an_array_is_found_by_the_checksum(task: Task) -> None:
-    found = set()
     for number in range(6, 30):
         with start_proxy(task.address, Fault("flip", number, True)) as proxy:
             channel = connect(proxy.address, layer="grpc", name="ps 0")
-            with pytest.raises((UnavailableError, DeadlineExceededError)) as caught:
+            text = ""
+            try:
                 channel.call(Message("add", {}, (np.zeros(4_000_000, np.int8),)), 5)
-            found.add("the request was damaged on its way" in str(caught.value))
+            except (UnavailableError, DeadlineExceededError) as error:
+                # A bit of gRPC's own frames may also change nothing, or end the connection.
+                text = str(error)
             channel.close()
-        if True in found:
+        if "the request was damaged on its way" in text:
             return
-    assert True in found
+    pytest.fail("no checksum has found it")

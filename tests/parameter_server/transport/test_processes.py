@@ -20,8 +20,7 @@ def test_a_killed_server_is_unavailable_at_once_and_found_again_after_a_restart(
             small = pool.submit(channel.call, Message("wait", {"seconds": 60.0}), 60)
             values = (np.zeros(3_000_000),)
             large = pool.submit(channel.call, Message("wait", {"seconds": 60.0}, values), 60)
-            poll(lambda: channel.call(Message("count"), 20).fields == {"count": 0})
-            time.sleep(0.5)
+            poll(lambda: channel.call(Message("running"), 20).fields == {"running": 2})
             began = time.monotonic()
             task.kill()
             for call in (small, large):
@@ -58,5 +57,30 @@ def test_a_stopped_server_is_noticed_by_the_deadline_and_answers_when_it_goes_on
                 channel.call(Message("count", {}, values), 1.0)
             assert 0.9 < time.monotonic() - began < 4
         task.signal(signal.SIGCONT)
+        assert channel.call(Message("count"), 20).fields == {"count": 0}
+        channel.close()
+
+
+def test_a_task_ends_although_a_handler_does_not() -> None:
+    with start_task() as task:
+        channel = connect(task.address, layer="grpc", name="ps 0")
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(channel.call, Message("wait", {"seconds": 300.0}), 60)
+            poll(lambda: channel.call(Message("running"), 20).fields == {"running": 1})
+            assert task.process.stdin is not None
+            task.process.stdin.close()
+            with pytest.raises(UnavailableError, match="ps 0 at"):
+                call.result(30)
+        assert task.process.wait(30) == 0
+        channel.close()
+
+
+def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with start_task() as task:
+        for name in ("http_proxy", "grpc_proxy"):
+            monkeypatch.setenv(name, "http://127.0.0.1:1")
+        for name in ("no_proxy", "no_grpc_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        channel = connect(task.address, layer="grpc", name="ps 0")
         assert channel.call(Message("count"), 20).fields == {"count": 0}
         channel.close()

@@ -3,6 +3,7 @@
 import itertools
 import math
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -217,6 +218,7 @@ FORGED = {
     "no header": b"",
     "no list": 3,
     "too short": ["m"],
+    "a method with a long name": ["m" * 501, {}, [], None],
     "a method that is no text": [3, {}, [], None],
     "fields that are no dict": ["m", [], [], None],
     "a key that is no text": ["m", {3: 4}, [], None],
@@ -295,3 +297,19 @@ def _base(array: np.ndarray) -> np.ndarray:
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
+
+
+def test_neither_side_holds_a_large_message_twice() -> None:
+    size = 32 * 2**20
+    message = Message("m", {}, (np.ones(size, np.uint8),))
+    tracemalloc.start()
+    try:
+        incoming = Incoming(CALL, REQUEST, LIMITS)
+        for chunk in Outgoing("send", message, LIMITS).make_chunks(CALL, REQUEST):
+            incoming.add(chunk)
+            incoming.allocate()
+        assert incoming.finish()[0].nbytes == size
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size <= most < size + 4 * CHUNK

@@ -44,6 +44,8 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 500),
     # A connection of its own, so that it ends with the channel.
     ("grpc.use_local_subchannel_pool", 1),
+    # Tasks of a cluster reach each other, also where the way to the internet is a proxy.
+    ("grpc.enable_http_proxy", 0),
     # The caller's own thread waits for a reply. Otherwise each call would start another one.
     ("SingleThreadedUnaryStream", 1),
     # A call is not repeated behind the back of whoever counts calls.

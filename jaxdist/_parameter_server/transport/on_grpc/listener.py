@@ -31,6 +31,12 @@ from jaxdist.errors import ClusterError, JaxdistError
 _SECONDS_TO_STOP = 5.0
 # gRPC reports a deadline in some hundred years where the caller gave none.
 _LONGEST = 1e9
+_OPTIONS = (
+    # Otherwise two servers could have one port, and each would get a part of the calls.
+    ("grpc.so_reuseport", 0),
+    # Who connects and says nothing is sent away. The default is two minutes.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+)
 
 
 class GrpcListener:
@@ -69,8 +75,7 @@ class GrpcListener:
         self._server = grpc.server(
             self._threads,
             interceptors=(make_guard(security.secret),),
-            # Otherwise two servers could have one port, and each would get a part of the calls.
-            options=(*OPTIONS, ("grpc.so_reuseport", 0)),
+            options=(*OPTIONS, *_OPTIONS),
             maximum_concurrent_rpcs=limits.calls,
         )
         methods = {
