@@ -10,6 +10,7 @@ from tests.bad_inputs import (
     calls_devices,
     calls_preemption,
     calls_rpc,
+    calls_servers,
     calls_sharding,
     calls_strategies,
     calls_training,
@@ -30,6 +31,7 @@ CALLS: dict[str, Call] = {
     **calls_clusters.CALLS,
     **calls_preemption.CALLS,
     **calls_rpc.CALLS,
+    **calls_servers.CALLS,
     **calls_sharding.CALLS,
 }
 
