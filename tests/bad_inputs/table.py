@@ -9,8 +9,8 @@ from tests.bad_inputs import (
     calls_data,
     calls_devices,
     calls_preemption,
-    calls_servers,
     calls_rpc,
+    calls_servers,
     calls_sharding,
     calls_strategies,
     calls_training,
@@ -30,8 +30,8 @@ CALLS: dict[str, Call] = {
     **calls_cost.CALLS,
     **calls_clusters.CALLS,
     **calls_preemption.CALLS,
-    **calls_servers.CALLS,
     **calls_rpc.CALLS,
+    **calls_servers.CALLS,
     **calls_sharding.CALLS,
 }
 
