@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jaxdist._parameter_server.server.counted import CountedClosures
 from jaxdist._parameter_server.server.state import Restore, State, make_incarnation
-from jaxdist._parameter_server.strategy.lost_closures import AcknowledgedClosures
+from jaxdist._parameter_server.strategy.links.lost_closures import AcknowledgedClosures
 
 
 def _restart(saved: State) -> State:
