@@ -20,9 +20,11 @@ from jaxdist._parameter_server.coordinator import (
 from jaxdist._parameter_server.strategy.parameter_server import ParameterServerStrategy
 from jaxdist._parameter_server.transport import Message, connect
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
+from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from jaxdist.errors import (
     ArgumentError,
+    CheckpointError,
     ClosureInputError,
     ClusterError,
     ContextError,
@@ -256,6 +258,56 @@ def test_a_second_coordinator_takes_the_workers_over(cluster: _Cluster) -> None:
     assert int(w) == 1
     second.schedule(lambda: w.assign_add(1)).fetch()
     assert int(w) == 2
+    # Their own one comes back: the worker counts as lost, and is greeted again.
+    first.schedule(lambda: v.assign_add(1)).fetch()
+    first.schedule(lambda: v.assign_add(1)).fetch()
+    assert int(v) == 4
+
+
+def test_a_worker_that_was_stopped_and_started_again_goes_on(cluster: _Cluster) -> None:
+    strategy, coordinator = cluster.make()
+    with strategy.scope():
+        v = jaxdist.Variable(0, name="v")
+
+    def step(iterator: Any) -> Any:
+        v.assign_add(1)
+        return next(iterator)["n"]
+
+    iterator = iter(coordinator.create_per_worker_dataset(worker_numbers))
+    coordinator.schedule(step, args=(iterator,)).fetch()
+    for index in (0, 1):
+        cluster.servers["worker", index].stop()
+    found = [coordinator.schedule(step, args=(iterator,)) for _ in range(10)]
+    for index in (0, 1):
+        cluster.servers["worker", index].start()
+    assert {int(one.fetch()) for one in found} <= {0, 1}
+    assert int(v) == 11
+
+
+def test_a_snapshot_that_cannot_be_written_is_tried_again_before_the_next_closure() -> None:
+    class Link:
+        calls = 0
+
+        def create(self, creations: Any, client: str) -> None:
+            """Create nothing."""
+
+        def hello(self) -> Any:
+            return {"has_snapshots": True}
+
+        def snapshot(self) -> None:
+            self.calls += 1
+            if self.calls < 3:
+                raise CheckpointError("the disk is full")
+
+    link = Link()
+    servers = Servers([link], "c")  # type: ignore[list-item]
+    servers.create("v", np.zeros(2))
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="the disk is full"):
+            servers.save_new()
+    servers.save_new()
+    servers.save_new()
+    assert link.calls == 3
 
 
 def test_a_server_that_was_stopped_is_named_and_found_again(
@@ -290,7 +342,7 @@ def _get_error(variable: Any) -> Any:
 
 def test_tasks_are_known_by_their_names(cluster: _Cluster) -> None:
     tasks = cluster.spec.as_dict()
-    swapped = {"ps": tasks["ps"], "worker": list(tasks["worker"])[::-1]}
+    swapped: dict[str, Any] = {"ps": tasks["ps"], "worker": list(tasks["worker"])[::-1]}
     with pytest.raises(ClusterError, match=r"there is the task 'worker:1', and not 'worker:0'"):
         ParameterServerStrategy(SimpleClusterResolver(ClusterSpec(swapped)))
     swapped = {"ps": list(tasks["ps"])[::-1], "worker": tasks["worker"]}
