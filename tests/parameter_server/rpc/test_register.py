@@ -98,8 +98,8 @@ def test_a_compiled_function_has_its_signature_already() -> None:
 def test_what_is_no_function_is_refused() -> None:
     with pytest.raises(ArgumentTypeError, match="func=3"):
         make_server().register("f", 3)
+    wrong: Any = 1
     with pytest.raises(ArgumentTypeError, match="concurrent=1"):
-        wrong: Any = 1
         make_server().register("f", lambda: 1, concurrent=wrong)
 
 
