@@ -16,7 +16,7 @@ from jaxdist._parameter_server.closures.adopted import Adopted
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.server_optimizers import move_optimizers
 from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
-from jaxdist._parameter_server.strategy.prepare import Preparer
+from jaxdist._parameter_server.strategy.prepare import Prepared, Preparer
 from jaxdist._parameter_server.variables.make_shards import make_shards
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.servers import Servers
@@ -129,12 +129,16 @@ class ServerStrategy(Strategy):
             step = self._steps.find((fn, options), make_step)
             prepared = self._preparer.prepare(step, tuple(args), dict(kwargs or {}))
             number = next(self._numbers)
-            result = self._here.run(prepared, number, self._fence.value, number)
+            result = self._run_here(prepared, number)
         return jax.tree.map(lambda x: jnp.asarray(x) if type(x) is np.ndarray else x, result)
 
     @property
     def _unwraps(self) -> bool:
         return self.layout.num_replicas == 1
+
+    def _run_here(self, prepared: Prepared, number: int) -> Any:
+        """Run a prepared step in this process; return its results."""
+        return self._here.run(prepared, number, self._fence.value, number)
 
     def _before_run_here(self) -> None:
         """Do what comes before a step that runs in this process."""

@@ -1,6 +1,8 @@
 """`WorkerStrategy`: a strategy with parameter servers, of which each worker has its own."""
 
 import dataclasses
+import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,7 +10,9 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxdist import _mesh, data
 from jaxdist._devices import runtime
+from jaxdist._parameter_server.coordinator import read_wait_settings
 from jaxdist._parameter_server.strategy.own_task import OwnTask, read_own_task
+from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
 from jaxdist._parameter_server.strategy.worker_devices import find_worker_devices
 from jaxdist._parameter_server.strategy.worker_extended import WorkerExtended
@@ -17,7 +21,10 @@ from jaxdist._program import RunOptions
 from jaxdist._strategies import Strategy
 from jaxdist._values import Variable
 from jaxdist.cluster_resolver import ClusterResolver, TFConfigClusterResolver
-from jaxdist.errors import ClusterError, ContextError, UnsupportedError
+from jaxdist.errors import ClusterError, ContextError, PSUnavailableError, UnsupportedError
+
+
+_PAUSE = 0.1
 
 
 class WorkerStrategy(ServerStrategy):
@@ -51,7 +58,10 @@ class WorkerStrategy(ServerStrategy):
             on = SingleDeviceSharding(here)
             self._set_up(dataclasses.replace(layout, variables_on=on))
         else:
-            self._set_up_servers("strategy.run", layout, WorkerServers(task))
+            servers = WorkerServers(task)
+            self._set_up_servers("strategy.run", layout, servers)
+            # At the end of the process nobody waits for the servers.
+            weakref.finalize(self, servers.close).atexit = False
         self._extended = WorkerExtended(self, task)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "WorkerStrategy":
@@ -103,6 +113,20 @@ class WorkerStrategy(ServerStrategy):
         if self._is_alone:
             return Strategy.run(self, fn, args, kwargs, options)
         return super().run(fn, args, kwargs, options)
+
+    def _run_here(self, prepared: Prepared, number: int) -> Any:
+        self.storage.save_new()
+        began, limit = time.monotonic(), read_wait_settings().server_seconds
+        while True:
+            try:
+                return super()._run_here(prepared, number)
+            except PSUnavailableError:
+                # It may come back with its snapshot. A server that has counted this step does not
+                # count it again.
+                if time.monotonic() - began > limit:
+                    raise
+            self._fence.advance()
+            time.sleep(_PAUSE)
 
     def _create_variable(self, args: Any, kwargs: Any) -> Any:
         return object.__new__(Variable) if self._is_alone else super()._create_variable(args, kwargs)
