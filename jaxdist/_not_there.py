@@ -42,7 +42,6 @@ _TOP = {
 _EXPERIMENTAL = {
     "ParameterServerStrategy": _ON_THE_SERVER,
     "coordinator": _ON_THE_SERVER,
-    "rpc": SERVERS,
 }
 _STEP = f"It differentiates a loss with respect to variables that it finds by itself.\n\n{_RUN}"
 _CONTRIB = {

@@ -103,6 +103,7 @@ PUBLIC_INSIDE = {
     "compat.v1.experimental",
     "compat.v1.tpu",
     "experimental.partitioners",
+    "experimental.rpc",
     "tpu.experimental",
 }
 # Every folder of this room without an underscore is a task, which users may import.

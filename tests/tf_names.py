@@ -367,7 +367,6 @@ TO_COME = {
     "estimator": FIT,
     "experimental.ParameterServerStrategy": SERVERS,
     "experimental.coordinator": SERVERS,
-    "experimental.rpc": SERVERS,
     "fit": FIT,
 }
 

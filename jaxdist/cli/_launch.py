@@ -104,9 +104,7 @@ def launch_processes(arguments: argparse.Namespace, parse: ParseArguments) -> in
         ConfigError: The configuration of `train` is not valid.
     """
     has_servers = is_cluster(arguments)
-    least, count = (
-        (None, 0) if has_servers else _read_numbers(arguments.count, arguments.elastic)
-    )
+    least, count = (None, 0) if has_servers else _read_numbers(arguments.count, arguments.elastic)
     given = f"--ps {arguments.ps} --workers {arguments.workers}" if has_servers else f"-n {count}"
     program = list(arguments.program)
     if program[:1] == ["--"]:

@@ -20,6 +20,7 @@ from jaxdist.cluster_resolver import TPUClusterResolver as _TPUClusterResolver
 from jaxdist.data import AutoShardPolicy as AutoShardPolicy
 from jaxdist.data import ValueContext as ValueContext
 from jaxdist.experimental import partitioners as partitioners
+from jaxdist.experimental import rpc as rpc
 from jaxdist.tpu.experimental import DeviceAssignment as _DeviceAssignment
 
 # The older name of `CommunicationImplementation`.

@@ -19,6 +19,7 @@ from jaxdist._parameter_server.server import UpdateRegistration
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.servers import Servers
 
+
 class _OnServers:
     """The optimizers that were moved to the servers of one job, with a number for each.
 

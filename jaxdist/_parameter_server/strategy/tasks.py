@@ -96,9 +96,7 @@ class RemoteTasks:
         servers = [RemoteServer(c, n) for n, c in enumerate(channels[: len(cluster.ps)])]
         self.storage = Servers(servers, client)
         self._acknowledged = AcknowledgedClosures()
-        greeting = HelloFields(
-            client=client, servers=list(cluster.ps), max_staleness=max_staleness
-        )
+        greeting = HelloFields(client=client, servers=list(cluster.ps), max_staleness=max_staleness)
         self.links = [
             RemoteWorkerLink(n, c, greeting, self.storage.find_server, self._acknowledged)
             for n, c in enumerate(channels[len(cluster.ps) :])
@@ -178,5 +176,3 @@ def _add_staleness(storage: Servers) -> dict[int, int]:
         for late, count in link.statistics()["staleness"].items():
             staleness[int(late)] = staleness.get(int(late), 0) + count
     return staleness
-
-

@@ -129,7 +129,9 @@ class WorkerStrategy(ServerStrategy):
             time.sleep(_PAUSE)
 
     def _create_variable(self, args: Any, kwargs: Any) -> Any:
-        return object.__new__(Variable) if self._is_alone else super()._create_variable(args, kwargs)
+        if self._is_alone:
+            return object.__new__(Variable)
+        return super()._create_variable(args, kwargs)
 
     def _adapt_dataset_fn(
         self, dataset_fn: Callable[[data.InputContext], Any], options: data.InputOptions
