@@ -115,6 +115,7 @@ COMPAT_V1_EXPERIMENTAL = {
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
     "TPUStrategy",
 }
 EXPERIMENTAL = {

@@ -108,6 +108,9 @@ CALLS = {
     "jaxdist.compat.v1.experimental.MultiWorkerMirroredStrategy": Call(
         lambda: jaxdist.compat.v1.experimental.MultiWorkerMirroredStrategy
     ),
+    "jaxdist.compat.v1.experimental.ParameterServerStrategy": Call(
+        lambda: jaxdist.compat.v1.experimental.ParameterServerStrategy
+    ),
     "jaxdist.compat.v1.experimental.TPUStrategy": Call(
         lambda: jaxdist.compat.v1.experimental.TPUStrategy,
         lambda: {
