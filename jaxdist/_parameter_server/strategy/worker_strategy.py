@@ -23,7 +23,6 @@ from jaxdist._values import Variable
 from jaxdist.cluster_resolver import ClusterResolver, TFConfigClusterResolver
 from jaxdist.errors import ClusterError, ContextError, PSUnavailableError, UnsupportedError
 
-
 _PAUSE = 0.1
 
 

@@ -35,9 +35,7 @@ def test_sums_grow_by_all_replicas_and_first_replicas_once_per_worker(
         with strategy.scope():
             x = jaxdist.Variable(10.0, name="x", aggregation=VariableAggregation.SUM)
             y = jaxdist.Variable(20.0, name="y", aggregation=VariableAggregation.SUM)
-            z = jaxdist.Variable(
-                30.0, name="z", aggregation=VariableAggregation.ONLY_FIRST_REPLICA
-            )
+            z = jaxdist.Variable(30.0, name="z", aggregation=VariableAggregation.ONLY_FIRST_REPLICA)
 
         def step(one: Any) -> None:
             x.assign_add(one)

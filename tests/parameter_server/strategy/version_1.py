@@ -54,7 +54,10 @@ def run_workers(
         What the script returned in each task.
     """
     tasks = [
-        (job, n) for job in ("chief", "worker") if job in spec.jobs for n in range(spec.num_tasks(job))
+        (job, n)
+        for job in ("chief", "worker")
+        if job in spec.jobs
+        for n in range(spec.num_tasks(job))
     ]
     found: dict[int, Any] = {}
     errors: list[BaseException] = []
