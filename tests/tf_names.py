@@ -96,6 +96,13 @@ InputOptions(
 RunOptions(
     experimental_enable_dynamic_batch_size=True, experimental_bucketizing_dynamic_shape=False,
     experimental_xla_options=None)
+Server(
+    server_or_cluster_def, job_name=None, task_index=None, protocol=None, config=None, start=True)
+Server.create_local_server(config=None, start=True)
+Server.join()
+Server.server_def
+Server.start()
+Server.target
 experimental.CommunicationImplementation.AUTO
 experimental.CommunicationImplementation.RING
 experimental.CommunicationImplementation.NCCL
@@ -268,6 +275,8 @@ compat.v1.ReduceOp
 compat.v1.ReductionToOneDevice(reduce_to_device=None, accumulation_fn=None)
 compat.v1.ReplicaContext
 compat.v1.RunOptions
+compat.v1.Server(
+    server_or_cluster_def, job_name=None, task_index=None, protocol=None, config=None, start=True)
 compat.v1.StrategyExtended
 compat.v1.cluster_resolver.SimpleClusterResolver
 
@@ -358,8 +367,6 @@ SERVERS = "parameter servers"
 FIT = "fit and Estimator"
 TO_COME = {
     "ParameterServerStrategy": SERVERS,
-    "Server": SERVERS,
-    "compat.v1.Server": SERVERS,
     "contrib.DistributeConfig": FIT,
     "contrib.run_standard_tensorflow_server": SERVERS,
     "coordinator": SERVERS,

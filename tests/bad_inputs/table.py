@@ -9,6 +9,7 @@ from tests.bad_inputs import (
     calls_data,
     calls_devices,
     calls_preemption,
+    calls_servers,
     calls_sharding,
     calls_strategies,
     calls_training,
@@ -28,6 +29,7 @@ CALLS: dict[str, Call] = {
     **calls_cost.CALLS,
     **calls_clusters.CALLS,
     **calls_preemption.CALLS,
+    **calls_servers.CALLS,
     **calls_sharding.CALLS,
 }
 

@@ -60,7 +60,8 @@ class WorkerStrategy(ServerStrategy):
             servers = WorkerServers(task)
             self._set_up_servers("strategy.run", layout, servers)
             # At the end of the process nobody waits for the servers.
-            weakref.finalize(self, servers.close).atexit = False
+            ending = weakref.finalize(self, servers.close)
+            ending.atexit = False  # pyrefly: ignore[missing-attribute]
         self._extended = WorkerExtended(self, task)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "WorkerStrategy":
