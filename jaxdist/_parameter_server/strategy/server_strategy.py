@@ -1,5 +1,6 @@
 """`ServerStrategy`: what both strategies with parameter servers share."""
 
+import functools
 import inspect
 import itertools
 import secrets
@@ -23,7 +24,7 @@ from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.sharded import ShardedVariable
 from jaxdist._parameter_server.worker.put import PutOn
 from jaxdist._parameter_server.worker.worker import Worker
-from jaxdist._program import RunOptions
+from jaxdist._program import RunOptions, check_options, function
 from jaxdist._strategies import Strategy
 from jaxdist._validate import check_call_arguments, check_callable
 from jaxdist._values import Variable, current_binding, get_call_context
@@ -116,6 +117,7 @@ class ServerStrategy(Strategy):
             return super().run(fn, args, kwargs, options)
         check_call_arguments("strategy.run", args, kwargs)
         check_callable("strategy.run", fn)
+        options = None if options is None else check_options(options)
         self._before_run_here()
 
         def make_step() -> Callable[..., Any]:
@@ -123,7 +125,10 @@ class ServerStrategy(Strategy):
                 return super(ServerStrategy, self).run(fn, args, kwargs, options)
 
             step.__name__ = getattr(fn, "__name__", "function")
-            return step
+            if options is None or not options.static_argnames:
+                return step
+            # The names are those of the parameters of `fn`.
+            return function(functools.wraps(fn)(step), static_argnames=options.static_argnames)
 
         with self._lock, self.scope():
             step = self._steps.find((fn, options), make_step)

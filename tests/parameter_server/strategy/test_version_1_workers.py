@@ -13,7 +13,13 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import IndexedSlices, PerReplica, VariableAggregation
-from jaxdist.errors import DeadlineExceededError, DeviceError, ShapeError, StateDivergenceError
+from jaxdist.errors import (
+    ArgumentTypeError,
+    DeadlineExceededError,
+    DeviceError,
+    ShapeError,
+    StateDivergenceError,
+)
 from tests.parameter_server.strategy.version_1 import (
     ParameterServerStrategy,
     make_resolver,
@@ -264,3 +270,20 @@ def test_two_replicas_need_devices_of_their_own() -> None:
         ParameterServerStrategy(make_resolver(make_spec(5), replicas=2))
     with pytest.raises(DeviceError, match="which has 8 such devices"):
         make_worker(9)
+
+
+def test_options_of_run_apply() -> None:
+    strategy = make_worker(2)
+    traces = []
+
+    def step(size: int, x: Any) -> Any:
+        traces.append(size)
+        return jnp.ones(size) * x
+
+    options = jaxdist.RunOptions(static_argnames=("size",), donate_argnums=(1,))
+    for size in (2, 3, 2, 3):
+        found = strategy.run(step, (size, 1.5), options=options)
+        np.testing.assert_array_equal(found, np.full(size, 1.5, "float32"))
+    assert traces == [2, 3]
+    with pytest.raises(ArgumentTypeError, match="options=7"):
+        strategy.run(step, (2, 1.5), options=7)
