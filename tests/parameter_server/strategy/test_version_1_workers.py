@@ -157,6 +157,7 @@ def test_one_worker_trains_as_a_mirrored_strategy_does(replicas: int) -> None:
         np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_workers_train_one_model_and_share_the_state_of_its_optimizer(replicas: int) -> None:
     workers, steps = 2, 15
