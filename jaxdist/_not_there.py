@@ -28,9 +28,7 @@ _TOP = {
         "All-reduce first what differs between replicas: "
         "get_replica_context().all_reduce('mean', value)."
     ),
-    "ParameterServerStrategy": _ON_THE_SERVER,
     "StrategyV1": "It is jaxdist.compat.v1.Strategy.",
-    "coordinator": _ON_THE_SERVER,
     "estimator": FIT,
     "experimental_aggregate_gradients": (
         "Optimizers are optax's, which never all-reduce: a step all-reduces its gradients in a "
@@ -39,10 +37,7 @@ _TOP = {
     "fit": FIT,
     "get_loss_reduction": "It is jaxdist.compat.v1.get_loss_reduction.",
 }
-_EXPERIMENTAL = {
-    "ParameterServerStrategy": _ON_THE_SERVER,
-    "coordinator": _ON_THE_SERVER,
-}
+_EXPERIMENTAL = {}
 _STEP = f"It differentiates a loss with respect to variables that it finds by itself.\n\n{_RUN}"
 _CONTRIB = {
     "CollectiveAllReduceStrategy": (

@@ -133,6 +133,7 @@ EXPERIMENTAL = {
     "TPUStrategy",
     "ValueContext",
     "partitioners",
+    "rpc",
 }
 PARTITIONERS = {
     "FixedShardsPartitioner",
@@ -140,6 +141,7 @@ PARTITIONERS = {
     "MinSizePartitioner",
     "Partitioner",
 }
+RPC = {"Client", "Server", "StatusOrResult"}
 TESTING = {"launch", "virtual_devices"}
 CLUSTER_RESOLVER = {
     "ClusterResolver",
@@ -240,6 +242,7 @@ def _callables() -> dict[str, object]:
         jaxdist.contrib,
         jaxdist.experimental,
         jaxdist.experimental.partitioners,
+        jaxdist.experimental.rpc,
         jaxdist.nn,
         jaxdist.partition,
         jaxdist.testing,
@@ -273,6 +276,7 @@ def test_names_that_are_no_rooms_are_all_listed() -> None:
         ("contrib/__init__.py", CONTRIB),
         ("experimental/__init__.py", EXPERIMENTAL),
         ("experimental/partitioners.py", PARTITIONERS),
+        ("experimental/rpc.py", RPC),
         ("compat/__init__.py", {"v1"}),
         ("compat/v1/__init__.py", COMPAT_V1),
         ("compat/v1/experimental.py", COMPAT_V1_EXPERIMENTAL),

@@ -114,6 +114,13 @@ experimental.partitioners.FixedShardsPartitioner(num_shards)
 experimental.partitioners.MinSizePartitioner(
     min_shard_bytes=262144, max_shards=1, bytes_per_string=16)
 experimental.partitioners.MaxSizePartitioner(max_shard_bytes, max_shards=None, bytes_per_string=16)
+experimental.rpc.Server
+experimental.rpc.Server.create(rpc_layer, address)
+experimental.rpc.Server.register(method_name, func)
+experimental.rpc.Server.start()
+experimental.rpc.Client
+experimental.rpc.Client.create(rpc_layer, address, name='', timeout_in_ms=0)
+experimental.rpc.Client.call(method_name, args=None, output_specs=None, timeout_in_ms=0)
 experimental.PreemptionCheckpointHandler(
     cluster_resolver, checkpoint_or_checkpoint_manager, checkpoint_dir=None,
     termination_config=None)
@@ -366,14 +373,10 @@ REPLACED = {
 SERVERS = "parameter servers"
 FIT = "fit and Estimator"
 TO_COME = {
-    "ParameterServerStrategy": SERVERS,
     "contrib.DistributeConfig": FIT,
     "contrib.run_standard_tensorflow_server": SERVERS,
-    "coordinator": SERVERS,
     "errors.AbortedError": SERVERS,
     "estimator": FIT,
-    "experimental.ParameterServerStrategy": SERVERS,
-    "experimental.coordinator": SERVERS,
     "fit": FIT,
 }
 

@@ -69,6 +69,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
     # The strategy whose steps this one runs: `check_gradients` runs them on a one-device twin.
     stands_for: Any = None
+    # Raises an error where no batch of a distributed dataset can be read.
+    _check_next = staticmethod(check_next)
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise ArgumentTypeError(
@@ -593,7 +595,9 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             `tf.distribute.Strategy.experimental_distribute_dataset`.
         """
         check_across(self, "experimental_distribute_dataset", CALL_BEFORE_RUN)
-        return data.distribute_dataset(dataset, self.layout, options, check_context=check_next)
+        return data.distribute_dataset(
+            dataset, self.layout, options, check_context=self._check_next
+        )
 
     @final
     def distribute_datasets_from_function(
@@ -646,7 +650,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             )
         dataset_fn = self._adapt_dataset_fn(dataset_fn, options)
         return data.distribute_datasets_from_function(
-            dataset_fn, self.layout, options, check_context=check_next
+            dataset_fn, self.layout, options, check_context=self._check_next
         )
 
     def _adapt_dataset_fn(

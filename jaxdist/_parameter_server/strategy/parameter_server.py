@@ -7,7 +7,9 @@ from typing import Any, final
 
 from jaxdist._parameter_server.coordinator import ServerReport, WorkerLink
 from jaxdist._parameter_server.strategy.cluster import read_cluster
+from jaxdist._parameter_server.strategy.direct_reading import check_on_worker
 from jaxdist._parameter_server.strategy.prepare import Prepared
+from jaxdist._parameter_server.strategy.server_extended import ServerExtended
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
 from jaxdist._parameter_server.strategy.tasks import LocalTasks, RemoteTasks, Tasks
 from jaxdist._parameter_server.strategy.worker_devices import find_worker_layouts
@@ -44,6 +46,8 @@ class ParameterServerStrategy(ServerStrategy):
         `tf.distribute.ParameterServerStrategy`.
     """
 
+    _check_next = staticmethod(check_on_worker)
+
     def __init__(
         self,
         cluster_resolver: Any,
@@ -70,6 +74,7 @@ class ParameterServerStrategy(ServerStrategy):
             variable_partitioner,
             max_staleness,
         )
+        self._extended = ServerExtended(self)
         self._cluster_coordinator: Any = None
         self.warns_of_runs_here = True
 

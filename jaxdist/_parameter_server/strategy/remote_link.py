@@ -14,7 +14,7 @@ from jaxdist._parameter_server.closures.program import ClosureProgram
 from jaxdist._parameter_server.closures.traced import TracedClosure
 from jaxdist._parameter_server.coordinator import IteratorOf
 from jaxdist._parameter_server.strategy.lost_closures import AcknowledgedClosures
-from jaxdist._parameter_server.strategy.prepare import LeafOf, Prepared
+from jaxdist._parameter_server.strategy.prepare import LeafOf, OwnIndex, Prepared
 from jaxdist._parameter_server.strategy.resources import Made
 from jaxdist._parameter_server.transport import Channel, Message
 from jaxdist._parameter_server.transport.failures import Failure, make_error
@@ -196,6 +196,9 @@ class RemoteWorkerLink:
         for given in arguments:
             if isinstance(given, LeafOf):
                 references.append((given.values.of(self._index).number, given.number))
+            elif isinstance(given, OwnIndex):
+                references.append(None)
+                arrays.append(np.asarray(given.find(self._index)))
             else:
                 references.append(None)
                 arrays.append(np.asarray(given))

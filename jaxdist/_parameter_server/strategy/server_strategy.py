@@ -6,7 +6,7 @@ import itertools
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.adopted import Adopted
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.server_optimizers import move_optimizers
+from jaxdist._parameter_server.coordinator import is_in_dataset_function
 from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
 from jaxdist._parameter_server.strategy.prepare import Prepared, Preparer
 from jaxdist._parameter_server.variables.make_shards import make_shards
@@ -28,6 +29,7 @@ from jaxdist._program import RunOptions, check_options, function
 from jaxdist._strategies import Strategy
 from jaxdist._validate import check_call_arguments, check_callable
 from jaxdist._values import Variable, current_binding, get_call_context
+from jaxdist.errors import ContextError
 
 _SIGNATURE = inspect.signature(Variable.__init__)
 
@@ -60,6 +62,7 @@ class ServerStrategy(Strategy):
         self.adopted = Adopted()
         self._partitioner = partitioner
         self._preparer = Preparer(caller, self, move_optimizers)
+        self._preparer_here = Preparer("strategy.run", self, move_optimizers, is_for_workers=False)
         # Steps that run in this process have numbers of their own.
         worker = Worker(storage, PutOn(layout), max_staleness)
         self._here = LocalWorkerLink(-1, worker, secrets.token_hex(8))
@@ -71,6 +74,12 @@ class ServerStrategy(Strategy):
     # Variables
 
     def _create_variable(self, args: Any, kwargs: Any) -> Any:
+        if is_in_dataset_function():
+            raise ContextError(
+                "A variable was made in a function that was given to create_per_worker_dataset."
+                "\n\nEach worker calls it, again whenever it was lost, so it would make many.\n\n"
+                "Make the variable before, in strategy.scope()."
+            )
         if self._partitioner is None:
             return object.__new__(ServerVariable)
         given = _SIGNATURE.bind(None, *args, **kwargs)
@@ -82,13 +91,19 @@ class ServerStrategy(Strategy):
             own["shape"], own["dtype"], self._partitioner, own.pop("initial_value"), name
         )
         if len(shards) == 1:
-            return ServerVariable(shards[0].make_value(), **own)
-        own["shape"] = None
-        parts = [
-            ServerVariable(shard.make_value(), **{**own, "name": f"{name}/part_{n}"})
-            for n, shard in enumerate(shards)
-        ]
+            return ServerVariable(shards[0].make_value, **own)
+        parts = []
+        for n, shard in enumerate(shards):
+            given = {**own, "shape": shard.shape, "name": f"{name}/part_{n}"}
+            parts.append(ServerVariable(shard.make_value, **given))
         return ShardedVariable(parts, name=name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise ContextError(
+            f"copy.deepcopy was called on a {type(self).__name__}.\n\n"
+            "The variables are on its servers, and a copy would share them.\n\n"
+            f"Make a second {type(self).__name__} of the same cluster."
+        )
 
     # Running on the coordinator
 
@@ -132,7 +147,7 @@ class ServerStrategy(Strategy):
 
         with self._lock, self.scope():
             step = self._steps.find((fn, options), make_step)
-            prepared = self._preparer.prepare(step, tuple(args), dict(kwargs or {}))
+            prepared = self._preparer_here.prepare(step, tuple(args), dict(kwargs or {}))
             number = next(self._numbers)
             result = self._run_here(prepared, number)
         return jax.tree.map(lambda x: jnp.asarray(x) if type(x) is np.ndarray else x, result)

@@ -45,7 +45,7 @@ class RemoteServer:
         variables = [{"name": c.name, "is_program": type(c.value) is bytes} for c in creations]
         arrays = [_to_array(c.value) for c in creations]
         return _read_created(
-            self._call("create", {"variables": variables, "client": client}, arrays)
+            self._call("create", {"variables": variables, "client": client}, arrays, _LONG_SECONDS)
         )
 
     def register_update(

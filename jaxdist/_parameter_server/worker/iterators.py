@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import jax
 
 from jaxdist._parameter_server.variables.ports import make_zero
+from jaxdist._parameter_server.worker.elements import read_elements
 from jaxdist._typing import PyTree
 from jaxdist.errors import OutOfRangeError
 
@@ -22,7 +23,7 @@ class BatchIterator:
     """
 
     def __init__(self, dataset: Iterable[PyTree]) -> None:
-        self._iterator = iter(dataset)
+        self._iterator = read_elements(dataset)
         self._next: deque[PyTree] = deque(itertools.islice(self._iterator, 1))
         if not self._next:
             raise OutOfRangeError(

@@ -345,13 +345,27 @@ def test_a_worker_refuses_messages_that_are_not_valid(cluster: _Cluster) -> None
     reply = channel.call(Message("make", make)).fields
     assert "the coordinator runs 'x', and this worker" in reply["error"][1]
     run = {
-        **{"client": "c", "attempt": 3, "digest": "d", "number": 1, "fence": 0, "done_below": 0},
-        **{"iterators": [], "arguments": []},
+        "client": "c",
+        "attempt": 3,
+        "digest": "d",
+        "number": 1,
+        "fence": 0,
+        "done_below": 0,
+        "iterators": [],
+        "arguments": [],
     }
     assert channel.call(Message("run", run)).fields["state"] == "unknown"
     load = {
-        **{"client": "c", "name": "f", "digest": "d", "inputs": [], "updates": []},
-        **{"num_results": 0, "batches": [], "lookup": None, "places": {}, "shapes": []},
+        "client": "c",
+        "name": "f",
+        "digest": "d",
+        "inputs": [],
+        "updates": [],
+        "num_results": 0,
+        "batches": [],
+        "lookup": None,
+        "places": {},
+        "shapes": [],
     }
     with pytest.raises(ArgumentError, match="load was given 0 programs"):
         channel.call(Message("load", load))

@@ -11,17 +11,17 @@ from jax.sharding import SingleDeviceSharding
 from jaxdist import _mesh, data
 from jaxdist._devices import runtime
 from jaxdist._parameter_server.coordinator import read_wait_settings
-from jaxdist._parameter_server.strategy.own_task import OwnTask, read_own_task
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
+from jaxdist._parameter_server.strategy.version_1.own_task import OwnTask, read_own_task
+from jaxdist._parameter_server.strategy.version_1.worker_extended import WorkerExtended
+from jaxdist._parameter_server.strategy.version_1.worker_servers import WorkerServers
 from jaxdist._parameter_server.strategy.worker_devices import find_worker_devices
-from jaxdist._parameter_server.strategy.worker_extended import WorkerExtended
-from jaxdist._parameter_server.strategy.worker_servers import WorkerServers
 from jaxdist._program import RunOptions
 from jaxdist._strategies import Strategy
 from jaxdist._values import Variable
 from jaxdist.cluster_resolver import ClusterResolver, TFConfigClusterResolver
-from jaxdist.errors import ClusterError, ContextError, PSUnavailableError, UnsupportedError
+from jaxdist.errors import ClusterError, PSUnavailableError, UnsupportedError
 
 _PAUSE = 0.1
 
@@ -64,13 +64,9 @@ class WorkerStrategy(ServerStrategy):
             ending.atexit = False  # pyrefly: ignore[missing-attribute]
         self._extended = WorkerExtended(self, task)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "WorkerStrategy":
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if not self._is_alone:
-            raise ContextError(
-                f"copy.deepcopy was called on a {type(self).__name__}.\n\n"
-                "The variables are on its servers, and a copy would share them.\n\n"
-                f"Make a second {type(self).__name__} of the same cluster."
-            )
+            super().__deepcopy__(memo)
         memo[id(self)] = other = object.__new__(type(self))
         other._set_up_worker(type(self).__name__, self._resolver)
         return other

@@ -5,9 +5,9 @@ import threading
 import time
 from collections.abc import Sequence
 
-from jaxdist._parameter_server.strategy.in_process import SERVERS_IN_PROCESS
-from jaxdist._parameter_server.strategy.own_task import OwnTask
 from jaxdist._parameter_server.strategy.remote_link import make_wrong_task_error
+from jaxdist._parameter_server.strategy.version_1.in_process import SERVERS_IN_PROCESS
+from jaxdist._parameter_server.strategy.version_1.own_task import OwnTask
 from jaxdist._parameter_server.transport import connect
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist._parameter_server.variables.servers import ServerLink, Servers
