@@ -38,7 +38,7 @@ class Storage(Protocol):
     """The servers, as a variable uses them."""
 
     def create(self, label: str, value: np.ndarray | bytes) -> str:
-        """Create a variable of a value or an exported function, and return its name on the servers."""
+        """Create a variable of a value or an exported function; return its name there."""
         ...
 
     def read(self, name: str) -> np.ndarray:
