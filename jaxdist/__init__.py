@@ -5,6 +5,7 @@ from jaxdist import cluster_resolver as cluster_resolver
 from jaxdist import compat as compat
 from jaxdist import config as config
 from jaxdist import contrib as contrib
+from jaxdist import coordinator as coordinator
 from jaxdist import errors as errors
 from jaxdist import experimental as experimental
 from jaxdist import nn as nn
@@ -18,6 +19,8 @@ from jaxdist._collectives import ReduceOp as ReduceOp
 from jaxdist._collectives import ReductionToOneDevice as ReductionToOneDevice
 from jaxdist._collectives import assume_replicated as assume_replicated
 from jaxdist._not_there import explain_missing as _explain_missing
+from jaxdist._parameter_server import ParameterServerStrategy as ParameterServerStrategy
+from jaxdist._parameter_server import Server as Server
 from jaxdist._program import Program as Program
 from jaxdist._program import RunOptions as RunOptions
 from jaxdist._program import function as function

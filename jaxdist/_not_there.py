@@ -28,10 +28,7 @@ _TOP = {
         "All-reduce first what differs between replicas: "
         "get_replica_context().all_reduce('mean', value)."
     ),
-    "ParameterServerStrategy": _ON_THE_SERVER,
-    "Server": _ON_THE_SERVER,
     "StrategyV1": "It is jaxdist.compat.v1.Strategy.",
-    "coordinator": _ON_THE_SERVER,
     "estimator": FIT,
     "experimental_aggregate_gradients": (
         "Optimizers are optax's, which never all-reduce: a step all-reduces its gradients in a "
@@ -40,11 +37,7 @@ _TOP = {
     "fit": FIT,
     "get_loss_reduction": "It is jaxdist.compat.v1.get_loss_reduction.",
 }
-_EXPERIMENTAL = {
-    "ParameterServerStrategy": _ON_THE_SERVER,
-    "coordinator": _ON_THE_SERVER,
-    "rpc": SERVERS,
-}
+_EXPERIMENTAL = {}
 _STEP = f"It differentiates a loss with respect to variables that it finds by itself.\n\n{_RUN}"
 _CONTRIB = {
     "CollectiveAllReduceStrategy": (
@@ -60,7 +53,13 @@ _CONTRIB = {
         "distribute_datasets_from_function(lambda context: dataset) for a dataset whose batches "
         "are those of one replica. num_gpus=n is devices=['gpu:0', ...]."
     ),
-    "ParameterServerStrategy": _ON_THE_SERVER,
+    "ParameterServerStrategy": (
+        "It gave each batch of a dataset whole to one replica.\n\n"
+        "Use jaxdist.compat.v1.experimental.ParameterServerStrategy(resolver), and "
+        "distribute_datasets_from_function(lambda context: dataset) for a dataset whose batches "
+        "are those of one replica. num_gpus_per_worker=n is num_accelerators={'GPU': n} of a "
+        "SimpleClusterResolver."
+    ),
     "StandardInputStep": _STEP,
     "StandardSingleLossStep": (
         f"{_STEP}\n\nWrite value_and_grad, an all-reduce and the optimizer in it."
@@ -126,12 +125,11 @@ MISSING: dict[str, dict[str, str]] = {
         "MultiWorkerMirroredStrategy": (
             "It is jaxdist.compat.v1.experimental.MultiWorkerMirroredStrategy."
         ),
-        "ParameterServerStrategy": _ON_THE_SERVER,
-        "Server": _ON_THE_SERVER,
+        "ParameterServerStrategy": (
+            "It is jaxdist.compat.v1.experimental.ParameterServerStrategy."
+        ),
     },
-    "jaxdist.compat.v1.experimental": {
-        "ParameterServerStrategy": _ON_THE_SERVER,
-    },
+    "jaxdist.compat.v1.experimental": {},
     "jaxdist.compat.v1.tpu": _TPU_V1,
 }
 _LOGICAL = "TPUStrategy has it: a replica of another strategy spans the other axes of its mesh."

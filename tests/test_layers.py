@@ -29,7 +29,7 @@ ROWS = [
     {"_planning", "training"},
     {"_parameter_server"},
     {"jobs"},
-    {"experimental", "compat", "contrib", "config"},
+    {"experimental", "compat", "contrib", "config", "coordinator"},
     {"__init__"},
     {"cli"},
     {"__main__"},
@@ -84,6 +84,7 @@ PUBLIC = {
     "compat",
     "config",
     "contrib",
+    "coordinator",
     "cost",
     "data",
     "errors",
@@ -102,7 +103,9 @@ PUBLIC_INSIDE = {
     "compat.v1",
     "compat.v1.experimental",
     "compat.v1.tpu",
+    "experimental.coordinator",
     "experimental.partitioners",
+    "experimental.rpc",
     "tpu.experimental",
 }
 # Every folder of this room without an underscore is a task, which users may import.

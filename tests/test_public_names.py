@@ -31,6 +31,7 @@ DOCUMENTED = {
     "ReductionToOneDevice",
     "ReplicaContext",
     "RunOptions",
+    "Server",
     "Strategy",
     "TPUStrategy",
     "StrategyExtended",
@@ -97,6 +98,7 @@ COMPAT_V1 = {
     "ReductionToOneDevice",
     "ReplicaContext",
     "RunOptions",
+    "Server",
     "Strategy",
     "StrategyExtended",
     "cluster_resolver",
@@ -130,6 +132,7 @@ EXPERIMENTAL = {
     "TPUStrategy",
     "ValueContext",
     "partitioners",
+    "rpc",
 }
 PARTITIONERS = {
     "FixedShardsPartitioner",
@@ -137,6 +140,7 @@ PARTITIONERS = {
     "MinSizePartitioner",
     "Partitioner",
 }
+RPC = {"Client", "Server", "StatusOrResult"}
 TESTING = {"launch", "virtual_devices"}
 CLUSTER_RESOLVER = {
     "ClusterResolver",
@@ -237,6 +241,7 @@ def _callables() -> dict[str, object]:
         jaxdist.contrib,
         jaxdist.experimental,
         jaxdist.experimental.partitioners,
+        jaxdist.experimental.rpc,
         jaxdist.nn,
         jaxdist.partition,
         jaxdist.testing,
@@ -270,6 +275,7 @@ def test_names_that_are_no_rooms_are_all_listed() -> None:
         ("contrib/__init__.py", CONTRIB),
         ("experimental/__init__.py", EXPERIMENTAL),
         ("experimental/partitioners.py", PARTITIONERS),
+        ("experimental/rpc.py", RPC),
         ("compat/__init__.py", {"v1"}),
         ("compat/v1/__init__.py", COMPAT_V1),
         ("compat/v1/experimental.py", COMPAT_V1_EXPERIMENTAL),

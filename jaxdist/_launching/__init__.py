@@ -5,6 +5,8 @@ process failed first. No process of the job hosts anything that the others need.
 """
 
 from jaxdist._launching.attempt import Patience as Patience
+from jaxdist._launching.cluster import ClusterJob as ClusterJob
+from jaxdist._launching.cluster import launch_cluster as launch_cluster
 from jaxdist._launching.command import Program as Program
 from jaxdist._launching.command import make_command as make_command
 from jaxdist._launching.ends import record_error as record_error

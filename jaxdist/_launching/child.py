@@ -27,6 +27,7 @@ class Child:
         command: The program and its arguments.
         environment: All of its environment variables.
         write: Functions that take lines of its standard output, and of its standard error.
+        name: What stands before its lines; None for its number.
 
     Raises:
         LaunchError: The system cannot start it.
@@ -38,6 +39,7 @@ class Child:
         command: Sequence[str],
         environment: Mapping[str, str],
         write: tuple[Write, Write],
+        name: str | None = None,
     ) -> None:
         self.index = index
         self.end: End | None = None
@@ -55,13 +57,14 @@ class Child:
             )
         except OSError as error:
             raise LaunchError(
-                f"jaxdist launch could not start process {index}: {error}.\n\n"
+                f"jaxdist launch could not start {name or f'process {index}'}: {error}.\n\n"
                 f"The command was: {' '.join(command)}\n\n"
                 "Start fewer processes, or raise the limits of the system (ulimit -u, ulimit -n)."
             ) from error
         self.pid = self._process.pid
-        self._errors = PrefixedOutput(index, write[1])
-        outputs = (PrefixedOutput(index, write[0]), self._errors)
+        shown = index if name is None else name
+        self._errors = PrefixedOutput(shown, write[1])
+        outputs = (PrefixedOutput(shown, write[0]), self._errors)
         pipes = (self._process.stdout, self._process.stderr)
         self.streams: dict[IO[bytes], PrefixedOutput] = {}
         for pipe, output in zip(pipes, outputs, strict=True):

@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from jaxdist._launching.gpus import divide_gpus, list_gpus
 from jaxdist.errors import LaunchError
 
-_FORCED = "--xla_force_host_platform_device_count"
+FORCED = "--xla_force_host_platform_device_count"
 
 
 def check_devices(caller: str, devices: int | None, environment: Mapping[str, str]) -> None:
     """Raise if the devices of a process are given in two ways."""
-    if devices is not None and _FORCED in environment.get("XLA_FLAGS", ""):
+    if devices is not None and FORCED in environment.get("XLA_FLAGS", ""):
         raise LaunchError(
             f"{caller} was asked for {devices} devices in each process, and XLA_FLAGS has "
-            f"{_FORCED}.\n\nOnly one of the two can decide how many CPU devices a process has.\n\n"
-            f"Remove {_FORCED} from XLA_FLAGS."
+            f"{FORCED}.\n\nOnly one of the two can decide how many CPU devices a process has.\n\n"
+            f"Remove {FORCED} from XLA_FLAGS."
         )
 
 
@@ -95,7 +95,7 @@ def make_environment(
     if gpus is not None:
         own["CUDA_VISIBLE_DEVICES"] = gpus
     # The second is JAX's own, for programs that use JAX without joining.
-    if devices is not None and _FORCED not in os.environ.get("XLA_FLAGS", ""):
+    if devices is not None and FORCED not in os.environ.get("XLA_FLAGS", ""):
         own["JAXDIST_DEVICES_PER_PROCESS"] = str(devices)
         own["JAX_NUM_CPU_DEVICES"] = str(devices)
     # The processes meet by TF_CONFIG, also where a job of Slurm calls the launcher.

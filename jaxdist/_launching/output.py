@@ -13,12 +13,12 @@ class PrefixedOutput:
     """One output stream of one process.
 
     Args:
-        index: Number of the process.
+        index: Number of the process, or its name.
         write: Called with whole lines. Their bytes are those of the process, in any encoding.
     """
 
-    def __init__(self, index: int, write: Callable[[bytes], None]) -> None:
-        self._prefix = b"[%d] " % index
+    def __init__(self, index: int | str, write: Callable[[bytes], None]) -> None:
+        self._prefix = f"[{index}] ".encode()
         self._write = write
         self._parts: list[bytes] = []  # of the line that is not complete
         self._held = 0

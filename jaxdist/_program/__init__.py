@@ -17,6 +17,8 @@ from jaxdist._program.functions.whole_call import WholeCalls as WholeCalls
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis as ForwardAnalysis
 from jaxdist._program.jaxprs.interpreter import Interpreter as Interpreter
 from jaxdist._program.jaxprs.subprograms import contains as contains
+from jaxdist._program.jaxprs.subprograms import iterate_constants as iterate_constants
+from jaxdist._program.jaxprs.subprograms import iterate_equations as iterate_equations
 from jaxdist._program.logical.logical_device import assigned as assigned
 from jaxdist._program.logical.logical_device import on_device as on_device
 from jaxdist._program.logical.logical_layout import laid_out as laid_out

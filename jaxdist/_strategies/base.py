@@ -69,6 +69,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
     # The strategy whose steps this one runs: `check_gradients` runs them on a one-device twin.
     stands_for: Any = None
+    # Raises an error where no batch of a distributed dataset can be read.
+    _check_next = staticmethod(check_next)
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise ArgumentTypeError(
@@ -593,7 +595,9 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             `tf.distribute.Strategy.experimental_distribute_dataset`.
         """
         check_across(self, "experimental_distribute_dataset", CALL_BEFORE_RUN)
-        return data.distribute_dataset(dataset, self.layout, options, check_context=check_next)
+        return data.distribute_dataset(
+            dataset, self.layout, options, check_context=self._check_next
+        )
 
     @final
     def distribute_datasets_from_function(
@@ -644,9 +648,16 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
                 "PER_REPLICA makes one dataset for each of several replicas.\n\n"
                 "Leave experimental_replication_mode out."
             )
+        dataset_fn = self._adapt_dataset_fn(dataset_fn, options)
         return data.distribute_datasets_from_function(
-            dataset_fn, self.layout, options, check_context=check_next
+            dataset_fn, self.layout, options, check_context=self._check_next
         )
+
+    def _adapt_dataset_fn(
+        self, dataset_fn: Callable[[data.InputContext], Any], options: data.InputOptions
+    ) -> Callable[[data.InputContext], Any]:
+        """Return a dataset function that is called with the context of this process's mesh."""
+        return dataset_fn
 
     def check_replicas(self, state: PyTree, every: int = 1) -> bool:
         """Compare the bits of mirrored state on all replicas; see `jaxdist.check_replicas`.

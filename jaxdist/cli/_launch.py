@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 
 from jaxdist import jobs
 from jaxdist._launching import Job, Patience, Program, connect_to_ray, launch, make_command
+from jaxdist.cli._launch_cluster import add_cluster_options, is_cluster, launch_with_servers
 from jaxdist.cli._launch_files import add_file_options, check_options, print_file
 from jaxdist.errors import ArgumentError
 
 _TRAIN = "train"
+_WITH_SERVERS = "parameter_server"
 ParseArguments = Callable[[Sequence[str]], argparse.Namespace]
 
 
@@ -27,7 +29,8 @@ def add_launch(
         usage=(
             "jaxdist launch -n N [options] script.py [argument ...]\n"
             "       jaxdist launch -n N [options] -m module [argument ...]\n"
-            "       jaxdist launch -n N [options] train CONFIG [argument ...]"
+            "       jaxdist launch -n N [options] train CONFIG [argument ...]\n"
+            "       jaxdist launch --ps P --workers W [options] script.py [argument ...]"
         ),
         description=(
             "Start N processes of one job on this machine, as workers of a "
@@ -79,6 +82,7 @@ def add_launch(
         choices=("ray",),
         help="start the processes on the nodes of a Ray cluster, each with a CPU or its GPUs",
     )
+    add_cluster_options(parser)
     add_file_options(parser)
     parser.add_argument(
         "-m", dest="is_module", action="store_true", help="run a module, like python -m"
@@ -100,18 +104,22 @@ def launch_processes(arguments: argparse.Namespace, parse: ParseArguments) -> in
         ArgumentError: A number is out of range, or nothing was given to start.
         ConfigError: The configuration of `train` is not valid.
     """
-    least, count = _read_numbers(arguments.count, arguments.elastic)
+    has_servers = is_cluster(arguments)
+    least, count = (None, 0) if has_servers else _read_numbers(arguments.count, arguments.elastic)
+    given = f"--ps {arguments.ps} --workers {arguments.workers}" if has_servers else f"-n {count}"
     program = list(arguments.program)
     if program[:1] == ["--"]:
         program = program[1:]
     if not program:
         raise ArgumentError(
-            f"jaxdist launch -n {count} was given no script.\n\n"
+            f"jaxdist launch {given} was given no script.\n\n"
             "After the options come a script, -m and a module, or train and a configuration.\n\n"
-            f"Pass for instance: jaxdist launch -n {count} script.py"
+            f"Pass for instance: jaxdist launch {given} script.py"
         )
     check_options(arguments)
-    made = _make_program(program, arguments.is_module, parse)
+    made = _make_program(program, arguments.is_module, parse, has_servers=has_servers)
+    if has_servers:
+        return launch_with_servers(arguments, made)
     if arguments.target is not None:
         return print_file(arguments, made, count)
     times = {"report": arguments.report_seconds, "grace": arguments.grace_seconds}
@@ -129,13 +137,26 @@ def launch_processes(arguments: argparse.Namespace, parse: ParseArguments) -> in
     return launch(job)
 
 
-def _make_program(program: Sequence[str], is_module: bool, parse: ParseArguments) -> Program:
+def _make_program(
+    program: Sequence[str], is_module: bool, parse: ParseArguments, *, has_servers: bool
+) -> Program:
     if is_module or program[0] != _TRAIN:
         command = make_command(program[0], program[1:], is_module=is_module)
         return Program(command, None if is_module else program[0])
     # Mistakes are found here, and not once in each process.
     given = parse(program)
-    jobs.load_job_config(given.config, given.overrides)
+    kind = jobs.load_job_config(given.config, given.overrides).values.strategy.kind
+    if has_servers != (kind == _WITH_SERVERS):
+        options, others = ("--ps and --workers", "-n")
+        if not has_servers:
+            options, others = others, options
+        raise ArgumentError(
+            f"jaxdist launch was given {options}, and strategy.kind of {given.config} is {kind!r}."
+            "\n\nParameter servers and workers are for the kind 'parameter_server', and equal "
+            "processes for the other kinds.\n\n"
+            f"Pass {others}, or --set strategy.kind="
+            f"{_WITH_SERVERS if has_servers else 'multi_worker_mirrored'}."
+        )
     command = [sys.executable, "-m", "jaxdist", *program]
     return Program(command, given.config, is_training=True)
 

@@ -11,6 +11,7 @@ from jaxdist.cli._job_arguments import add_job_arguments
 from jaxdist.cli._launch import add_launch
 from jaxdist.cli._plan import add_plan
 from jaxdist.cli._resolve import add_resolve
+from jaxdist.cli._server import add_server
 from jaxdist.cli._train import train
 from jaxdist.errors import JaxdistError
 from jaxdist.jobs import TASKS, versions
@@ -72,6 +73,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add_bench(commands, shared)
     add_resolve(commands, shared)
     add_launch(commands, shared, parser.parse_args)
+    add_server(commands, shared)
     info = commands.add_parser(
         "info",
         parents=[shared],

@@ -7,6 +7,7 @@ from jaxdist._collectives import CollectiveHints as CollectiveHints
 from jaxdist._collectives import CommunicationImplementation as CommunicationImplementation
 from jaxdist._collectives import CommunicationOptions as CommunicationOptions
 from jaxdist._not_there import explain_missing as _explain_missing
+from jaxdist._parameter_server import ParameterServerStrategy as ParameterServerStrategy
 from jaxdist._preemption import PreemptionCheckpointHandler as PreemptionCheckpointHandler
 from jaxdist._preemption import PreemptionWatcher as PreemptionWatcher
 from jaxdist._preemption import TerminationConfig as TerminationConfig
@@ -19,7 +20,9 @@ from jaxdist._strategies import check_assignment as _check_assignment
 from jaxdist.cluster_resolver import TPUClusterResolver as _TPUClusterResolver
 from jaxdist.data import AutoShardPolicy as AutoShardPolicy
 from jaxdist.data import ValueContext as ValueContext
+from jaxdist.experimental import coordinator as coordinator
 from jaxdist.experimental import partitioners as partitioners
+from jaxdist.experimental import rpc as rpc
 from jaxdist.tpu.experimental import DeviceAssignment as _DeviceAssignment
 
 # The older name of `CommunicationImplementation`.

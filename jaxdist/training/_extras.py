@@ -16,19 +16,22 @@ class Extra:
         name: Of the extra in pyproject.toml, and of the package on PyPI.
         module: The module that is imported.
         adds: What the package adds, in words.
+        others: More packages of the extra, with the module that is imported of each.
     """
 
     name: str
     module: str
     adds: str
+    others: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_installed(self) -> bool:
-        """Whether its module can be found. It is not imported."""
+        """Whether its modules can be found. They are not imported."""
         # An import would be slow (matplotlib, libtpu). `find_spec` raises ValueError for a module
         # in `sys.modules` without a spec.
         try:
-            return importlib.util.find_spec(self.module) is not None
+            modules = (self.module, *(module for _, module in self.others))
+            return all(importlib.util.find_spec(m) is not None for m in modules)
         except (ImportError, ValueError):
             return False
 
@@ -44,12 +47,22 @@ class Extra:
     def install_command(self) -> str:
         """The command that installs the package."""
         # Not an extra of jaxdist, which is not published.
-        return f"pip install {self.name}"
+        return f"pip install {' '.join(self.packages)}"
+
+    @property
+    def packages(self) -> list[str]:
+        """All packages of the extra."""
+        return [self.name, *(package for package, _ in self.others)]
 
 
 EXTRAS = (
     Extra("grain", "grain", "input pipelines with shuffling and saved positions"),
-    Extra("grpcio", "grpc", "parameter servers and remote calls between processes"),
+    Extra(
+        "grpcio",
+        "grpc",
+        "parameter servers and remote calls between processes",
+        (("grpcio-health-checking", "grpc_health"), ("flatbuffers", "flatbuffers")),
+    ),
     Extra("libtpu", "libtpu", "planning for TPU pods, on a machine without one"),
     Extra("scikit-learn", "sklearn", "the handwritten digits of `jaxdist train`"),
     Extra("matplotlib", "matplotlib", "pictures of learning curves"),

@@ -68,11 +68,19 @@ def adopt(call: WholeCall, strategy: Any) -> list[StateLeaf]:
     leaves = []
     for number, variable in enumerate(graph.variables):
         name = graph.shape.name(number)
-        leaves.append(_adopt_one(variable, name, strategy, is_state=id(variable) in of_optimizers))
+        leaves.append(adopt_one(variable, name, strategy, is_state=id(variable) in of_optimizers))
     return leaves
 
 
-def _adopt_one(variable: Any, name: str, strategy: Any, *, is_state: bool) -> StateLeaf:
+def adopt_one(variable: Any, name: str, strategy: Any, *, is_state: bool) -> StateLeaf:
+    """Move one variable to the servers, if it is not there.
+
+    Args:
+        variable: The variable of an NNX object.
+        name: Its name.
+        strategy: The strategy of the servers.
+        is_state: Whether it belongs to the state of an optimizer, which moves later.
+    """
     raw = variable.get_raw_value()
     if isinstance(raw, ServerVariable):
         found = None if is_state else raw

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._parameter_server.closures.captured import adopt_captured, find_moved
 from jaxdist._parameter_server.closures.recorder import Recorders
 from jaxdist._parameter_server.closures.trace import StateLeaf, trace_closure
 from jaxdist._parameter_server.closures.traced import TracedClosure
@@ -75,8 +76,12 @@ class ClosureProgram:
         state: The variables of its NNX objects.
         layout: The replicas of one worker.
         sources: Its iterators.
-        enter: Returns the context in which the function is traced.
+        enter: Returns the context in which the function is traced; it gives the strategy.
         finish: Finishes a trace.
+
+    Attributes:
+        first: The closure for the shapes of the first trace.
+        first_batches: The templates of its batches, by iterator.
     """
 
     def __init__(
@@ -90,13 +95,23 @@ class ClosureProgram:
     ) -> None:
         self._call, self._state, self._layout = call, list(state), layout
         self._sources, self._enter, self._finish = list(sources), enter, finish
-        # The random keys of the NNX objects, as data; they come after the arguments.
-        held = [leaf.key for leaf in state if leaf.key is not None]
-        self.keys = [np.asarray(jax.random.key_data(key)) for key in held]
         self._lock = threading.Lock()
         self._known: dict[Any, TracedClosure] = {}
         self.first = self._trace()
+        self.first_batches = [list(own) for own in self._call.draws.batches]
+        graph = call.graph
+        self._variables = [] if graph is None else list(graph.variables)
+        # NNX variables that the function uses, and that are none of its arguments.
+        self.captured = find_moved(call.fn)
         self._known[self._key(None)] = self.first
+
+    def find_keys(self) -> list[np.ndarray]:
+        """Return the random keys of the NNX objects, as data; they come after the arguments."""
+        return [
+            np.asarray(jax.random.key_data(variable.get_raw_value()))
+            for variable, leaf in zip(self._variables, self._state, strict=True)
+            if leaf.key is not None
+        ]
 
     def find(self, batches: Sequence[Sequence[PyTree]]) -> TracedClosure:
         """Return the closure for these batches, by iterator; trace it if the shapes are new."""
@@ -112,17 +127,31 @@ class ClosureProgram:
     def _key(self, batches: Sequence[Sequence[PyTree]] | None) -> Any:
         given = self._call.draws.batches if batches is None else batches
         leaves, treedef = jax.tree.flatten([list(own) for own in given])
-        return treedef, tuple((np.shape(x), np.dtype(x.dtype)) for x in leaves)
+        shapes = tuple((np.shape(x), np.dtype(x.dtype)) for x in leaves)
+        return treedef, shapes, find_shardings(leaves)
 
     def _trace(self) -> TracedClosure:
         self._call.draws.put_back()
-        with self._enter():
-            traced, recorders = trace_closure(self._call, self._state, self._layout)
+        with self._enter() as strategy:
+
+            def move(closed: Any) -> bool:
+                return adopt_captured(self._call.fn, closed, strategy)
+
+            traced, recorders = trace_closure(self._call, self._state, self._layout, move)
             return self._finish(traced, recorders, self._call.flat.nodes)
+
+
+def find_shardings(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """Return how arrays lie on several devices, which decides on the program that takes them."""
+    return tuple(
+        (n, x.sharding)
+        for n, x in enumerate(leaves)
+        if isinstance(x, jax.Array) and len(x.sharding.device_set) > 1
+    )
 
 
 def _make_template(leaf: Any) -> Any:
     """Return an array of the shape of a leaf, and on its devices if it is on several."""
-    if isinstance(leaf, jax.Array) and len(leaf.devices()) > 1:
+    if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
         return leaf
     return make_zero(np.shape(leaf), leaf.dtype)

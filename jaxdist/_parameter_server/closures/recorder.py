@@ -10,6 +10,7 @@ import optax
 from flax import nnx
 from jax.tree_util import keystr
 
+from jaxdist._collectives import assume_replicated
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.marks import mark_as_updated
 from jaxdist._parameter_server.variables.ports import Port
@@ -76,7 +77,11 @@ class Recorder:
         for port, gradient in zip(self.gradients, leaves, strict=True):
             port.assign(gradient, read_value=False)
         self.count.assign_add(1, read_value=False)
-        marked = [mark_as_updated(v, self._number, k) for k, v in enumerate(values)]
+        # The servers compute one value. The proof that replicas agree does not know the mark, and
+        # checks the gradients themselves.
+        marked = [
+            assume_replicated(mark_as_updated(v, self._number, k)) for k, v in enumerate(values)
+        ]
         return treedef.unflatten(marked), state
 
     def _make_ports(self, grads: Any, treedef: Any) -> None:

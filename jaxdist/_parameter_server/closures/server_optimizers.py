@@ -19,28 +19,28 @@ from jaxdist._parameter_server.server import UpdateRegistration
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.servers import Servers
 
-_NUMBERS = itertools.count()
-
 
 class _OnServers:
-    """The optimizers that were moved to the servers, with a number for each.
+    """The optimizers that were moved to the servers of one job, with a number for each.
 
-    Two optimizers may update one variable with equal programs, and each has its own state.
+    Two optimizers may update one variable with equal programs, and each has its own state. Workers
+    that run the same script have the same numbers.
     """
 
     def __init__(self) -> None:
         self._numbers: dict[int, tuple[Any, int]] = {}
+        self._next = itertools.count()
 
     def find_number(self, optimizer: Any) -> int:
         known = self._numbers.get(id(optimizer))
         if known is not None and known[0]() is optimizer:
             return known[1]
-        number = next(_NUMBERS)
+        number = next(self._next)
         self._numbers[id(optimizer)] = weakref.ref(optimizer), number
         return number
 
 
-_ON_SERVERS = _OnServers()
+_ON_SERVERS: weakref.WeakKeyDictionary[Servers, _OnServers] = weakref.WeakKeyDictionary()
 
 
 def move_optimizers(
@@ -78,7 +78,7 @@ def _move_one(
 ) -> list[str]:
     """Move one optimizer; return the key of the update program of each parameter."""
     servers: Servers = strategy.storage
-    number = _ON_SERVERS.find_number(optimizer)
+    number = _ON_SERVERS.setdefault(servers, _OnServers()).find_number(optimizer)
     programs = cut_update(recorder.tx, recorder.treedef.unflatten(recorder.shapes))
     held = _read_state(optimizer)
     keys = []

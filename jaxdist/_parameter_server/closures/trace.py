@@ -10,7 +10,7 @@ transformation (`optimizer`). A parameter has no value in the closure after that
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,14 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.dependence import find_origins
 from jaxdist._parameter_server.closures.marks import UPDATED
 from jaxdist._parameter_server.closures.recorder import Recorders
+from jaxdist._parameter_server.closures.trace_errors import (
+    make_foreign_error,
+    make_key_error,
+    make_lookup_error,
+    make_lost_update_error,
+    make_state_error,
+    make_used_after_error,
+)
 from jaxdist._parameter_server.closures.traced import (
     Input,
     Lookup,
@@ -33,11 +41,27 @@ from jaxdist._parameter_server.closures.traced import (
     TracedClosure,
     Update,
 )
-from jaxdist._parameter_server.variables.ports import Addition, Port, RowChange, RowRead
+from jaxdist._parameter_server.variables.ports import (
+    Addition,
+    Port,
+    ProgramChange,
+    RowChange,
+    RowRead,
+    WorkerIndex,
+)
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
-from jaxdist._program import BatchLeaf, FunctionTrace, WholeCall, contains
-from jaxdist.errors import ContextError, UnsupportedError
+from jaxdist._program import (
+    BatchLeaf,
+    FunctionTrace,
+    WholeCall,
+    contains,
+    iterate_equations,
+)
+from jaxdist.errors import UnsupportedError
 
+_CALLBACKS = frozenset(
+    {"callback", "debug_callback", "debug_print", "io_callback", "pure_callback"}
+)
 # Stands for the key of an update program until the optimizer is on the servers.
 OPTIMIZER = "optimizer:"
 
@@ -60,7 +84,10 @@ class StateLeaf:
 
 
 def trace_closure(
-    call: WholeCall, state: Sequence[StateLeaf], layout: ReplicaMesh
+    call: WholeCall,
+    state: Sequence[StateLeaf],
+    layout: ReplicaMesh,
+    move_captured: Callable[[Any], bool] = lambda _: False,
 ) -> tuple[TracedClosure, Recorders]:
     """Trace a call of a function that a coordinator schedules.
 
@@ -68,13 +95,20 @@ def trace_closure(
         call: The call.
         state: The variables of its NNX objects.
         layout: The replicas of one worker.
+        move_captured: Moves variables that the trace took for constants to the servers, and returns
+            whether there were any. See Note [Captured objects].
 
     Returns:
         The closure, and the optimizers that it uses: `Update.op` is `optimizer:<number>` for
         them, and `Update.name` is the variable whose gradient it is.
     """
-    recorders = Recorders(layout)
-    found = call.trace([leaf.template for leaf in state], recorders.replace_in)
+    templates = [leaf.template for leaf in state]
+    while True:
+        recorders = Recorders(layout)
+        found = call.trace(templates, recorders.replace_in)
+        if not move_captured(found.closed):
+            break
+        call.draws.put_back()
     return _Builder(call, state, layout, found, recorders).build(), recorders
 
 
@@ -98,7 +132,8 @@ class _Builder:
         self._after: list[int] = found.treedef.unflatten(range(first, total))[0]
         self._returned = range(first + len(self._after), total)
         self._slot_of = self._slots()
-        self._reads = [x for x in found.inputs if isinstance(x, Port) and not _is_zero(x)]
+        ports = [x for x in found.inputs if isinstance(x, Port)]
+        self._reads = [x for x in ports if isinstance(x.role, RowRead)]
         # What the program returns, as pairs: a result, and the input to subtract from it.
         self._outputs: list[tuple[int, int | None]] = []
 
@@ -106,6 +141,8 @@ class _Builder:
         """Return the closure."""
         updates = [*self._find_written(), *self._find_changed_state()]
         for result in self._returned:
+            if is_key(self._found.closed.out_avals[result]):
+                raise make_key_error(self._name)
             self._output(result)
         inputs, exported = self._export()
         lookup = self._export_lookup()
@@ -138,7 +175,7 @@ class _Builder:
                     name, label = variable.remote_name, variable.label
                     assigned.append(Update("assign", name, (operand,), count, what=label))
             elif not isinstance(variable, Port):
-                raise _make_foreign_error(self._name, variable)
+                raise make_foreign_error(self._name, variable)
             elif id(variable) in number:
                 added += self._find_change_by(variable, number)
         return [*assigned, *added, *self._find_gradients(number)]
@@ -149,6 +186,10 @@ class _Builder:
         if isinstance(role, Addition):
             target = role.variable
             return [Update("add", target.remote_name, (self._output(own),), what=target.label)]
+        if isinstance(role, ProgramChange):
+            name, operand = role.variable.remote_name, self._output(number[id(role.operand)])
+            count = self._output(own)
+            return [Update(role.op, name, (operand,), count, is_once=True, what=role.what)]
         if not isinstance(role, RowChange):
             return []
         operands = [self._output(number[id(p)]) for p in (role.ids, role.rows)]
@@ -166,7 +207,7 @@ class _Builder:
             for leaf, port in enumerate(recorder.gradients):
                 target = targets.get((index, leaf))
                 if target is None:
-                    raise _make_lost_update_error(self._name, recorder.names[leaf])
+                    raise make_lost_update_error(self._name, recorder.names[leaf])
                 updates.append(
                     Update(
                         f"{OPTIMIZER}{index}:{leaf}",
@@ -187,7 +228,7 @@ class _Builder:
             if not marks:
                 continue
             if len(marks) > 1 or leaf.variable is None:
-                raise _make_used_after_error(self._name, leaf.name)
+                raise make_used_after_error(self._name, leaf.name)
             found[marks[0]] = leaf.variable
         return found
 
@@ -203,7 +244,7 @@ class _Builder:
                 if leaf.key is not None:
                     # The next closure gets another key by its number.
                     continue
-                raise _make_state_error(self._name, leaf.name)
+                raise make_state_error(self._name, leaf.name)
             name = leaf.variable.remote_name
             is_sum = place in sources and leaf.variable.dtype != np.bool_
             operand = self._output(result, minus=place if is_sum else None)
@@ -231,9 +272,9 @@ class _Builder:
         for port in self._reads:
             result = number[id(port.role.ids)]
             slots = [self._slot_of[s] for s in self._origins[result].sources if isinstance(s, int)]
-            wrong = next((x for x in slots if isinstance(x, ServerVariable | Port)), None)
-            if wrong is not None and not _is_zero(wrong):
-                raise _make_lookup_error(self._name, port.label, wrong)
+            wrong = next((x for x in slots if _is_of_variable(x)), None)
+            if wrong is not None:
+                raise make_lookup_error(self._name, port.label, wrong)
             outputs.append((result, None))
         inputs, exported = self._export_outputs(outputs)
         return Lookup(exported, tuple(inputs))
@@ -245,19 +286,23 @@ class _Builder:
         needed = sorted({result for result, _ in outputs})
         small, used = _compat.drop_unused(closed, needed)
         if contains(small, UPDATED.name):
-            raise _make_used_after_error(self._name, "a parameter")
+            raise make_used_after_error(self._name, "a parameter")
         given = set(used) | {minus for _, minus in outputs if minus is not None}
         zeros = {n: slots[n] for n in given if isinstance(slots[n], Port) and _is_zero(slots[n])}
-        keys = {n: slots[n] for n in given if isinstance(slots[n], StateLeaf)}
+        folded = {n for n in given if isinstance(slots[n], StateLeaf)}
+        found = {n: self._find_key(slots[n]) for n in given}
+        impls = {n: jax.random.key_impl(k) for n, k in found.items() if k is not None}
+        _check_no_callback(self._name, small)
         plain = [n for n in sorted(given) if n not in zeros]
         place = {result: n for n, result in enumerate(needed)}
         body = jaxpr_as_fun(small)
 
         def program(number: Any, *values: Any) -> list[Any]:
             known = dict(zip(plain, values, strict=True))
-            for n, leaf in keys.items():
-                key = jax.random.wrap_key_data(known[n], impl=jax.random.key_impl(leaf.key))
-                known[n] = jax.random.fold_in(key, number)
+            for n, impl in impls.items():
+                known[n] = jax.random.wrap_key_data(known[n], impl=impl)
+            for n in folded & impls.keys():
+                known[n] = jax.random.fold_in(known[n], number)
             for n, port in zeros.items():
                 known[n] = jnp.zeros(port.home.global_shape, port.dtype)
             results = body(*(known[n] for n in used))
@@ -294,6 +339,10 @@ class _Builder:
         aval = self._found.closed.in_avals[number]
         if isinstance(slot, ServerVariable):
             return Input(Source.VARIABLE, slot.remote_name), self._shape(aval.shape, aval.dtype)
+        if isinstance(slot, Port) and isinstance(slot.role, WorkerIndex):
+            # The last argument; the worker finds it by itself.
+            index = len(jax.tree.leaves(self._call.arguments)) + self._count_keys()
+            return Input(Source.ARGUMENT, index=(index,)), self._shape(aval.shape, aval.dtype)
         if isinstance(slot, Port):
             index = next(n for n, port in enumerate(self._reads) if port is slot)
             shape = self._shape(aval.shape, aval.dtype, slot.home.sharding)
@@ -302,6 +351,9 @@ class _Builder:
             sharding = None
             if slot.source is Source.ARGUMENT:
                 given = jax.tree.leaves(self._call.arguments)[slot.index[0]]
+                if is_key(given):
+                    data = jax.random.key_data(given)
+                    return slot, self._shape(data.shape, data.dtype)
                 sharding = getattr(given, "sharding", None)
             elif slot.source is Source.BATCH:
                 source, batch, leaf = slot.index
@@ -309,11 +361,24 @@ class _Builder:
                 sharding = getattr(given, "sharding", None)
             return slot, self._shape(aval.shape, aval.dtype, sharding)
         if not isinstance(slot, StateLeaf) or slot.key is None:
-            raise _make_state_error(self._name, getattr(slot, "name", "an input"))
+            raise make_state_error(self._name, getattr(slot, "name", "an input"))
         data = jax.random.key_data(slot.key)
         keys = [n for n, leaf in enumerate(self._state) if leaf.key is not None]
         index = len(jax.tree.leaves(self._call.arguments)) + keys.index(number)
         return Input(Source.ARGUMENT, index=(index,)), self._shape(data.shape, data.dtype)
+
+    def _find_key(self, slot: Any) -> Any:
+        """Return the random key that an input has at the trace, as an array; None for others."""
+        if isinstance(slot, StateLeaf):
+            return slot.key
+        if isinstance(slot, Input) and slot.source is Source.ARGUMENT:
+            given = jax.tree.leaves(self._call.arguments)[slot.index[0]]
+            return given if is_key(given) else None
+        return None
+
+    def _count_keys(self) -> int:
+        """Return how many random keys come after the arguments."""
+        return sum(leaf.key is not None for leaf in self._state)
 
     def _shape(
         self, shape: tuple[int, ...], dtype: Any, sharding: Any = None
@@ -326,52 +391,31 @@ class _Builder:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
+def is_key(value: Any) -> bool:
+    """Whether an array, or the shape of one, has random keys as elements."""
+    dtype = getattr(value, "dtype", None)
+    return dtype is not None and bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def _check_no_callback(function: str, program: Any) -> None:
+    for eqn in iterate_equations(program):
+        if eqn.primitive.name in _CALLBACKS:
+            raise UnsupportedError(
+                f"{function} calls Python while it runs, in {_compat.find_source(eqn)}: "
+                f"{eqn.primitive.name}.\n\n"
+                "A worker has the compiled program of a function, and none of its Python code.\n\n"
+                "Return the value and look at coordinator.fetch(result); or leave out "
+                "jax.debug.print, jax.debug.callback, jax.pure_callback and io_callback."
+            )
+
+
 def _is_zero(port: Any) -> bool:
-    """Whether a port has no value at the start: all but those of rows that are read."""
-    return isinstance(port, Port) and not isinstance(port.role, RowRead)
+    """Whether a port has no value at the start: all but rows, and the index of the worker."""
+    return isinstance(port, Port) and not isinstance(port.role, RowRead | WorkerIndex)
 
 
-def _make_lookup_error(function: str, label: str, wrong: Any) -> ContextError:
-    return ContextError(
-        f"{function} reads rows of {label!r} whose numbers depend on the variable "
-        f"{wrong.label!r}.\n\n"
-        "The worker reads rows before it runs the function, so their numbers come from its "
-        "arguments and batches.\n\n"
-        "Read the variable as a whole (table.value()[ids]), or pass the numbers as an argument."
-    )
-
-
-def _make_foreign_error(function: str, variable: Any) -> ContextError:
-    return ContextError(
-        f"{function} uses Variable {variable.label!r}, which was made outside of the scope of the "
-        "ParameterServerStrategy.\n\n"
-        "Workers read and change variables of the parameter servers; a variable of this process is "
-        "on no server.\n\n"
-        "Make it inside `with strategy.scope():`, or pass its value as an argument."
-    )
-
-
-def _make_used_after_error(function: str, name: str) -> ContextError:
-    return ContextError(
-        f"{function} uses {name} after optimizer.update, or updates it twice.\n\n"
-        "The servers compute the new value when the whole function has run, so a worker does not "
-        "have it.\n\n"
-        "Let the function end with the update, and schedule it once for each step."
-    )
-
-
-def _make_lost_update_error(function: str, name: str) -> ContextError:
-    return ContextError(
-        f"{function} calls optimizer.update with a gradient of parameter {name}, and no model "
-        "among its arguments gets the new value.\n\n"
-        "The servers update variables; the model has to be an argument, whose variables they hold."
-        "\n\nPass the model and the optimizer: coordinator.schedule(fn, args=(model, optimizer))."
-    )
-
-
-def _make_state_error(function: str, name: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"{function} reads or changes {name}, which is the state of an optimizer.\n\n"
-        "The servers hold it beside the parameters, and no worker has it.\n\n"
-        "Change the parameters by optimizer.update(model, grads) only."
+def _is_of_variable(slot: Any) -> bool:
+    """Whether an input is a variable of the servers, or rows of one."""
+    return isinstance(slot, ServerVariable) or (
+        isinstance(slot, Port) and isinstance(slot.role, RowRead)
     )

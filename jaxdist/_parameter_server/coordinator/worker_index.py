@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxdist.errors import ContextError
 
@@ -20,7 +20,7 @@ def on_worker(index: Any) -> Iterator[None]:
     """Set the index of the worker while a closure or a dataset function runs or is traced.
 
     Args:
-        index: The index, or the traced value that represents it.
+        index: The index, or a function that returns the traced value that represents it.
     """
     token = _INDEX.set(index)
     try:
@@ -32,6 +32,11 @@ def on_worker(index: Any) -> Iterator[None]:
 def is_on_worker() -> bool:
     """Whether this code is part of a closure or of a dataset function."""
     return _INDEX.get() is not None
+
+
+def is_in_dataset_function() -> bool:
+    """Whether this code is part of a dataset function, and not of a function that is traced."""
+    return isinstance(_INDEX.get(), int)
 
 
 def experimental_get_current_worker_index() -> Any:
@@ -58,10 +63,15 @@ def experimental_get_current_worker_index() -> Any:
     """
     index = _INDEX.get()
     if index is None:
-        raise ContextError(
-            "experimental_get_current_worker_index was called outside of a closure.\n\n"
-            "Only functions that run on a worker have an index: those given to "
-            "ClusterCoordinator.schedule and create_per_worker_dataset.\n\n"
-            "Call it inside of such a function."
-        )
-    return index
+        raise_outside()
+    return index() if callable(index) else index
+
+
+def raise_outside() -> NoReturn:
+    """Raise the error for code that no worker runs."""
+    raise ContextError(
+        "experimental_get_current_worker_index was called outside of a closure.\n\n"
+        "Only functions that run on a worker have an index: those given to "
+        "ClusterCoordinator.schedule and create_per_worker_dataset.\n\n"
+        "Call it inside of such a function."
+    )

@@ -5,17 +5,14 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-import jax
-
-from jaxdist import _mesh
-from jaxdist._parameter_server.coordinator import ServerReport
-from jaxdist._parameter_server.server import VariableServer
+from jaxdist._parameter_server.coordinator import ServerReport, WorkerLink
 from jaxdist._parameter_server.strategy.cluster import read_cluster
-from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
+from jaxdist._parameter_server.strategy.direct_reading import check_on_worker
 from jaxdist._parameter_server.strategy.prepare import Prepared
-from jaxdist._parameter_server.strategy.server_strategy import PutOn, ServerStrategy
-from jaxdist._parameter_server.variables.servers import Servers
-from jaxdist._parameter_server.worker.worker import Worker
+from jaxdist._parameter_server.strategy.server_extended import ServerExtended
+from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
+from jaxdist._parameter_server.strategy.tasks import LocalTasks, RemoteTasks, Tasks
+from jaxdist._parameter_server.strategy.worker_devices import find_worker_layouts
 from jaxdist._validate import as_integer, show
 from jaxdist.errors import ArgumentError
 
@@ -30,8 +27,10 @@ class ParameterServerStrategy(ServerStrategy):
     servers apply at once; no worker waits for another one.
 
     Args:
-        cluster_resolver: The tasks: `ps` and `worker`, and this process as `chief`. With
-            `rpc_layer="local"` all tasks are in this process.
+        cluster_resolver: The tasks: `ps` and `worker`, and this process as `chief`. The others run
+            `jaxdist.Server`, and are waited for. With `rpc_layer="local"` all tasks are in this
+            process; `num_accelerators` is then the number of replicas of each worker, and without
+            it they are the accelerators of the worker, or one CPU device.
         variable_partitioner: Which variables are cut into shards, such as
             `jaxdist.experimental.partitioners.MinSizePartitioner()`; None cuts none.
         max_staleness: How many changes of a variable may come between a worker's read and its own
@@ -40,10 +39,14 @@ class ParameterServerStrategy(ServerStrategy):
     Raises:
         ClusterError: The cluster has no servers or no workers, or other jobs.
         ArgumentTypeError: `cluster_resolver` is no resolver.
+        DeadlineExceededError: Tasks do not answer within `JAXDIST_JOIN_SECONDS`.
+        UnauthenticatedError: A task has another secret.
 
     Source:
         `tf.distribute.ParameterServerStrategy`.
     """
+
+    _check_next = staticmethod(check_on_worker)
 
     def __init__(
         self,
@@ -58,22 +61,22 @@ class ParameterServerStrategy(ServerStrategy):
             as_integer(caller, "max_staleness", max_staleness, least=0)
         self._resolver = cluster_resolver
         client = secrets.token_hex(8)
-        local = jax.local_devices()
-        servers = [
-            VariableServer(f"ps:{n}", max_staleness=max_staleness) for n in range(len(cluster.ps))
-        ]
+        layouts = find_worker_layouts(caller, cluster_resolver, len(cluster.workers))
+        self._tasks: Tasks = (
+            LocalTasks(cluster, client, max_staleness, layouts)
+            if cluster.is_local
+            else RemoteTasks(caller, cluster, client, max_staleness)
+        )
         self._set_up_servers(
             "ClusterCoordinator.schedule",
-            _mesh.build(local[:1]),
-            Servers(servers, client),
+            layouts[0],
+            self._tasks.storage,
             variable_partitioner,
             max_staleness,
         )
+        self._extended = ServerExtended(self)
         self._cluster_coordinator: Any = None
         self.warns_of_runs_here = True
-        layouts = [_mesh.build([local[n % len(local)]]) for n in range(len(cluster.workers))]
-        workers = [Worker(self.storage, PutOn(layout), max_staleness) for layout in layouts]
-        self._links = [LocalWorkerLink(n, w, client) for n, w in enumerate(workers)]
 
     @property
     def cluster_resolver(self) -> Any:
@@ -91,19 +94,22 @@ class ParameterServerStrategy(ServerStrategy):
 
     # What the coordinator needs
 
-    def links(self) -> Sequence[LocalWorkerLink]:
+    def links(self) -> Sequence[WorkerLink]:
         """Return the connections to the workers."""
-        return self._links
+        return self._tasks.links
 
     def prepare(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Prepared:
         """Trace a function with its arguments."""
-        return self._preparer.prepare(fn, args, kwargs)
+        prepared = self._preparer.prepare(fn, args, kwargs)
+        self.storage.save_new()
+        return prepared
 
     def make_per_worker(self, dataset_or_fn: Any) -> Any:
         """Check a dataset or a function that returns one."""
         if callable(dataset_or_fn) or hasattr(dataset_or_fn, "__iter__"):
+            self._tasks.check_dataset(dataset_or_fn)
             return dataset_or_fn
         raise ArgumentError(
             f"ClusterCoordinator.create_per_worker_dataset was given {show(dataset_or_fn)}.\n\n"
@@ -113,8 +119,4 @@ class ParameterServerStrategy(ServerStrategy):
 
     def report_of_servers(self) -> ServerReport:
         """Return what the servers have counted."""
-        staleness: dict[int, int] = {}
-        for link in self.storage.links:
-            for late, count in link.statistics()["staleness"].items():
-                staleness[int(late)] = staleness.get(int(late), 0) + count
-        return ServerReport(staleness)
+        return self._tasks.report()

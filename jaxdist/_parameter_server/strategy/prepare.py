@@ -1,22 +1,34 @@
 """From a call of `schedule` to what a worker runs."""
 
+import contextlib
 import dataclasses
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxdist._parameter_server.closures.adopted import adopt
-from jaxdist._parameter_server.closures.program import ClosureProgram, TemplateSource
+from jaxdist._parameter_server.closures.program import (
+    ClosureProgram,
+    TemplateSource,
+    find_shardings,
+)
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.recorder import Recorders
+from jaxdist._parameter_server.closures.trace import is_key
 from jaxdist._parameter_server.closures.traced import TracedClosure
-from jaxdist._parameter_server.coordinator import PerWorkerIterator, PerWorkerValues
+from jaxdist._parameter_server.coordinator import (
+    PerWorkerIterator,
+    PerWorkerValues,
+    on_worker,
+    raise_outside,
+)
 from jaxdist._parameter_server.strategy.resources import Made
+from jaxdist._parameter_server.variables.ports import Port, WorkerIndex
 from jaxdist._program import WholeCalls, is_unit
 from jaxdist._typing import PyTree
 from jaxdist.errors import ContextError, DeadlineExceededError
@@ -44,11 +56,20 @@ class Prepared:
 
     def find_arguments(self, index: int) -> list[Any]:
         """Return the arrays for one worker."""
-        return [x.find(index) if isinstance(x, _LeafOf) else x for x in self.arguments]
+        return [x.find(index) if isinstance(x, LeafOf | OwnIndex) else x for x in self.arguments]
 
 
 @dataclasses.dataclass(frozen=True)
-class _LeafOf:
+class OwnIndex:
+    """The index of the worker that runs the function."""
+
+    def find(self, index: int) -> Any:
+        """Return the index, as an array."""
+        return np.int32(index)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafOf:
     """One leaf of a per-worker value."""
 
     values: PerWorkerValues
@@ -64,11 +85,15 @@ class Preparer:
 
     Args:
         caller: How errors call the function that takes steps.
+        is_for_workers: Whether workers run the functions, and not this process.
         strategy: The strategy.
         finish: Moves the optimizers of a traced function to the servers.
     """
 
-    def __init__(self, caller: str, strategy: Any, finish: Finish) -> None:
+    def __init__(
+        self, caller: str, strategy: Any, finish: Finish, *, is_for_workers: bool = True
+    ) -> None:
+        self._is_for_workers = is_for_workers
         self._strategy = weakref.ref(strategy)
         self._finish_with = finish
         self._calls = WholeCalls(caller)
@@ -80,7 +105,7 @@ class Preparer:
     ) -> Prepared:
         """Return a call of a function as workers run it."""
         values: list[PerWorkerValues] = []
-        leaves_of: dict[int, tuple[Any, _LeafOf]] = {}
+        leaves_of: dict[int, tuple[Any, LeafOf]] = {}
         sources: list[TemplateSource] = []
         iterators: list[PerWorkerIterator] = []
 
@@ -98,7 +123,7 @@ class Preparer:
             values.append(value)
             leaves, treedef = jax.tree.flatten(made.value)
             copies = [np.array(x) for x in leaves]
-            leaves_of.update({id(c): (c, _LeafOf(value, n)) for n, c in enumerate(copies)})
+            leaves_of.update({id(c): (c, LeafOf(value, n)) for n, c in enumerate(copies)})
             return treedef.unflatten(copies)
 
         # An NNX object is a pytree of JAX too, which `tree.map` would copy.
@@ -117,11 +142,22 @@ class Preparer:
                 state, layout = adopt(call, strategy), strategy.layout
                 return ClosureProgram(call, state, layout, sources, self._enter, self._finish)
 
+            # A program reads the variables of the NNX objects that it was traced with.
+            objects = () if call.graph is None else tuple(map(id, call.graph.variables))
+            adopted = self._get_strategy().adopted
             if call.graph is not None:
-                self._get_strategy().adopted.send_new_values(call.graph.variables)
-            program = self._programs.find((fn, call.key(), specs), make)
-        given = [leaves_of[id(x)][1] if id(x) in leaves_of else x for x in arguments]
-        return Prepared(program, [*given, *program.keys], iterators)
+                adopted.send_new_values(call.graph.variables)
+            key = fn, call.key(), find_shardings(arguments), specs, objects
+            try:
+                program = self._programs.find(key, make)
+            except Exception as error:
+                # Errors of JAX do not name the function.
+                name = getattr(fn, "__name__", type(fn).__name__)
+                error.add_note(f"It was raised while {name} was traced for the workers.")
+                raise
+            adopted.send_new_values(program.captured)
+        given = [leaves_of[id(x)][1] if id(x) in leaves_of else _as_plain(x) for x in arguments]
+        return Prepared(program, [*given, *program.find_keys(), OwnIndex()], iterators)
 
     def _get_strategy(self) -> Any:
         strategy = self._strategy()
@@ -138,8 +174,18 @@ class Preparer:
     ) -> TracedClosure:
         return self._finish_with(closure, recorders, nodes, self._get_strategy())
 
-    def _enter(self) -> Any:
-        return self._get_strategy().scope()
+    @contextlib.contextmanager
+    def _enter(self) -> Iterator[Any]:
+        """Trace in the scope of the strategy, for whichever worker runs the function."""
+        strategy = self._get_strategy()
+        index = Port("worker index", strategy.layout, (), np.int32, role=WorkerIndex())
+        find_index = index.value if self._is_for_workers else raise_outside
+        with strategy.scope(), on_worker(find_index):
+            yield strategy
+
+
+def _as_plain(value: Any) -> Any:
+    return jax.random.key_data(value) if is_key(value) else value
 
 
 def _find_made(values: PerWorkerValues) -> Made:

@@ -6,7 +6,7 @@ from typing import Any
 from jaxdist._typing import PyTree
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Made:
     """What a worker has made, as its link knows it.
 
@@ -14,8 +14,10 @@ class Made:
         value: The value, or the dataset.
         iterator: The iterator, for an iterator over a dataset.
         template: Arrays with the shapes of its first element.
+        number: How a worker in another process calls it.
     """
 
     value: Any = None
     iterator: Any = None
     template: PyTree = None
+    number: int = 0

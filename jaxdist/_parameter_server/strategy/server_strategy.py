@@ -3,8 +3,9 @@
 import inspect
 import itertools
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +15,20 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.adopted import Adopted
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.server_optimizers import move_optimizers
+from jaxdist._parameter_server.coordinator import is_in_dataset_function
 from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
 from jaxdist._parameter_server.strategy.prepare import Preparer
 from jaxdist._parameter_server.variables.make_shards import make_shards
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.sharded import ShardedVariable
+from jaxdist._parameter_server.worker.put import PutOn
 from jaxdist._parameter_server.worker.worker import Worker
 from jaxdist._program import RunOptions
 from jaxdist._strategies import Strategy
 from jaxdist._validate import check_call_arguments, check_callable
 from jaxdist._values import Variable, current_binding, get_call_context
+from jaxdist.errors import ContextError
 
 _SIGNATURE = inspect.signature(Variable.__init__)
 
@@ -57,15 +61,24 @@ class ServerStrategy(Strategy):
         self.adopted = Adopted()
         self._partitioner = partitioner
         self._preparer = Preparer(caller, self, move_optimizers)
+        self._preparer_here = Preparer("strategy.run", self, move_optimizers, is_for_workers=False)
         # Steps that run in this process have numbers of their own.
         worker = Worker(storage, PutOn(layout), max_staleness)
         self._here = LocalWorkerLink(-1, worker, secrets.token_hex(8))
         self._numbers = itertools.count(1)
         self._steps: Recent[Any, Callable[..., Any]] = Recent(64)
+        # The worker keeps values between its steps, and runs one at a time.
+        self._lock = threading.RLock()
 
     # Variables
 
     def _create_variable(self, args: Any, kwargs: Any) -> Any:
+        if is_in_dataset_function():
+            raise ContextError(
+                "A variable was made in a function that was given to create_per_worker_dataset."
+                "\n\nEach worker calls it, again whenever it was lost, so it would make many.\n\n"
+                "Make the variable before, in strategy.scope()."
+            )
         if self._partitioner is None:
             return object.__new__(ServerVariable)
         given = _SIGNATURE.bind(None, *args, **kwargs)
@@ -83,6 +96,13 @@ class ServerStrategy(Strategy):
             given = {**own, "shape": shard.shape, "name": f"{name}/part_{n}"}
             parts.append(ServerVariable(shard.make_value, **given))
         return ShardedVariable(parts, name=name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise ContextError(
+            f"copy.deepcopy was called on a {type(self).__name__}.\n\n"
+            "The variables are on its servers, and a copy would share them.\n\n"
+            f"Make a second {type(self).__name__} of the same cluster."
+        )
 
     # Running on the coordinator
 
@@ -120,9 +140,9 @@ class ServerStrategy(Strategy):
             step.__name__ = getattr(fn, "__name__", "function")
             return step
 
-        step = self._steps.find((fn, options), make_step)
-        with self.scope():
-            prepared = self._preparer.prepare(step, tuple(args), dict(kwargs or {}))
+        with self._lock, self.scope():
+            step = self._steps.find((fn, options), make_step)
+            prepared = self._preparer_here.prepare(step, tuple(args), dict(kwargs or {}))
             number = next(self._numbers)
             result = self._here.run(prepared, number, self._fence.value, number)
         return jax.tree.map(lambda x: jnp.asarray(x) if type(x) is np.ndarray else x, result)
@@ -133,20 +153,3 @@ class ServerStrategy(Strategy):
 
     def _before_run_here(self) -> None:
         """Do what comes before a step that runs in this process."""
-
-
-class PutOn:
-    """Puts a list of arrays on the devices of a layout. With several, arrays are replicated."""
-
-    def __init__(self, layout: ReplicaMesh) -> None:
-        self._where = layout.first_device if layout.num_replicas == 1 else layout.replicated
-        self._devices = frozenset(layout.devices)
-
-    def __call__(self, values: list[Any]) -> list[Any]:
-        if len(self._devices) == 1:
-            return jax.device_put(values, self._where)
-        return [x if self._has(x) else jax.device_put(x, self._where) for x in values]
-
-    def _has(self, value: Any) -> bool:
-        # The batch of all replicas is split over the devices already.
-        return isinstance(value, jax.Array) and value.sharding.device_set == self._devices

@@ -51,7 +51,7 @@ def serve(
         >>> listener.stop()
     """
     _check_layer("serve", layer, security)
-    host, port = _split("serve", address)
+    host, port = split_address("serve", address)
     chosen = limits or Limits()
     if layer == "local":
         return LocalListener(_join(host, port), handlers, chosen)
@@ -84,7 +84,7 @@ def connect(
         MissingExtraError: `"grpc"`, and grpcio is not installed.
     """
     _check_layer("connect", layer, security)
-    host, port = _split("connect", address, lowest=1)
+    host, port = split_address("connect", address, lowest=1)
     chosen = limits or Limits()
     if layer == "local":
         return LocalChannel(_join(host, port), name, chosen)
@@ -92,13 +92,19 @@ def connect(
     return GrpcChannel(_join(host, port), name, chosen, found)
 
 
-def _check_layer(caller: str, layer: str, security: Security | None) -> None:
-    if layer not in LAYERS:
+def check_layer(caller: str, layer: str, name: str = "layer") -> None:
+    """Raise `ArgumentError` if a layer is none. Users may call the argument otherwise."""
+    # An array has no truth value when it is compared.
+    if not isinstance(layer, str) or layer not in LAYERS:
         raise ArgumentError(
-            f"{caller} was given layer={show(layer)}.\n\n"
+            f"{caller} was given {name}={show(layer)}.\n\n"
             f"A layer is one of {list(LAYERS)}.\n\n"
-            "Pass layer='grpc' for tasks in several processes, or 'local' for tasks in one."
+            f"Pass {name}='grpc' for tasks in several processes, or 'local' for tasks in one."
         )
+
+
+def _check_layer(caller: str, layer: str, security: Security | None) -> None:
+    check_layer(caller, layer)
     if layer == "local" and security is not None:
         raise ArgumentError(
             f"{caller} was given security= with layer='local'.\n\n"
@@ -106,7 +112,12 @@ def _check_layer(caller: str, layer: str, security: Security | None) -> None:
         )
 
 
-def _split(caller: str, address: str, lowest: int = 0) -> tuple[str, int]:
+def split_address(caller: str, address: str, lowest: int = 0) -> tuple[str, int]:
+    """Return the host and the port of an address.
+
+    Raises:
+        ArgumentError: It is none.
+    """
     check_text(caller, "address", address, "127.0.0.1:2222")
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")

@@ -121,6 +121,28 @@ class RowChange:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class ProgramChange:
+    """The role of the count of a change by an update program of the server.
+
+    Args:
+        variable: The variable.
+        op: The operation of the server.
+        operand: The port of the operand.
+        what: What the change is called in messages.
+    """
+
+    variable: Any
+    op: str
+    operand: Port
+    what: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WorkerIndex:
+    """The role of the index of the worker that runs the closure."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class RowRead:
     """The role of the rows that a closure reads, and that the worker asks for before it runs.
 

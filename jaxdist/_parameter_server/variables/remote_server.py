@@ -1,5 +1,6 @@
 """`RemoteServer`: a server that is another task, as `ServerLink`."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,13 +25,10 @@ class RemoteServer:
 
     def __init__(self, channel: Channel, index: int) -> None:
         self._channel, self._index = channel, index
-        self._first: str | None = None
 
     def hello(self, client: str = "", seconds: float | None = None) -> dict[str, Any]:
         """Return who the server is, and what it has counted of a client's closures."""
-        fields = self._call("hello", {"client": client}, seconds=seconds).fields
-        self._first = self._first or fields["incarnation"]
-        return dict(fields)
+        return dict(self._call("hello", {"client": client}, seconds=seconds).fields)
 
     def configure(self, max_staleness: int | None) -> None:
         """Set the bound of staleness."""
@@ -54,9 +52,20 @@ class RemoteServer:
         self, registration: UpdateRegistration, client: str = ""
     ) -> Mapping[str, tuple[bool, int]]:
         """Add an update program."""
-        given = registration
+        made: dict[str, tuple[bool, int]] = {}
+        # A message has first values for all of its variables, or an initialiser.
+        for has_values in (True, False):
+            own = {n: v for n, v in registration.variables.items() if (v is not None) == has_values}
+            if own:
+                init = None if has_values else registration.init
+                made |= self._register(
+                    dataclasses.replace(registration, variables=own, init=init), client
+                )
+        return made
+
+    def _register(self, given: UpdateRegistration, client: str) -> Mapping[str, tuple[bool, int]]:
         programs = [given.program] if given.init is None else [given.program, given.init]
-        slots = [] if given.init else [x for own in given.variables.values() for x in own or ()]
+        slots = [x for own in given.variables.values() for x in own or ()]
         fields = {
             "key": given.key,
             "num_slots": given.num_slots,
@@ -156,9 +165,8 @@ class RemoteServer:
 
     def _explain(self, error: NotFoundError) -> NotFoundError:
         """Return a better error, if the server has lost its variables."""
-        first = self._first
         found = self.hello()
-        if first in (None, found["incarnation"]) or found["variables"]:
+        if found["variables"]:
             return error
         remedy = (
             "Make its snapshots more often: snapshot_seconds=5."

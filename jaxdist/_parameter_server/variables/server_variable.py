@@ -14,7 +14,14 @@ from jaxdist._parameter_server.variables.exported_initial import (
     export_initial,
     is_known_form,
 )
-from jaxdist._parameter_server.variables.ports import Addition, Port, RowChange, RowRead, make_zero
+from jaxdist._parameter_server.variables.ports import (
+    Addition,
+    Port,
+    ProgramChange,
+    RowChange,
+    RowRead,
+    make_zero,
+)
 from jaxdist._program import collect_rows
 from jaxdist._values import (
     Change,
@@ -189,7 +196,7 @@ class ServerVariable(Variable):
 
     def value(self) -> Any:
         """Return the value that the server has; in a scheduled function, the worker's."""
-        self._check_rows_are_known("read")
+        self._check_rows_are_known("read", "reads")
         held = super().value()
         binding = current_binding()
         if binding is None or self._added_in() is not binding:
@@ -209,7 +216,7 @@ class ServerVariable(Variable):
             ids = np.asarray(ids)
             rows = self._storage.read_rows(self._remote_name, ids.ravel())
             return jnp.asarray(rows.reshape((*ids.shape, *self.shape[1:])))
-        self._check_rows_are_known("read")
+        self._check_rows_are_known("read", "reads")
         flat = jnp.ravel(ids)
         layout, mine = self._strategy.layout, self._is_own_rows()
         port = Port(self._label, layout, flat.shape, flat.dtype, per_replica=mine)
@@ -227,7 +234,7 @@ class ServerVariable(Variable):
         """Whether each replica reads or changes rows of its own."""
         return self._strategy.layout.num_replicas > 1 and get_call_context().in_replica
 
-    def _check_rows_are_known(self, what: str) -> None:
+    def _check_rows_are_known(self, past: str, what: str) -> None:
         binding = current_binding()
         if binding is None:
             return
@@ -237,16 +244,40 @@ class ServerVariable(Variable):
         step = get_call_context().in_step
         if any(of() is step or binding.has_written(port) for _, of, port in self._row_changes):
             raise ContextError(
-                f"Variable {self._label!r} was {what} after its rows were changed in the same "
-                "scheduled function.\n\n"
-                "The server changes the rows when the whole function has run.\n\n"
-                f"Let the function {what} it before it changes rows."
+                f"Variable {self._label!r} was {past} after its rows were changed in the same "
+                "scheduled function, or after an optimizer updated it.\n\n"
+                "The server does this when the whole function has run.\n\n"
+                f"Write a function that {what} it first."
             )
 
     def _is_traced(self) -> bool:
         return current_binding() is not None or get_call_context().in_step is not None
 
+    def _get_binding(self) -> Any:
+        """Return the trace whose changes are sent."""
+        binding = current_binding()
+        if binding is None:
+            raise UnsupportedError(
+                f"Variable {self._label!r} of a parameter server was changed in a step that "
+                "strategy.lower or strategy.check_gradients traces.\n\n"
+                "A change is sent when a whole step has run, and these two run none.\n\n"
+                "Lower the step without the change, or call strategy.run(step)."
+            )
+        return binding
+
     # Changing
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Assign the value: NNX calls this for `module.kernel[...] = value`."""
+        if self._is_traced() or index is not Ellipsis:
+            what = "in a step that closes over its module" if self._is_traced() else "by index"
+            raise ContextError(
+                f"Variable {self._label!r} of a parameter server was changed {what}.\n\n"
+                "A scheduled function changes the modules that are its arguments, and other code "
+                "assigns whole values.\n\n"
+                "Pass the module in args, or assign the whole value: module.kernel[...] = value."
+            )
+        self.assign(value)
 
     def _update(
         self, change: Change, value: Any, use_locking: Any, name: Any, *, read_value: bool
@@ -255,12 +286,15 @@ class ServerVariable(Variable):
             given = cast_to_variable(self, change.value, value)
             self._send(_OPS[change], np.broadcast_to(np.asarray(given), self.shape))
             return self.value() if read_value else None
+        # The server applies it before changes of rows.
+        self._check_rows_are_known("changed", "changes")
+        binding = self._get_binding()
         if change is Change.ASSIGN:
             self._assigned.assign_add(1, read_value=False)
-            if self._added_in() is current_binding():
+            if self._added_in() is binding:
                 self._added.assign(self._zero, read_value=False)
             return super()._update(change, value, use_locking, name, read_value=read_value)
-        self._added_in = weakref.ref(current_binding())
+        self._added_in = weakref.ref(binding)
         self._added._update(change, value, use_locking, name, read_value=False)
         return self.value() if read_value else None
 
@@ -296,11 +330,34 @@ class ServerVariable(Variable):
         sent.rows.assign(rows.astype(self.dtype), read_value=False)
         count = Port(self._label, layout, (), np.int32, role=sent)
         count.assign_add(1, read_value=False)
-        step = get_call_context().in_step
-        of_step = _nowhere if step is None else weakref.ref(step)
-        self._row_changes.append((weakref.ref(current_binding()), of_step, count))
+        self._note_change(count)
         # The new rows are known to the server only.
         return None
+
+    def apply_update(self, op: str, operand: Any, what: str) -> None:
+        """Let the server apply an update program.
+
+        Args:
+            op: The operation of the server.
+            operand: Its operand, of the shape of the variable.
+            what: What the change is called in messages.
+        """
+        if not self._is_traced():
+            self._send(op, np.asarray(operand))
+            return
+        layout = self._strategy.layout
+        given = Port(self._label, layout, self.shape, self.dtype)
+        given.assign(operand, read_value=False)
+        role = ProgramChange(self, op, given, what)
+        count = Port(self._label, layout, (), np.int32, role=role)
+        count.assign_add(1, read_value=False)
+        self._note_change(count)
+
+    def _note_change(self, count: Port) -> None:
+        """Remember that the server changes the variable later, in a way that no worker knows."""
+        step = get_call_context().in_step
+        of_step = _nowhere if step is None else weakref.ref(step)
+        self._row_changes.append((weakref.ref(self._get_binding()), of_step, count))
 
     def _send(self, op: str, *operands: np.ndarray) -> None:
         for name in (self._remote_name, *self._copies):

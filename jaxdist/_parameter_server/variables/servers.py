@@ -132,6 +132,7 @@ class Servers:
             self._next += 1
         self._unsaved.add(place)
         try:
+            self._before_creation(place, [name])
             self.links[place].create([Creation(name, value)], self.client)
         except BaseException:
             with self._lock:
@@ -142,11 +143,18 @@ class Servers:
 
     def register(self, place: int, registration: UpdateRegistration) -> list[str]:
         """Add an update program to a server; return the names of the new slots."""
+        given = registration
+        slots = range(given.num_slots)
+        names = [f"{name}/{given.prefix}_{n}" for name in given.variables for n in slots]
+        self._before_creation(place, names)
         made = self.links[place].register_update(registration, self.client)
         self._unsaved.add(place)
         with self._lock:
             self._place.update(dict.fromkeys(made, place))
         return list(made)
+
+    def _before_creation(self, place: int, names: Sequence[str]) -> None:
+        """Do what comes before variables are made on a server."""
 
     def learn(self, places: Mapping[str, int]) -> None:
         """Take over which variable is on which server, from the task that created them."""

@@ -73,18 +73,18 @@ class MakeFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     Args:
         client: For whom.
-        id: What it is called from now on.
-        index: The number of the worker.
-        function: The name of a dataset function, as `module:qualname`; else empty.
+        attempt: As in `RunFields`.
+        number: What it is called from now on.
+        functions: The names of a dataset function, as `module:qualname`.
         script: The script of the client, for a function of `__main__`.
-        dataset: The id of the dataset to iterate over.
+        dataset: The number of the dataset to iterate over, if there is no function.
         forget: Values that nobody needs any more.
     """
 
     client: str
-    id: int
-    index: int
-    function: str = ""
+    attempt: int
+    number: int
+    functions: list[str] = []
     script: str = ""
     dataset: int | None = None
     forget: list[int] = []
@@ -112,6 +112,12 @@ class ClientFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     number: int = 0
 
 
+def to_fields(fields: msgspec.Struct) -> dict[str, Any]:
+    """Return fields as a message holds them."""
+    made: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(fields))
+    return made
+
+
 def make_load(
     client: str, closure: TracedClosure, places: Mapping[str, int], shapes: Sequence[Any]
 ) -> Message:
@@ -133,7 +139,7 @@ def make_load(
     )
     programs = [closure.exported] if lookup is None else [closure.exported, lookup.exported]
     arrays = tuple(np.frombuffer(p, np.uint8) for p in programs)
-    return Message("load", msgspec.to_builtins(fields), arrays)
+    return Message("load", to_fields(fields), arrays)
 
 
 def read_load(fields: LoadFields, arrays: Sequence[np.ndarray]) -> TracedClosure:

@@ -53,7 +53,7 @@ class Finished:
         counted: The servers that have counted the closure, by number, with their incarnation.
     """
 
-    results: list[Any]
+    results: Sequence[Any]
     counted: dict[int, str]
 
 
@@ -227,11 +227,18 @@ class Worker:
         """Return the compiled programs of a closure: what it computes, and which rows it reads."""
         texts = [closure.exported] + ([closure.lookup.exported] if closure.lookup else [])
         loaded = [export.deserialize(bytearray(text)) for text in texts]
-        programs = [jax.jit(one.call) for one in loaded]
-        # A call with zeros compiles them.
-        for program, one in zip(programs, loaded, strict=True):
+        programs = []
+        for one in loaded:
+            # A call with zeros compiles it.
             zeros = self._put([np.zeros(a.shape, a.dtype) for a in one.in_avals])
+            program = jax.jit(one.call)
+            if one.nr_devices > 1:
+                # With shardings, zeros and later batches run the same program.
+                shardings = one.in_shardings_jax(zeros[0].sharding.mesh)
+                program = jax.jit(one.call, in_shardings=shardings)
+                zeros = jax.device_put(zeros, list(shardings))
             jax.block_until_ready(program(*zeros))
+            programs.append(program)
         return programs
 
     def _find_inputs(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Literal
 
 
 def open_jaxpr(program: Any) -> Any:
@@ -72,6 +72,15 @@ def iterate_with_inner(eqn: Any) -> Iterator[Any]:
     yield eqn
     for program in subprograms(eqn):
         yield from iterate_equations(program)
+
+
+def iterate_constants(program: Any) -> Iterator[Any]:
+    """Return the constants of a program, and of the programs inside it, literals included."""
+    yield from get_consts(program)
+    for eqn in iterate_equations(program):
+        yield from (v.val for v in eqn.invars if isinstance(v, Literal))
+        for inner in subprograms(eqn):
+            yield from get_consts(inner)
 
 
 def contains(program: Any, name: str) -> bool:

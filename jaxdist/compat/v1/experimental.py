@@ -4,6 +4,9 @@ from jaxdist._collectives import CollectiveHints as CollectiveHints
 from jaxdist._collectives import CommunicationImplementation as CommunicationImplementation
 from jaxdist._collectives import CommunicationOptions as CommunicationOptions
 from jaxdist._not_there import explain_missing as _explain_missing
+from jaxdist.compat.v1._parameter_server import (
+    ParameterServerStrategy as ParameterServerStrategy,
+)
 from jaxdist.compat.v1._strategies import CentralStorageStrategy as CentralStorageStrategy
 from jaxdist.compat.v1._strategies import (
     MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,

@@ -115,7 +115,7 @@ class Run:
     def _describe(self) -> str:
         return describe_run(self.config, self.task, self.strategy, self.state.model)
 
-    def _step(self, _: None, batch: Any) -> tuple[None, jax.Array]:
+    def _step(self, _: None, batch: Any) -> tuple[None, Any]:
         task = self.task
         call = (task.train_step, (self.state.model, self.state.optimizer, batch))
         if self.step == self.first_step:

@@ -4,7 +4,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdist._parameter_server import ClusterCoordinator, RemoteValue
+from jaxdist._parameter_server import (
+    ClusterCoordinator,
+    ParameterServerStrategy,
+    RemoteValue,
+)
+from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._run.opening import count_parameters
 from jaxdist.jobs._run.run import Run
 
@@ -16,14 +21,17 @@ _QUEUED = 4
 class ServerRun(Run):
     """A run whose steps workers take from a queue; the batches go to them with the steps."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.coordinator = ClusterCoordinator(self.strategy)
+    def __init__(
+        self, loaded: LoadedConfig[Any], strategy: ParameterServerStrategy, *others: Any
+    ) -> None:
+        super().__init__(loaded, strategy, *others)
+        self.coordinator = ClusterCoordinator(strategy)
         # Evaluations run in this process, on purpose.
-        self.strategy.warns_of_runs_here = False
-        self._most = _QUEUED * len(self.strategy.links())
+        strategy.warns_of_runs_here = False
+        self._servers, self._workers = len(strategy.storage.links), len(strategy.links())
+        self._most = _QUEUED * self._workers
         self._queued: deque[RemoteValue] = deque()
-        strategy, train_step = self.strategy, self.task.train_step
+        train_step = self.task.train_step
 
         def step(model: Any, optimizer: Any, batch: Any) -> Any:
             return strategy.run(train_step, (model, optimizer, batch))
@@ -31,14 +39,13 @@ class ServerRun(Run):
         self._scheduled_step = step
 
     def _describe(self) -> str:
-        servers, workers = len(self.strategy.storage.links), len(self.strategy.links())
         return (
-            f"{self.task.title}: {count_parameters(self.state.model):,} parameters on {servers} "
-            f"server(s), {workers} worker(s) that are not in step, "
+            f"{self.task.title}: {count_parameters(self.state.model):,} parameters on "
+            f"{self._servers} server(s), {self._workers} worker(s) that are not in step, "
             f"{self.config.data.batch_size} {self.task.examples} a step"
         )
 
-    def _step(self, _: None, batch: Any) -> tuple[None, RemoteValue]:
+    def _step(self, _: None, batch: Any) -> tuple[None, Any]:
         if len(self._queued) == self._most:
             self._queued.popleft().get()
         args = (self.state.model, self.state.optimizer, batch)

@@ -99,8 +99,12 @@ def train(
         Checkpoints(config.checkpoint.directory, keep=config.checkpoint.keep) as checkpoints,
         _make_batches(config, strategy, task) as data,
     ):
-        kind = ServerRun if isinstance(strategy, ParameterServerStrategy) else Run
-        run = kind(loaded, strategy, task, data, checkpoints, console)
+        others = task, data, checkpoints, console
+        run = (
+            ServerRun(loaded, strategy, *others)
+            if isinstance(strategy, ParameterServerStrategy)
+            else Run(loaded, strategy, *others)
+        )
         try:
             run.resume(skip_damaged, accept_changes)
             run.train()

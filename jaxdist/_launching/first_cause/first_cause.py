@@ -5,7 +5,7 @@ import signal
 from collections.abc import Sequence
 
 from jaxdist._launching.ends import End
-from jaxdist._launching.tracebacks import find_last_traceback
+from jaxdist._launching.first_cause.tracebacks import find_last_traceback
 
 _LINES = 20  # of a process that left no traceback
 

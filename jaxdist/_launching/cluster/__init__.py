@@ -1,0 +1,4 @@
+"""Jobs with tasks of several kinds: a chief, parameter servers and workers."""
+
+from jaxdist._launching.cluster.job import ClusterJob as ClusterJob
+from jaxdist._launching.cluster.job import launch_cluster as launch_cluster

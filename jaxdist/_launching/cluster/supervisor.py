@@ -1,0 +1,203 @@
+"""`Supervisor`: starts the tasks of a cluster, and starts again those that are killed."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import selectors
+import time
+from collections.abc import Mapping, Sequence
+from signal import SIGINT
+
+from jaxdist._launching.attempt import Patience
+from jaxdist._launching.child import Child, Write
+from jaxdist._launching.ends import End, name_signal
+from jaxdist._launching.output import say
+from jaxdist._launching.signals import Signals
+
+_NAP = 0.02  # where the system cannot tell at once that a process has ended
+# A task that is killed so often, each time so soon after its start, is not started again.
+_MOST_KILLS = 5
+_SOON = 10.0
+
+
+@dataclasses.dataclass
+class Task:
+    """One task of the cluster.
+
+    Args:
+        job: `chief`, `ps` or `worker`.
+        index: Its number.
+        command: What it runs.
+        environment: All of its environment variables.
+        folder: Where it records an error for the launcher.
+    """
+
+    job: str
+    index: int
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    folder: pathlib.Path
+    child: Child | None = None
+    starts: int = 0
+    started: float = 0.0
+    soon: int = 0
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return f"{self.job} {self.index}"
+
+
+class Supervisor:
+    """Runs the tasks until the chief ends.
+
+    Args:
+        tasks: The tasks.
+        write: Functions that take lines of standard output, and of standard error.
+        signals: Signals to the launcher.
+        patience: How long the launcher waits.
+        restarts: How often the chief may be started again after a failure.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        write: tuple[Write, Write],
+        signals: Signals,
+        patience: Patience,
+        restarts: int,
+    ) -> None:
+        self._tasks, self._write, self._signals = list(tasks), write, signals
+        self._patience, self._restarts = patience, restarts
+        self._selector = selectors.DefaultSelector()
+        self._code: int | None = None
+        self._forwarded = 0
+        self._kill_at: float | None = None
+
+    def run(self) -> int:
+        """Run to the end, and return the exit code."""
+        with self._selector, contextlib.ExitStack() as stack:
+            self._selector.register(self._signals.wake, selectors.EVENT_READ, None)
+            # Also when the launcher itself fails: no process is left.
+            stack.callback(self._kill_all)
+            for task in self._tasks:
+                self._start(task)
+            while self._running():
+                self._wait()
+                self._forward_signals()
+                self._collect()
+                if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                    for child in self._running():
+                        child.kill()
+                    self._kill_at = float("inf")
+        if self._signals.received:
+            number = self._signals.received[0]
+            say(f"ended by {name_signal(number)}; no process is left.")
+            return 128 + number
+        return self._code or 0
+
+    def _running(self) -> list[Child]:
+        return [t.child for t in self._tasks if t.child is not None and t.child.end is None]
+
+    def _start(self, task: Task) -> None:
+        task.starts += 1
+        task.started = time.monotonic()
+        environment = {**task.environment, "JAXDIST_ATTEMPT": str(task.starts)}
+        child = Child(task.index, task.command, environment, self._write, task.name)
+        task.child = child
+        for pipe in child.streams:
+            self._selector.register(pipe, selectors.EVENT_READ, child)
+        ended = child.open_end()
+        if ended is not None:
+            self._selector.register(ended, selectors.EVENT_READ, child)
+
+    def _wait(self) -> None:
+        """Write what comes, until something happens."""
+        nap = 1.0 if hasattr(os, "pidfd_open") else _NAP
+        if self._kill_at is not None:
+            nap = min(nap, max(0.0, self._kill_at - time.monotonic()))
+        for key, _ in self._selector.select(nap):
+            child = key.data
+            if child is None:
+                self._signals.clear()
+            elif isinstance(key.fileobj, int):
+                self._selector.unregister(key.fileobj)
+                os.close(key.fileobj)
+            elif not child.read(key.fileobj):
+                self._selector.unregister(key.fileobj)
+
+    def _collect(self) -> None:
+        for task in self._tasks:
+            child = task.child
+            if child is None or child.end is not None:
+                continue
+            end = child.collect(task.folder)
+            if end is None:
+                continue
+            for pipe in child.streams:
+                with contextlib.suppress(KeyError, ValueError):
+                    self._selector.unregister(pipe)
+            if self._code is None and not self._forwarded:
+                self._decide(task, end)
+
+    def _decide(self, task: Task, end: End) -> None:
+        """Start a task again, or end the job."""
+        if task.job == "chief":
+            self._decide_for_chief(task, end)
+            return
+        is_killed = end.code < 0
+        task.soon = task.soon + 1 if time.monotonic() - task.started < _SOON else 0
+        if is_killed and task.soon < _MOST_KILLS:
+            say(f"{task.name} was ended by {end.describe()}, and is started again.")
+            self._start(task)
+            return
+        if end.code == 0:
+            hint = (
+                " Tasks of the jobs ps and worker run until the chief ends: let the script call "
+                "jaxdist.Server(...).join() in them."
+            )
+        elif is_killed:
+            hint = f" It was killed {task.soon} times within {_SOON:g} s of its start."
+        else:
+            hint = ""
+        say(f"{task.name} ended with {end.describe()} while the chief ran.{hint}")
+        self._finish(end.exit_code or 1)
+
+    def _decide_for_chief(self, task: Task, end: End) -> None:
+        if end.code != 0 and task.starts <= self._restarts:
+            say(
+                f"the chief ended with {end.describe()}. Restart {task.starts} of "
+                f"{self._restarts}: it is started again, and the others go on."
+            )
+            self._start(task)
+            return
+        if end.code != 0:
+            say(f"the chief ended with {end.describe()}.")
+        self._finish(end.exit_code)
+
+    def _finish(self, code: int) -> None:
+        """End the tasks that still run; parameter servers write a last snapshot."""
+        self._code = code
+        for child in self._running():
+            child.ask_to_end()
+        self._kill_at = time.monotonic() + self._patience.grace
+
+    def _forward_signals(self) -> None:
+        """Forward the first signal; a second one kills."""
+        for number in self._signals.received[self._forwarded :]:
+            self._forwarded += 1
+            for child in self._running():
+                if self._forwarded > 1:
+                    child.kill()
+                else:
+                    # A terminal sends Ctrl-C to all processes of a group.
+                    child.signal(number, to_group=number == SIGINT)
+            self._kill_at = self._kill_at or time.monotonic() + self._patience.grace
+
+    def _kill_all(self) -> None:
+        left = self._running()
+        for child in left:
+            child.kill()
+        for child in left:
+            child.abandon()

@@ -1,0 +1,286 @@
+"""`Client`: calls functions of a server by name."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxdist._parameter_server.rpc.connection import Connection
+from jaxdist._parameter_server.rpc.result import StatusOrResult
+from jaxdist._parameter_server.rpc.signature import LeafSpec, Signature, read_spec
+from jaxdist._parameter_server.rpc.structures import flatten, is_sendable, unflatten
+from jaxdist._parameter_server.rpc.values import check_not_traced, read_leaf
+from jaxdist._parameter_server.transport import Message
+from jaxdist._parameter_server.transport.connect import check_layer
+from jaxdist._typing import PyTree
+from jaxdist._validate import as_number, check_call_arguments, check_text, show
+from jaxdist.errors import ArgumentError, ArgumentTypeError, InvalidArgumentError, MissingNameError
+
+_MethodOfServer = Callable[..., Any]
+
+
+class Client:
+    """A client that calls the functions of a `Server` by name.
+
+    When it is created it asks the server for its methods. For each of them it has two attributes:
+    `client.name(*args, timeout_in_ms=0)` returns a `StatusOrResult` at once, and
+    `client.name_blocking(*args, timeout_in_ms=0)` waits and returns the value, or raises the
+    error. Both compare the structure of the arguments first.
+
+    Several threads may call at a time. Calls that were started one after the other may be answered
+    in another order.
+
+    Example:
+        >>> import jax
+        >>> from jaxdist.experimental import rpc
+        >>> vector = jax.ShapeDtypeStruct((3,), "float32")
+        >>> server = rpc.Server.create("grpc", "localhost:0")
+        >>> server.register("total", lambda x: x.sum(), input_signature=[vector])
+        >>> server.start()
+        >>> client = rpc.Client.create("grpc", server.address, name="trainer")
+        >>> client.total_blocking(np.arange(3, dtype=np.float32))
+        array(3., dtype=float32)
+        >>> client.total(np.zeros(2, np.float32)).get_error()[0]
+        3
+        >>> client.close()
+        >>> server.stop()
+
+    Source:
+        `tf.distribute.experimental.rpc.Client`.
+    """
+
+    def __init__(
+        self, rpc_layer: str, address: str, name: str = "", timeout_in_ms: float = 0
+    ) -> None:
+        check_not_traced("Client.create")
+        check_layer("Client.create", rpc_layer, "rpc_layer")
+        if not isinstance(name, str):
+            raise ArgumentTypeError(
+                f"Client.create was given name={show(name)}.\n\n"
+                "name is a text, by which errors tell clients apart.\n\n"
+                "Pass for instance name='trainer'."
+            )
+        seconds = _read_seconds("Client.create", timeout_in_ms)
+        self._name = name
+        server = f"the server of client {name!r}" if name else "the rpc server"
+        self._connection = connection = Connection(rpc_layer, address, server, seconds)
+        self._address = address
+        self._methods: dict[str, _MethodOfServer] = {}
+        try:
+            found = connection.list_methods()
+        except BaseException:
+            connection.close()
+            raise
+        for method, signature in found.items():
+            start, block = _make_methods(connection, method, signature, address)
+            self._methods[method], self._methods[f"{method}_blocking"] = start, block
+
+    @staticmethod
+    def create(rpc_layer: str, address: str, name: str = "", timeout_in_ms: float = 0) -> "Client":
+        """Connect to a server, and ask for its methods.
+
+        Args:
+            rpc_layer: `"grpc"`; or `"local"` for a server of this process.
+            address: Where the server listens. It may be about to start: this waits for it.
+            name: The client in errors and in its `repr`.
+            timeout_in_ms: How long creating the client and each call may take; 0 means
+                `JAXDIST_RPC_SECONDS` (60 s), since a call without a deadline could wait for ever.
+
+        Returns:
+            The client.
+
+        Raises:
+            ArgumentError: The layer, the address or the timeout is none.
+            DeadlineExceededError: The server did not answer in time.
+            UnauthenticatedError: The server has another secret.
+            UnsupportedError: A function is being traced.
+            MissingExtraError: grpcio is not installed.
+
+        Example:
+            >>> from jaxdist.experimental import rpc
+            >>> rpc.Client.create("grpc", "localhost:1", timeout_in_ms=50)
+            Traceback (most recent call last):
+            jaxdist.errors.DeadlineExceededError: the rpc server at localhost:1 did not reply ...
+
+        Source:
+            `tf.distribute.experimental.rpc.Client.create`.
+        """
+        return Client(rpc_layer, address, name, timeout_in_ms)
+
+    def call(
+        self,
+        method_name: str,
+        args: Sequence[PyTree] | None = None,
+        output_specs: PyTree = None,
+        timeout_in_ms: float = 0,
+    ) -> StatusOrResult:
+        """Start a call of a function of the server, and return without waiting.
+
+        Args:
+            method_name: The name that the function is registered by.
+            args: A list with the arguments: arrays and numbers in dicts with texts as keys, lists,
+                tuples and None. They are copied here, so they may change afterwards.
+            output_specs: A pytree of `jax.ShapeDtypeStruct` that describes the result; the value is
+                returned in this structure. None gives the list of the arrays of the result, or
+                None for a function without any.
+            timeout_in_ms: How long this call may take; 0 means the timeout of the client.
+
+        Returns:
+            A `StatusOrResult`. What the server finds wrong, also an unknown method and arguments
+            that do not fit, is in its status.
+
+        Raises:
+            ArgumentTypeError: An argument is something that cannot be sent.
+            UnsupportedError: A function is being traced.
+
+        Cost:
+            One message and its reply. Arrays travel as they are in memory.
+
+        Example:
+            >>> from jaxdist.experimental import rpc
+            >>> server = rpc.Server.create("grpc", "localhost:0")
+            >>> server.register("get", lambda: {"x": 1, "y": 2})
+            >>> server.start()
+            >>> client = rpc.Client.create("grpc", server.address)
+            >>> client.call("get").get_value()
+            [array(1, dtype=int32), array(2, dtype=int32)]
+            >>> client.call("nothing").get_error()[0]
+            3
+            >>> server.stop()
+
+        Source:
+            `tf.distribute.experimental.rpc.Client.call`.
+        """
+        check_not_traced("Client.call")
+        check_text("Client.call", "method_name", method_name, "addition")
+        if not is_sendable(method_name) or len(method_name) > 1000:
+            raise ArgumentError(
+                f"Client.call was given method_name={show(method_name)}.\n\n"
+                "It is the name of a method of the server.\n\nSee print(client)."
+            )
+        given = () if args is None else args
+        check_call_arguments("Client.call", given, None)
+        seconds = _read_seconds("Client.call", timeout_in_ms)
+        read = _make_reader(method_name, output_specs)
+        return _start(self._connection, method_name, tuple(given), seconds, read, None)
+
+    def close(self) -> None:
+        """Close the connection; calls that wait end with `UnavailableError`.
+
+        A client that nothing refers to any more closes by itself.
+        """
+        self._connection.close()
+
+    def __getattr__(self, name: str) -> _MethodOfServer:
+        methods: dict[str, _MethodOfServer] = self.__dict__.get("_methods", {})
+        if name in methods:
+            return methods[name]
+        raise MissingNameError(
+            f"{self!r} has no method {name!r}.\n\n"
+            f"The server has {sorted(set(methods) - {f'{m}_blocking' for m in methods})}.\n\n"
+            "Call one of these, or create the client after the method was registered.",
+            name=name,
+            obj=self,
+        )
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._methods]
+
+    def __repr__(self) -> str:
+        shown = f" {self._name!r}" if self._name else ""
+        return f"<rpc.Client{shown} of {self.__dict__.get('_address')}>"
+
+
+RESERVED = frozenset(dir(Client))
+
+
+def _make_methods(
+    connection: Connection, name: str, signature: Signature, address: str
+) -> tuple[_MethodOfServer, _MethodOfServer]:
+    """Return the two functions that a client has for a method."""
+    caller = f"Client.{name}"
+
+    def start(*args: PyTree, timeout_in_ms: float = 0) -> StatusOrResult:
+        seconds = _read_seconds(caller, timeout_in_ms)
+        check_not_traced(caller)
+        return _start(connection, name, args, seconds, _read_whole, signature)
+
+    def block(*args: PyTree, timeout_in_ms: float = 0) -> PyTree:
+        return start(*args, timeout_in_ms=timeout_in_ms).get_value()
+
+    text = f"RPC Call for {name} method to server {address}"
+    start.__doc__ = (
+        f"{text}.\n\nIt takes {signature}, and returns a `StatusOrResult` without waiting."
+    )
+    block.__doc__ = f"{text}.\n\nIt takes {signature}, waits, and returns the value."
+    for function, own in ((start, name), (block, f"{name}_blocking")):
+        function.__name__, function.__qualname__ = own, f"Client.{own}"
+    return start, block
+
+
+def _start(
+    connection: Connection,
+    name: str,
+    args: tuple[PyTree, ...],
+    seconds: float | None,
+    read: Callable[[Message], PyTree],
+    signature: Signature | None,
+) -> StatusOrResult:
+    caller = f"Client.{name}" if signature is not None else "Client.call"
+    structure, leaves = flatten(caller, "args", args)
+    if signature is not None:
+        signature.check_structure(name, structure, [leaf for _, leaf in leaves])
+    pairs = [read_leaf(caller, path, leaf) for path, leaf in leaves]
+    fields = {"name": name, "structure": structure, "kinds": [kind for _, kind in pairs]}
+    reply = connection.start(fields, tuple(array for array, _ in pairs), seconds)
+    return StatusOrResult(reply, read, connection)
+
+
+def _read_whole(reply: Message) -> PyTree:
+    return unflatten(reply.fields.get("structure"), [_protect(x) for x in reply.arrays])
+
+
+def _protect(array: np.ndarray) -> np.ndarray:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _make_reader(name: str, output_specs: PyTree) -> Callable[[Message], PyTree]:
+    if output_specs is None:
+        return lambda reply: [_protect(x) for x in reply.arrays] or None
+    structure, leaves = flatten("Client.call", "output_specs", output_specs)
+    specs = [read_spec("Client.call", *leaf) for leaf in leaves]
+
+    def read(reply: Message) -> PyTree:
+        found = [LeafSpec(str(x.dtype), x.shape) for x in reply.arrays]
+        if len(found) != len(specs) or not all(map(_fits, specs, found)):
+            raise InvalidArgumentError(
+                f"Client.call was given output_specs with {_format(specs)}, and the result of "
+                f"{name!r} has {_format(found)}.\n\n"
+                "output_specs describe each array of the result.\n\n"
+                "Pass jax.eval_shape(func, ...) of the function that is registered, or leave "
+                "output_specs out."
+            )
+        return unflatten(structure, [_protect(x) for x in reply.arrays])
+
+    return read
+
+
+def _fits(spec: LeafSpec, found: LeafSpec) -> bool:
+    return (
+        spec.dtype == found.dtype
+        and len(spec.dims) == len(found.dims)
+        and all(isinstance(d, str) or d == n for d, n in zip(spec.dims, found.dims, strict=True))
+    )
+
+
+def _format(specs: Sequence[LeafSpec]) -> str:
+    text = ", ".join(map(str, specs)) or "no arrays"
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def _read_seconds(caller: str, timeout_in_ms: Any) -> float | None:
+    """Return a timeout in seconds; None for 0, which means the default."""
+    number = as_number(caller, "timeout_in_ms", timeout_in_ms, least=0, example=1000)
+    return number / 1000 if number else None

@@ -1,0 +1,120 @@
+"""The client's connection to its server, and the threads in which calls wait."""
+
+import math
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from jaxdist._parameter_server.rpc.served import CALL, LIST
+from jaxdist._parameter_server.rpc.signature import Signature, read_signature
+from jaxdist._parameter_server.transport import Channel, Message, connect
+from jaxdist._parameter_server.transport.calls import get_seconds
+from jaxdist._parameter_server.transport.threads import Threads
+from jaxdist._validate import CallerRename, show
+from jaxdist.errors import OtherProcessError, ProgramMismatchError
+
+# Of one client at a time; further calls wait. A server answers those of many clients.
+_MOST_CALLS = 64
+
+
+class Connection:
+    """A channel to a server; it closes when no client and no result refers to it.
+
+    Args:
+        layer: `"grpc"` or `"local"`.
+        address: Of the server.
+        name: The server in errors.
+        seconds: How long a call waits that does not say; None means `JAXDIST_RPC_SECONDS`.
+    """
+
+    def __init__(self, layer: str, address: str, name: str, seconds: float | None) -> None:
+        with CallerRename("connect", "Client.create"):
+            self._channel = connect(address, layer=layer, name=name)
+        self._seconds = seconds
+        self._threads = Threads(_MOST_CALLS, f"calls to {address}")
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._close = weakref.finalize(self, _close, self._channel, self._threads)
+
+    def list_methods(self) -> dict[str, Signature]:
+        """Wait for the server, and return its methods.
+
+        Raises:
+            DeadlineExceededError: It did not answer in time.
+        """
+        seconds = get_seconds(self._seconds)
+        deadline = time.monotonic() + seconds
+        try:
+            self._channel.wait_until_ready(seconds)
+            reply = self._channel.call(Message(LIST), _count_seconds(deadline))
+        except OtherProcessError as error:
+            raise _rename(error, LIST, "Client.create") from None
+        found = reply.fields.get("methods")
+        try:
+            return {str(name): read_signature(described) for name, described in found or ()}
+        except (TypeError, ValueError):
+            raise ProgramMismatchError(
+                f"The server described its methods by {show(found)}.\n\n"
+                "A description has a name and a signature for each method.\n\n"
+                "Install the same version of jaxdist for the server and its clients."
+            ) from None
+
+    def start(
+        self,
+        fields: Mapping[str, Any],
+        arrays: tuple[np.ndarray, ...],
+        seconds: float | None,
+    ) -> Future[Message]:
+        """Start a call, and return what will be its reply."""
+        seconds = get_seconds(self._seconds if seconds is None else seconds)
+        work = (self._channel, fields, arrays, time.monotonic() + seconds)
+        with self._lock:
+            if not self._is_closed:
+                return self._threads.submit(_call, *work)
+        # No thread would take it; the channel says that it is closed.
+        closed: Future[Message] = Future()
+        try:
+            closed.set_result(_call(*work))
+        except Exception as error:
+            closed.set_exception(error)
+        return closed
+
+    def close(self) -> None:
+        """Close the channel; calls that wait end with `UnavailableError`."""
+        with self._lock:
+            self._is_closed = True
+        self._close()
+
+
+# Without a reference to the connection: a thread that has ended its work would keep it.
+def _call(
+    channel: Channel, fields: Mapping[str, Any], arrays: tuple[np.ndarray, ...], deadline: float
+) -> Message:
+    left = _count_seconds(deadline)
+    try:
+        with CallerRename("Channel.call", "Client.call"):
+            return channel.call(Message(CALL, {**fields, "seconds": left}, arrays), left)
+    except OtherProcessError as error:
+        raise _rename(error, CALL, fields["name"]) from None
+
+
+def _count_seconds(deadline: float) -> float:
+    """Return the seconds until a deadline, in whole milliseconds."""
+    return math.ceil(max(deadline - time.monotonic(), 0.0) * 1000) / 1000
+
+
+def _rename(error: OtherProcessError, method: str, name: str) -> OtherProcessError:
+    # The transport knows one method for all functions.
+    text = str(error).replace(repr(method), repr(name))
+    error.args = (text.replace("pass seconds=", "pass timeout_in_ms="),)
+    return error
+
+
+def _close(channel: Channel, threads: Threads) -> None:
+    channel.close()
+    threads.shutdown()

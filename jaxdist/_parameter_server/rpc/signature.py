@@ -1,0 +1,211 @@
+"""What a registered function takes: the structure, dtypes and shapes of its arguments."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdist._parameter_server.rpc.structures import Shown, flatten, format_tree, unflatten
+from jaxdist._parameter_server.rpc.values import ARRAY, NUMBERS, as_jax, fits
+from jaxdist._parameter_server.transport.dtypes import get_dtypes, get_names
+from jaxdist._validate import show
+from jaxdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    InvalidArgumentError,
+    ProgramMismatchError,
+    ShapeError,
+)
+
+_KINDS = {ARRAY, *NUMBERS}
+
+
+def _suggest(name: str) -> str:
+    return (
+        f"Pass for instance {name.partition('[')[0]}=[jax.ShapeDtypeStruct((), jnp.int32)]; a "
+        "dimension of any size is one of jax.export.symbolic_shape('n, 3')."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafSpec:
+    """One array: the name of its dtype, and its dimensions. A text is a dimension of any size."""
+
+    dtype: str
+    dims: tuple[int | str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.dims))}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """The arguments of a function; their structure is that of the tuple of all arguments."""
+
+    structure: Any
+    leaves: tuple[LeafSpec, ...]
+
+    def __str__(self) -> str:
+        return format_tree(self.structure, list(map(str, self.leaves)))
+
+    def as_fields(self) -> list[Any]:
+        """Return it as a message holds it; see `read_signature`."""
+        return [self.structure, [[leaf.dtype, [*leaf.dims]] for leaf in self.leaves]]
+
+    def read_arguments(
+        self, method: str, fields: Mapping[str, Any], arrays: Sequence[np.ndarray]
+    ) -> tuple[Any, ...]:
+        """Return the arguments of a call, or raise an error that says what does not fit.
+
+        Raises:
+            InvalidArgumentError: The structure, a dtype or a shape is another one.
+        """
+        kinds = fields.get("kinds")
+        if (
+            not isinstance(kinds, list)
+            or len(kinds) != len(arrays)
+            or not all(isinstance(kind, str) and kind in _KINDS for kind in kinds)
+        ):
+            raise ProgramMismatchError(
+                f"A call of {method!r} has {len(arrays)} array(s) and kinds={show(kinds)}.\n\n"
+                "There is one kind for each array.\n\n"
+                "Install the same version of jaxdist for the server and its clients."
+            )
+        shown = [x if kind == ARRAY else Shown(kind) for kind, x in zip(kinds, arrays, strict=True)]
+        self.check_structure(method, fields.get("structure"), shown)
+        sizes: dict[str, int] = {}
+        read = [
+            _read(method, self, number, kind, array, sizes)
+            for number, (kind, array) in enumerate(zip(kinds, arrays, strict=True))
+        ]
+        return tuple(unflatten(self.structure, read))
+
+    def check_structure(self, method: str, structure: Any, leaves: Sequence[Any]) -> None:
+        """Raise `ArgumentError` if arguments have another structure."""
+        if structure == self.structure and len(leaves) == len(self.leaves):
+            return
+        given = format_tree(structure, [_describe(leaf) for leaf in leaves])
+        raise ArgumentError(
+            f"A call of {method!r} was given args={given}, and the method takes {self}.\n\n"
+            "Arguments have the number and the structure that the server registered: the same "
+            "dicts, lists, tuples and None.\n\n"
+            "Pass these arguments, or register the function with another input_signature."
+        )
+
+
+def _read(
+    method: str,
+    signature: Signature,
+    number: int,
+    kind: str,
+    array: np.ndarray,
+    sizes: dict[str, int],
+) -> jax.Array:
+    spec = signature.leaves[number]
+    dtype = get_dtypes()[spec.dtype]
+    if kind != ARRAY and not array.shape and fits(kind, array, dtype):
+        array, kind = array.astype(dtype), ARRAY
+    if kind != ARRAY or array.dtype != dtype:
+        found = f"the {kind} {array}" if kind != ARRAY else _describe(array)
+        raise InvalidArgumentError(
+            f"A call of {method!r} was given {found} as array {number + 1} of args={signature}.\n\n"
+            f"An array has the dtype that the server registered, {spec.dtype}. A number of Python "
+            "becomes that dtype where it keeps its value.\n\n"
+            f"Pass jnp.asarray(value, {spec.dtype!r})."
+        )
+    wanted = [sizes.setdefault(d, n) if isinstance(d, str) else d for d, n in _pair(spec, array)]
+    if len(spec.dims) != array.ndim or wanted != [*array.shape]:
+        known = "".join(f", with {name}={size} here" for name, size in sizes.items())
+        raise ShapeError(
+            f"A call of {method!r} was given {_describe(array)} as array {number + 1} of "
+            f"args={signature}.\n\n"
+            f"An array has the shape that the server registered, {spec}{known}.\n\n"
+            "Pass an array of that shape, or register the function with another input_signature."
+        )
+    return as_jax(array)
+
+
+def _pair(spec: LeafSpec, array: np.ndarray) -> list[tuple[int | str, int]]:
+    return list(zip(spec.dims, array.shape, strict=False))
+
+
+def _describe(leaf: Any) -> str:
+    if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
+        return str(LeafSpec(str(leaf.dtype), tuple(leaf.shape)))
+    return repr(leaf) if isinstance(leaf, Shown) else type(leaf).__name__
+
+
+def read_signature(fields: Any) -> Signature:
+    """Return a signature that a server has sent.
+
+    Raises:
+        ProgramMismatchError: It is none.
+    """
+    try:
+        structure, described = fields
+        leaves = tuple(LeafSpec(str(dtype), tuple(dims)) for dtype, dims in described)
+    except (TypeError, ValueError):
+        raise ProgramMismatchError(
+            f"The server described a method by {show(fields)}.\n\n"
+            "A description is a structure and the dtypes and shapes of its arrays.\n\n"
+            "Install the same version of jaxdist for the server and its clients."
+        ) from None
+    signature = Signature(structure, leaves)
+    # Also finds a structure that is none.
+    unflatten(structure, leaves)
+    return signature
+
+
+def make_signature(given: Any) -> Signature:
+    """Return the signature that a user declares: a list with a pytree for each argument.
+
+    Raises:
+        ArgumentTypeError: It is no list, or a leaf has no shape or dtype.
+        ArgumentError: A dtype or a dimension is none that a call can have.
+    """
+    if not isinstance(given, (list, tuple)):
+        raise ArgumentTypeError(
+            f"Server.register was given input_signature={show(given)}.\n\n"
+            f"input_signature is a list with one entry for each argument of func.\n\n"
+            f"{_suggest('input_signature')}"
+        )
+    structure, leaves = flatten("Server.register", "input_signature", tuple(given))
+    return Signature(structure, tuple(read_spec("Server.register", *leaf) for leaf in leaves))
+
+
+def read_spec(caller: str, name: str, leaf: Any) -> LeafSpec:
+    """Return the dtype and the shape of a leaf that describes an array."""
+    try:
+        dtype, shape = np.dtype(leaf.dtype), tuple(leaf.shape)
+    except (AttributeError, TypeError):
+        raise ArgumentTypeError(
+            f"{caller} was given {name}={show(leaf)}.\n\n"
+            f"Each array is described by something with a shape and a dtype.\n\n{_suggest(name)}"
+        ) from None
+    if dtype not in get_names():
+        raise ArgumentError(
+            f"{caller} was given {name} of dtype {dtype}.\n\n"
+            f"Arrays of a call are of numbers or bools.\n\n{_suggest(name)}"
+        )
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype and caller == "Server.register":
+        raise ArgumentError(
+            f"{caller} was given {name} of dtype {dtype}.\n\n"
+            "JAX has 64 bits only where they are turned on, before arrays are made.\n\n"
+            "Call jax.config.update('jax_enable_x64', True), or declare "
+            f"{jax.dtypes.canonicalize_dtype(dtype)}."
+        )
+    return LeafSpec(get_names()[dtype], tuple(_read_dim(caller, name, dim) for dim in shape))
+
+
+def _read_dim(caller: str, name: str, dim: Any) -> int | str:
+    if isinstance(dim, (int, np.integer)) and dim >= 0:
+        return int(dim)
+    if jax.export.is_symbolic_dim(dim) and str(dim).isidentifier():
+        return str(dim)
+    raise ArgumentError(
+        f"{caller} was given {name} with the dimension {show(dim)}.\n\n"
+        "A dimension is an integer from 0 up, or a name of jax.export.symbolic_shape: equal names "
+        f"are equal sizes in one call.\n\n{_suggest(name)}"
+    )

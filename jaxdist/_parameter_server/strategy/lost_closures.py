@@ -1,0 +1,74 @@
+"""`AcknowledgedClosures`: which closures a server has counted and then lost.
+
+Note [Lost closures]
+A worker tells with its results which servers have counted the closure, and in which incarnation. A
+server that was started again tells what each of its restarts has found in its snapshot: the number
+below which all closures were finished, and the later ones that were counted. A closure is lost if
+an incarnation has counted it, and a restart after it did not find it. An incarnation begins with
+the number of restarts before it, so that the order is known also where its own snapshots are gone.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class AcknowledgedClosures:
+    """The closures that each incarnation of each server has counted, one bit for each."""
+
+    def __init__(self) -> None:
+        self._bits: dict[tuple[int, str], bytearray] = {}
+        self._lock = threading.Lock()
+
+    def note(self, number: int, counted: Mapping[int, str]) -> None:
+        """Note that servers have counted a closure, by the number and incarnation of each."""
+        byte, bit = divmod(number, 8)
+        with self._lock:
+            for key in counted.items():
+                bits = self._bits.setdefault(key, bytearray())
+                if byte >= len(bits):
+                    bits.extend(bytes(max(byte + 1 - len(bits), len(bits))))
+                bits[byte] |= 1 << bit
+
+    def find_lost(self, hellos: Mapping[int, Mapping[str, Any]]) -> set[int]:
+        """Return the closures of which a server has lost the changes.
+
+        Args:
+            hellos: What each server says of itself now, by its number.
+        """
+        lost: set[int] = set()
+        with self._lock:
+            for (place, incarnation), bits in self._bits.items():
+                said = hellos[place]
+                if said["incarnation"] == incarnation:
+                    continue
+                numbers = set(
+                    np.flatnonzero(
+                        np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+                    ).tolist()
+                )
+                restores = _find_later(incarnation, said["restores"])
+                # Without a snapshot it came back with nothing.
+                lost |= numbers if not restores else set()
+                for restore in restores:
+                    counted = set(restore["counted"])
+                    below = restore["below"]
+                    lost |= {n for n in numbers if n >= below and n not in counted}
+        return lost
+
+
+def _find_later(
+    incarnation: str, restores: Sequence[Mapping[str, Any]]
+) -> Sequence[Mapping[str, Any]]:
+    """Return the restarts that came after an incarnation."""
+    for n, restore in enumerate(restores):
+        if restore["incarnation"] == incarnation:
+            return restores[n + 1 :]
+    later = [r for r in restores if _get_generation(r) >= int(incarnation.partition("-")[0])]
+    return later or restores[-1:]
+
+
+def _get_generation(restore: Mapping[str, Any]) -> int:
+    return int(restore["incarnation"].partition("-")[0])

@@ -1,0 +1,242 @@
+"""`ServerOptimizer`: an optax transformation that servers apply to plain variables."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import optax
+
+from jaxdist._parameter_server.closures import VariableUpdate, cut_update
+from jaxdist._parameter_server.server import UpdateRegistration
+from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
+from jaxdist._parameter_server.variables.server_variable import ServerVariable
+from jaxdist._parameter_server.variables.sharded import ShardedVariable
+from jaxdist._validate import as_array, is_array, show
+from jaxdist._values import DistributedValues, IndexedSlices
+from jaxdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    MixedStrategyError,
+    ReplicaValueError,
+    ShapeError,
+    UnsupportedError,
+)
+
+_CALLER = "ServerOptimizer"
+_APPLY = f"{_CALLER}.apply_gradients"
+_PAIRS = "optimizer.apply_gradients(zip(grads, variables))"
+_NUMBERS = itertools.count()
+
+
+class ServerOptimizer:
+    """An optax transformation that the parameter servers apply to variables.
+
+    A function on a worker sends gradients, and each server updates the variables that it has, from
+    the value and the state that it has at that moment. `nnx.Optimizer` needs none of this: its
+    `update` in a scheduled function does the same for NNX modules.
+
+    Cost:
+        For each variable one gradient of its size from the worker to its server.
+
+    Args:
+        tx: The transformation. It updates each variable from its own gradient alone.
+        variables: The variables of one `ParameterServerStrategy`, whole or in shards.
+
+    Raises:
+        ArgumentTypeError: `tx` is no transformation, or `variables` no list of variables of a
+            server.
+        ArgumentError: A variable is listed twice.
+        MixedStrategyError: The variables are of several strategies.
+        UnsupportedError: The update of one variable needs others, as that of
+            `optax.clip_by_global_norm` does.
+        MissingExtraError: flatbuffers is not installed.
+
+    Example:
+        >>> from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
+        >>> cluster = ClusterSpec({"worker": ["w:1"], "ps": ["p:1", "p:2"]})
+        >>> resolver = SimpleClusterResolver(cluster, rpc_layer="local")
+        >>> strategy = jaxdist.ParameterServerStrategy(resolver)
+        >>> coordinator = jaxdist.coordinator.ClusterCoordinator(strategy)
+        >>> with strategy.scope():
+        ...     w = jaxdist.Variable([1.0, 2.0])
+        >>> optimizer = jaxdist.coordinator.ServerOptimizer(optax.sgd(0.5), [w])
+        >>> def step(x):
+        ...     loss, grad = jax.value_and_grad(lambda w: jnp.dot(w, x))(w.value())
+        ...     optimizer.apply_gradients([(grad, w)])
+        ...     return loss
+        >>> coordinator.schedule(step, (np.float32([2, 4]),)).fetch()
+        array(10., dtype=float32)
+        >>> w.numpy()
+        array([0., 0.], dtype=float32)
+    """
+
+    def __init__(self, tx: optax.GradientTransformation, variables: Iterable[Any]) -> None:
+        given = _check_variables(variables)
+        self._strategy: ServerStrategy = _find_shards(given[0])[0].distribute_strategy
+        self._slots: dict[str, ServerVariable] = {}
+        # The operation of the server that updates a variable, by its name there.
+        self._ops: dict[str, str] = {}
+        prefix = f"server_optimizer_{next(_NUMBERS)}"
+        params = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in given]
+        sharded = {
+            str(n): [int(shard.shape[0]) for shard in v.variables]
+            for n, v in enumerate(given)
+            if isinstance(v, ShardedVariable)
+        }
+        for variable, update in zip(given, cut_update(tx, params, sharded), strict=True):
+            for shard in _find_shards(variable):
+                self._register(shard, update, prefix)
+
+    def _register(self, variable: ServerVariable, update: VariableUpdate, prefix: str) -> None:
+        """Give the update of one variable, or of one shard, to its server."""
+        found = update.by_shape[variable.shape]
+        name = variable.remote_name
+        # Two optimizers may have equal programs, and each has its own state.
+        key = f"{prefix}-{found.key}"
+        first = None if update.slots else []
+        registration = UpdateRegistration(
+            key, found.program, len(update.slots), {name: first}, found.init, prefix=prefix
+        )
+        servers = self._strategy.storage
+        place = servers.find_server(name)
+        made = servers.register(place, registration)
+        values = servers.links[place].read(made).values if made else {}
+        for slot in made:
+            value = values[slot]
+            self._slots[slot] = ServerVariable.connect(
+                self._strategy, slot, value.shape, value.dtype
+            )
+        self._ops[name] = f"program:{key}"
+
+    @property
+    def slots(self) -> dict[str, Any]:
+        """The state on the servers, as variables by their names there: for checkpoints."""
+        return dict(self._slots)
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> None:
+        """Send gradients to the servers, which update the variables.
+
+        In a scheduled function they are sent when the whole function has run, so it reads
+        variables before this call, not after it. Gradients that differ between replicas are
+        all-reduced before: `get_replica_context().all_reduce("mean", grads)`.
+
+        Args:
+            grads_and_vars: Pairs of a gradient and its variable. A gradient None changes nothing.
+
+        Raises:
+            ArgumentTypeError: It is no list of pairs.
+            ArgumentError: A variable is none of those that the optimizer was made for, or comes
+                twice.
+            ShapeError: A gradient does not have the shape of its variable.
+            UnsupportedError: A gradient is sparse.
+
+        Source:
+            `tf.keras.optimizers.Optimizer.apply_gradients`.
+        """
+        pairs = self._check_pairs(grads_and_vars)
+        for gradient, variable in pairs:
+            start = 0
+            shards = _find_shards(variable)
+            for shard in shards:
+                rows = int(shard.shape[0]) if len(shards) > 1 else 0
+                own = gradient[start : start + rows] if len(shards) > 1 else gradient
+                shard.apply_update(self._ops[shard.remote_name], own, _APPLY)
+                start += rows
+
+    def _check_pairs(self, given: Any) -> list[tuple[Any, Any]]:
+        try:
+            pairs = [(gradient, variable) for gradient, variable in given]
+        except (TypeError, ValueError):
+            raise ArgumentTypeError(
+                f"{_APPLY} was given grads_and_vars={show(given)}.\n\n"
+                "It takes pairs of a gradient and its variable.\n\n"
+                f"Call {_PAIRS}."
+            ) from None
+        checked = []
+        seen: set[int] = set()
+        for gradient, variable in pairs:
+            is_own = all(map(self._is_own, _find_shards(variable)))
+            if not is_own or id(variable) in seen:
+                what = "twice" if is_own else "which is none of its variables"
+                raise ArgumentError(
+                    f"{_APPLY} was given a gradient of {show(variable)} in grads_and_vars, "
+                    f"{what}.\n\n"
+                    f"The optimizer updates each of the {len(self._ops)} variable(s) or shard(s) "
+                    "that it was made for, once for each call.\n\n"
+                    f"Call {_PAIRS}, with the variables that were given to {_CALLER}."
+                )
+            seen.add(id(variable))
+            if gradient is not None:
+                checked.append((_check_gradient(gradient, variable), variable))
+        return checked
+
+    def _is_own(self, variable: Any) -> bool:
+        return (
+            isinstance(variable, ServerVariable)
+            and variable.distribute_strategy is self._strategy
+            and variable.remote_name in self._ops
+        )
+
+    def __repr__(self) -> str:
+        return f"ServerOptimizer(variables={sorted(self._ops)})"
+
+
+def _check_gradient(gradient: Any, variable: Any) -> Any:
+    name = variable.label
+    if isinstance(gradient, IndexedSlices):
+        raise UnsupportedError(
+            f"{_APPLY} was given IndexedSlices as the gradient of {name!r}.\n\n"
+            "A transformation of optax updates all rows of a variable.\n\n"
+            "Subtract the rows: variable.scatter_sub(slices); or pass a dense gradient."
+        )
+    if isinstance(gradient, DistributedValues):
+        raise ReplicaValueError(
+            f"{_APPLY} was given {show(gradient)} as the gradient of {name!r}.\n\n"
+            "A variable has one gradient.\n\n"
+            "Combine the values first: strategy.reduce('MEAN', gradient, axis=None)."
+        )
+    is_plain = hasattr(gradient, "dtype") and is_array(gradient)
+    array = gradient if is_plain else as_array(_APPLY, "grads_and_vars", gradient)
+    if tuple(array.shape) != tuple(variable.shape):
+        raise ShapeError(
+            f"{_APPLY} was given a gradient of shape {list(array.shape)} for {name!r}, whose shape "
+            f"is {list(variable.shape)}, in grads_and_vars.\n\n"
+            "A gradient has the shape of its variable.\n\n"
+            f"Call {_PAIRS}, with gradients in the order of the variables."
+        )
+    return array.astype(variable.dtype)
+
+
+def _find_shards(variable: Any) -> Sequence[Any]:
+    return variable.variables if isinstance(variable, ShardedVariable) else [variable]
+
+
+def _check_variables(variables: Any) -> list[Any]:
+    """Return variables of one strategy with servers, each of them once."""
+    is_one = isinstance(variables, ServerVariable | ShardedVariable)
+    try:
+        given = [] if is_one else list(variables)
+    except TypeError:
+        given = []
+    shards = [shard for v in given for shard in _find_shards(v)]
+    wrong = next((s for s in shards if not isinstance(s, ServerVariable)), None)
+    if not given or wrong is not None:
+        found = show(variables) if wrong is None else f"{show(wrong)} in variables"
+        raise ArgumentTypeError(
+            f"{_CALLER} was given {'variables=' if wrong is None else ''}{found}.\n\n"
+            "It updates variables that are on parameter servers.\n\n"
+            "Pass a list of variables that were made in the scope of a ParameterServerStrategy."
+        )
+    if len(set(map(id, shards))) < len(shards):
+        raise ArgumentError(
+            f"{_CALLER} was given {len(given)} variables, and one of them more than once.\n\n"
+            "The state of an optimizer belongs to one variable.\n\nPass each variable once."
+        )
+    if len({id(s.distribute_strategy) for s in shards}) > 1:
+        raise MixedStrategyError(
+            f"{_CALLER} was given variables of several strategies.\n\n"
+            "The servers of one strategy hold the state beside their variables.\n\n"
+            "Make an optimizer for the variables of each strategy."
+        )
+    return given

@@ -1,0 +1,179 @@
+"""The servers and workers of a strategy: in this process, or as other tasks."""
+
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._parameter_server.coordinator import ServerReport, WorkerLink
+from jaxdist._parameter_server.server import VariableServer
+from jaxdist._parameter_server.strategy.cluster import Cluster
+from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
+from jaxdist._parameter_server.strategy.lost_closures import AcknowledgedClosures
+from jaxdist._parameter_server.strategy.remote_link import RemoteWorkerLink, make_wrong_task_error
+from jaxdist._parameter_server.transport import Channel, connect
+from jaxdist._parameter_server.variables.remote_server import RemoteServer
+from jaxdist._parameter_server.variables.servers import Servers
+from jaxdist._parameter_server.worker.functions import list_names
+from jaxdist._parameter_server.worker.messages import HelloFields
+from jaxdist._parameter_server.worker.put import PutOn
+from jaxdist._parameter_server.worker.worker import Worker
+from jaxdist._processes import get_settings
+from jaxdist._validate import format_lines
+from jaxdist.errors import DeadlineExceededError
+
+
+class Tasks(Protocol):
+    """The servers and the workers of a strategy."""
+
+    storage: Servers
+
+    @property
+    def links(self) -> Sequence[WorkerLink]:
+        """The connections to the workers."""
+        ...
+
+    def check_dataset(self, dataset_or_fn: Any) -> None:
+        """Raise if workers cannot make this dataset."""
+        ...
+
+    def report(self) -> ServerReport:
+        """Return what the servers have counted."""
+        ...
+
+
+class LocalTasks:
+    """Servers and workers in this process.
+
+    Args:
+        cluster: How many there are.
+        client: The id of the job's run.
+        max_staleness: The bound of the servers.
+        layouts: The replicas of each worker.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        client: str,
+        max_staleness: int | None,
+        layouts: Sequence[ReplicaMesh],
+    ) -> None:
+        names = [f"ps:{n}" for n in range(len(cluster.ps))]
+        servers = [VariableServer(name, max_staleness=max_staleness) for name in names]
+        self.storage = Servers(servers, client)
+        workers = [Worker(self.storage, PutOn(layout), max_staleness) for layout in layouts]
+        self.links = [LocalWorkerLink(n, w, client) for n, w in enumerate(workers)]
+
+    def check_dataset(self, dataset_or_fn: Any) -> None:
+        """Do nothing: a worker in this process can call any function."""
+
+    def report(self) -> ServerReport:
+        """Return what the servers have counted; they lose nothing."""
+        return ServerReport(_add_staleness(self.storage))
+
+
+class RemoteTasks:
+    """Servers and workers as other tasks, by gRPC.
+
+    Args:
+        caller: What the user called, for errors.
+        cluster: Their addresses.
+        client: The id of the job's run.
+        max_staleness: The bound that the servers get.
+
+    Raises:
+        DeadlineExceededError: Tasks do not answer within `JAXDIST_JOIN_SECONDS`.
+        ClusterError: Another task answers at an address.
+        UnauthenticatedError: A task has another secret.
+    """
+
+    def __init__(
+        self, caller: str, cluster: Cluster, client: str, max_staleness: int | None
+    ) -> None:
+        channels = _connect_all(caller, cluster)
+        servers = [RemoteServer(c, n) for n, c in enumerate(channels[: len(cluster.ps)])]
+        self.storage = Servers(servers, client)
+        self._acknowledged = AcknowledgedClosures()
+        greeting = HelloFields(client=client, servers=list(cluster.ps), max_staleness=max_staleness)
+        self.links = [
+            RemoteWorkerLink(n, c, greeting, self.storage.find_server, self._acknowledged)
+            for n, c in enumerate(channels[len(cluster.ps) :])
+        ]
+        # At the end of the process, the threads of the coordinator end first.
+        ending = weakref.finalize(self, _close_all, self.storage, list(channels))
+        ending.atexit = False  # pyrefly: ignore[missing-attribute]
+        for n, server in enumerate(servers):
+            found = server.hello(client)
+            if found["task"] != f"ps:{n}":
+                raise make_wrong_task_error(cluster.ps[n], f"ps:{n}", found)
+            server.configure(max_staleness)
+        for link in self.links:
+            link.hello()
+
+    def check_dataset(self, dataset_or_fn: Any) -> None:
+        """Raise if other processes cannot find the function.
+
+        Raises:
+            ArgumentError: It has no name at the top of a module.
+        """
+        list_names("ClusterCoordinator.create_per_worker_dataset", dataset_or_fn)
+
+    def report(self) -> ServerReport:
+        """Return what the servers have counted, and what they have lost."""
+        links = self.storage.links
+        hellos = {n: link.hello(self.storage.client) for n, link in enumerate(links)}
+        lost = len(self._acknowledged.find_lost(hellos))
+        return ServerReport(_add_staleness(self.storage), lost)
+
+
+def _connect_all(caller: str, cluster: Cluster) -> list[Channel]:
+    """Connect to all servers and workers, and wait until they answer."""
+    addresses = [
+        *((f"ps {n}", address) for n, address in enumerate(cluster.ps)),
+        *((f"worker {n}", address) for n, address in enumerate(cluster.workers)),
+    ]
+    channels = [connect(address, layer="grpc", name=name) for name, address in addresses]
+    seconds = get_settings().join_seconds
+    with ThreadPoolExecutor(len(channels), "jaxdist-join") as threads:
+        is_there = list(threads.map(lambda c: _is_ready(c, seconds), channels))
+    missing = [
+        f"{name} at {address}"
+        for (name, address), there in zip(addresses, is_there, strict=True)
+        if not there
+    ]
+    if missing:
+        for channel in channels:
+            channel.close()
+        raise DeadlineExceededError(
+            f"{caller} waited {seconds:g} s, and {len(missing)} of {len(channels)} tasks do not "
+            f"answer:\n{format_lines(missing)}\n\n"
+            "The coordinator begins when all servers and workers are there.\n\n"
+            "Start them: `jaxdist server` in each, or jaxdist.Server(resolver.cluster_spec(), "
+            "resolver.task_type, resolver.task_id).join(). JAXDIST_JOIN_SECONDS is how long to "
+            "wait."
+        )
+    return channels
+
+
+def _is_ready(channel: Channel, seconds: float) -> bool:
+    try:
+        channel.wait_until_ready(seconds)
+    except DeadlineExceededError:
+        return False
+    return True
+
+
+def _close_all(storage: Servers, channels: Sequence[Channel]) -> None:
+    storage.close()
+    for channel in channels:
+        channel.close()
+
+
+def _add_staleness(storage: Servers) -> dict[int, int]:
+    staleness: dict[int, int] = {}
+    for link in storage.links:
+        for late, count in link.statistics()["staleness"].items():
+            staleness[int(late)] = staleness.get(int(late), 0) + count
+    return staleness

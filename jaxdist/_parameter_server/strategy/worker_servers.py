@@ -1,0 +1,58 @@
+"""`WorkerServers`: the servers, as one of several workers that run the same script uses them."""
+
+import secrets
+import time
+from collections.abc import Sequence
+
+from jaxdist._parameter_server.strategy.in_process import SERVERS_IN_PROCESS
+from jaxdist._parameter_server.strategy.own_task import OwnTask
+from jaxdist._parameter_server.transport import connect
+from jaxdist._parameter_server.variables.remote_server import RemoteServer
+from jaxdist._parameter_server.variables.servers import ServerLink, Servers
+from jaxdist._processes import get_settings
+from jaxdist.errors import DeadlineExceededError
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2
+
+
+class WorkerServers(Servers):
+    """The servers, as a worker uses them.
+
+    All workers make the same variables in the same order, so the names and the servers of variables
+    are the same in all of them. The chief's first values count: the others wait until it has made
+    the variable, and then use it.
+
+    Args:
+        task: The worker.
+    """
+
+    def __init__(self, task: OwnTask) -> None:
+        links: list[ServerLink] = (
+            [*SERVERS_IN_PROCESS.find(task.ps)]
+            if task.is_local
+            else [
+                RemoteServer(connect(address, layer="grpc", name=f"ps {n}"), n)
+                for n, address in enumerate(task.ps)
+            ]
+        )
+        super().__init__(links, secrets.token_hex(8))
+        self._task = task
+
+    def _before_creation(self, place: int, names: Sequence[str]) -> None:
+        if self._task.is_chief:
+            return
+        began, pause = time.monotonic(), _FIRST_PAUSE
+        limit = get_settings().join_seconds
+        while missing := set(names) - set(self.links[place].hello()["versions"]):
+            waited = time.monotonic() - began
+            if waited > limit:
+                raise DeadlineExceededError(
+                    f"{self._task.job} {self._task.number} waited {waited:.0f} s "
+                    f"(JAXDIST_JOIN_SECONDS) for the chief to make {sorted(missing)[0]!r} on ps "
+                    f"{place}.\n\n"
+                    "Every worker makes the same variables in the same order, and the chief's "
+                    "first values count. The chief is the task of the job 'chief', or worker 0.\n\n"
+                    "Start the chief, and let it run the same script."
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)

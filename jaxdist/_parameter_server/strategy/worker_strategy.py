@@ -1,0 +1,133 @@
+"""`WorkerStrategy`: a strategy with parameter servers, of which each worker has its own."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import SingleDeviceSharding
+
+from jaxdist import _mesh, data
+from jaxdist._devices import runtime
+from jaxdist._parameter_server.strategy.own_task import OwnTask, read_own_task
+from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
+from jaxdist._parameter_server.strategy.worker_devices import find_worker_devices
+from jaxdist._parameter_server.strategy.worker_extended import WorkerExtended
+from jaxdist._parameter_server.strategy.worker_servers import WorkerServers
+from jaxdist._program import RunOptions
+from jaxdist._strategies import Strategy
+from jaxdist._values import Variable
+from jaxdist.cluster_resolver import ClusterResolver, TFConfigClusterResolver
+from jaxdist.errors import ClusterError, ContextError, UnsupportedError
+
+
+class WorkerStrategy(ServerStrategy):
+    """A strategy of one worker; each worker process runs the same script and makes its own.
+
+    Note [Workers without a coordinator]
+    All workers make the same variables in the same order. So the n-th variable has the same name
+    and the same server in each of them, and no worker has to tell another one where it is.
+
+    Args:
+        caller: The name of the strategy, for errors.
+        resolver: The cluster, and which task of it this process is; None reads `TF_CONFIG`.
+    """
+
+    _task: OwnTask | None
+
+    def _set_up_worker(self, caller: str, resolver: ClusterResolver | None) -> None:
+        resolver = TFConfigClusterResolver() if resolver is None else resolver
+        self._resolver = resolver
+        self._task = task = read_own_task(caller, resolver)
+        # Nobody connects an evaluator with the servers: it has variables of its own, which it
+        # restores from checkpoints.
+        self._is_alone = task is None or task.job == "evaluator"
+        if task is None or self._is_alone or not task.is_local or task.index is None:
+            devices = find_worker_devices(caller, resolver)
+        else:
+            devices = find_worker_devices(caller, resolver, task.index, task.num_workers)
+        layout = _mesh.build(devices)
+        if task is None or self._is_alone:
+            here = devices[0] if len(devices) == 1 else runtime.local_devices("cpu")[0]
+            on = SingleDeviceSharding(here)
+            self._set_up(dataclasses.replace(layout, variables_on=on))
+        else:
+            self._set_up_servers("strategy.run", layout, WorkerServers(task))
+        self._extended = WorkerExtended(self, task)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "WorkerStrategy":
+        if not self._is_alone:
+            raise ContextError(
+                f"copy.deepcopy was called on a {type(self).__name__}.\n\n"
+                "The variables are on its servers, and a copy would share them.\n\n"
+                f"Make a second {type(self).__name__} of the same cluster."
+            )
+        memo[id(self)] = other = object.__new__(type(self))
+        other._set_up_worker(type(self).__name__, self._resolver)
+        return other
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """The resolver of the cluster.
+
+        Example:
+            >>> strategy = jaxdist.compat.v1.experimental.ParameterServerStrategy()
+            >>> strategy.cluster_resolver.task_type is None
+            True
+        """
+        return self._resolver
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any:
+        """Run `fn` on the replicas of this worker, which are in step with each other only.
+
+        It reads the variables of the servers, computes, and sends its changes. The values that it
+        computes with may be as old as the end of this worker's step before, if it begins at once.
+
+        Cost:
+            One exchange with each server that `fn` changes variables of.
+
+        Args:
+            fn: As for `Strategy.run`.
+            args: As for `Strategy.run`. NNX models and optimizers move to the servers.
+            kwargs: As for `Strategy.run`.
+            options: As for `Strategy.run`.
+
+        Source:
+            `tf.compat.v1.distribute.experimental.ParameterServerStrategy.run`.
+        """
+        if self._is_alone:
+            return Strategy.run(self, fn, args, kwargs, options)
+        return super().run(fn, args, kwargs, options)
+
+    def _create_variable(self, args: Any, kwargs: Any) -> Any:
+        if self._is_alone:
+            return object.__new__(Variable)
+        return super()._create_variable(args, kwargs)
+
+    def _adapt_dataset_fn(
+        self, dataset_fn: Callable[[data.InputContext], Any], options: data.InputOptions
+    ) -> Callable[[data.InputContext], Any]:
+        name, task = type(self).__name__, self._task
+        if options.is_per_replica:
+            raise UnsupportedError(
+                f"{name}.distribute_datasets_from_function was given "
+                "InputReplicationMode.PER_REPLICA.\n\n"
+                "A worker reads one dataset, whose batches go to its replicas in turn.\n\n"
+                "Leave experimental_replication_mode out."
+            )
+        if task is None:
+            return dataset_fn
+        if task.index is None:
+            raise ClusterError(
+                f"{name} was asked for input in {task.name}.\n\n"
+                "A parameter server holds variables; workers, the chief and the evaluator read "
+                "input.\n\n"
+                "Let this process run a server: jaxdist.Server(...).join()."
+            )
+        context = data.InputContext(task.num_workers, task.index, self.num_replicas_in_sync)
+        return lambda _: dataset_fn(context)

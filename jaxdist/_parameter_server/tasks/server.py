@@ -1,0 +1,269 @@
+"""`Server`: one task of a cluster with parameter servers."""
+
+import os
+import pathlib
+import signal
+import threading
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+
+from jaxdist._parameter_server.server import VariableServer, make_handlers
+from jaxdist._parameter_server.tasks.server_def import CALLER, ServerDef, read_server_def
+from jaxdist._parameter_server.tasks.worker_service import WorkerService
+from jaxdist._parameter_server.transport import Handler, Listener, Message, serve
+from jaxdist._validate import as_flag, as_number, as_path, show
+from jaxdist.errors import ArgumentTypeError, ContextError, UnsupportedError
+
+_DIRECTORY = "JAXDIST_SNAPSHOT_DIRECTORY"
+
+
+@final
+class Server:
+    """One task of a cluster: a parameter server, or a worker.
+
+    A task of the job `ps` holds variables, and one of the job `worker` runs functions that a
+    coordinator schedules. Tasks of other jobs answer only that they are there. The variables
+    `JAXDIST_SECRET_FILE`, `JAXDIST_SECRET` and `JAXDIST_TLS_...` say who may call it; at an address
+    that other machines reach it does not start without.
+
+    Args:
+        server_or_cluster_def: A `ClusterSpec`, a dict from jobs to addresses, or a `ServerDef`.
+        job_name: The job of this task; None if the cluster has only one.
+        task_index: The number of this task; None if the job has only one.
+        protocol: `grpc`, which None means too.
+        config: None: there are no sessions to configure.
+        start: Whether it starts at once.
+        snapshot_directory: A folder for the snapshots of a parameter server. One that is started
+            again begins with the newest. None means `JAXDIST_SNAPSHOT_DIRECTORY`, which `jaxdist
+            launch` sets, or no snapshots.
+        snapshot_seconds: How often a snapshot is written, if something has changed.
+        modules: Modules with dataset functions, which workers may call by name, besides those of
+            the script that this process runs.
+
+    Raises:
+        ArgumentTypeError: `server_or_cluster_def` is none of these.
+        ArgumentError: The cluster has several jobs or tasks, and none was chosen; or the address is
+            none.
+        NotFoundError: The cluster has no such task.
+        ClusterError: The address is in use.
+        UnauthenticatedError: Other machines reach the address, and there is no TLS and no secret.
+        CheckpointError: The snapshot cannot be used.
+
+    Cost:
+        A worker uses the devices of this process, and a parameter server its memory and CPU.
+
+    Example:
+        >>> server = jaxdist.Server({"ps": ["127.0.0.1:0"]})
+        >>> server.target.startswith("grpc://127.0.0.1:")
+        True
+        >>> server.stop()
+
+    Source:
+        `tf.distribute.Server`.
+    """
+
+    def __init__(
+        self,
+        server_or_cluster_def: Any,
+        job_name: str | None = None,
+        task_index: int | None = None,
+        protocol: str | None = None,
+        config: Any = None,
+        start: bool = True,
+        *,
+        snapshot_directory: str | pathlib.Path | None = None,
+        snapshot_seconds: float = 60.0,
+        modules: Sequence[str] = (),
+    ) -> None:
+        self._def = read_server_def(server_or_cluster_def, job_name, task_index, protocol)
+        _check_config(CALLER, config)
+        _check_modules(modules)
+        self._modules = tuple(modules)
+        if snapshot_directory is not None:
+            as_path(CALLER, "snapshot_directory", snapshot_directory, "snapshots")
+        self._directory = snapshot_directory or os.environ.get(_DIRECTORY) or None
+        self._seconds = as_number(CALLER, "snapshot_seconds", snapshot_seconds, least=0.0)
+        self._variables: VariableServer | None = None
+        self._worker: WorkerService | None = None
+        self._listener: Listener | None = None
+        self._is_stopped = threading.Event()
+        if as_flag(CALLER, "start", start):
+            self.start()
+
+    def start(self) -> None:
+        """Start to answer. A server that was started already goes on.
+
+        Source:
+            `tf.distribute.Server.start`.
+        """
+        if self._listener is not None:
+            return
+        handlers = self._make_handlers()
+        try:
+            self._listener = serve(self._def.address, handlers, layer="grpc")
+        except BaseException:
+            self._close_parts()
+            raise
+
+    def join(self) -> None:
+        """Wait for ever, or until another thread calls `stop`.
+
+        A SIGTERM stops the server, which writes a last snapshot, and then ends the process.
+
+        Raises:
+            ContextError: The server was not started.
+
+        Source:
+            `tf.distribute.Server.join`.
+        """
+        self._check_started("join")
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            self._is_stopped.wait()
+            return
+        received: list[int] = []
+
+        def end(number: int, _: Any) -> None:
+            received.append(number)
+            self._is_stopped.set()
+
+        signal.signal(signal.SIGTERM, end)
+        try:
+            self._is_stopped.wait()
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if received:
+            self.stop()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def stop(self) -> None:
+        """Stop to answer, and free the address. A parameter server writes a last snapshot.
+
+        Raises:
+            CheckpointError: The snapshot cannot be written.
+        """
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.stop()
+        self._is_stopped.set()
+        self._close_parts()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Write a snapshot of a parameter server now.
+
+        Returns:
+            Its number (`step`), and how many changes it has (`applied`).
+
+        Raises:
+            ContextError: The task is no parameter server, or has no snapshot directory.
+            CheckpointError: It cannot be written.
+        """
+        if self._variables is None:
+            raise ContextError(
+                f"Server.snapshot was called on a task of the job {self._def.job_name!r}"
+                f"{'' if self._listener is not None else ', which was not started'}.\n\n"
+                "Only a parameter server that runs has variables.\n\n"
+                "Call it on a server with job_name='ps', or save on the chief with "
+                "jaxdist.training.Checkpoints."
+            )
+        return self._variables.snapshot()
+
+    @property
+    def target(self) -> str:
+        """The address, as `grpc://host:port`.
+
+        Raises:
+            ContextError: The server was not started.
+
+        Source:
+            `tf.distribute.Server.target`.
+        """
+        return f"grpc://{self._check_started('target').address}"
+
+    @property
+    def server_def(self) -> ServerDef:
+        """Which task of which cluster this is.
+
+        Source:
+            `tf.distribute.Server.server_def`.
+        """
+        return self._def
+
+    @staticmethod
+    def create_local_server(config: Any = None, start: bool = True) -> "Server":
+        """Return a server of the job `local`, at a free port of this machine.
+
+        Args:
+            config: None.
+            start: Whether it starts at once.
+
+        Example:
+            >>> server = jaxdist.Server.create_local_server()
+            >>> server.server_def.job_name
+            'local'
+            >>> server.stop()
+
+        Source:
+            `tf.distribute.Server.create_local_server`.
+        """
+        caller = f"{CALLER}.create_local_server"
+        _check_config(caller, config)
+        return Server({"local": ["127.0.0.1:0"]}, start=as_flag(caller, "start", start))
+
+    def _make_handlers(self) -> dict[str, Handler]:
+        job, index = self._def.job_name, self._def.task_index
+        task = f"{job}:{index}"
+        if job == "ps":
+            self._variables = VariableServer(
+                task, snapshot_directory=self._directory, snapshot_seconds=self._seconds
+            )
+            return make_handlers(self._variables)
+        if job == "worker":
+            # JAX starts now, and not while a coordinator waits.
+            jax.local_devices()
+            tasks = self._def.cluster.as_dict().get("ps", [])
+            servers = tasks if isinstance(tasks, list) else []
+            self._worker = WorkerService(task, index, servers, self._modules)
+            return self._worker.make_handlers()
+        return {"hello": lambda request: Message("hello", {"task": task})}
+
+    def _close_parts(self) -> None:
+        variables, self._variables = self._variables, None
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
+        if variables is not None:
+            variables.close()
+
+    def _check_started(self, method: str) -> Listener:
+        if self._listener is None:
+            raise ContextError(
+                f"Server.{method} was used, and the server does not run.\n\n"
+                "A server that was made with start=False answers from start() on, until stop().\n\n"
+                "Call server.start() first."
+            )
+        return self._listener
+
+    def __repr__(self) -> str:
+        return f"Server({self._def.job_name}:{self._def.task_index}, {self._def.address})"
+
+
+def _check_config(caller: str, config: Any) -> None:
+    if config is not None:
+        raise UnsupportedError(
+            f"{caller} was given config={show(config)}.\n\n"
+            "It configures sessions and devices of TensorFlow, which are not there.\n\n"
+            "Leave it out. JAX is configured by jax.config and by environment variables."
+        )
+
+
+def _check_modules(modules: Any) -> None:
+    is_names = isinstance(modules, (list, tuple)) and all(isinstance(x, str) for x in modules)
+    if not is_names:
+        raise ArgumentTypeError(
+            f"{CALLER} was given modules={show(modules)}.\n\n"
+            "It is a list of names of modules with dataset functions.\n\n"
+            "Pass for instance modules=['my_data']."
+        )

@@ -1,0 +1,130 @@
+"""`ServerDef`: which task of which cluster a server is."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxdist._validate import as_integer, check_instance, show
+from jaxdist.cluster_resolver import ClusterSpec
+from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError, UnsupportedError
+
+CALLER = "jaxdist.Server"
+_EXAMPLE = "{'worker': ['host0:2222'], 'ps': ['host1:2222']}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerDef:
+    """Which task of which cluster a server is.
+
+    Args:
+        cluster: The addresses of all tasks.
+        job_name: The job of the task.
+        task_index: Its number.
+        protocol: `grpc`.
+
+    Source:
+        `tf.train.ServerDef`.
+    """
+
+    cluster: ClusterSpec
+    job_name: str
+    task_index: int
+    protocol: str = "grpc"
+
+    @property
+    def address(self) -> str:
+        """The address of the task."""
+        return self.cluster.task_address(self.job_name, self.task_index)
+
+
+def read_server_def(
+    given: Any, job_name: str | None, task_index: int | None, protocol: str | None
+) -> ServerDef:
+    """Return which task a server is.
+
+    Args:
+        given: A `ServerDef`, a `ClusterSpec`, what `as_cluster_def` returns, or a dict.
+        job_name: The job; None for that of the `ServerDef`, or the only one of the cluster.
+        task_index: The number; None for that of the `ServerDef`, or the only one of the job.
+        protocol: None for that of the `ServerDef`, or `grpc`.
+
+    Raises:
+        ArgumentTypeError: `given` is none of these.
+        ArgumentError: The job or the number is not given, and there are several.
+        NotFoundError: The cluster has no such task.
+        UnsupportedError: Another protocol.
+    """
+    cluster_def = getattr(given, "cluster", None)
+    if cluster_def is not None and not isinstance(given, Mapping):
+        # A message of TensorFlow has empty texts where nothing is set.
+        job_name = (getattr(given, "job_name", None) or None) if job_name is None else job_name
+        task_index = getattr(given, "task_index", None) if task_index is None else task_index
+        protocol = (getattr(given, "protocol", None) or None) if protocol is None else protocol
+        given = cluster_def
+    if not isinstance(given, (ClusterSpec, Mapping)) and not hasattr(given, "job"):
+        raise ArgumentTypeError(
+            f"{CALLER} was given server_or_cluster_def={show(given)}.\n\n"
+            "It is a ClusterSpec, a dict from jobs to addresses, or a ServerDef.\n\n"
+            f"Pass for instance {_EXAMPLE}."
+        )
+    cluster = _read_cluster(given)
+    if protocol is not None and not (isinstance(protocol, str) and protocol == "grpc"):
+        raise UnsupportedError(
+            f"{CALLER} was given protocol={show(protocol)}.\n\nTasks speak gRPC.\n\n"
+            "Leave protocol= out."
+        )
+    job = _find_job(cluster, job_name)
+    return ServerDef(cluster, job, _find_index(cluster, job, task_index))
+
+
+def _read_cluster(given: Any) -> ClusterSpec:
+    try:
+        cluster = ClusterSpec(given)
+    except (ArgumentError, ArgumentTypeError) as error:
+        found, wanted = "ClusterSpec was given cluster", f"{CALLER} was given server_or_cluster_def"
+        raise type(error)(str(error).replace(found, wanted, 1)) from error
+    if not cluster:
+        raise ArgumentError(
+            f"{CALLER} was given server_or_cluster_def without a job.\n\n"
+            "A server is one of the tasks of a cluster.\n\n"
+            f"Pass for instance {_EXAMPLE}."
+        )
+    return cluster
+
+
+def _find_job(cluster: ClusterSpec, job_name: str | None) -> str:
+    if job_name is None:
+        if len(cluster.jobs) == 1:
+            return cluster.jobs[0]
+        raise ArgumentError(
+            f"{CALLER} was given no job_name, and a cluster with the jobs {cluster.jobs}.\n\n"
+            "Only a cluster with one job tells which one is meant.\n\n"
+            "Pass job_name='worker', or resolver.task_type."
+        )
+    remedy = f"Pass one of {cluster.jobs}."
+    check_instance(CALLER, "job_name", job_name, str, "the name of a job", remedy)
+    if job_name not in cluster.jobs:
+        raise NotFoundError(
+            f"{CALLER} was given job_name={job_name!r}, and the cluster has no such job.\n\n"
+            f"Its jobs are {cluster.jobs}.\n\n{remedy}"
+        )
+    return job_name
+
+
+def _find_index(cluster: ClusterSpec, job: str, task_index: int | None) -> int:
+    indices = cluster.task_indices(job)
+    if task_index is None:
+        if len(indices) == 1:
+            return indices[0]
+        raise ArgumentError(
+            f"{CALLER} was given no task_index, and a cluster with {len(indices)} tasks of the job "
+            f"{job!r}.\n\nOnly a job with one task tells which one is meant.\n\n"
+            "Pass task_index=0, or resolver.task_id."
+        )
+    index = as_integer(CALLER, "task_index", task_index, least=0)
+    if index not in indices:
+        raise NotFoundError(
+            f"{CALLER} was given task_index={index}, and job {job!r} has no such task.\n\n"
+            f"Its tasks are {indices}.\n\nPass one of these."
+        )
+    return index

@@ -1,0 +1,99 @@
+"""Names of dataset functions: they are sent by name, and not as programs."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxdist._validate import format_lines, show
+from jaxdist.errors import ArgumentError, NotFoundError
+
+_MAIN = "__main__"
+
+
+def describe_script() -> str:
+    """Return the name of the script, or of the module, that this process runs."""
+    main = sys.modules[_MAIN]
+    spec = getattr(main, "__spec__", None)
+    return spec.name if spec is not None else os.path.basename(getattr(main, "__file__", ""))
+
+
+def list_names(caller: str, function: Any) -> list[str]:
+    """Return the names by which other processes find a function, as `module:qualname`.
+
+    Args:
+        caller: What was called, for errors.
+        function: The function.
+
+    Raises:
+        ArgumentError: It has no such name: it is a lambda, a function inside of another one, or no
+            function at all.
+    """
+    module = getattr(function, "__module__", None)
+    qualname = getattr(function, "__qualname__", None)
+    names = []
+    if isinstance(module, str) and isinstance(qualname, str):
+        names += [f"{module}:{qualname}"] if _find(module, qualname) is function else []
+    # A script that imports the function knows it by a name of its own.
+    main = vars(sys.modules[_MAIN])
+    names += [f"{_MAIN}:{name}" for name, value in main.items() if value is function]
+    if names:
+        return list(dict.fromkeys(names))
+    raise ArgumentError(
+        f"{caller} was given {show(function)}.\n\n"
+        "The workers are other processes. They call a dataset function by its name, so it is "
+        "defined by `def` at the top of a module or of the script: no lambda, no function inside "
+        "of another one, no method, no partial, no dataset.\n\n"
+        "Write def dataset_fn(): ... at the top of the script, above the line that starts "
+        "jaxdist.Server, and pass dataset_fn."
+    )
+
+
+def find_function(
+    names: Sequence[str], script: str, modules: Sequence[str], worker: int
+) -> Callable[[], Any]:
+    """Return the function that a coordinator names.
+
+    Args:
+        names: Its names.
+        script: The script of the coordinator.
+        modules: The modules whose functions it may call.
+        worker: The number of this worker, for errors.
+
+    Raises:
+        NotFoundError: This process has no such function, or may not call it.
+    """
+    reasons = []
+    for name in names:
+        module, _, qualname = name.partition(":")
+        if module == _MAIN and describe_script() != script:
+            reasons.append(
+                f"{name}: the coordinator runs {script!r}, and this worker {describe_script()!r}"
+            )
+        elif module != _MAIN and module not in modules:
+            reasons.append(f"{name}: the worker was started without --module {module}")
+        else:
+            if module != _MAIN:
+                importlib.import_module(module)
+            found = _find(module, qualname)
+            if callable(found):
+                return found
+            where = "above the line that starts jaxdist.Server" if module == _MAIN else "there"
+            reasons.append(f"{name}: it is not defined {where}")
+    raise NotFoundError(
+        f"Worker {worker} was asked for a dataset function that it does not have:\n"
+        f"{format_lines(reasons)}\n\n"
+        "A worker calls functions of the script that it runs itself, and of the modules that it "
+        "was started with.\n\n"
+        "Define the function in the script above the line that starts jaxdist.Server; or start "
+        "workers with `jaxdist server --module my_data`, or jaxdist.Server(..., "
+        "modules=['my_data'])."
+    )
+
+
+def _find(module: str, qualname: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found

@@ -1,0 +1,29 @@
+"""`PutOn`: arrays on the devices of a worker."""
+
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from jaxdist._mesh import ReplicaMesh
+
+
+class PutOn:
+    """Puts a list of arrays on the devices of a layout. With several, arrays are replicated."""
+
+    def __init__(self, layout: ReplicaMesh) -> None:
+        self._where = layout.first_device if layout.num_replicas == 1 else layout.replicated
+        self._devices, self._mesh = layout.devices, layout.mesh
+
+    def __call__(self, values: list[Any]) -> list[Any]:
+        if len(self._devices) == 1:
+            return jax.device_put(values, self._where)
+        return [jax.device_put(x, self._find_place(x)) for x in values]
+
+    def _find_place(self, value: Any) -> Any:
+        # The batch of all replicas is split over the devices already, perhaps over those of
+        # another worker.
+        sharding = getattr(value, "sharding", None)
+        if isinstance(sharding, NamedSharding) and sharding.mesh.shape == self._mesh.shape:
+            return NamedSharding(self._mesh, sharding.spec)
+        return self._where

@@ -1,0 +1,99 @@
+"""`jaxdist server`: one parameter server, or one worker."""
+
+import argparse
+
+from jaxdist import Server
+from jaxdist.cluster_resolver import TFConfigClusterResolver
+from jaxdist.errors import ArgumentError, ClusterError
+
+_JOBS = ("ps", "worker")
+
+
+def add_server(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    shared: argparse.ArgumentParser,
+) -> None:
+    """Add the arguments of `jaxdist server`."""
+    parser = commands.add_parser(
+        "server",
+        parents=[shared],
+        allow_abbrev=False,
+        help="run a parameter server or a worker of a cluster",
+        description=(
+            "Run one task of the cluster that TF_CONFIG describes, until the process is ended. "
+            "JAXDIST_SECRET_FILE or JAXDIST_SECRET has the secret of the job, which a task needs "
+            "at an address that other machines reach."
+        ),
+    )
+    parser.add_argument(
+        "--type", choices=_JOBS, help="the job of this task; that of TF_CONFIG if left out"
+    )
+    parser.add_argument(
+        "--index", type=int, metavar="N", help="its number; that of TF_CONFIG if left out"
+    )
+    parser.add_argument(
+        "--module",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a worker may call dataset functions of this module; may be given several times",
+    )
+    parser.add_argument(
+        "--snapshot-directory",
+        metavar="DIR",
+        help="a parameter server writes snapshots here, and begins with the newest",
+    )
+    parser.add_argument(
+        "--snapshot-seconds",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="how often, if something has changed; 60 if left out",
+    )
+    parser.set_defaults(command=run_server)
+
+
+def make_server_arguments() -> argparse.Namespace:
+    """Return the arguments of the task that TF_CONFIG names."""
+    return argparse.Namespace(
+        type=None, index=None, module=[], snapshot_directory=None, snapshot_seconds=60.0
+    )
+
+
+def run_server(arguments: argparse.Namespace) -> int:
+    """Run the task, and return when it is ended.
+
+    Raises:
+        ArgumentError: The task is neither a parameter server nor a worker.
+        ClusterError: TF_CONFIG has no cluster, or the address is in use.
+    """
+    resolver = TFConfigClusterResolver()
+    cluster = resolver.cluster_spec()
+    if not cluster:
+        raise ClusterError(
+            "jaxdist server found no cluster in the environment variable TF_CONFIG.\n\n"
+            "It has the addresses of all tasks.\n\n"
+            'Set for instance TF_CONFIG=\'{"cluster": {"ps": ["host0:2222"], "worker": '
+            '["host1:2222"]}, "task": {"type": "ps", "index": 0}}\'.'
+        )
+    job = arguments.type or resolver.task_type
+    if job not in _JOBS:
+        raise ArgumentError(
+            f"jaxdist server was started as a task of the job {job!r}.\n\n"
+            "It runs parameter servers (ps) and workers; a chief runs the program of the job.\n\n"
+            "Pass --type ps or --type worker, and --index; or set the task in TF_CONFIG."
+        )
+    index = resolver.task_id if arguments.index is None else arguments.index
+    server = Server(
+        cluster,
+        job,
+        index,
+        snapshot_directory=arguments.snapshot_directory,
+        snapshot_seconds=arguments.snapshot_seconds,
+        modules=arguments.module,
+    )
+    try:
+        server.join()
+    finally:
+        server.stop()
+    return 0

@@ -1,0 +1,58 @@
+"""`ParameterServerStrategy` of version 1."""
+
+from typing import final
+
+from jaxdist._parameter_server import WorkerStrategy
+from jaxdist.cluster_resolver import ClusterResolver
+from jaxdist.compat.v1._strategies import Strategy
+
+
+@final
+class ParameterServerStrategy(Strategy, WorkerStrategy):
+    """Variables on parameter servers; each worker runs the same script, and is not in step.
+
+    A worker's step reads variables, computes on the devices of the worker, and sends changes, which
+    the servers apply at once. The replicas of one worker are in step with each other. What only the
+    first replica does (`VariableAggregation.ONLY_FIRST_REPLICA`) is done once by every worker.
+
+    Variables are placed on the servers in turn, in the order in which the script makes them, which
+    is the same in all workers. The chief's first values count (the task of the job `chief`, or
+    worker 0 if there is none): the other workers wait until it has made the variable.
+
+    Without a cluster the variables are on the device of the replica if there is one, and else on
+    the first CPU device. The same holds for an evaluator, which restores them from checkpoints.
+
+    Cost:
+        A step is one exchange with each server that it changes variables of.
+
+    Args:
+        cluster_resolver: The cluster, and which task this process is; None reads `TF_CONFIG`. With
+            `rpc_layer="local"` the servers are in this process, and each of its threads may be a
+            worker. `num_accelerators` is the number of replicas of a worker; without it they are
+            its accelerators, or one CPU device.
+
+    Raises:
+        ClusterError: The cluster has no servers, or other jobs, or this process is none of its
+            tasks.
+        ArgumentTypeError: `cluster_resolver` is no resolver.
+        DeviceError: There are fewer devices than replicas.
+
+    Example:
+        >>> cluster = jaxdist.cluster_resolver.ClusterSpec(
+        ...     {"ps": ["ps.example:0"], "worker": ["worker.example:0"]})
+        >>> resolver = jaxdist.cluster_resolver.SimpleClusterResolver(
+        ...     cluster, task_type="worker", task_id=0, rpc_layer="local")
+        >>> strategy = jaxdist.compat.v1.experimental.ParameterServerStrategy(resolver)
+        >>> with strategy.scope():
+        ...     v = Variable(1.0)
+        >>> strategy.run(lambda x: v.assign_add(x), (2.0,))
+        Array(3., dtype=float32)
+        >>> strategy.extended.parameter_devices
+        ('/job:ps/task:0',)
+
+    Source:
+        `tf.compat.v1.distribute.experimental.ParameterServerStrategy`.
+    """
+
+    def __init__(self, cluster_resolver: ClusterResolver | None = None) -> None:
+        self._set_up_worker("v1.experimental.ParameterServerStrategy", cluster_resolver)
