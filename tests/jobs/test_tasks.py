@@ -26,6 +26,12 @@ OF_TASKS = {jobs.load_job_config(path).values.task: path for path in reversed(CO
 # Entries that make the tests fast.
 SMALL = {
     "digits": ("model.channels=[4]", "model.hidden=32"),
+    "next_word": (
+        "strategy.kind=auto",
+        "model.rows=1024",
+        "model.width=64",
+        "model.classes=16",
+    ),
     "tabular_regression": ("data.rows=300", "model.hidden=64"),
     "topics_lm": (
         "model.layers=1",

@@ -26,7 +26,11 @@ class ShardedRowChanges:
         check_name(self._label, kind.value, name, use_locking)
         slices = check_slices(self, kind, given)
         for shard, own in split_slices(kind, slices, self._variables, self._starts):
-            getattr(shard, kind.value)(own)
+            if hasattr(shard, "change_rows"):
+                # The methods `scatter_*` of a variable on a server return, and so read, all of it.
+                shard.change_rows(kind, own)
+            else:
+                getattr(shard, kind.value)(own)
         return self
 
     def scatter_add(

@@ -32,6 +32,7 @@ from jaxdist._values import (
     VariablePlacement,
     VariableSynchronization,
     cast_to_variable,
+    check_slices,
     current_binding,
     get_call_context,
 )
@@ -296,6 +297,14 @@ class ServerVariable(Variable):
         self._added_in = weakref.ref(binding)
         self._added._update(change, value, use_locking, name, read_value=False)
         return self.value() if read_value else None
+
+    def change_rows(self, kind: Scatter, slices: IndexedSlices) -> None:
+        """Change rows, as the methods `scatter_*`. Only these rows move: nothing is read."""
+        if self._is_traced():
+            self._scatter(kind, slices, False, None)
+            return
+        own = check_slices(self, kind, slices)
+        self._send(kind.value, np.asarray(own.indices), np.asarray(own.values))
 
     def _apply_blocks(self, kind: Scatter, blocks: Any) -> Any:
         if not isinstance(blocks, IndexedSlices):

@@ -30,6 +30,7 @@ from jaxdist.jobs._run.opening import describe_communication, describe_run
 from jaxdist.jobs._run.progress import Stopwatch, TrainingProgress, say
 from jaxdist.jobs._run.report import TrainingReport
 from jaxdist.jobs._run.run_state import RunState
+from jaxdist.jobs._run.table_files import TableFiles
 from jaxdist.jobs._task import Task
 from jaxdist.training import Every, evaluate, run_loop
 
@@ -61,6 +62,7 @@ class Run:
         self.config: JobConfig = loaded.values
         self.console, self.task, self.data = console, task, data
         self.state = RunState(*task.build(strategy), data)
+        self.table_files = TableFiles(checkpoints.directory, self.state.remote_tables)
         self.first_step, self.step = 0, 0
         self.position = data.get_state()
         self.is_chief = not strategy.layout.is_shared or strategy.layout.process.is_first
@@ -235,6 +237,7 @@ class Run:
         self._report_saved()
         with self.watch.paused():
             notes = self.state.notes(self.task.data.identity, self.config)
+            notes["tables"] = self.table_files.save(step)
             self.checkpoints.save(step, self.state.modules, notes)
         self.saving = step
 
@@ -243,6 +246,7 @@ class Run:
         if self.saving is not None:
             with self.watch.paused():
                 self.checkpoints.wait_until_finished()
+            self.table_files.remove_but(self.checkpoints.steps())
             step, self.saving = self.saving, None
             self._say(f"step {step}: saved {_shorten_path(self.checkpoints.path(step))}")
 
@@ -285,6 +289,7 @@ class Run:
         check_output_is_ours(self.loaded, restored.notes["history"]["losses"])
         for path in restored.set_aside:
             self._say(f"damaged checkpoint moved to {_shorten_path(path)}")
+        self.table_files.load(restored.step, restored.notes.get("tables", {}))
         self.state.load(restored)
         self.position = self.data.get_state()
         self.first_step = self.step = restored.step

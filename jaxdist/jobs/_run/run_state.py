@@ -32,9 +32,18 @@ class RunState:
     history: History = dataclasses.field(default_factory=History)
 
     @property
+    def _tables(self) -> dict[str, Any]:
+        return {name: table.variable for name, table in find_tables(self.model).items()}
+
+    @property
+    def remote_tables(self) -> dict[str, Any]:
+        """The tables that are on servers, which `TableFiles` saves."""
+        return {n: x for n, x in self._tables.items() if hasattr(x, "read_rows")}
+
+    @property
     def modules(self) -> dict[str, Any]:
         """What a checkpoint saves."""
-        tables = {name: table.variable for name, table in find_tables(self.model).items()}
+        tables = {n: x for n, x in self._tables.items() if not hasattr(x, "read_rows")}
         found = {"model": self.model, "optimizer": self.optimizer}
         return {**found, "tables": tables} if tables else found
 
