@@ -37,9 +37,11 @@ DOCUMENTED = {
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "ParameterServerStrategy",
     "cluster_resolver",
     "compat",
     "contrib",
+    "coordinator",
     "experimental",
     "experimental_set_strategy",
     "function",
@@ -119,6 +121,8 @@ COMPAT_V1_EXPERIMENTAL = {
 }
 EXPERIMENTAL = {
     "CentralStorageStrategy",
+    "ParameterServerStrategy",
+    "coordinator",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
     "TerminationConfig",
@@ -131,6 +135,18 @@ EXPERIMENTAL = {
     "ValueContext",
     "partitioners",
 }
+COORDINATOR = {
+    "ClusterCoordinator",
+    "PerWorkerDataset",
+    "PerWorkerIterator",
+    "PerWorkerValues",
+    "RemoteValue",
+    "ServerOptimizer",
+    "ShardedVariable",
+    "Statistics",
+    "experimental_get_current_worker_index",
+}
+COORDINATOR_EXPERIMENTAL = {"ClusterCoordinator", "PerWorkerValues", "RemoteValue"}
 PARTITIONERS = {
     "FixedShardsPartitioner",
     "MaxSizePartitioner",
@@ -235,7 +251,9 @@ def _callables() -> dict[str, object]:
         jaxdist.compat.v1.experimental,
         jaxdist.config,
         jaxdist.contrib,
+        jaxdist.coordinator,
         jaxdist.experimental,
+        jaxdist.experimental.coordinator,
         jaxdist.experimental.partitioners,
         jaxdist.nn,
         jaxdist.partition,
@@ -268,6 +286,8 @@ def test_names_that_are_no_rooms_are_all_listed() -> None:
     [
         ("config.py", CONFIG),
         ("contrib/__init__.py", CONTRIB),
+        ("coordinator.py", COORDINATOR),
+        ("experimental/coordinator.py", COORDINATOR_EXPERIMENTAL),
         ("experimental/__init__.py", EXPERIMENTAL),
         ("experimental/partitioners.py", PARTITIONERS),
         ("compat/__init__.py", {"v1"}),

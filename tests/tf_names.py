@@ -102,6 +102,21 @@ experimental.CommunicationImplementation.NCCL
 experimental.CollectiveCommunication
 experimental.CommunicationOptions(bytes_per_pack=0, timeout_seconds=None, implementation=...)
 experimental.CollectiveHints(bytes_per_pack=0, timeout_seconds=None)
+ParameterServerStrategy(cluster_resolver, variable_partitioner=None)
+experimental.ParameterServerStrategy(cluster_resolver, variable_partitioner=None)
+coordinator.ClusterCoordinator(strategy)
+coordinator.ClusterCoordinator.schedule(fn, args=None, kwargs=None)
+coordinator.ClusterCoordinator.join()
+coordinator.ClusterCoordinator.done()
+coordinator.ClusterCoordinator.fetch(val)
+coordinator.ClusterCoordinator.create_per_worker_dataset(dataset_fn)
+coordinator.RemoteValue.fetch()
+coordinator.RemoteValue.get()
+coordinator.PerWorkerValue
+coordinator.experimental_get_current_worker_index()
+experimental.coordinator.ClusterCoordinator(strategy)
+experimental.coordinator.PerWorkerValues
+experimental.coordinator.RemoteValue
 experimental.partitioners.Partitioner()
 experimental.partitioners.FixedShardsPartitioner(num_shards)
 experimental.partitioners.MinSizePartitioner(

@@ -14,6 +14,7 @@ from jaxdist._parameter_server.coordinator.protocols import ServerReport as Serv
 from jaxdist._parameter_server.coordinator.protocols import WorkerLink as WorkerLink
 from jaxdist._parameter_server.coordinator.remote_value import RemoteValue as RemoteValue
 from jaxdist._parameter_server.coordinator.statistics import Statistics as Statistics
+from jaxdist._parameter_server.coordinator.worker_index import check_on_worker as check_on_worker
 from jaxdist._parameter_server.coordinator.worker_index import (
     experimental_get_current_worker_index as experimental_get_current_worker_index,
 )
