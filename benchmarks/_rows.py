@@ -28,6 +28,7 @@ from benchmarks import (
     row_nnx_state_100,
     row_plan_6144,
     row_save,
+    row_servers,
     row_transport,
     row_variables_100,
     table_collectives,
@@ -59,6 +60,7 @@ MODULES: tuple[ModuleType, ...] = (
     row_nnx_state_100,
     row_plan_6144,
     row_save,
+    row_servers,
     row_transport,
     row_variables_100,
 )

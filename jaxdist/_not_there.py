@@ -128,7 +128,6 @@ MISSING: dict[str, dict[str, str]] = {
         "ParameterServerStrategy": (
             "It is jaxdist.compat.v1.experimental.ParameterServerStrategy."
         ),
-        "Server": _ON_THE_SERVER,
     },
     "jaxdist.compat.v1.experimental": {},
     "jaxdist.compat.v1.tpu": _TPU_V1,

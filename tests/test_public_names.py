@@ -31,6 +31,7 @@ DOCUMENTED = {
     "ReductionToOneDevice",
     "ReplicaContext",
     "RunOptions",
+    "Server",
     "Strategy",
     "TPUStrategy",
     "StrategyExtended",
@@ -99,6 +100,7 @@ COMPAT_V1 = {
     "ReductionToOneDevice",
     "ReplicaContext",
     "RunOptions",
+    "Server",
     "Strategy",
     "StrategyExtended",
     "cluster_resolver",
@@ -134,6 +136,7 @@ EXPERIMENTAL = {
     "TPUStrategy",
     "ValueContext",
     "partitioners",
+    "rpc",
 }
 COORDINATOR = {
     "ClusterCoordinator",
@@ -153,6 +156,7 @@ PARTITIONERS = {
     "MinSizePartitioner",
     "Partitioner",
 }
+RPC = {"Client", "Server", "StatusOrResult"}
 TESTING = {"launch", "virtual_devices"}
 CLUSTER_RESOLVER = {
     "ClusterResolver",
@@ -255,6 +259,7 @@ def _callables() -> dict[str, object]:
         jaxdist.experimental,
         jaxdist.experimental.coordinator,
         jaxdist.experimental.partitioners,
+        jaxdist.experimental.rpc,
         jaxdist.nn,
         jaxdist.partition,
         jaxdist.testing,
@@ -290,6 +295,7 @@ def test_names_that_are_no_rooms_are_all_listed() -> None:
         ("experimental/coordinator.py", COORDINATOR_EXPERIMENTAL),
         ("experimental/__init__.py", EXPERIMENTAL),
         ("experimental/partitioners.py", PARTITIONERS),
+        ("experimental/rpc.py", RPC),
         ("compat/__init__.py", {"v1"}),
         ("compat/v1/__init__.py", COMPAT_V1),
         ("compat/v1/experimental.py", COMPAT_V1_EXPERIMENTAL),

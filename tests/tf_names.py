@@ -96,6 +96,13 @@ InputOptions(
 RunOptions(
     experimental_enable_dynamic_batch_size=True, experimental_bucketizing_dynamic_shape=False,
     experimental_xla_options=None)
+Server(
+    server_or_cluster_def, job_name=None, task_index=None, protocol=None, config=None, start=True)
+Server.create_local_server(config=None, start=True)
+Server.join()
+Server.server_def
+Server.start()
+Server.target
 experimental.CommunicationImplementation.AUTO
 experimental.CommunicationImplementation.RING
 experimental.CommunicationImplementation.NCCL
@@ -122,6 +129,13 @@ experimental.partitioners.FixedShardsPartitioner(num_shards)
 experimental.partitioners.MinSizePartitioner(
     min_shard_bytes=262144, max_shards=1, bytes_per_string=16)
 experimental.partitioners.MaxSizePartitioner(max_shard_bytes, max_shards=None, bytes_per_string=16)
+experimental.rpc.Server
+experimental.rpc.Server.create(rpc_layer, address)
+experimental.rpc.Server.register(method_name, func)
+experimental.rpc.Server.start()
+experimental.rpc.Client
+experimental.rpc.Client.create(rpc_layer, address, name='', timeout_in_ms=0)
+experimental.rpc.Client.call(method_name, args=None, output_specs=None, timeout_in_ms=0)
 experimental.PreemptionCheckpointHandler(
     cluster_resolver, checkpoint_or_checkpoint_manager, checkpoint_dir=None,
     termination_config=None)
@@ -282,6 +296,8 @@ compat.v1.ReduceOp
 compat.v1.ReductionToOneDevice(reduce_to_device=None, accumulation_fn=None)
 compat.v1.ReplicaContext
 compat.v1.RunOptions
+compat.v1.Server(
+    server_or_cluster_def, job_name=None, task_index=None, protocol=None, config=None, start=True)
 compat.v1.StrategyExtended
 compat.v1.cluster_resolver.SimpleClusterResolver
 
@@ -369,9 +385,7 @@ REPLACED = {
 SERVERS = "parameter servers"
 FIT = "fit and Estimator"
 TO_COME = {
-    "Server": SERVERS,
     "compat.v1.ParameterServerStrategy": SERVERS,
-    "compat.v1.Server": SERVERS,
     "compat.v1.experimental.ParameterServerStrategy": SERVERS,
     "contrib.DistributeConfig": FIT,
     "contrib.ParameterServerStrategy": SERVERS,

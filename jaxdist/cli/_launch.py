@@ -11,6 +11,7 @@ from jaxdist.cli._launch_files import add_file_options, check_options, print_fil
 from jaxdist.errors import ArgumentError
 
 _TRAIN = "train"
+_WITH_SERVERS = "parameter_server"
 ParseArguments = Callable[[Sequence[str]], argparse.Namespace]
 
 
@@ -116,7 +117,7 @@ def launch_processes(arguments: argparse.Namespace, parse: ParseArguments) -> in
             f"Pass for instance: jaxdist launch {given} script.py"
         )
     check_options(arguments)
-    made = _make_program(program, arguments.is_module, parse)
+    made = _make_program(program, arguments.is_module, parse, has_servers=has_servers)
     if has_servers:
         return launch_with_servers(arguments, made)
     if arguments.target is not None:
@@ -136,13 +137,26 @@ def launch_processes(arguments: argparse.Namespace, parse: ParseArguments) -> in
     return launch(job)
 
 
-def _make_program(program: Sequence[str], is_module: bool, parse: ParseArguments) -> Program:
+def _make_program(
+    program: Sequence[str], is_module: bool, parse: ParseArguments, *, has_servers: bool
+) -> Program:
     if is_module or program[0] != _TRAIN:
         command = make_command(program[0], program[1:], is_module=is_module)
         return Program(command, None if is_module else program[0])
     # Mistakes are found here, and not once in each process.
     given = parse(program)
-    jobs.load_job_config(given.config, given.overrides)
+    kind = jobs.load_job_config(given.config, given.overrides).values.strategy.kind
+    if has_servers != (kind == _WITH_SERVERS):
+        options, others = ("--ps and --workers", "-n")
+        if not has_servers:
+            options, others = others, options
+        raise ArgumentError(
+            f"jaxdist launch was given {options}, and strategy.kind of {given.config} is {kind!r}."
+            "\n\nParameter servers and workers are for the kind 'parameter_server', and equal "
+            "processes for the other kinds.\n\n"
+            f"Pass {others}, or --set strategy.kind="
+            f"{_WITH_SERVERS if has_servers else 'multi_worker_mirrored'}."
+        )
     command = [sys.executable, "-m", "jaxdist", *program]
     return Program(command, given.config, is_training=True)
 

@@ -50,8 +50,8 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         default=None,
         help=(
-            "parameter servers and workers run `jaxdist server` and not the script; dataset "
-            "functions are then those of --module"
+            "parameter servers and workers run `jaxdist server` and not the script, as they do for "
+            "train; dataset functions are then those of --module"
         ),
     )
     group.add_argument(
@@ -113,7 +113,8 @@ def launch_with_servers(arguments: argparse.Namespace, program: Program) -> int:
     grace = arguments.grace_seconds
     job = ClusterJob(
         program.command,
-        plain if arguments.plain_servers else program.command,
+        # `jaxdist train` is the program of the chief alone.
+        plain if arguments.plain_servers or program.is_training else program.command,
         arguments.ps,
         arguments.workers,
         devices_per_process=arguments.devices_per_process,

@@ -53,6 +53,13 @@ def add_server(
     parser.set_defaults(command=run_server)
 
 
+def make_server_arguments() -> argparse.Namespace:
+    """Return the arguments of the task that TF_CONFIG names."""
+    return argparse.Namespace(
+        type=None, index=None, module=[], snapshot_directory=None, snapshot_seconds=60.0
+    )
+
+
 def run_server(arguments: argparse.Namespace) -> int:
     """Run the task, and return when it is ended.
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from jaxdist import jobs
 from jaxdist._devices import runtime
+from jaxdist.cli._server import make_server_arguments, run_server
 from jaxdist.errors import BackendStartedError
 from jaxdist.jobs import TrainingReport
 
@@ -17,6 +18,8 @@ def train(arguments: argparse.Namespace) -> int:
     """Train a job and print the result. Return 0, or 130 after Ctrl-C."""
     loaded = jobs.load_job_config(arguments.config, arguments.overrides)
     config = loaded.values
+    if jobs.is_server_task(config):
+        return run_server(make_server_arguments())
     # In a job of several processes one of them speaks for all.
     console = Console(file=sys.stdout, quiet=not jobs.is_chief(config))
     # Before JAX starts: a finished run needs no device.
@@ -58,6 +61,8 @@ def format_final_line(report: TrainingReport) -> str:
 def format_interrupted_line(report: TrainingReport, folder: Path) -> str:
     """Return where training stopped, and where the next run starts."""
     stopped = f"stopped by Ctrl-C after step {report.steps}; nothing was saved half-way. "
+    if report.next_step == report.steps:
+        stopped = f"stopped by Ctrl-C after step {report.steps}, which was saved. "
     if report.next_step is None:
         return stopped + "There is no checkpoint yet: the next run starts from the beginning."
     return stopped + (

@@ -13,6 +13,7 @@ from jaxdist.jobs._run.train import train as train
 from jaxdist.jobs._strategy.build import count_cpu_devices as count_cpu_devices
 from jaxdist.jobs._strategy.build import has_cluster as has_cluster
 from jaxdist.jobs._strategy.build import is_chief as is_chief
+from jaxdist.jobs._strategy.build import is_server_task as is_server_task
 from jaxdist.jobs._strategy.build import make_strategy as make_strategy
 from jaxdist.jobs._task import Task as Task
 from jaxdist.jobs._tasks import TASKS as TASKS

@@ -16,12 +16,14 @@ from jaxdist._strategies import Strategy, check_strategy
 from jaxdist._typing import PyTree
 from jaxdist._validate import CallerRename, as_integer, check_instance
 from jaxdist._values import PerReplica
+from jaxdist.errors import UnsupportedError
 from jaxdist.jobs._config.checks import MOST_ROWS, check_rules
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._optimizer import make_optimizer
 from jaxdist.jobs._partitions import PARTITIONS, UPDATES
 from jaxdist.jobs._strategy.build import count_replicas
+from jaxdist.jobs._tables import find_tables
 
 Measures = Mapping[str, float]
 C = TypeVar("C", bound=JobConfig)
@@ -213,6 +215,16 @@ class Task(abc.ABC, Generic[C]):
 
         with strategy.scope():
             model, optimizer = nnx.eval_shape(make) if abstract else make()
+            tables = find_tables(model)
+            if tables and abstract:
+                raise UnsupportedError(
+                    f"{type(self).__name__}.build was called with abstract=True, and the model has "
+                    f"the table {next(iter(tables))!r}.\n\n"
+                    "A table is on parameter servers, of which no plan is made.\n\n"
+                    "Run the job with few rows and few steps: --set model.rows=1024."
+                )
+            for table in tables.values():
+                table.create()
         # With replicated parameters, `sharded_update` places its own state.
         if asked.partition != "replicated":
             partition.place(strategy, (model, optimizer), placed.make_rules(asked.whole_below))

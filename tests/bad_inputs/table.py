@@ -9,6 +9,8 @@ from tests.bad_inputs import (
     calls_data,
     calls_devices,
     calls_preemption,
+    calls_rpc,
+    calls_servers,
     calls_sharding,
     calls_strategies,
     calls_training,
@@ -28,6 +30,8 @@ CALLS: dict[str, Call] = {
     **calls_cost.CALLS,
     **calls_clusters.CALLS,
     **calls_preemption.CALLS,
+    **calls_rpc.CALLS,
+    **calls_servers.CALLS,
     **calls_sharding.CALLS,
 }
 
@@ -43,6 +47,7 @@ MADE_BY_JAXDIST = {
     "jaxdist.data.Examples",
     "jaxdist.data.Files",
     "jaxdist.data.OptionalBatch",
+    "jaxdist.experimental.rpc.StatusOrResult",
     "jaxdist.tpu.TPUSystem",
     "jaxdist.tpu.experimental.TPUSystemMetadata",
     "jaxdist.jobs.LoadedConfig",

@@ -25,6 +25,7 @@ MODULES = (
     jaxdist.config,
     jaxdist.experimental,
     jaxdist.experimental.partitioners,
+    jaxdist.experimental.rpc,
     jaxdist.nn,
     jaxdist.partition,
     jaxdist.testing,

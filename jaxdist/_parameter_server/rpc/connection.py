@@ -1,5 +1,6 @@
 """The client's connection to its server, and the threads in which calls wait."""
 
+import math
 import threading
 import time
 import weakref
@@ -17,8 +18,8 @@ from jaxdist._parameter_server.transport.threads import Threads
 from jaxdist._validate import CallerRename, show
 from jaxdist.errors import OtherProcessError, ProgramMismatchError
 
-# As many as a server answers at a time.
-_MOST_CALLS = 128
+# Of one client at a time; further calls wait. A server answers those of many clients.
+_MOST_CALLS = 64
 
 
 class Connection:
@@ -46,9 +47,13 @@ class Connection:
         Raises:
             DeadlineExceededError: It did not answer in time.
         """
-        deadline = time.monotonic() + get_seconds(self._seconds)
-        self._channel.wait_until_ready(deadline - time.monotonic())
-        reply = self._channel.call(Message(LIST), max(deadline - time.monotonic(), 0))
+        seconds = get_seconds(self._seconds)
+        deadline = time.monotonic() + seconds
+        try:
+            self._channel.wait_until_ready(seconds)
+            reply = self._channel.call(Message(LIST), _count_seconds(deadline))
+        except OtherProcessError as error:
+            raise _rename(error, LIST, "Client.create") from None
         found = reply.fields.get("methods")
         try:
             return {str(name): read_signature(described) for name, described in found or ()}
@@ -90,14 +95,24 @@ class Connection:
 def _call(
     channel: Channel, fields: Mapping[str, Any], arrays: tuple[np.ndarray, ...], deadline: float
 ) -> Message:
-    left = max(deadline - time.monotonic(), 0.0)
+    left = _count_seconds(deadline)
     try:
-        return channel.call(Message(CALL, {**fields, "seconds": left}, arrays), left)
+        with CallerRename("Channel.call", "Client.call"):
+            return channel.call(Message(CALL, {**fields, "seconds": left}, arrays), left)
     except OtherProcessError as error:
-        # The transport knows one method for all functions.
-        text = str(error).replace(repr(CALL), repr(fields["name"]))
-        error.args = (text.replace("pass seconds=", "pass timeout_in_ms="),)
-        raise
+        raise _rename(error, CALL, fields["name"]) from None
+
+
+def _count_seconds(deadline: float) -> float:
+    """Return the seconds until a deadline, in whole milliseconds."""
+    return math.ceil(max(deadline - time.monotonic(), 0.0) * 1000) / 1000
+
+
+def _rename(error: OtherProcessError, method: str, name: str) -> OtherProcessError:
+    # The transport knows one method for all functions.
+    text = str(error).replace(repr(method), repr(name))
+    error.args = (text.replace("pass seconds=", "pass timeout_in_ms="),)
+    return error
 
 
 def _close(channel: Channel, threads: Threads) -> None:

@@ -41,10 +41,7 @@ class StatusOrResult:
         """Return whether the call was successful. Waits until it has ended.
 
         Returns:
-            True or False.
-
-        Example:
-            `client.add(1, 2).is_ok()`
+            False if the call ended with an error, which `get_error` tells.
         """
         return self._wait() is None
 

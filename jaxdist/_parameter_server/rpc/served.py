@@ -69,7 +69,7 @@ class Methods:
         method = self._methods.get(name)
         if method is None:
             raise InvalidArgumentError(
-                f"{name[:80]!r} is not registered on this server.\n\n"
+                f"A call was given method_name={name[:80]!r}, which this server does not have.\n\n"
                 f"Its methods are {sorted(self._methods)}.\n\n"
                 "Call one of these, or register it before the server is started."
             )

@@ -8,12 +8,14 @@ from jaxdist._parameter_server.rpc.client import RESERVED
 from jaxdist._parameter_server.rpc.served import CALL, LIST, Methods, make_method
 from jaxdist._parameter_server.rpc.structures import is_sendable
 from jaxdist._parameter_server.rpc.values import check_not_traced
-from jaxdist._parameter_server.transport import Listener, serve
+from jaxdist._parameter_server.transport import Limits, Listener, serve
 from jaxdist._parameter_server.transport.connect import check_layer, split_address
 from jaxdist._validate import CallerRename, as_flag, check_callable, check_text, show
 from jaxdist.errors import ArgumentError, ContextError
 
 _LONGEST_NAME = 200
+# Calls that wait for others to end are answered too, so these are more than the transport's.
+_LIMITS = Limits(calls=2048)
 
 
 class Server:
@@ -181,7 +183,9 @@ class Server:
             if self._listener is None:
                 handlers = {CALL: self._methods.call, LIST: self._methods.list_all}
                 with CallerRename("serve", "Server.start"):
-                    self._listener = serve(self._address, handlers, layer=self._layer)
+                    self._listener = serve(
+                        self._address, handlers, layer=self._layer, limits=_LIMITS
+                    )
                 self._stop = weakref.finalize(self, self._listener.stop)
 
     def stop(self) -> None:

@@ -19,6 +19,8 @@ from jaxdist.errors import (
     ShapeError,
 )
 
+_KINDS = {ARRAY, *NUMBERS}
+
 
 def _suggest(name: str) -> str:
     return (
@@ -64,7 +66,7 @@ class Signature:
         if (
             not isinstance(kinds, list)
             or len(kinds) != len(arrays)
-            or not all(kind == ARRAY or kind in NUMBERS for kind in kinds)
+            or not all(isinstance(kind, str) and kind in _KINDS for kind in kinds)
         ):
             raise ProgramMismatchError(
                 f"A call of {method!r} has {len(arrays)} array(s) and kinds={show(kinds)}.\n\n"
@@ -86,7 +88,7 @@ class Signature:
             return
         given = format_tree(structure, [_describe(leaf) for leaf in leaves])
         raise ArgumentError(
-            f"{method!r} was called with the arguments {given}, and takes {self}.\n\n"
+            f"A call of {method!r} was given args={given}, and the method takes {self}.\n\n"
             "Arguments have the number and the structure that the server registered: the same "
             "dicts, lists, tuples and None.\n\n"
             "Pass these arguments, or register the function with another input_signature."
@@ -108,7 +110,7 @@ def _read(
     if kind != ARRAY or array.dtype != dtype:
         found = f"the {kind} {array}" if kind != ARRAY else _describe(array)
         raise InvalidArgumentError(
-            f"{method!r} was called with {found} for array {number + 1} of {signature}.\n\n"
+            f"A call of {method!r} was given {found} as array {number + 1} of args={signature}.\n\n"
             f"An array has the dtype that the server registered, {spec.dtype}. A number of Python "
             "becomes that dtype where it keeps its value.\n\n"
             f"Pass jnp.asarray(value, {spec.dtype!r})."
@@ -117,8 +119,9 @@ def _read(
     if len(spec.dims) != array.ndim or wanted != [*array.shape]:
         known = "".join(f", with {name}={size} here" for name, size in sizes.items())
         raise ShapeError(
-            f"{method!r} was called with {_describe(array)} for array {number + 1} of {signature}."
-            f"\n\nAn array has the shape that the server registered, {spec}{known}.\n\n"
+            f"A call of {method!r} was given {_describe(array)} as array {number + 1} of "
+            f"args={signature}.\n\n"
+            f"An array has the shape that the server registered, {spec}{known}.\n\n"
             "Pass an array of that shape, or register the function with another input_signature."
         )
     return as_jax(array)

@@ -20,6 +20,8 @@ _ACCEPTS: dict[str, tuple[Any, ...]] = {
     "float": (jnp.floating, jnp.complexfloating),
     "complex": (jnp.complexfloating,),
 }
+# The kinds of dtypes that NumPy gives these numbers.
+_STORED = {"bool": "b", "int": "iu", "float": "f", "complex": "c"}
 
 
 def check_not_traced(caller: str) -> None:
@@ -94,13 +96,16 @@ def _make_type_error(caller: str, name: str, leaf: Any) -> ArgumentTypeError:
     return ArgumentTypeError(
         f"{caller} was given {name}={show(leaf)}.\n\n"
         "What is sent are numbers, and arrays of JAX or NumPy whose dtype is a number or bool.\n\n"
-        "Pass a Variable as variable.value, a random key as jax.random.key_data(key), and a text "
+        "Pass a Variable as variable.value(), a random key as jax.random.key_data(key), and a text "
         "as an array of its bytes."
     )
 
 
 def fits(kind: str, value: np.ndarray, dtype: np.dtype) -> bool:
     """Whether a number of Python keeps its value as this dtype, up to rounding."""
+    # Another process says what kind it is.
+    if value.dtype.kind not in _STORED[kind]:
+        return False
     if not any(jnp.issubdtype(dtype, accepted) for accepted in _ACCEPTS[kind]):
         return False
     if jnp.issubdtype(dtype, jnp.integer):

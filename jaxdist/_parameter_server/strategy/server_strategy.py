@@ -90,12 +90,11 @@ class ServerStrategy(Strategy):
             own["shape"], own["dtype"], self._partitioner, own.pop("initial_value"), name
         )
         if len(shards) == 1:
-            return ServerVariable(shards[0].make_value(), **own)
-        own["shape"] = None
-        parts = [
-            ServerVariable(shard.make_value(), **{**own, "name": f"{name}/part_{n}"})
-            for n, shard in enumerate(shards)
-        ]
+            return ServerVariable(shards[0].make_value, **own)
+        parts = []
+        for n, shard in enumerate(shards):
+            given = {**own, "shape": shard.shape, "name": f"{name}/part_{n}"}
+            parts.append(ServerVariable(shard.make_value, **given))
         return ShardedVariable(parts, name=name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:

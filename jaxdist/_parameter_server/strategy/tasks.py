@@ -102,7 +102,8 @@ class RemoteTasks:
             for n, c in enumerate(channels[len(cluster.ps) :])
         ]
         # At the end of the process, the threads of the coordinator end first.
-        weakref.finalize(self, _close_all, self.storage, list(channels)).atexit = False
+        ending = weakref.finalize(self, _close_all, self.storage, list(channels))
+        ending.atexit = False  # pyrefly: ignore[missing-attribute]
         for n, server in enumerate(servers):
             found = server.hello(client)
             if found["task"] != f"ps:{n}":

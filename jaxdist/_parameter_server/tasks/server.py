@@ -13,7 +13,7 @@ from jaxdist._parameter_server.server import VariableServer, make_handlers
 from jaxdist._parameter_server.tasks.server_def import CALLER, ServerDef, read_server_def
 from jaxdist._parameter_server.tasks.worker_service import WorkerService
 from jaxdist._parameter_server.transport import Handler, Listener, Message, serve
-from jaxdist._validate import show
+from jaxdist._validate import as_flag, as_number, as_path, show
 from jaxdist.errors import ArgumentTypeError, ContextError, UnsupportedError
 
 _DIRECTORY = "JAXDIST_SNAPSHOT_DIRECTORY"
@@ -78,16 +78,18 @@ class Server:
         modules: Sequence[str] = (),
     ) -> None:
         self._def = read_server_def(server_or_cluster_def, job_name, task_index, protocol)
-        _check_config(config)
+        _check_config(CALLER, config)
         _check_modules(modules)
         self._modules = tuple(modules)
+        if snapshot_directory is not None:
+            as_path(CALLER, "snapshot_directory", snapshot_directory, "snapshots")
         self._directory = snapshot_directory or os.environ.get(_DIRECTORY) or None
-        self._seconds = snapshot_seconds
+        self._seconds = as_number(CALLER, "snapshot_seconds", snapshot_seconds, least=0.0)
         self._variables: VariableServer | None = None
         self._worker: WorkerService | None = None
         self._listener: Listener | None = None
         self._is_stopped = threading.Event()
-        if start:
+        if as_flag(CALLER, "start", start):
             self.start()
 
     def start(self) -> None:
@@ -206,7 +208,9 @@ class Server:
         Source:
             `tf.distribute.Server.create_local_server`.
         """
-        return Server({"local": ["localhost:0"]}, config=config, start=start)
+        caller = f"{CALLER}.create_local_server"
+        _check_config(caller, config)
+        return Server({"local": ["127.0.0.1:0"]}, start=as_flag(caller, "start", start))
 
     def _make_handlers(self) -> dict[str, Handler]:
         job, index = self._def.job_name, self._def.task_index
@@ -246,10 +250,10 @@ class Server:
         return f"Server({self._def.job_name}:{self._def.task_index}, {self._def.address})"
 
 
-def _check_config(config: Any) -> None:
+def _check_config(caller: str, config: Any) -> None:
     if config is not None:
         raise UnsupportedError(
-            f"{CALLER} was given config={show(config)}.\n\n"
+            f"{caller} was given config={show(config)}.\n\n"
             "It configures sessions and devices of TensorFlow, which are not there.\n\n"
             "Leave it out. JAX is configured by jax.config and by environment variables."
         )

@@ -67,14 +67,29 @@ def read_server_def(
             "It is a ClusterSpec, a dict from jobs to addresses, or a ServerDef.\n\n"
             f"Pass for instance {_EXAMPLE}."
         )
-    cluster = ClusterSpec(given)
-    if protocol not in (None, "grpc"):
+    cluster = _read_cluster(given)
+    if protocol is not None and not (isinstance(protocol, str) and protocol == "grpc"):
         raise UnsupportedError(
             f"{CALLER} was given protocol={show(protocol)}.\n\nTasks speak gRPC.\n\n"
             "Leave protocol= out."
         )
     job = _find_job(cluster, job_name)
     return ServerDef(cluster, job, _find_index(cluster, job, task_index))
+
+
+def _read_cluster(given: Any) -> ClusterSpec:
+    try:
+        cluster = ClusterSpec(given)
+    except (ArgumentError, ArgumentTypeError) as error:
+        found, wanted = "ClusterSpec was given cluster", f"{CALLER} was given server_or_cluster_def"
+        raise type(error)(str(error).replace(found, wanted, 1)) from error
+    if not cluster:
+        raise ArgumentError(
+            f"{CALLER} was given server_or_cluster_def without a job.\n\n"
+            "A server is one of the tasks of a cluster.\n\n"
+            f"Pass for instance {_EXAMPLE}."
+        )
+    return cluster
 
 
 def _find_job(cluster: ClusterSpec, job_name: str | None) -> str:

@@ -30,6 +30,9 @@ from jaxdist.errors import (
 )
 
 _PROGRAMS = 256
+# A list of more arrays is a dataset.
+_MOST_LEAVES = 256
+_ARRAYS = (np.ndarray, np.generic, jax.Array)
 _Answer = tuple[dict[str, Any], Sequence[np.ndarray]]
 
 
@@ -172,14 +175,20 @@ class Session:
         function = find_function(fields.functions, fields.script, self._modules, self._index)
         with on_worker(self._index):
             value = self._made[fields.number] = function()
-        leaves = jax.tree.leaves(value)
-        is_arrays = all(isinstance(x, (np.ndarray, np.generic, jax.Array)) for x in leaves)
-        tree = describe_tree("A per-worker value", value) if is_arrays and leaves else None
+        tree = describe_tree("A per-worker value", value) if _is_value(value) else None
         return {"state": "done", "tree": tree}, ()
 
     def _forget(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             self._made.pop(number, None)
+
+
+def _is_value(value: Any) -> bool:
+    """Return whether what a function has made can be an argument of closures, and is no dataset."""
+    if not isinstance(value, (dict, list, tuple, *_ARRAYS)):
+        return False
+    leaves = jax.tree.leaves(value)
+    return 0 < len(leaves) <= _MOST_LEAVES and all(isinstance(x, _ARRAYS) for x in leaves)
 
 
 def _answer(future: "Future[_Answer]", seconds: float) -> Message:

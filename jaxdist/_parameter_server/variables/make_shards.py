@@ -1,12 +1,12 @@
 """How a new variable is cut into shards: the rows of each, and its first value."""
 
 import dataclasses
-import functools
 import inspect
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxdist._validate import as_array, is_array, show
@@ -97,7 +97,7 @@ def make_shards(
     # One maker of the whole for all shards, so that a function is called once.
     shared = initial_value
     if callable(initial_value) and not _find_arguments(initial_value, dims, dims):
-        shared = functools.cache(initial_value)
+        shared = _call_once(initial_value)
     return [
         Shard(
             (size, *dims[1:]),
@@ -106,6 +106,22 @@ def make_shards(
         )
         for size, start in zip(sizes, starts, strict=True)
     ]
+
+
+def _call_once(initialize: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function that returns the same value each time, but for traced values."""
+    found: list[Any] = []
+
+    def call() -> Any:
+        if found:
+            return found[0]
+        value = initialize()
+        # A traced value belongs to the program of one shard.
+        if not isinstance(value, jax.core.Tracer):
+            found.append(value)
+        return value
+
+    return call
 
 
 def _count_shards(

@@ -1,5 +1,6 @@
 """`RemoteServer`: a server that is another task, as `ServerLink`."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -44,17 +45,27 @@ class RemoteServer:
         variables = [{"name": c.name, "is_program": type(c.value) is bytes} for c in creations]
         arrays = [_to_array(c.value) for c in creations]
         return _read_created(
-            self._call("create", {"variables": variables, "client": client}, arrays)
+            self._call("create", {"variables": variables, "client": client}, arrays, _LONG_SECONDS)
         )
 
     def register_update(
         self, registration: UpdateRegistration, client: str = ""
     ) -> Mapping[str, tuple[bool, int]]:
         """Add an update program."""
-        given = registration
+        made: dict[str, tuple[bool, int]] = {}
+        # A message has first values for all of its variables, or an initialiser.
+        for has_values in (True, False):
+            own = {n: v for n, v in registration.variables.items() if (v is not None) == has_values}
+            if own:
+                init = None if has_values else registration.init
+                made |= self._register(
+                    dataclasses.replace(registration, variables=own, init=init), client
+                )
+        return made
+
+    def _register(self, given: UpdateRegistration, client: str) -> Mapping[str, tuple[bool, int]]:
         programs = [given.program] if given.init is None else [given.program, given.init]
-        held = () if given.init else given.variables.values()
-        slots = [x for own in held for x in own or ()]
+        slots = [x for own in given.variables.values() for x in own or ()]
         fields = {
             "key": given.key,
             "num_slots": given.num_slots,

@@ -9,6 +9,11 @@ import numpy as np
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.server import Change as ServerChange
+from jaxdist._parameter_server.variables.exported_initial import (
+    ExportedInitial,
+    export_initial,
+    is_known_form,
+)
 from jaxdist._parameter_server.variables.ports import (
     Addition,
     Port,
@@ -38,8 +43,8 @@ _OPS = {Change.ASSIGN: "assign", Change.ADD: "add", Change.SUBTRACT: "sub"}
 class Storage(Protocol):
     """The servers, as a variable uses them."""
 
-    def create(self, label: str, value: np.ndarray) -> str:
-        """Create a variable, and return its name on the servers."""
+    def create(self, label: str, value: np.ndarray | bytes) -> str:
+        """Create a variable of a value or an exported function; return its name there."""
         ...
 
     def read(self, name: str) -> np.ndarray:
@@ -108,9 +113,18 @@ class ServerVariable(Variable):
         made._remote_name, *made._copies = names
         return made
 
+    def _make_initial(self, initial_value: Any, dtype: Any, shape: Any) -> Any:
+        if callable(initial_value) and is_known_form(shape, dtype):
+            initial_value = export_initial(self._label, initial_value, shape, dtype)
+        if isinstance(initial_value, ExportedInitial):
+            return initial_value
+        return super()._make_initial(initial_value, dtype, shape)
+
     def _hold_initial(self, array: Any, layout: ReplicaMesh | None) -> None:
         self._set_up(tuple(array.shape), np.dtype(array.dtype), layout)
-        self._remote_name = self._storage.create(self._label, np.asarray(array))
+        is_program = isinstance(array, ExportedInitial)
+        value = array.content if is_program else np.asarray(array)
+        self._remote_name = self._storage.create(self._label, value)
         self._copies: list[str] = []
 
     def _set_up(self, shape: tuple[int, ...], dtype: Any, layout: ReplicaMesh | None) -> None:

@@ -116,8 +116,13 @@ class Servers:
             groups.setdefault(self.find_server(name), []).append(name)
         return dict(sorted(groups.items()))
 
-    def create(self, label: str, value: np.ndarray) -> str:
-        """Create a variable on the next server; return its name, which no other variable has."""
+    def create(self, label: str, value: np.ndarray | bytes) -> str:
+        """Create a variable on the next server; return its name, which no other variable has.
+
+        Args:
+            label: The name, if no variable has it.
+            value: The value, or the bytes of an exported function that makes it on the server.
+        """
         with self._lock:
             name, number = label, 0
             while name in self._place:

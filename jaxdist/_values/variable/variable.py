@@ -133,7 +133,8 @@ class Variable(
                 "Make it before, and use it in the function."
             )
         check_modes(self._label, synchronization, aggregation, in_scope=here.strategy is not None)
-        array = make_initial_array(self._label, initial_value, dtype, shape)
+        self._strategy = here.strategy
+        array = self._make_initial(initial_value, dtype, shape)
         check_aggregation(self._label, aggregation, array.dtype)
         reads = synchronization is VariableSynchronization.ON_READ
         self._trainable = (
@@ -145,12 +146,15 @@ class Variable(
             synchronization = VariableSynchronization.ON_WRITE
         self._synchronization = synchronization
         self._aggregation = aggregation
-        self._strategy = here.strategy
         self._hold_initial(array, here.layout)
         _Process.has_variables = True
 
     # `__new__` takes any arguments; without this, tools that show parameters would show those.
     __signature__ = inspect.Signature([*inspect.signature(__init__).parameters.values()][1:])
+
+    def _make_initial(self, initial_value: Any, dtype: Any, shape: Any) -> Any:
+        """Return the first value."""
+        return make_initial_array(self._label, initial_value, dtype, shape)
 
     def _hold_initial(self, array: Any, layout: ReplicaMesh | None) -> None:
         """Place the variable, and store its first value."""

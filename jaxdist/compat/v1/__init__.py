@@ -7,6 +7,7 @@ from jaxdist._collectives import NcclAllReduce as NcclAllReduce
 from jaxdist._collectives import ReduceOp as ReduceOp
 from jaxdist._collectives import ReductionToOneDevice as ReductionToOneDevice
 from jaxdist._not_there import explain_missing as _explain_missing
+from jaxdist._parameter_server import Server as Server
 from jaxdist._program import RunOptions as RunOptions
 from jaxdist._replica import ReplicaContext as ReplicaContext
 from jaxdist._strategies import StrategyExtended as StrategyExtended

@@ -100,11 +100,15 @@ class Run:
             )
             self.step, self.was_interrupted = end.step, end.was_interrupted
             if self.was_interrupted:
-                # See Note [Ctrl-C between steps]: no step may run when the process exits.
-                self._wait_for(self.pending)
-                self._report_saved()
+                self._stop()
             else:
                 self._finish()
+
+    def _stop(self) -> None:
+        """End after Ctrl-C."""
+        # See Note [Ctrl-C between steps]: no step may run when the process exits.
+        self._wait_for(self.pending)
+        self._report_saved()
 
     def _describe(self) -> str:
         return describe_run(self.config, self.task, self.strategy, self.state.model)

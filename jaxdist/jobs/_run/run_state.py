@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from flax import nnx
 
 from jaxdist._checkpoints import Restored, put_into, to_plain
 from jaxdist._strategies import Strategy
@@ -13,6 +12,7 @@ from jaxdist._values import is_sharded
 from jaxdist.data import DistributedIterator
 from jaxdist.jobs._config.changes import Changed, find_changed_entries
 from jaxdist.jobs._run.metrics import History
+from jaxdist.jobs._tables import find_tables
 
 
 @dataclasses.dataclass
@@ -32,9 +32,11 @@ class RunState:
     history: History = dataclasses.field(default_factory=History)
 
     @property
-    def modules(self) -> dict[str, nnx.Pytree]:
+    def modules(self) -> dict[str, Any]:
         """What a checkpoint saves."""
-        return {"model": self.model, "optimizer": self.optimizer}
+        tables = {name: table.variable for name, table in find_tables(self.model).items()}
+        found = {"model": self.model, "optimizer": self.optimizer}
+        return {**found, "tables": tables} if tables else found
 
     def notes(self, identity: Mapping[str, Any], config: Any) -> dict[str, Any]:
         """Return the notes of a checkpoint."""

@@ -68,6 +68,16 @@ class ServerRun(Run):
         self.coordinator.join()
         super()._save(step, _)
 
+    def _stop(self) -> None:
+        self.coordinator.join()
+        # Steps that wait in the queue at Ctrl-C have their batches already. They are few, so they
+        # run, and what they trained is saved. A second Ctrl-C may come while a step is scheduled:
+        # that step has changed the state, and is not counted.
+        scheduled = self.coordinator.statistics().scheduled
+        if scheduled == self.step - self.first_step and self.step not in self.checkpoints.steps():
+            self._save(self.step, None)
+        self._report_saved()
+
     def _make_metrics(self, found: dict[str, Any]) -> dict[str, Any]:
         counts = self.coordinator.statistics()
         own = {

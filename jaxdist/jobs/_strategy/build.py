@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxdist import tpu
-from jaxdist._parameter_server import ParameterServerStrategy
+from jaxdist._parameter_server import MinSizePartitioner, ParameterServerStrategy
 from jaxdist._planning import assign_slices, find_logical_shape
 from jaxdist._strategies import (
     MirroredStrategy,
@@ -32,6 +32,9 @@ from jaxdist.jobs._config.schema import JobConfig, StrategyConfig, check_config
 from jaxdist.jobs._partitions import PARTITIONS
 from jaxdist.jobs._strategy.slices import add_slices, count_device_slices, get_slice_index
 from jaxdist.tpu.experimental import initialize_tpu_system
+
+# The bytes of a shard of a variable, at least.
+_LEAST_SHARD = 2**20
 
 
 def make_strategy(config: JobConfig) -> Strategy:
@@ -104,6 +107,19 @@ def is_chief(config: JobConfig) -> bool:
     return own not in tasks or next(iter(tasks)) == own
 
 
+def is_server_task(config: JobConfig) -> bool:
+    """Return whether this process is a parameter server or a worker of TF_CONFIG.
+
+    Example:
+        >>> from jaxdist.jobs import DigitsConfig
+        >>> is_server_task(DigitsConfig())
+        False
+    """
+    if config.strategy.kind != "parameter_server":
+        return False
+    return TFConfigClusterResolver().task_type in ("ps", "worker")
+
+
 def has_cluster(config: JobConfig) -> bool:
     """Return whether the devices of this process are chosen by what started it."""
     several = config.strategy.kind == "multi_worker_mirrored"
@@ -128,13 +144,24 @@ def _make_with_servers(asked: StrategyConfig) -> Strategy:
     """Return the strategy on the tasks of `TF_CONFIG`, or with all tasks in this process."""
     bound = None if asked.max_staleness == "any" else asked.max_staleness
     resolver: ClusterResolver = TFConfigClusterResolver()
-    if "ps" not in resolver.cluster_spec().jobs:
+    if resolver.cluster_spec() and "ps" not in resolver.cluster_spec().jobs:
+        raise ConfigError(
+            "strategy.kind is 'parameter_server', and the cluster of TF_CONFIG has the jobs "
+            f"{resolver.cluster_spec().jobs} and no parameter servers (ps).\n\n"
+            "Variables are on parameter servers.\n\n"
+            "Start the tasks with jaxdist launch --ps 1 --workers 2 train CONFIG, or unset "
+            "TF_CONFIG to have them all in this process."
+        )
+    if not resolver.cluster_spec():
         jobs = {"chief": 1, "ps": asked.servers, "worker": asked.workers}
         spec = {job: [f"{job}{n}:0" for n in range(count)] for job, count in jobs.items()}
         resolver = SimpleClusterResolver(
             ClusterSpec(spec), task_type="chief", task_id=0, rpc_layer="local"
         )
-    return ParameterServerStrategy(resolver, max_staleness=bound)
+    servers = len(resolver.cluster_spec().job_tasks("ps"))
+    # Small variables stay whole, a table of many rows has a part on each server.
+    partitioner = MinSizePartitioner(_LEAST_SHARD, servers) if servers > 1 else None
+    return ParameterServerStrategy(resolver, partitioner, max_staleness=bound)
 
 
 def _make_tpu(virtual_slice: str, asked: StrategyConfig) -> Strategy:

@@ -75,7 +75,7 @@ def main(port: str) -> None:
     server = rpc.Server.create("grpc", f"localhost:{port}")
     server.register("count", count, [INT])
     server.register("pid", lambda: os.getpid())
-    server.register("read", lambda: seen.value)
+    server.register("read", lambda: seen.value())
     server.register("hang", lambda: threading.Event().wait(), concurrent=True)
     server.start()
     print(server.address, flush=True)

@@ -2,6 +2,8 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
@@ -107,7 +109,7 @@ def test_equal_names_of_dimensions_are_equal_sizes_within_a_call() -> None:
         result = client.dot(np.ones(2, np.float32), np.ones(3, np.float32))
         code, text = result.get_error()
         assert code == 3
-        assert "float32[3] for array 2" in text
+        assert "float32[3] as array 2" in text
         assert "n=2" in text
 
 
@@ -163,7 +165,7 @@ def test_another_dtype_or_shape_is_an_error_of_the_server(wrong: Any) -> None:
         for result in (client.addition(wrong, 1), client.call("addition", [wrong, 1])):
             assert not result.is_ok()
             assert result.get_error()[0] == 3
-            with pytest.raises(InvalidArgumentError, match="'addition' was called with"):
+            with pytest.raises(InvalidArgumentError, match="A call of 'addition' was given"):
                 result.get_value()
 
 
@@ -178,13 +180,15 @@ def test_another_structure_raises_at_once_by_attribute_and_is_a_status_by_call(a
                 method(*args)
         code, text = client.call("addition", args).get_error()
         assert code == 3
-        assert "'addition' was called with the arguments" in text
+        assert "A call of 'addition' was given args=" in text
 
 
 def test_lists_and_tuples_are_different_structures() -> None:
     with serve_methods({"first": (lambda x: x[0], [[INT, INT]])}, "local") as (_, client):
         assert client.first_blocking([1, 2]) == 1
-        with pytest.raises(ArgumentError, match=r"\(\(int, int\),\), and takes \(\[int32"):
+        with pytest.raises(
+            ArgumentError, match=r"\(\(int, int\),\), and the method takes \(\[int32"
+        ):
             client.first((1, 2))
 
 
@@ -362,3 +366,52 @@ def test_a_method_that_the_server_has_not_is_an_attribute_error_that_lists_the_o
         assert not hasattr(client, "nothing")
         with pytest.raises(MissingNameError, match=r"'nothing'(.|\n)*\['addition'\]"):
             _ = client.nothing
+
+
+@pytest.fixture
+def x64() -> Iterator[Callable[[bool], None]]:
+    """What turns 64 bits on and off, for all threads."""
+    before = jax.config.read("jax_enable_x64")
+    yield lambda value: jax.config.update("jax_enable_x64", value)
+    jax.config.update("jax_enable_x64", before)
+
+
+def test_64_bits_arrive_where_they_are_on_and_are_refused_where_they_were_turned_off(
+    x64: Callable[[bool], None],
+) -> None:
+    x64(True)
+    wide = jax.ShapeDtypeStruct((), jnp.float64)
+    with serve_methods({"third": (lambda x: x / 3, [wide])}) as (_, client):
+        assert client.third_blocking(1.0) == 1 / 3
+        assert client.third_blocking(np.float64(1)).dtype == np.float64
+        x64(False)
+        code, text = client.third(np.float64(1)).get_error()
+        assert code == 12
+        assert "float64 would become one of float32" in text
+
+
+def test_an_array_of_which_parts_are_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    array = jnp.arange(3)
+    with serve_methods(ADD, "local") as (_, client):
+        monkeypatch.setattr(type(array), "is_fully_addressable", property(lambda self: False))
+        with pytest.raises(UnsupportedError, match="parts are on other processes"):
+            client.call("addition", [array, 1])
+
+
+def test_the_name_of_a_client_is_a_text_and_in_its_repr() -> None:
+    with serve_methods(ADD, "local") as (server, client):
+        with pytest.raises(ArgumentTypeError, match="name=3"):
+            rpc.Client.create("local", server.address, name=3)  # type: ignore[arg-type]
+        named = rpc.Client.create("local", server.address, name="eval")
+        assert repr(named) == f"<rpc.Client 'eval' of {server.address}>"
+        assert repr(client) == f"<rpc.Client of {server.address}>"
+        named.close()
+
+
+def test_an_error_that_is_none_of_a_call_is_raised_as_it_is() -> None:
+    reply: Future[Any] = Future()
+    reply.set_exception(RuntimeError("a fault of a library"))
+    result = rpc.StatusOrResult(reply, lambda reply: reply, None)
+    for method in (result.is_ok, result.get_error, result.get_value):
+        with pytest.raises(RuntimeError, match="a fault of a library"):
+            method()

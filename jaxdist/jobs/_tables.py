@@ -1,0 +1,35 @@
+"""`Table`: a large variable of a model that optimizers and gradients do not see."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flax import nnx
+
+
+class Table:
+    """A variable of which a step reads and changes some rows.
+
+    It is an attribute of an NNX module. NNX does not look into it: a `jaxdist.Variable` itself
+    would be a leaf of the model, and its whole value would move with the model.
+
+    Args:
+        make: Makes the variable, in the scope of the strategy.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self.variable: Any = None
+
+    def create(self) -> None:
+        """Make the variable. A model that is only planned makes none."""
+        self.variable = self._make()
+
+
+def find_tables(model: nnx.Module) -> Mapping[str, Table]:
+    """Return the tables of a model, by the names of their attributes."""
+    found = {}
+    for path, node in nnx.iter_graph(model):
+        if isinstance(node, nnx.Module):
+            own = ((name, x) for name, x in vars(node).items() if isinstance(x, Table))
+            found.update({".".join(map(str, (*path, name))): table for name, table in own})
+    return found

@@ -1,0 +1,130 @@
+"""`jaxdist launch --ps`: parameter servers, workers and a chief."""
+
+import os
+import pathlib
+import re
+import signal
+
+import pytest
+
+from jaxdist.cli import main
+from tests.launching.launcher import is_gone, run_launcher, start_launcher, wait_until
+
+_SCRIPT = """
+import json, os, signal, sys, time, pathlib
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+name = f"{task['type']}_{task['index']}"
+print("pid", os.getpid(), flush=True)
+folder = pathlib.Path(sys.argv[1])
+starts = len(list(folder.glob(f"{name}.*")))
+(folder / f"{name}.{starts}").touch()
+for variable in ("JAXDIST_SECRET", "JAXDIST_SNAPSHOT_DIRECTORY"):
+    (folder / f"{variable}.{os.environ[variable].replace('/', '_')}").touch()
+"""
+_WAIT = "time.sleep(600)\n"
+
+
+def _write(folder: pathlib.Path, source: str) -> str:
+    path = folder / "cluster_script.py"
+    path.write_text(_SCRIPT + source)
+    return str(path)
+
+
+def _find_pids(text: str) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for name, pid in re.findall(r"^\[(\w+ \d+)\] pid (\d+)$", text, re.MULTILINE):
+        found.setdefault(name, []).append(int(pid))
+    return found
+
+
+def test_the_code_of_the_chief_is_that_of_the_launcher_and_nobody_is_left(
+    tmp_path: pathlib.Path,
+) -> None:
+    script = _write(tmp_path, "if task['type'] != 'chief':\n    " + _WAIT + "sys.exit(7)")
+    outcome = run_launcher("--ps", "1", "--workers", "2", script, str(tmp_path))
+    assert outcome.exit_code == 7, outcome.describe()
+    pids = _find_pids(outcome.stdout)
+    assert set(pids) <= {"ps 0", "worker 0", "worker 1", "chief 0"} and "chief 0" in pids
+    assert all(is_gone(pid) for own in pids.values() for pid in own)
+    assert "the chief ended with code 7" in outcome.stderr
+    # All tasks have one secret, and one folder for snapshots.
+    assert len(list(tmp_path.glob("JAXDIST_SECRET.*"))) == 1
+    assert len(list(tmp_path.glob("JAXDIST_SNAPSHOT_DIRECTORY.*"))) == 1
+
+
+def test_a_killed_server_and_worker_start_again_while_the_others_go_on(
+    tmp_path: pathlib.Path,
+) -> None:
+    script = _write(
+        tmp_path,
+        """
+if task["type"] == "chief" or (name == "ps_0" and starts) or (name == "worker_1" and starts):
+    pass
+elif name in ("ps_0", "worker_1"):
+    os.kill(os.getpid(), signal.SIGKILL)
+if task["type"] != "chief":
+    time.sleep(600)
+while not ((folder / "ps_0.1").exists() and (folder / "worker_1.1").exists()):
+    time.sleep(0.01)
+""",
+    )
+    outcome = run_launcher("--ps", "1", "--workers", "2", script, str(tmp_path))
+    assert outcome.exit_code == 0, outcome.describe()
+    assert "ps 0 was ended by signal SIGKILL, and is started again" in outcome.stderr
+    assert "worker 1 was ended by signal SIGKILL, and is started again" in outcome.stderr
+    assert len(list(tmp_path.glob("worker_0.*"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "said", "code"),
+    [
+        ("sys.exit(3)", "worker 0 ended with code 3 while the chief ran", 3),
+        ("sys.exit(0)", r"let the script call jaxdist.Server\(...\).join\(\) in them", 1),
+        ("os.kill(os.getpid(), 9)", "It was killed 5 times within 10 s of its start", 137),
+    ],
+)
+def test_a_worker_that_cannot_go_on_ends_the_job(
+    tmp_path: pathlib.Path, end: str, said: str, code: int
+) -> None:
+    script = _write(tmp_path, f"if name == 'worker_0':\n    {end}\n{_WAIT}")
+    outcome = run_launcher("--ps", "1", "--workers", "1", script, str(tmp_path))
+    assert outcome.exit_code == code, outcome.describe()
+    assert re.search(said, outcome.stderr)
+
+
+def test_a_chief_that_fails_starts_again_as_often_as_it_may(tmp_path: pathlib.Path) -> None:
+    script = _write(tmp_path, f"if name == 'chief_0':\n    sys.exit(0 if starts else 4)\n{_WAIT}")
+    arguments = ("--ps", "1", "--workers", "1", "--restarts", "1", script, str(tmp_path))
+    outcome = run_launcher(*arguments)
+    assert outcome.exit_code == 0, outcome.describe()
+    assert "Restart 1 of 1" in outcome.stderr
+    assert len(list(tmp_path.glob("ps_0.*"))) == 1
+
+
+def test_a_signal_to_the_launcher_ends_all(tmp_path: pathlib.Path) -> None:
+    script = _write(tmp_path, _WAIT)
+    with start_launcher("--ps", "1", "--workers", "1", script, str(tmp_path)) as job:
+        wait_until(lambda: len(list(tmp_path.glob("*_0.0"))) == 3, 60)
+        os.kill(job.pids[0], signal.SIGTERM)
+        (outcome,) = job.wait(60)
+    assert outcome.exit_code == 128 + signal.SIGTERM, outcome.describe()
+    assert all(is_gone(pid) for own in _find_pids(outcome.stdout).values() for pid in own)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--workers", "2", "x.py"), "--workers, and no --ps"),
+        (("--ps", "1", "x.py"), "no number of workers"),
+        (("--chief", "1", "--workers", "1", "x.py"), "no number of parameter servers"),
+        (("--ps", "1", "--workers", "1", "-n", "2", "x.py"), "--ps 1 and -n"),
+        (("--ps", "1", "--workers", "1", "--module", "m", "x.py"), "no --plain-servers"),
+        (("--ps", "1", "--workers", "1"), "was given no script"),
+        (("--ps", "0", "--workers", "1", __file__), "--ps=0"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_named(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["launch", *arguments]) == 2
+    assert said in capsys.readouterr().err

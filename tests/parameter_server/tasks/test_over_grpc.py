@@ -1,0 +1,383 @@
+"""Servers and workers over gRPC, all in this process: the same results as without messages."""
+
+import itertools
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jaxdist
+from jaxdist._launching import find_free_ports
+from jaxdist._parameter_server.coordinator import (
+    ClusterCoordinator,
+    experimental_get_current_worker_index,
+)
+from jaxdist._parameter_server.strategy.parameter_server import ParameterServerStrategy
+from jaxdist._parameter_server.transport import Message, connect
+from jaxdist._parameter_server.variables.remote_server import RemoteServer
+from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
+from jaxdist.errors import (
+    ArgumentError,
+    ClosureInputError,
+    ClusterError,
+    ContextError,
+    DeadlineExceededError,
+    JaxdistError,
+    NotFoundError,
+    OutOfRangeError,
+    PSUnavailableError,
+    UnknownError,
+    UnsupportedError,
+)
+from jaxdist.experimental import partitioners
+from tests.parameter_server.transport.task import poll
+
+X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+Y = X @ np.arange(8, dtype=np.float32).reshape(4, 2)
+
+
+def pairs() -> Iterator[Any]:
+    """Return batches of two sizes, as tuples."""
+    return itertools.cycle([(X[:32], Y[:32]), (X[32:52], Y[32:52])])
+
+
+def worker_numbers() -> Iterator[Any]:
+    """Return the number of the worker."""
+    number = experimental_get_current_worker_index()
+    return itertools.repeat({"n": np.int32(number), "none": None, "list": [np.float32(1)]})
+
+
+def three() -> Iterator[Any]:
+    """Return three numbers."""
+    return iter(np.arange(3.0, dtype=np.float32))
+
+
+def empty() -> Iterator[Any]:
+    """Return nothing."""
+    return iter(())
+
+
+def fails() -> Iterator[Any]:
+    """Raise."""
+    raise OSError("no such file")
+
+
+def of_strange_type() -> Iterator[Any]:
+    """Return batches that no message describes."""
+    return iter([nnx.State({"a": jnp.ones(2)})])
+
+
+class _Cluster:
+    """The servers and workers of a test, and a strategy that uses them."""
+
+    def __init__(self, ps: int, workers: int) -> None:
+        ports = iter(find_free_ports(ps + workers))
+        self.spec = ClusterSpec(
+            {
+                job: [f"127.0.0.1:{next(ports)}" for _ in range(count)]
+                for job, count in {"ps": ps, "worker": workers}.items()
+            }
+        )
+        self.servers = {
+            (job, index): jaxdist.Server(self.spec, job, index, modules=[__name__])
+            for job in ("ps", "worker")
+            for index in self.spec.task_indices(job)
+        }
+        self.coordinators: list[ClusterCoordinator] = []
+
+    def make(self, *arguments: Any, **options: Any) -> tuple[Any, ClusterCoordinator]:
+        resolver = SimpleClusterResolver(self.spec, task_type="chief", task_id=0)
+        strategy = ParameterServerStrategy(resolver, *arguments, **options)
+        self.coordinators.append(ClusterCoordinator(strategy))
+        return strategy, self.coordinators[-1]
+
+    def close(self) -> None:
+        for coordinator in self.coordinators:
+            coordinator._workers.stop()
+            coordinator._workers.join(30)
+            coordinator.strategy.storage.close()  # type: ignore[attr-defined]
+        for server in self.servers.values():
+            server.stop()
+
+
+@pytest.fixture
+def cluster() -> Iterator[_Cluster]:
+    made = _Cluster(2, 2)
+    yield made
+    made.close()
+
+
+def test_a_model_and_its_optimizer_train_as_on_one_device(cluster: _Cluster) -> None:
+    strategy, coordinator = cluster.make()
+    model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    alone = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    tx = optax.adam(0.05)
+    optimizer, its = (
+        nnx.Optimizer(model, tx, wrt=nnx.Param),
+        nnx.Optimizer(alone, tx, wrt=nnx.Param),
+    )
+
+    def take(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+        def loss_fn(m: Any) -> Any:
+            return ((m(x) - y) ** 2).mean()
+
+        loss, grads = nnx.value_and_grad(loss_fn)(model)
+        optimizer.update(model, grads)
+        return loss
+
+    def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+        return strategy.run(take, (model, optimizer, x, y))
+
+    for n in range(6):
+        x, y = X[8 * n : 8 * n + 8], Y[8 * n : 8 * n + 8]
+        found = coordinator.schedule(step, args=(model, optimizer, x, y)).fetch()
+        np.testing.assert_allclose(found, take(alone, its, x, y), rtol=1e-5)
+    np.testing.assert_allclose(model.kernel[...], alone.kernel[...], rtol=1e-5)
+
+
+def test_batches_come_from_the_workers_and_may_have_several_shapes(cluster: _Cluster) -> None:
+    strategy, coordinator = cluster.make()
+    with strategy.scope():
+        rows = jaxdist.Variable(0, name="rows")
+        calls = jaxdist.Variable(0, name="calls")
+
+    def step(iterator: Any) -> Any:
+        x, y = next(iterator)
+        rows.assign_add(len(x))
+        calls.assign_add(1)
+        return {"sum": x.sum(), "shape": (x * 0 + 1).sum(0), "none": None, "y": [y]}
+
+    iterator = iter(coordinator.create_per_worker_dataset(pairs))
+    found = [coordinator.schedule(step, args=(iterator,)) for _ in range(20)]
+    coordinator.join()
+    sizes = [len(one.fetch()["y"][0]) for one in found]
+    assert set(sizes) == {32, 20}
+    assert (int(rows), int(calls)) == (sum(sizes), 20)
+    for one in found:
+        size = len(one.fetch()["y"][0])
+        expected = X[:32] if size == 32 else X[32:52]
+        np.testing.assert_allclose(one.fetch()["sum"], expected.sum(), rtol=1e-4)
+        assert one.fetch()["none"] is None
+
+
+def test_a_dataset_function_knows_its_worker(cluster: _Cluster) -> None:
+    _, coordinator = cluster.make()
+    iterator = iter(coordinator.create_per_worker_dataset(worker_numbers))
+
+    def step(iterator: Any) -> Any:
+        batch = next(iterator)
+        return batch["n"] + 10 * batch["list"][0].astype(jnp.int32)
+
+    found = {int(coordinator.schedule(step, args=(iterator,)).fetch()) for _ in range(20)}
+    assert found <= {10, 11}
+
+
+def test_rows_of_a_sharded_variable_are_read_and_changed(cluster: _Cluster) -> None:
+    strategy, coordinator = cluster.make(partitioners.FixedShardsPartitioner(2))
+    with strategy.scope():
+        table = jaxdist.Variable(np.arange(40.0, dtype=np.float32).reshape(10, 4), name="table")
+
+    def step(ids: Any) -> Any:
+        def replica_fn(ids: Any) -> Any:
+            rows = jaxdist.nn.embedding_lookup(table, ids)
+            table.scatter_sub(jaxdist.IndexedSlices(jnp.ones_like(rows), ids))
+            return rows
+
+        return strategy.run(replica_fn, (ids,))
+
+    ids = np.array([1, 1, 9])
+    before = np.array(table)
+    np.testing.assert_array_equal(coordinator.schedule(step, args=(ids,)).fetch(), before[ids])
+    np.subtract.at(before, ids, 1.0)
+    np.testing.assert_array_equal(np.asarray(table), before)
+
+
+def test_the_coordinator_itself_reads_changes_and_runs(cluster: _Cluster) -> None:
+    strategy, coordinator = cluster.make()
+    with strategy.scope():
+        v = jaxdist.Variable(np.ones((3, 2), np.float32), name="v")
+    assert float(v.assign_add(np.full((3, 2), 2.0)).sum()) == 18
+    assert float(strategy.run(lambda: v.assign_sub(jnp.ones((3, 2))).sum())) == 12
+    assert coordinator.statistics().staleness == {0: 1}
+
+
+def test_errors_of_closures_and_datasets_arrive(
+    cluster: _Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, coordinator = cluster.make()
+
+    def take(iterator: Any) -> Any:
+        return next(iterator)
+
+    def run(dataset_fn: Any, times: int = 1) -> None:
+        iterator = iter(coordinator.create_per_worker_dataset(dataset_fn))
+        for _ in range(times):
+            coordinator.schedule(take, args=(iterator,)).fetch()
+
+    for dataset_fn, kind, said in [
+        (fails, UnknownError, "OSError: no such file"),
+        (empty, OutOfRangeError, "has no element"),
+        (of_strange_type, UnsupportedError, "A batch contains a State"),
+    ]:
+        with caplog.at_level(logging.CRITICAL, "jaxdist"), pytest.raises(ClosureInputError) as e:
+            run(dataset_fn)
+        assert isinstance(e.value.original_exception, kind) and said in str(e.value)
+    with pytest.raises(OutOfRangeError, match="asks for 1 batch"):
+        run(three, 7)
+    with pytest.raises(OutOfRangeError):
+        coordinator.join()
+
+
+@pytest.mark.parametrize("dataset", [lambda: iter([X]), [X], np.ones, None])
+def test_a_dataset_that_has_no_name_is_refused(cluster: _Cluster, dataset: Any) -> None:
+    _, coordinator = cluster.make()
+    if dataset is np.ones:
+        dataset = itertools.count
+        dataset = type("Local", (), {"make": lambda self: None})().make
+    with pytest.raises(ArgumentError, match="create_per_worker_dataset was given"):
+        coordinator.create_per_worker_dataset(dataset)
+
+
+def test_a_second_coordinator_takes_the_workers_over(cluster: _Cluster) -> None:
+    first_strategy, first = cluster.make()
+    with first_strategy.scope():
+        v = jaxdist.Variable(0, name="v")
+    first.schedule(lambda: v.assign_add(1)).fetch()
+    strategy, second = cluster.make()
+    with strategy.scope():
+        # Servers keep the variables of the job before.
+        w = jaxdist.Variable(0, name="v")
+    assert int(w) == 1
+    second.schedule(lambda: w.assign_add(1)).fetch()
+    assert int(w) == 2
+
+
+def test_a_server_that_was_stopped_is_named_and_found_again(
+    cluster: _Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXDIST_SERVER_SECONDS", "0.2")
+    strategy, coordinator = cluster.make()
+    with strategy.scope():
+        v = jaxdist.Variable(0, name="v")
+    coordinator.schedule(lambda: v.assign_add(1)).fetch()
+    cluster.servers["ps", 0].stop()
+    with pytest.raises(PSUnavailableError, match="ps 0 at 127.0.0.1") as raised:
+        v.numpy()
+    assert raised.value.processes == (0,)
+    with pytest.raises(PSUnavailableError, match=r"ps 0 at(.|\n)*was tried"):
+        coordinator.schedule(lambda: v.assign_add(1)).fetch()
+    with pytest.raises(PSUnavailableError):
+        coordinator.join()
+    cluster.servers["ps", 0].start()
+    connect(cluster.spec.task_address("ps", 0), layer="grpc").wait_until_ready(30)
+    poll(lambda: _get_error(v) is NotFoundError)
+    with pytest.raises(NotFoundError, match="ps 0 at .* was started again, and has no variables"):
+        v.numpy()
+
+
+def _get_error(variable: Any) -> Any:
+    try:
+        variable.numpy()
+    except JaxdistError as error:
+        return type(error)
+
+
+def test_tasks_are_known_by_their_names(cluster: _Cluster) -> None:
+    tasks = cluster.spec.as_dict()
+    swapped = {"ps": tasks["ps"], "worker": list(tasks["worker"])[::-1]}
+    with pytest.raises(ClusterError, match=r"there is the task 'worker:1', and not 'worker:0'"):
+        ParameterServerStrategy(SimpleClusterResolver(ClusterSpec(swapped)))
+    swapped = {"ps": list(tasks["ps"])[::-1], "worker": tasks["worker"]}
+    with pytest.raises(ClusterError, match=r"there is the task 'ps:1', and not 'ps:0'"):
+        ParameterServerStrategy(SimpleClusterResolver(ClusterSpec(swapped)))
+
+
+def test_tasks_that_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXDIST_JOIN_SECONDS", "1")
+    ps, worker = (f"127.0.0.1:{port}" for port in find_free_ports(2))
+    resolver = SimpleClusterResolver(ClusterSpec({"ps": [ps], "worker": [worker]}))
+    with pytest.raises(DeadlineExceededError, match=r"2 of 2 tasks(.|\n)*worker 0 at"):
+        ParameterServerStrategy(resolver)
+
+
+def test_max_staleness_is_set_on_the_servers(cluster: _Cluster) -> None:
+    strategy, coordinator = cluster.make(max_staleness=1)
+    with strategy.scope():
+        v = jaxdist.Variable(0.0, name="v")
+
+    def step() -> Any:
+        return v.assign_add(v.value() * 0 + 1)
+
+    for _ in range(30):
+        coordinator.schedule(step)
+    coordinator.join()
+    assert float(v) == 30
+    assert max(coordinator.statistics().staleness) <= 1
+    channel = connect(cluster.spec.task_address("ps", 0), layer="grpc")
+    server = RemoteServer(channel, 0)
+    assert server.hello()["max_staleness"] == 1
+    server.configure(None)
+    assert server.hello()["max_staleness"] is None
+    assert server.release("nobody", 1) is False
+    server.close()
+
+
+def test_a_worker_refuses_messages_that_are_not_valid(cluster: _Cluster) -> None:
+    channel = connect(cluster.spec.task_address("worker", 0), layer="grpc")
+    with pytest.raises(ArgumentError, match="run was given fields that are not valid"):
+        channel.call(Message("run", {"client": "c"}))
+    hello = {"client": "c", "servers": list(cluster.spec.as_dict()["ps"]), "max_staleness": None}
+    fields = {"client": "c", "attempt": 1, "number": 1}
+    assert channel.call(Message("wait", fields)).fields["state"] == "stranger"
+    channel.call(Message("hello", hello))
+    # An attempt that was never started, and one that comes twice.
+    assert channel.call(Message("wait", fields)).fields["state"] == "old"
+    make = {"client": "c", "attempt": 1, "number": 1, "functions": ["os:getpid"], "script": "x"}
+    reply = channel.call(Message("make", make)).fields
+    assert reply["state"] == "failed" and "without --module os" in reply["error"][1]
+    assert channel.call(Message("make", make)).fields["state"] == "old"
+    make |= {"attempt": 2, "functions": ["__main__:main"]}
+    reply = channel.call(Message("make", make)).fields
+    assert "the coordinator runs 'x', and this worker" in reply["error"][1]
+    run = {
+        "client": "c",
+        "attempt": 3,
+        "digest": "d",
+        "number": 1,
+        "fence": 0,
+        "done_below": 0,
+        "iterators": [],
+        "arguments": [],
+    }
+    assert channel.call(Message("run", run)).fields["state"] == "unknown"
+    load = {
+        "client": "c",
+        "name": "f",
+        "digest": "d",
+        "inputs": [],
+        "updates": [],
+        "num_results": 0,
+        "batches": [],
+        "lookup": None,
+        "places": {},
+        "shapes": [],
+    }
+    with pytest.raises(ArgumentError, match="load was given 0 programs"):
+        channel.call(Message("load", load))
+    channel.call(Message("load", load, (np.zeros(3, np.uint8),)))
+    channel.call(Message("cancel", {"client": "c", "number": 1}))
+    reply = channel.call(Message("run", {**run, "attempt": 4})).fields
+    assert reply["error"][0] == "CancelledError"
+    channel.close()
+
+
+def test_only_a_parameter_server_has_a_snapshot(cluster: _Cluster) -> None:
+    with pytest.raises(ContextError, match="on a task of the job 'worker'"):
+        cluster.servers["worker", 0].snapshot()
+    with pytest.raises(ContextError, match="no snapshot_directory"):
+        cluster.servers["ps", 0].snapshot()
