@@ -378,6 +378,9 @@ REPLACED = {
     "contrib.UpdateContext": "extended.update",
     "errors.FailedPreconditionError": "errors.ContextError",
     "CentralStorageStrategy": "experimental.CentralStorageStrategy",
+    "compat.v1.ParameterServerStrategy": "compat.v1.experimental",
+    "contrib.ParameterServerStrategy": "num_accelerators",
+    "contrib.run_standard_tensorflow_server": "jaxdist.Server",
     "tpu.experimental.embedding": "partition.fsdp()",
 }
 
@@ -385,11 +388,7 @@ REPLACED = {
 SERVERS = "parameter servers"
 FIT = "fit and Estimator"
 TO_COME = {
-    "compat.v1.ParameterServerStrategy": SERVERS,
-    "compat.v1.experimental.ParameterServerStrategy": SERVERS,
     "contrib.DistributeConfig": FIT,
-    "contrib.ParameterServerStrategy": SERVERS,
-    "contrib.run_standard_tensorflow_server": SERVERS,
     "errors.AbortedError": SERVERS,
     "estimator": FIT,
     "fit": FIT,
