@@ -13,10 +13,6 @@ from jaxdist.errors import MissingNameError
 SERVERS = "It comes with parameter servers, which are not there yet."
 FIT = "It comes with fit and Estimator, which are not there yet."
 
-_ON_THE_SERVER = (
-    f"{SERVERS}\n\nUntil then: MirroredStrategy; partition.fsdp() for variables that are too "
-    "large for one device."
-)
 _SESSIONS = "There are no sessions and no graphs: steps run when they are called."
 _RUN = "A step is a function that strategy.run(step, args) runs on every replica."
 
@@ -73,7 +69,7 @@ _CONTRIB = {
         "In a function that extended.update calls there is no context to ask: variables are the "
         "copies of the replica, and get_replica_context() is None."
     ),
-    "run_standard_tensorflow_server": _ON_THE_SERVER,
+    "run_standard_tensorflow_server": "It is jaxdist.Server(cluster_spec, job_name, task_index).",
 }
 _TPU_V1 = {
     "CrossShardOptimizer": (
@@ -108,7 +104,7 @@ MISSING: dict[str, dict[str, str]] = {
         "embedding": (
             "Tables are parameters: jnp.take(table, ids, axis=0), in pieces over the devices by "
             "partition rules (partition.fsdp()).\n\n"
-            "Tables on servers come with parameter servers, which are not there yet."
+            "Tables on servers are variables of a ParameterServerStrategy with a variable_partitioner."
         ),
     },
     "jaxdist.compat.v1": {

@@ -109,6 +109,21 @@ experimental.CommunicationImplementation.NCCL
 experimental.CollectiveCommunication
 experimental.CommunicationOptions(bytes_per_pack=0, timeout_seconds=None, implementation=...)
 experimental.CollectiveHints(bytes_per_pack=0, timeout_seconds=None)
+ParameterServerStrategy(cluster_resolver, variable_partitioner=None)
+experimental.ParameterServerStrategy(cluster_resolver, variable_partitioner=None)
+coordinator.ClusterCoordinator(strategy)
+coordinator.ClusterCoordinator.schedule(fn, args=None, kwargs=None)
+coordinator.ClusterCoordinator.join()
+coordinator.ClusterCoordinator.done()
+coordinator.ClusterCoordinator.fetch(val)
+coordinator.ClusterCoordinator.create_per_worker_dataset(dataset_fn)
+coordinator.RemoteValue.fetch()
+coordinator.RemoteValue.get()
+coordinator.PerWorkerValue
+coordinator.experimental_get_current_worker_index()
+experimental.coordinator.ClusterCoordinator(strategy)
+experimental.coordinator.PerWorkerValues
+experimental.coordinator.RemoteValue
 experimental.partitioners.Partitioner()
 experimental.partitioners.FixedShardsPartitioner(num_shards)
 experimental.partitioners.MinSizePartitioner(
@@ -366,6 +381,9 @@ REPLACED = {
     "contrib.UpdateContext": "extended.update",
     "errors.FailedPreconditionError": "errors.ContextError",
     "CentralStorageStrategy": "experimental.CentralStorageStrategy",
+    "compat.v1.ParameterServerStrategy": "compat.v1.experimental",
+    "contrib.ParameterServerStrategy": "num_accelerators",
+    "contrib.run_standard_tensorflow_server": "jaxdist.Server",
     "tpu.experimental.embedding": "partition.fsdp()",
 }
 
@@ -374,7 +392,6 @@ SERVERS = "parameter servers"
 FIT = "fit and Estimator"
 TO_COME = {
     "contrib.DistributeConfig": FIT,
-    "contrib.run_standard_tensorflow_server": SERVERS,
     "errors.AbortedError": SERVERS,
     "estimator": FIT,
     "fit": FIT,

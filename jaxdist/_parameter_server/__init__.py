@@ -1,6 +1,7 @@
 """Asynchronous training: variables on servers, and workers that are not in step."""
 
 from jaxdist._parameter_server import rpc as rpc
+from jaxdist._parameter_server.closures import ServerOptimizer as ServerOptimizer
 from jaxdist._parameter_server.coordinator import ClusterCoordinator as ClusterCoordinator
 from jaxdist._parameter_server.coordinator import PerWorkerDataset as PerWorkerDataset
 from jaxdist._parameter_server.coordinator import PerWorkerIterator as PerWorkerIterator
@@ -11,7 +12,6 @@ from jaxdist._parameter_server.coordinator import (
     experimental_get_current_worker_index as experimental_get_current_worker_index,
 )
 from jaxdist._parameter_server.strategy import ParameterServerStrategy as ParameterServerStrategy
-from jaxdist._parameter_server.strategy import ServerOptimizer as ServerOptimizer
 from jaxdist._parameter_server.strategy import WorkerStrategy as WorkerStrategy
 from jaxdist._parameter_server.tasks import Server as Server
 from jaxdist._parameter_server.tasks import ServerDef as ServerDef

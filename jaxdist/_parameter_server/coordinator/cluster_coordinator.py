@@ -43,6 +43,19 @@ class ClusterCoordinator:
     Raises:
         ArgumentError: The strategy has no workers that run functions.
 
+    Example:
+        >>> from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
+        >>> cluster = ClusterSpec({"worker": ["w:1", "w:2"], "ps": ["p:1"]})
+        >>> strategy = jaxdist.ParameterServerStrategy(
+        ...     SimpleClusterResolver(cluster, rpc_layer="local"))
+        >>> coordinator = jaxdist.coordinator.ClusterCoordinator(strategy)
+        >>> def make_batches():
+        ...     return [np.ones(3, np.float32)] * 5
+        >>> iterator = iter(coordinator.create_per_worker_dataset(make_batches))
+        >>> result = coordinator.schedule(lambda batches: next(batches).sum(), (iterator,))
+        >>> result.fetch()
+        array(3., dtype=float32)
+
     Source:
         `tf.distribute.coordinator.ClusterCoordinator`.
     """

@@ -29,6 +29,16 @@ class PerWorkerValues:
         owner: Makes the values on the workers.
         resource: What the workers make it of.
 
+    Example:
+        >>> from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
+        >>> cluster = ClusterSpec({"worker": ["w:1", "w:2"], "ps": ["p:1"]})
+        >>> strategy = jaxdist.ParameterServerStrategy(
+        ...     SimpleClusterResolver(cluster, rpc_layer="local"))
+        >>> coordinator = jaxdist.coordinator.ClusterCoordinator(strategy)
+        >>> dataset = coordinator.create_per_worker_dataset(lambda: [np.arange(3)])
+        >>> isinstance(iter(dataset), jaxdist.coordinator.PerWorkerValues)
+        True
+
     Source:
         `tf.distribute.experimental.coordinator.PerWorkerValues`, and `PerWorkerValue`.
     """
@@ -104,6 +114,16 @@ class PerWorkerValues:
 class PerWorkerIterator(PerWorkerValues):
     """An iterator of which each worker has its own.
 
+    Example:
+        >>> from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
+        >>> cluster = ClusterSpec({"worker": ["w:1", "w:2"], "ps": ["p:1"]})
+        >>> strategy = jaxdist.ParameterServerStrategy(
+        ...     SimpleClusterResolver(cluster, rpc_layer="local"))
+        >>> coordinator = jaxdist.coordinator.ClusterCoordinator(strategy)
+        >>> iterator = iter(coordinator.create_per_worker_dataset(lambda: [np.arange(3)]))
+        >>> coordinator.schedule(lambda it: next(it) + 1, (iterator,)).fetch()
+        array([1, 2, 3], dtype=int32)
+
     Args:
         dataset: The dataset that it iterates over.
     """
@@ -138,6 +158,15 @@ class PerWorkerDataset(PerWorkerValues):
 
     When a worker was lost and comes back, it makes its dataset again, and its iterators start
     from the beginning.
+
+    Example:
+        >>> from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
+        >>> cluster = ClusterSpec({"worker": ["w:1", "w:2"], "ps": ["p:1"]})
+        >>> strategy = jaxdist.ParameterServerStrategy(
+        ...     SimpleClusterResolver(cluster, rpc_layer="local"))
+        >>> coordinator = jaxdist.coordinator.ClusterCoordinator(strategy)
+        >>> coordinator.create_per_worker_dataset(lambda: [np.arange(3)]).resource()
+        [array([0, 1, 2])]
 
     Args:
         owner: Makes the values on the workers.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
-from jaxdist.errors import ContextError
+from jaxdist.errors import ContextError, InputContextError
 
 _INDEX: ContextVar[Any] = ContextVar("jaxdist_worker_index", default=None)
 
@@ -52,11 +52,14 @@ def experimental_get_current_worker_index() -> Any:
         Less than a microsecond.
 
     Example:
-        >>> from jaxdist._parameter_server.coordinator import (
-        ...     experimental_get_current_worker_index, on_worker)
-        >>> with on_worker(1):
-        ...     experimental_get_current_worker_index()
-        1
+        >>> from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
+        >>> cluster = ClusterSpec({"worker": ["w:1", "w:2"], "ps": ["p:1"]})
+        >>> strategy = jaxdist.ParameterServerStrategy(
+        ...     SimpleClusterResolver(cluster, rpc_layer="local"))
+        >>> coordinator = jaxdist.coordinator.ClusterCoordinator(strategy)
+        >>> get_index = jaxdist.coordinator.experimental_get_current_worker_index
+        >>> int(coordinator.schedule(lambda: get_index()).fetch()) in (0, 1)
+        True
 
     Source:
         `tf.distribute.coordinator.experimental_get_current_worker_index`.
@@ -74,4 +77,21 @@ def raise_outside() -> NoReturn:
         "Only functions that run on a worker have an index: those given to "
         "ClusterCoordinator.schedule and create_per_worker_dataset.\n\n"
         "Call it inside of such a function."
+    )
+
+
+def check_on_worker() -> None:
+    """Raise an error if the next batch of a distributed dataset is read by the coordinator.
+
+    Raises:
+        InputContextError: No worker reads it.
+    """
+    if is_on_worker():
+        return
+    raise InputContextError(
+        "next() of a distributed dataset of a ParameterServerStrategy was called on the "
+        "coordinator.\n\n"
+        "Workers read batches: each one has a dataset of its own.\n\n"
+        "Pass the dataset, or a function that makes it, to "
+        "ClusterCoordinator.create_per_worker_dataset, and schedule a function with its iterator."
     )

@@ -5,14 +5,14 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-from jaxdist._parameter_server.coordinator import ServerReport, WorkerLink
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._parameter_server.coordinator import ServerReport, WorkerLink, check_on_worker
 from jaxdist._parameter_server.strategy.cluster import read_cluster
-from jaxdist._parameter_server.strategy.direct_reading import check_on_worker
 from jaxdist._parameter_server.strategy.links import LocalTasks, RemoteTasks, Tasks
 from jaxdist._parameter_server.strategy.prepare import Prepared
-from jaxdist._parameter_server.strategy.server_extended import ServerExtended
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
 from jaxdist._parameter_server.strategy.worker_devices import find_worker_layouts
+from jaxdist._strategies import StrategyExtended
 from jaxdist._validate import as_integer, show
 from jaxdist.errors import ArgumentError
 
@@ -41,6 +41,20 @@ class ParameterServerStrategy(ServerStrategy):
         ArgumentTypeError: `cluster_resolver` is no resolver.
         DeadlineExceededError: Tasks do not answer within `JAXDIST_JOIN_SECONDS`.
         UnauthenticatedError: A task has another secret.
+
+    Example:
+        >>> from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
+        >>> cluster = ClusterSpec({"worker": ["w:1", "w:2"], "ps": ["p:1"]})
+        >>> strategy = jaxdist.ParameterServerStrategy(
+        ...     SimpleClusterResolver(cluster, rpc_layer="local"))
+        >>> coordinator = jaxdist.coordinator.ClusterCoordinator(strategy)
+        >>> with strategy.scope():
+        ...     total = jaxdist.Variable(0.0)
+        >>> for x in range(4):
+        ...     _ = coordinator.schedule(lambda x: total.assign_add(x), (np.float32(x),))
+        >>> coordinator.join()
+        >>> float(total)
+        6.0
 
     Source:
         `tf.distribute.ParameterServerStrategy`.
@@ -120,3 +134,24 @@ class ParameterServerStrategy(ServerStrategy):
     def report_of_servers(self) -> ServerReport:
         """Return what the servers have counted."""
         return self._tasks.report()
+
+
+class ServerExtended(StrategyExtended):
+    """The `extended` of a `ParameterServerStrategy`.
+
+    Source:
+        `tf.distribute.StrategyExtended`.
+    """
+
+    __slots__ = ()
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """Names of the devices of one worker, without the worker: any may run a function."""
+        layout: ReplicaMesh = self._strategy.layout
+        return tuple(f"/device:{d.platform.upper()}:{n}" for n, d in enumerate(layout.devices))
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The device on which the coordinator reads variables, as in TensorFlow."""
+        return ("/job:chief/replica:0/task:0/device:CPU:0",)

@@ -7,9 +7,8 @@ from typing import Any
 import jax
 import optax
 
-from jaxdist._parameter_server.closures import VariableUpdate, cut_update
+from jaxdist._parameter_server.closures.optimizer import VariableUpdate, cut_update
 from jaxdist._parameter_server.server import UpdateRegistration
-from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.sharded import ShardedVariable
 from jaxdist._validate import as_array, is_array, show
@@ -73,7 +72,7 @@ class ServerOptimizer:
 
     def __init__(self, tx: optax.GradientTransformation, variables: Iterable[Any]) -> None:
         given = _check_variables(variables)
-        self._strategy: ServerStrategy = _find_shards(given[0])[0].distribute_strategy
+        self._strategy = _find_shards(given[0])[0].distribute_strategy
         self._slots: dict[str, ServerVariable] = {}
         # The operation of the server that updates a variable, by its name there.
         self._ops: dict[str, str] = {}
