@@ -381,8 +381,6 @@ REPLACED = {
     "contrib.UpdateContext": "extended.update",
     "errors.FailedPreconditionError": "errors.ContextError",
     "CentralStorageStrategy": "experimental.CentralStorageStrategy",
-    "compat.v1.ParameterServerStrategy": "compat.v1.experimental",
-    "contrib.ParameterServerStrategy": "num_accelerators",
     "contrib.run_standard_tensorflow_server": "jaxdist.Server",
     "tpu.experimental.embedding": "partition.fsdp()",
 }
