@@ -117,6 +117,7 @@ COMPAT_V1_EXPERIMENTAL = {
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
     "TPUStrategy",
 }
 EXPERIMENTAL = {

@@ -264,6 +264,7 @@ compat.v1.Strategy.experimental_run(fn, input_iterator=None)
 compat.v1.MirroredStrategy(devices=None, cross_device_ops=None)
 compat.v1.OneDeviceStrategy(device)
 compat.v1.experimental.MultiWorkerMirroredStrategy(communication=..., cluster_resolver=None)
+compat.v1.experimental.ParameterServerStrategy(cluster_resolver=None)
 compat.v1.experimental.TPUStrategy(
     tpu_cluster_resolver=None, steps_per_run=None, device_assignment=None)
 compat.v1.experimental.TPUStrategy.steps_per_run
@@ -354,8 +355,10 @@ REPLACED = {
     "compat.v1.tpu.shard": "per_replica_sharding",
     "compat.v1.tpu.shutdown_system": "shutdown_tpu_system",
     "compat.v1.MultiWorkerMirroredStrategy": "compat.v1.experimental",
+    "compat.v1.ParameterServerStrategy": "compat.v1.experimental",
     "contrib.CollectiveAllReduceStrategy": "distribute_datasets_from_function",
     "contrib.MirroredStrategy": "distribute_datasets_from_function",
+    "contrib.ParameterServerStrategy": "compat.v1.experimental.ParameterServerStrategy",
     "contrib.StandardInputStep": "strategy.run",
     "contrib.StandardSingleLossStep": "value_and_grad",
     "contrib.Step": "strategy.run",
@@ -370,10 +373,7 @@ REPLACED = {
 SERVERS = "parameter servers"
 FIT = "fit and Estimator"
 TO_COME = {
-    "compat.v1.ParameterServerStrategy": SERVERS,
-    "compat.v1.experimental.ParameterServerStrategy": SERVERS,
     "contrib.DistributeConfig": FIT,
-    "contrib.ParameterServerStrategy": SERVERS,
     "contrib.run_standard_tensorflow_server": SERVERS,
     "errors.AbortedError": SERVERS,
     "estimator": FIT,

@@ -29,6 +29,14 @@ def _examples() -> Examples:
     return strategy().experimental_make_numpy_dataset(np.arange(8))
 
 
+def _make_worker() -> Any:
+    spec = jaxdist.cluster_resolver.ClusterSpec({"ps": ["bad-inputs:1"], "worker": ["worker:1"]})
+    resolver = jaxdist.cluster_resolver.SimpleClusterResolver(
+        spec, task_type="worker", task_id=0, rpc_layer="local"
+    )
+    return jaxdist.compat.v1.experimental.ParameterServerStrategy(resolver)
+
+
 def _in_step(**arguments: Any) -> Any:
     def step() -> None:
         arguments.setdefault("replica_ctx", jaxdist.get_replica_context())
@@ -107,6 +115,13 @@ CALLS = {
     ),
     "jaxdist.compat.v1.experimental.MultiWorkerMirroredStrategy": Call(
         lambda: jaxdist.compat.v1.experimental.MultiWorkerMirroredStrategy
+    ),
+    "jaxdist.compat.v1.experimental.ParameterServerStrategy": Call(
+        lambda: jaxdist.compat.v1.experimental.ParameterServerStrategy
+    ),
+    "jaxdist.compat.v1.experimental.ParameterServerStrategy.run": Call(
+        lambda: _make_worker().run,
+        lambda: {"fn": identity, "args": (1.0,), "kwargs": {}, "options": None},
     ),
     "jaxdist.compat.v1.experimental.TPUStrategy": Call(
         lambda: jaxdist.compat.v1.experimental.TPUStrategy,

@@ -13,6 +13,9 @@ from jaxdist._parameter_server.coordinator.protocols import IteratorOf as Iterat
 from jaxdist._parameter_server.coordinator.protocols import ServerReport as ServerReport
 from jaxdist._parameter_server.coordinator.protocols import WorkerLink as WorkerLink
 from jaxdist._parameter_server.coordinator.remote_value import RemoteValue as RemoteValue
+from jaxdist._parameter_server.coordinator.settings import (
+    read_wait_settings as read_wait_settings,
+)
 from jaxdist._parameter_server.coordinator.statistics import Statistics as Statistics
 from jaxdist._parameter_server.coordinator.worker_index import (
     experimental_get_current_worker_index as experimental_get_current_worker_index,

@@ -8,10 +8,10 @@ from typing import Any, final
 from jaxdist._parameter_server.coordinator import ServerReport, WorkerLink
 from jaxdist._parameter_server.strategy.cluster import read_cluster
 from jaxdist._parameter_server.strategy.direct_reading import check_on_worker
+from jaxdist._parameter_server.strategy.links import LocalTasks, RemoteTasks, Tasks
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_extended import ServerExtended
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
-from jaxdist._parameter_server.strategy.tasks import LocalTasks, RemoteTasks, Tasks
 from jaxdist._parameter_server.strategy.worker_devices import find_worker_layouts
 from jaxdist._validate import as_integer, show
 from jaxdist.errors import ArgumentError
@@ -77,6 +77,11 @@ class ParameterServerStrategy(ServerStrategy):
         self._extended = ServerExtended(self)
         self._cluster_coordinator: Any = None
         self.warns_of_runs_here = True
+
+    def allow_work_here(self) -> None:
+        """Let this process run steps and read batches: a job does so on purpose, to evaluate."""
+        self.warns_of_runs_here = False
+        self._check_next = super()._check_next
 
     @property
     def cluster_resolver(self) -> Any:

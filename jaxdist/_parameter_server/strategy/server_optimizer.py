@@ -105,7 +105,7 @@ class ServerOptimizer:
         for slot in made:
             value = values[slot]
             self._slots[slot] = ServerVariable.connect(
-                self._strategy, slot, value.shape, value.dtype
+                self._strategy, [slot], value.shape, value.dtype
             )
         self._ops[name] = f"program:{key}"
 

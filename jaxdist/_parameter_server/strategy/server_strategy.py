@@ -1,5 +1,6 @@
 """`ServerStrategy`: what both strategies with parameter servers share."""
 
+import functools
 import inspect
 import itertools
 import secrets
@@ -16,15 +17,15 @@ from jaxdist._parameter_server.closures.adopted import Adopted
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.server_optimizers import move_optimizers
 from jaxdist._parameter_server.coordinator import is_in_dataset_function
-from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
-from jaxdist._parameter_server.strategy.prepare import Preparer
+from jaxdist._parameter_server.strategy.links import LocalWorkerLink
+from jaxdist._parameter_server.strategy.prepare import Prepared, Preparer
 from jaxdist._parameter_server.variables.make_shards import make_shards
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.sharded import ShardedVariable
 from jaxdist._parameter_server.worker.put import PutOn
 from jaxdist._parameter_server.worker.worker import Worker
-from jaxdist._program import RunOptions
+from jaxdist._program import RunOptions, check_options, function
 from jaxdist._strategies import Strategy
 from jaxdist._validate import check_call_arguments, check_callable
 from jaxdist._values import Variable, current_binding, get_call_context
@@ -131,6 +132,7 @@ class ServerStrategy(Strategy):
             return super().run(fn, args, kwargs, options)
         check_call_arguments("strategy.run", args, kwargs)
         check_callable("strategy.run", fn)
+        options = None if options is None else check_options(options)
         self._before_run_here()
 
         def make_step() -> Callable[..., Any]:
@@ -138,18 +140,25 @@ class ServerStrategy(Strategy):
                 return super(ServerStrategy, self).run(fn, args, kwargs, options)
 
             step.__name__ = getattr(fn, "__name__", "function")
-            return step
+            if options is None or not options.static_argnames:
+                return step
+            # The names are those of the parameters of `fn`.
+            return function(functools.wraps(fn)(step), static_argnames=options.static_argnames)
 
         with self._lock, self.scope():
             step = self._steps.find((fn, options), make_step)
             prepared = self._preparer_here.prepare(step, tuple(args), dict(kwargs or {}))
             number = next(self._numbers)
-            result = self._here.run(prepared, number, self._fence.value, number)
+            result = self._run_here(prepared, number)
         return jax.tree.map(lambda x: jnp.asarray(x) if type(x) is np.ndarray else x, result)
 
     @property
     def _unwraps(self) -> bool:
         return self.layout.num_replicas == 1
+
+    def _run_here(self, prepared: Prepared, number: int) -> Any:
+        """Run a prepared step in this process; return its results."""
+        return self._here.run(prepared, number, self._fence.value, number)
 
     def _before_run_here(self) -> None:
         """Do what comes before a step that runs in this process."""

@@ -6,7 +6,11 @@ import jax
 
 from jaxdist import _mesh
 from jaxdist._devices import runtime
-from jaxdist.cluster_resolver import TFConfigClusterResolver
+from jaxdist.cluster_resolver import (
+    ClusterResolver,
+    SimpleClusterResolver,
+    TFConfigClusterResolver,
+)
 from jaxdist.errors import DeviceError, UnsupportedError
 
 
@@ -23,7 +27,8 @@ def find_worker_layouts(caller: str, resolver: Any, workers: int) -> list[_mesh.
         found = [find_worker_devices(caller, resolver, n, workers) for n in range(workers)]
         return [_mesh.build(devices) for devices in found]
     kind, count = _read_stated(resolver)
-    if count > 1:
+    # Other resolvers count what a task has, which is no wish.
+    if count > 1 and isinstance(resolver, SimpleClusterResolver):
         raise UnsupportedError(
             f"{caller} was given a resolver with num_accelerators={{{(kind or '').upper()!r}: "
             f"{count}}}, and workers in other processes.\n\n"
@@ -73,8 +78,9 @@ def find_worker_devices(
 
 def _read_stated(resolver: Any) -> tuple[str | None, int]:
     """Return the kind and the number of devices that a resolver states; 0 for none."""
-    # It counts the devices of this process, as is done here without it.
-    if resolver is None or isinstance(resolver, TFConfigClusterResolver):
+    # These count the devices of this process, as is done here without them.
+    own = type(resolver).num_accelerators is ClusterResolver.num_accelerators
+    if own or isinstance(resolver, TFConfigClusterResolver):
         return None, 0
     stated: dict[str, int] = {k.lower(): n for k, n in resolver.num_accelerators().items()}
     used = {kind: n for kind, n in stated.items() if n}

@@ -19,6 +19,8 @@ class ParameterServerStrategy(Strategy, WorkerStrategy):
     is the same in all workers. The chief's first values count (the task of the job `chief`, or
     worker 0 if there is none): the other workers wait until it has made the variable.
 
+    A step whose server does not answer waits for it (`JAXDIST_SERVER_SECONDS`), and counts once.
+
     Without a cluster the variables are on the device of the replica if there is one, and else on
     the first CPU device. The same holds for an evaluator, which restores them from checkpoints.
 

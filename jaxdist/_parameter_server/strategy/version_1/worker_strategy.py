@@ -1,6 +1,8 @@
 """`WorkerStrategy`: a strategy with parameter servers, of which each worker has its own."""
 
 import dataclasses
+import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,16 +10,20 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxdist import _mesh, data
 from jaxdist._devices import runtime
-from jaxdist._parameter_server.strategy.own_task import OwnTask, read_own_task
+from jaxdist._parameter_server.coordinator import read_wait_settings
+from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
+from jaxdist._parameter_server.strategy.version_1.own_task import OwnTask, read_own_task
+from jaxdist._parameter_server.strategy.version_1.worker_extended import WorkerExtended
+from jaxdist._parameter_server.strategy.version_1.worker_servers import WorkerServers
 from jaxdist._parameter_server.strategy.worker_devices import find_worker_devices
-from jaxdist._parameter_server.strategy.worker_extended import WorkerExtended
-from jaxdist._parameter_server.strategy.worker_servers import WorkerServers
 from jaxdist._program import RunOptions
 from jaxdist._strategies import Strategy
 from jaxdist._values import Variable
 from jaxdist.cluster_resolver import ClusterResolver, TFConfigClusterResolver
-from jaxdist.errors import ClusterError, ContextError, UnsupportedError
+from jaxdist.errors import ClusterError, PSUnavailableError, UnsupportedError
+
+_PAUSE = 0.1
 
 
 class WorkerStrategy(ServerStrategy):
@@ -51,16 +57,16 @@ class WorkerStrategy(ServerStrategy):
             on = SingleDeviceSharding(here)
             self._set_up(dataclasses.replace(layout, variables_on=on))
         else:
-            self._set_up_servers("strategy.run", layout, WorkerServers(task))
+            servers = WorkerServers(task)
+            self._set_up_servers("strategy.run", layout, servers)
+            # At the end of the process nobody waits for the servers.
+            ending = weakref.finalize(self, servers.close)
+            ending.atexit = False  # pyrefly: ignore[missing-attribute]
         self._extended = WorkerExtended(self, task)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "WorkerStrategy":
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if not self._is_alone:
-            raise ContextError(
-                f"copy.deepcopy was called on a {type(self).__name__}.\n\n"
-                "The variables are on its servers, and a copy would share them.\n\n"
-                f"Make a second {type(self).__name__} of the same cluster."
-            )
+            super().__deepcopy__(memo)
         memo[id(self)] = other = object.__new__(type(self))
         other._set_up_worker(type(self).__name__, self._resolver)
         return other
@@ -103,6 +109,20 @@ class WorkerStrategy(ServerStrategy):
         if self._is_alone:
             return Strategy.run(self, fn, args, kwargs, options)
         return super().run(fn, args, kwargs, options)
+
+    def _run_here(self, prepared: Prepared, number: int) -> Any:
+        self.storage.save_new()
+        began, limit = time.monotonic(), read_wait_settings().server_seconds
+        while True:
+            try:
+                return super()._run_here(prepared, number)
+            except PSUnavailableError:
+                # It may come back with its snapshot. A server that has counted this step does not
+                # count it again.
+                if time.monotonic() - began > limit:
+                    raise
+            self._fence.advance()
+            time.sleep(_PAUSE)
 
     def _create_variable(self, args: Any, kwargs: Any) -> Any:
         if self._is_alone:

@@ -1,11 +1,13 @@
 """`WorkerServers`: the servers, as one of several workers that run the same script uses them."""
 
 import secrets
+import threading
 import time
 from collections.abc import Sequence
 
-from jaxdist._parameter_server.strategy.in_process import SERVERS_IN_PROCESS
-from jaxdist._parameter_server.strategy.own_task import OwnTask
+from jaxdist._parameter_server.strategy.links.remote_link import make_wrong_task_error
+from jaxdist._parameter_server.strategy.version_1.in_process import SERVERS_IN_PROCESS
+from jaxdist._parameter_server.strategy.version_1.own_task import OwnTask
 from jaxdist._parameter_server.transport import connect
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist._parameter_server.variables.servers import ServerLink, Servers
@@ -27,18 +29,45 @@ class WorkerServers(Servers):
     """
 
     def __init__(self, task: OwnTask) -> None:
+        self._task = task
+        # Those that no one has waited for yet.
+        self._channels = (
+            []
+            if task.is_local
+            else [connect(a, layer="grpc", name=f"ps {n}") for n, a in enumerate(task.ps)]
+        )
+        self._connecting = threading.Lock()
         links: list[ServerLink] = (
             [*SERVERS_IN_PROCESS.find(task.ps)]
             if task.is_local
-            else [
-                RemoteServer(connect(address, layer="grpc", name=f"ps {n}"), n)
-                for n, address in enumerate(task.ps)
-            ]
+            else [RemoteServer(channel, n) for n, channel in enumerate(self._channels)]
         )
         super().__init__(links, secrets.token_hex(8))
-        self._task = task
+
+    def _wait_for_servers(self) -> None:
+        """Wait until all servers answer."""
+        with self._connecting:
+            began, limit = time.monotonic(), get_settings().join_seconds
+            while self._channels:
+                number = len(self._task.ps) - len(self._channels)
+                address = self._task.ps[number]
+                try:
+                    self._channels[0].wait_until_ready(began + limit - time.monotonic())
+                except DeadlineExceededError as error:
+                    raise DeadlineExceededError(
+                        f"{self._task.job} {self._task.number} waited {limit:g} s "
+                        f"(JAXDIST_JOIN_SECONDS), and ps {number} at {address} does not answer.\n\n"
+                        "Variables are made on the parameter servers, which have to be there.\n\n"
+                        "Start them: `jaxdist server` in each, or jaxdist.Server("
+                        "resolver.cluster_spec(), resolver.task_type, resolver.task_id).join()."
+                    ) from error
+                found = self.links[number].hello()
+                if found["task"] != f"ps:{number}":
+                    raise make_wrong_task_error(address, f"ps:{number}", found)
+                del self._channels[0]
 
     def _before_creation(self, place: int, names: Sequence[str]) -> None:
+        self._wait_for_servers()
         if self._task.is_chief:
             return
         began, pause = time.monotonic(), _FIRST_PAUSE

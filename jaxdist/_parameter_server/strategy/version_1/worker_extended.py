@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxdist._collectives import ReduceOp
 from jaxdist._devices import runtime
-from jaxdist._parameter_server.strategy.own_task import OwnTask
+from jaxdist._parameter_server.strategy.version_1.own_task import OwnTask
 from jaxdist._strategies import StrategyExtended
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_list, check_instance
