@@ -109,7 +109,7 @@ def _make_strategy() -> ParameterServerStrategy:
 def _make_parameters() -> list[np.ndarray]:
     """Return kernels and biases of 5 layers: 10 arrays, 3.3 MB."""
     rng = np.random.default_rng(0)
-    made = []
+    made: list[np.ndarray] = []
     for into, out in itertools.pairwise(_WIDTHS):
         made += [rng.normal(0, into**-0.5, (into, out)).astype("float32"), np.zeros(out, "float32")]
     return made

@@ -175,9 +175,18 @@ def test_the_entries_make_the_tasks_of_the_strategy() -> None:
     assert isinstance(strategy, ParameterServerStrategy)
     jobs = strategy.cluster_resolver.cluster_spec().as_dict()
     assert {job: len(tasks) for job, tasks in jobs.items()} == {"chief": 1, "ps": 2, "worker": 3}
-    assert [link.max_staleness for link in strategy.storage.links] == [None, None]
-    config = load_job_config(CONFIG, ["strategy.max_staleness=0"]).values
-    assert make_strategy(config).storage.links[0].max_staleness == 0
+    assert [link.hello()["max_staleness"] for link in strategy.storage.links] == [None, None]
+    strategy = make_strategy(load_job_config(CONFIG, ["strategy.max_staleness=0"]).values)
+    assert isinstance(strategy, ParameterServerStrategy)
+    assert strategy.storage.links[0].hello()["max_staleness"] == 0
+
+
+def test_a_cluster_without_servers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = {"chief": ["a:1"], "worker": ["b:1"]}
+    task = {"type": "chief", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    with pytest.raises(ConfigError, match="no parameter servers"):
+        make_strategy(load_job_config(CONFIG).values)
 
 
 @pytest.mark.parametrize(

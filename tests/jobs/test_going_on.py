@@ -165,19 +165,21 @@ def test_a_checkpoint_without_a_configuration_is_gone_on_from_and_says_so(copy: 
 
 TOPICS = TASKS["topics_lm"].config_type
 TABLE = TASKS["tabular_regression"].config_type
+WORDS = TASKS["next_word"].config_type
 FREE = {
     "checkpoint.directory", "checkpoint.every", "checkpoint.keep", "checkpoint.resume",
     "output.directory", "output.metrics", "output.picture", "generate.bytes", "generate.prompt",
     "generate.seed", "generate.temperature", "model.remat", "optimizer.compression",
     "optimizer.workers", "strategy.devices", "strategy.kind", "strategy.logical_devices",
-    "strategy.partition", "strategy.slices", "strategy.virtual_devices", "strategy.whole_below",
-    "training.donate", "training.evaluate_every", "training.log_every",
+    "strategy.max_staleness", "strategy.partition", "strategy.servers", "strategy.slices",
+    "strategy.virtual_devices", "strategy.whole_below",
+    "strategy.workers", "training.donate", "training.evaluate_every", "training.log_every",
     "training.steps",
 }  # fmt: skip
 NEVER = {
     "task", "data.missing", "data.rows", "data.seed", "data.sequence_length", "data.stride",
     "data.test_fraction", "model.channels", "model.heads", "model.hidden", "model.layers",
-    "model.width",
+    "model.classes", "model.rows", "model.width",
 }  # fmt: skip
 
 
@@ -189,7 +191,7 @@ def _other(value: Any) -> Any:
     return value + 1 if isinstance(value, (int, float)) else f"not {value}"
 
 
-@pytest.mark.parametrize("schema", [DigitsConfig, TOPICS, TABLE], ids=lambda s: s.__name__)
+@pytest.mark.parametrize("schema", [DigitsConfig, TOPICS, TABLE, WORDS], ids=lambda s: s.__name__)
 def test_every_entry_is_free_or_changes_knowingly_or_never(schema: type[Any]) -> None:
     config = schema()
     count = 0

@@ -92,6 +92,11 @@ class ParameterServerStrategy(ServerStrategy):
         self._cluster_coordinator: Any = None
         self.warns_of_runs_here = True
 
+    def allow_work_here(self) -> None:
+        """Let this process run steps and read batches: a job does so on purpose, to evaluate."""
+        self.warns_of_runs_here = False
+        self._check_next = super()._check_next
+
     @property
     def cluster_resolver(self) -> Any:
         """The resolver that this strategy was made with."""

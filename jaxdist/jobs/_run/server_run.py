@@ -26,8 +26,6 @@ class ServerRun(Run):
     ) -> None:
         super().__init__(loaded, strategy, *others)
         self.coordinator = ClusterCoordinator(strategy)
-        # Evaluations run in this process, on purpose.
-        strategy.warns_of_runs_here = False
         self._servers, self._workers = len(strategy.storage.links), len(strategy.links())
         self._most = _QUEUED * self._workers
         self._queued: deque[RemoteValue] = deque()

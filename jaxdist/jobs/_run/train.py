@@ -91,6 +91,9 @@ def train(
         num_examples=len(jax.tree.leaves(task.data.train)[0]),
         examples=task.examples,
     )
+    if isinstance(strategy, ParameterServerStrategy):
+        # Batches go to the workers with the steps, and evaluations run here.
+        strategy.allow_work_here()
     # `Checkpoints` would take its lock at the first save; until then two jobs would train. Both
     # folders may be one: a process can take a lock several times.
     with (
