@@ -44,7 +44,8 @@ def test_the_code_of_the_chief_is_that_of_the_launcher_and_nobody_is_left(
     outcome = run_launcher("--ps", "1", "--workers", "2", script, str(tmp_path))
     assert outcome.exit_code == 7, outcome.describe()
     pids = _find_pids(outcome.stdout)
-    assert set(pids) <= {"ps 0", "worker 0", "worker 1", "chief 0"} and "chief 0" in pids
+    assert set(pids) <= {"ps 0", "worker 0", "worker 1", "chief 0"}
+    assert "chief 0" in pids
     assert all(is_gone(pid) for own in pids.values() for pid in own)
     assert "the chief ended with code 7" in outcome.stderr
     # All tasks have one secret, and one folder for snapshots.

@@ -39,8 +39,8 @@ class State:
     already_counted: int = 0  # requests that came again
     staleness: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
     # Versions are those of one incarnation: after a restart from a snapshot the same number may
-    # name another value. It begins with the number of restarts that it knows of.
-    incarnation: str = dataclasses.field(default_factory=lambda: make_incarnation(0))
+    # name another value.
+    incarnation: str = dataclasses.field(default_factory=lambda: make_incarnation())
     # What each restart has found in its snapshot, the oldest first.
     restores: list[Restore] = dataclasses.field(default_factory=list)
     max_staleness: int | None = None
@@ -64,9 +64,17 @@ class State:
         }
 
 
-def make_incarnation(generation: int) -> str:
-    """Return a new incarnation, after so many restarts."""
-    return f"{generation}-{secrets.token_hex(8)}"
+def make_incarnation(before: str | None = None) -> str:
+    """Return a new incarnation: the id of the first one, the number of restarts, and its own id.
+
+    Args:
+        before: The incarnation that wrote the snapshot; None for a server that begins with nothing.
+    """
+    own = secrets.token_hex(8)
+    if before is None:
+        return f"{own}-0-{own}"
+    first, generation, _ = before.split("-")
+    return f"{first}-{int(generation) + 1}-{own}"
 
 
 def _to_json(counts: collections.Counter[int]) -> dict[str, int]:

@@ -8,10 +8,10 @@ from typing import Any, final
 from jaxdist._parameter_server.coordinator import ServerReport, WorkerLink
 from jaxdist._parameter_server.strategy.cluster import read_cluster
 from jaxdist._parameter_server.strategy.direct_reading import check_on_worker
+from jaxdist._parameter_server.strategy.links import LocalTasks, RemoteTasks, Tasks
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_extended import ServerExtended
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
-from jaxdist._parameter_server.strategy.tasks import LocalTasks, RemoteTasks, Tasks
 from jaxdist._parameter_server.strategy.worker_devices import find_worker_layouts
 from jaxdist._validate import as_integer, show
 from jaxdist.errors import ArgumentError

@@ -17,7 +17,7 @@ from jaxdist._parameter_server.closures.adopted import Adopted
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.server_optimizers import move_optimizers
 from jaxdist._parameter_server.coordinator import is_in_dataset_function
-from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
+from jaxdist._parameter_server.strategy.links import LocalWorkerLink
 from jaxdist._parameter_server.strategy.prepare import Prepared, Preparer
 from jaxdist._parameter_server.variables.make_shards import make_shards
 from jaxdist._parameter_server.variables.server_variable import ServerVariable

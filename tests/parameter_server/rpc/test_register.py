@@ -84,7 +84,7 @@ def test_a_compiled_function_has_its_signature_already() -> None:
     server.register("scale", compiled)
     with pytest.raises(ArgumentError, match="compiled function 'again' with input_signature="):
         server.register("again", compiled, [FLOAT])
-    by_name = jax.jit(lambda *, y: y).lower(y=FLOAT).compile()
+    by_name = jax.jit(lambda *, y: y).lower(y=np.float32(1)).compile()
     with pytest.raises(ArgumentError, match=r"'named' with arguments \['y'\]"):
         server.register("named", by_name)
     server.start()
@@ -98,8 +98,9 @@ def test_a_compiled_function_has_its_signature_already() -> None:
 def test_what_is_no_function_is_refused() -> None:
     with pytest.raises(ArgumentTypeError, match="func=3"):
         make_server().register("f", 3)
+    wrong: Any = 1
     with pytest.raises(ArgumentTypeError, match="concurrent=1"):
-        make_server().register("f", lambda: 1, concurrent=1)
+        make_server().register("f", lambda: 1, concurrent=wrong)
 
 
 @pytest.mark.parametrize(

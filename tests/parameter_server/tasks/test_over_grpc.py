@@ -20,9 +20,11 @@ from jaxdist._parameter_server.coordinator import (
 from jaxdist._parameter_server.strategy.parameter_server import ParameterServerStrategy
 from jaxdist._parameter_server.transport import Message, connect
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
+from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from jaxdist.errors import (
     ArgumentError,
+    CheckpointError,
     ClosureInputError,
     ClusterError,
     ContextError,
@@ -226,7 +228,8 @@ def test_errors_of_closures_and_datasets_arrive(
     ]:
         with caplog.at_level(logging.CRITICAL, "jaxdist"), pytest.raises(ClosureInputError) as e:
             run(dataset_fn)
-        assert isinstance(e.value.original_exception, kind) and said in str(e.value)
+        assert isinstance(e.value.original_exception, kind)
+        assert said in str(e.value)
     with pytest.raises(OutOfRangeError, match="asks for 1 batch"):
         run(three, 7)
     with pytest.raises(OutOfRangeError):
@@ -255,6 +258,56 @@ def test_a_second_coordinator_takes_the_workers_over(cluster: _Cluster) -> None:
     assert int(w) == 1
     second.schedule(lambda: w.assign_add(1)).fetch()
     assert int(w) == 2
+    # Their own one comes back: the worker counts as lost, and is greeted again.
+    first.schedule(lambda: v.assign_add(1)).fetch()
+    first.schedule(lambda: v.assign_add(1)).fetch()
+    assert int(v) == 4
+
+
+def test_a_worker_that_was_stopped_and_started_again_goes_on(cluster: _Cluster) -> None:
+    strategy, coordinator = cluster.make()
+    with strategy.scope():
+        v = jaxdist.Variable(0, name="v")
+
+    def step(iterator: Any) -> Any:
+        v.assign_add(1)
+        return next(iterator)["n"]
+
+    iterator = iter(coordinator.create_per_worker_dataset(worker_numbers))
+    coordinator.schedule(step, args=(iterator,)).fetch()
+    for index in (0, 1):
+        cluster.servers["worker", index].stop()
+    found = [coordinator.schedule(step, args=(iterator,)) for _ in range(10)]
+    for index in (0, 1):
+        cluster.servers["worker", index].start()
+    assert {int(one.fetch()) for one in found} <= {0, 1}
+    assert int(v) == 11
+
+
+def test_a_snapshot_that_cannot_be_written_is_tried_again_before_the_next_closure() -> None:
+    class Link:
+        calls = 0
+
+        def create(self, creations: Any, client: str) -> None:
+            """Create nothing."""
+
+        def hello(self) -> Any:
+            return {"has_snapshots": True}
+
+        def snapshot(self) -> None:
+            self.calls += 1
+            if self.calls < 3:
+                raise CheckpointError("the disk is full")
+
+    link = Link()
+    servers = Servers([link], "c")  # type: ignore[list-item]
+    servers.create("v", np.zeros(2))
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="the disk is full"):
+            servers.save_new()
+    servers.save_new()
+    servers.save_new()
+    assert link.calls == 3
 
 
 def test_a_server_that_was_stopped_is_named_and_found_again(
@@ -266,7 +319,7 @@ def test_a_server_that_was_stopped_is_named_and_found_again(
         v = jaxdist.Variable(0, name="v")
     coordinator.schedule(lambda: v.assign_add(1)).fetch()
     cluster.servers["ps", 0].stop()
-    with pytest.raises(PSUnavailableError, match="ps 0 at 127.0.0.1") as raised:
+    with pytest.raises(PSUnavailableError, match=r"ps 0 at 127\.0\.0\.1") as raised:
         v.numpy()
     assert raised.value.processes == (0,)
     with pytest.raises(PSUnavailableError, match=r"ps 0 at(.|\n)*was tried"):
@@ -276,7 +329,7 @@ def test_a_server_that_was_stopped_is_named_and_found_again(
     cluster.servers["ps", 0].start()
     connect(cluster.spec.task_address("ps", 0), layer="grpc").wait_until_ready(30)
     poll(lambda: _get_error(v) is NotFoundError)
-    with pytest.raises(NotFoundError, match="ps 0 at .* was started again, and has no variables"):
+    with pytest.raises(NotFoundError, match=r"ps 0 at .* was started again, and has no variables"):
         v.numpy()
 
 
@@ -289,7 +342,7 @@ def _get_error(variable: Any) -> Any:
 
 def test_tasks_are_known_by_their_names(cluster: _Cluster) -> None:
     tasks = cluster.spec.as_dict()
-    swapped = {"ps": tasks["ps"], "worker": list(tasks["worker"])[::-1]}
+    swapped: dict[str, Any] = {"ps": tasks["ps"], "worker": list(tasks["worker"])[::-1]}
     with pytest.raises(ClusterError, match=r"there is the task 'worker:1', and not 'worker:0'"):
         ParameterServerStrategy(SimpleClusterResolver(ClusterSpec(swapped)))
     swapped = {"ps": list(tasks["ps"])[::-1], "worker": tasks["worker"]}
@@ -339,7 +392,8 @@ def test_a_worker_refuses_messages_that_are_not_valid(cluster: _Cluster) -> None
     assert channel.call(Message("wait", fields)).fields["state"] == "old"
     make = {"client": "c", "attempt": 1, "number": 1, "functions": ["os:getpid"], "script": "x"}
     reply = channel.call(Message("make", make)).fields
-    assert reply["state"] == "failed" and "without --module os" in reply["error"][1]
+    assert reply["state"] == "failed"
+    assert "without --module os" in reply["error"][1]
     assert channel.call(Message("make", make)).fields["state"] == "old"
     make |= {"attempt": 2, "functions": ["__main__:main"]}
     reply = channel.call(Message("make", make)).fields

@@ -72,6 +72,7 @@ def capture(state: State, task: str) -> Captured:
         "applied": state.applied,
         "already_counted": state.already_counted,
         "staleness": list(state.staleness.items()),
+        "incarnation": state.incarnation,
         "restores": [[r.incarnation, r.counted] for r in state.restores],
         "max_staleness": state.max_staleness,
     }
@@ -181,7 +182,7 @@ def _make_like(notes: dict[str, Any]) -> dict[str, Any] | None:
 
 def _make_state(notes: dict[str, Any], arrays: dict[str, Any], path: str) -> State:
     restores = [Restore(*row) for row in notes["restores"]]
-    incarnation = make_incarnation(len(restores) + 1)
+    incarnation = make_incarnation(notes["incarnation"])
     state = State(
         incarnation=incarnation,
         restores=[*restores, Restore(incarnation, notes["counted"])],

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from jaxdist._parameter_server.strategy.remote_link import make_wrong_task_error
+from jaxdist._parameter_server.strategy.links.remote_link import make_wrong_task_error
 from jaxdist._parameter_server.strategy.version_1.in_process import SERVERS_IN_PROCESS
 from jaxdist._parameter_server.strategy.version_1.own_task import OwnTask
 from jaxdist._parameter_server.transport import connect

@@ -9,9 +9,12 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.coordinator import ServerReport, WorkerLink
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.strategy.cluster import Cluster
-from jaxdist._parameter_server.strategy.local_link import LocalWorkerLink
-from jaxdist._parameter_server.strategy.lost_closures import AcknowledgedClosures
-from jaxdist._parameter_server.strategy.remote_link import RemoteWorkerLink, make_wrong_task_error
+from jaxdist._parameter_server.strategy.links.local_link import LocalWorkerLink
+from jaxdist._parameter_server.strategy.links.lost_closures import AcknowledgedClosures
+from jaxdist._parameter_server.strategy.links.remote_link import (
+    RemoteWorkerLink,
+    make_wrong_task_error,
+)
 from jaxdist._parameter_server.transport import Channel, connect
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist._parameter_server.variables.servers import Servers

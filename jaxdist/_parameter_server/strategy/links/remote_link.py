@@ -13,7 +13,7 @@ import numpy as np
 from jaxdist._parameter_server.closures.program import ClosureProgram
 from jaxdist._parameter_server.closures.traced import TracedClosure
 from jaxdist._parameter_server.coordinator import IteratorOf
-from jaxdist._parameter_server.strategy.lost_closures import AcknowledgedClosures
+from jaxdist._parameter_server.strategy.links.lost_closures import AcknowledgedClosures
 from jaxdist._parameter_server.strategy.prepare import LeafOf, OwnIndex, Prepared
 from jaxdist._parameter_server.strategy.resources import Made
 from jaxdist._parameter_server.transport import Channel, Message

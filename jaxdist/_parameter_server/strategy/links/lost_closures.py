@@ -4,8 +4,9 @@ Note [Lost closures]
 A worker tells with its results which servers have counted the closure, and in which incarnation. A
 server that was started again tells what each of its restarts has found in its snapshot: the number
 below which all closures were finished, and the later ones that were counted. A closure is lost if
-an incarnation has counted it, and a restart after it did not find it. An incarnation begins with
-the number of restarts before it, so that the order is known also where its own snapshots are gone.
+an incarnation has counted it, and a restart after it did not find it. An incarnation tells how many
+restarts were before it, so that the order is known also where its own snapshots are gone; and which
+was the first, since a server without a snapshot begins with nothing.
 """
 
 import threading
@@ -49,9 +50,12 @@ class AcknowledgedClosures:
                         np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
                     ).tolist()
                 )
+                first, _, _ = incarnation.split("-")
+                if not said["incarnation"].startswith(f"{first}-"):
+                    # It came back with nothing.
+                    lost |= numbers
+                    continue
                 restores = _find_later(incarnation, said["restores"])
-                # Without a snapshot it came back with nothing.
-                lost |= numbers if not restores else set()
                 for restore in restores:
                     counted = set(restore["counted"])
                     below = restore["below"]
@@ -66,9 +70,11 @@ def _find_later(
     for n, restore in enumerate(restores):
         if restore["incarnation"] == incarnation:
             return restores[n + 1 :]
-    later = [r for r in restores if _get_generation(r) >= int(incarnation.partition("-")[0])]
+    later = [
+        r for r in restores if _get_generation(r["incarnation"]) >= _get_generation(incarnation)
+    ]
     return later or restores[-1:]
 
 
-def _get_generation(restore: Mapping[str, Any]) -> int:
-    return int(restore["incarnation"].partition("-")[0])
+def _get_generation(incarnation: str) -> int:
+    return int(incarnation.split("-")[1])
