@@ -104,7 +104,8 @@ MISSING: dict[str, dict[str, str]] = {
         "embedding": (
             "Tables are parameters: jnp.take(table, ids, axis=0), in pieces over the devices by "
             "partition rules (partition.fsdp()).\n\n"
-            "Tables on servers are variables of a ParameterServerStrategy with a variable_partitioner."
+            "Tables on servers are variables of a ParameterServerStrategy with a "
+            "variable_partitioner."
         ),
     },
     "jaxdist.compat.v1": {

@@ -138,7 +138,6 @@ EXPERIMENTAL = {
     "ValueContext",
     "partitioners",
     "rpc",
-    "rpc",
 }
 COORDINATOR = {
     "ClusterCoordinator",
@@ -339,6 +338,6 @@ def test_public_callable_says_what_it_does_and_shows_it(name: str) -> None:
 
 def test_every_strategy_is_in_the_table_of_the_contract_tests() -> None:
     tested = {type(row.make()).__name__ for row in STRATEGIES}
-    assert {
-        name for name in DOCUMENTED if name.endswith("Strategy") and name != "Strategy"
-    } - {"ParameterServerStrategy"} <= tested  # Workers run its steps: tests/parameter_server.
+    assert {name for name in DOCUMENTED if name.endswith("Strategy") and name != "Strategy"} - {
+        "ParameterServerStrategy"
+    } <= tested  # Workers run its steps: tests/parameter_server.

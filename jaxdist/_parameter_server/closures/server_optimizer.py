@@ -215,9 +215,9 @@ def _check_variables(variables: Any) -> list[Any]:
     """Return variables of one strategy with servers, each of them once."""
     is_one = isinstance(variables, ServerVariable | ShardedVariable)
     try:
-        given = [] if is_one else list(variables)
+        given: list[Any] = [] if is_one else list(variables)
     except TypeError:
-        given = []
+        given = list[Any]()
     shards = [shard for v in given for shard in _find_shards(v)]
     wrong = next((s for s in shards if not isinstance(s, ServerVariable)), None)
     if not given or wrong is not None:

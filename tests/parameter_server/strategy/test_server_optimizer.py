@@ -38,7 +38,7 @@ def test_one_worker_updates_variables_as_optax_does(tx: Any, shards: int | None)
     partitioner = None if shards is None else FixedShardsPartitioner(shards)
     strategy = make_strategy(workers=1, variable_partitioner=partitioner)
     coordinator = ClusterCoordinator(strategy)
-    params = [np.ones(5, "float32"), np.float32(0)]
+    params: Any = [np.ones(5, "float32"), np.float32(0)]
     with strategy.scope():
         w, b = (jaxdist.Variable(p) for p in params)
     optimizer = ServerOptimizer(tx, [w, b])
