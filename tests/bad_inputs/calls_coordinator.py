@@ -23,6 +23,10 @@ def _strategy() -> jaxdist.ParameterServerStrategy:
     return jaxdist.ParameterServerStrategy(_resolver())
 
 
+# Its threads are there before the first call, which must not leave any.
+_FIRST = ClusterCoordinator(_strategy())
+
+
 def _coordinator() -> ClusterCoordinator:
     return ClusterCoordinator(_strategy())
 
@@ -58,6 +62,19 @@ def _wait(result: Any) -> None:
     result.fetch()
 
 
+def _of_table(method: str) -> Callable[..., Any]:
+    shards = [jaxdist.Variable(np.ones((2, 2), "float32")) for _ in range(2)]
+    return getattr(ShardedVariable(shards, "table"), method)
+
+
+def _slices() -> jaxdist.IndexedSlices:
+    return jaxdist.IndexedSlices(np.ones((1, 2), "float32"), np.array([3]))
+
+
+_LOCKS: dict[str, Any] = {"use_locking": False, "name": None}
+_WHOLE = {**_LOCKS, "read_value": True}
+_ARRAY = np.ones((4, 2), "float32")
+_SHARDED = "jaxdist.coordinator.ShardedVariable"
 _COORDINATOR = "jaxdist.coordinator.ClusterCoordinator"
 _OPTIMIZER = "jaxdist.coordinator.ServerOptimizer"
 CALLS: dict[str, Call] = {
@@ -107,7 +124,33 @@ CALLS: dict[str, Call] = {
         lambda: _optimizer().apply_gradients,
         lambda: {"grads_and_vars": [(np.ones(3, "float32"), _variable())]},
     ),
-    "jaxdist.coordinator.ShardedVariable": Call(
-        lambda: ShardedVariable, lambda: {"variables": [_variable()], "name": "table"}
-    ),
+    f"{_SHARDED}.__getitem__": Call(lambda: _of_table("__getitem__"), lambda: {"index": 0}),
+    f"{_SHARDED}.assign": Call(lambda: _of_table("assign"), lambda: {"value": _ARRAY, **_WHOLE}),
+    **{
+        f"{_SHARDED}.{name}": Call(
+            lambda name=name: _of_table(name), lambda: {"delta": _ARRAY, **_WHOLE}
+        )
+        for name in ("assign_add", "assign_sub")
+    },
+    **{
+        f"{_SHARDED}.{name}": Call(
+            lambda name=name: _of_table(name), lambda: {"sparse_delta": _slices(), **_LOCKS}
+        )
+        for name in [
+            "batch_scatter_update",
+            *(f"scatter_{op}" for op in "add div max min mul sub update".split()),
+        ]
+    },
+    **{
+        f"{_SHARDED}.{name}": Call(
+            lambda name=name: _of_table(name), lambda: {"indices": [0, 3], "name": None}
+        )
+        for name in ("gather", "sparse_read")
+    },
+    f"{_SHARDED}.read_rows": Call(lambda: _of_table("read_rows"), lambda: {"ids": [0, 3]}),
+    **{
+        f"{_SHARDED}.{name}": Call(lambda name=name: _of_table(name))
+        for name in ("numpy", "read_value", "value")
+    },
+    _SHARDED: Call(lambda: ShardedVariable, lambda: {"variables": [_variable()], "name": "table"}),
 }

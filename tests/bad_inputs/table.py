@@ -49,6 +49,7 @@ MADE_BY_JAXDIST = {
     "jaxdist.coordinator.PerWorkerIterator",
     "jaxdist.coordinator.PerWorkerValues",
     "jaxdist.coordinator.PerWorkerValue",
+    "jaxdist.coordinator.RemoteValue",
     "jaxdist.coordinator.Statistics",
     "jaxdist.data.Batches",
     "jaxdist.data.Examples",

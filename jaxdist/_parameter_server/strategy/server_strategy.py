@@ -24,7 +24,7 @@ from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.sharded import ShardedVariable
 from jaxdist._parameter_server.worker.put import PutOn
 from jaxdist._parameter_server.worker.worker import Worker
-from jaxdist._program import RunOptions
+from jaxdist._program import RunOptions, check_options
 from jaxdist._strategies import Strategy
 from jaxdist._validate import check_call_arguments, check_callable
 from jaxdist._values import Variable, current_binding, get_call_context
@@ -131,6 +131,7 @@ class ServerStrategy(Strategy):
             return super().run(fn, args, kwargs, options)
         check_call_arguments("strategy.run", args, kwargs)
         check_callable("strategy.run", fn)
+        options = None if options is None else check_options(options)
         self._before_run_here()
 
         def make_step() -> Callable[..., Any]:

@@ -141,7 +141,7 @@ def test_what_an_optimizer_cannot_take_is_a_named_error() -> None:
     with other.scope():
         foreign = jaxdist.Variable(np.ones(3), name="v")
     tx = optax.sgd(1.0)
-    with pytest.raises(ArgumentTypeError, match="was given the optimizer 3"):
+    with pytest.raises(ArgumentTypeError, match="was given tx=3"):
         ServerOptimizer(3, [v])  # type: ignore[arg-type]
     for bad in (v, 3, [], [v, 1], [jaxdist.Variable(1.0)]):
         with pytest.raises(ArgumentTypeError, match="on parameter servers"):
