@@ -5,6 +5,7 @@ from typing import Any
 
 from tests.bad_inputs import (
     calls_clusters,
+    calls_coordinator,
     calls_cost,
     calls_data,
     calls_devices,
@@ -29,6 +30,7 @@ CALLS: dict[str, Call] = {
     **calls_v1.CALLS,
     **calls_cost.CALLS,
     **calls_clusters.CALLS,
+    **calls_coordinator.CALLS,
     **calls_preemption.CALLS,
     **calls_rpc.CALLS,
     **calls_servers.CALLS,
@@ -43,6 +45,12 @@ MADE_BY_JAXDIST = {
     "jaxdist.cost.Chip",
     "jaxdist.cost.Fit",
     "jaxdist.Program",
+    "jaxdist.coordinator.PerWorkerDataset",
+    "jaxdist.coordinator.PerWorkerIterator",
+    "jaxdist.coordinator.PerWorkerValues",
+    "jaxdist.coordinator.PerWorkerValue",
+    "jaxdist.coordinator.RemoteValue",
+    "jaxdist.coordinator.Statistics",
     "jaxdist.data.Batches",
     "jaxdist.data.Examples",
     "jaxdist.data.Files",
@@ -74,6 +82,16 @@ OF_ROOMS = {
     "jaxdist.DistributedIterator.put_back",
     "jaxdist.DistributedIterator.take",
     "jaxdist.IndexedSlices.with_parts",
+    *(
+        f"jaxdist.ParameterServerStrategy.{name}"
+        for name in "links make_per_worker prepare report_of_servers".split()
+    ),
+    "jaxdist.coordinator.ClusterCoordinator.add_worker",
+    *(
+        f"jaxdist.coordinator.PerWorker{kind}.{name}"
+        for kind in ("Dataset", "Iterator", "Values", "Value")
+        for name in "find_any forget has of set set_error what_to_make".split()
+    ),
     "jaxdist.cluster_resolver.choose_resolver",
     "jaxdist.cluster_resolver.choose_slurm_port",
     "jaxdist.cluster_resolver.find_own_task",

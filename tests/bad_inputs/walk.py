@@ -23,6 +23,7 @@ MODULES = (
     jaxdist,
     jaxdist.cluster_resolver,
     jaxdist.config,
+    jaxdist.coordinator,
     jaxdist.experimental,
     jaxdist.experimental.partitioners,
     jaxdist.experimental.rpc,

@@ -71,6 +71,11 @@ class ServerOptimizer:
     """
 
     def __init__(self, tx: optax.GradientTransformation, variables: Iterable[Any]) -> None:
+        if not isinstance(tx, optax.GradientTransformation):
+            raise ArgumentTypeError(
+                f"{_CALLER} was given tx={show(tx)}.\n\n"
+                "tx is an optax.GradientTransformation.\n\nPass for instance optax.adam(1e-3)."
+            )
         given = _check_variables(variables)
         self._strategy = _find_shards(given[0])[0].distribute_strategy
         self._slots: dict[str, ServerVariable] = {}
@@ -215,15 +220,15 @@ def _check_variables(variables: Any) -> list[Any]:
     """Return variables of one strategy with servers, each of them once."""
     is_one = isinstance(variables, ServerVariable | ShardedVariable)
     try:
-        given = [] if is_one else list(variables)
+        given: list[Any] = [] if is_one else list(variables)
     except TypeError:
-        given = []
+        given = list[Any]()
     shards = [shard for v in given for shard in _find_shards(v)]
-    wrong = next((s for s in shards if not isinstance(s, ServerVariable)), None)
-    if not given or wrong is not None:
-        found = show(variables) if wrong is None else f"{show(wrong)} in variables"
+    wrong = [s for s in shards if not isinstance(s, ServerVariable)]
+    if not given or wrong:
+        found = f"{show(wrong[0])} in variables" if wrong else f"variables={show(variables)}"
         raise ArgumentTypeError(
-            f"{_CALLER} was given {'variables=' if wrong is None else ''}{found}.\n\n"
+            f"{_CALLER} was given {found}.\n\n"
             "It updates variables that are on parameter servers.\n\n"
             "Pass a list of variables that were made in the scope of a ParameterServerStrategy."
         )

@@ -6,7 +6,7 @@ import itertools
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -98,7 +98,7 @@ class ServerStrategy(Strategy):
             parts.append(ServerVariable(shard.make_value, **given))
         return ShardedVariable(parts, name=name)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
         raise ContextError(
             f"copy.deepcopy was called on a {type(self).__name__}.\n\n"
             "The variables are on its servers, and a copy would share them.\n\n"

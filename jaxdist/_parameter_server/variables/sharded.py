@@ -194,7 +194,7 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
         self, change: Change, value: Any, use_locking: Any, name: Any, read_value: Any
     ) -> "ShardedVariable":
         caller = f"ShardedVariable {self._label!r}.{change.value}"
-        check_name(self._label, change.value, name, bool(use_locking))
+        check_name(self._label, change.value, name, False if use_locking is None else use_locking)
         as_flag(caller, "read_value", read_value)
         if isinstance(value, (Variable, ShardedVariable)):
             value = value.value()
@@ -205,7 +205,8 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
                 "Combine the values first: strategy.reduce('MEAN', value, axis=None)."
             )
         given = value if hasattr(value, "dtype") and is_array(value) else None
-        given = as_array(caller, "value", value) if given is None else given
+        parameter = "value" if change is Change.ASSIGN else "delta"
+        given = as_array(caller, parameter, value) if given is None else given
         # The shards check their rows too, but then some of them would have changed already.
         check_value(self._label, change.value, given, self._shape, self.dtype)
         for shard, start in zip(self._variables, self._starts.tolist(), strict=True):

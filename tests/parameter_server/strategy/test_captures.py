@@ -15,10 +15,10 @@ from jaxdist.coordinator import ClusterCoordinator
 from jaxdist.errors import ContextError, UnsupportedError
 from tests.parameter_server.strategy.making import make_strategy
 
-_X = np.ones((1, 2), "float32")
+_X: Any = np.ones((1, 2), "float32")
 
 
-def _make_model(value: float) -> nnx.Linear:
+def _make_model(value: float) -> Any:
     model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
     model.kernel.set_value(jnp.full((2, 1), value, "float32"))
     return model
@@ -136,7 +136,7 @@ def test_a_new_random_key_of_a_module_is_used() -> None:
     same = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(first, other.schedule(apply, (same,)).fetch())
     third = ClusterCoordinator(make_strategy())
-    reseeded = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    reseeded: Any = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
     third.schedule(apply, (reseeded,)).fetch()
     reseeded.rngs.key.set_value(jax.random.key(7))
     after = third.schedule(apply, (reseeded,)).fetch()

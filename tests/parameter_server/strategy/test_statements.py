@@ -341,7 +341,9 @@ def test_a_dataset_function_that_fails_is_the_error_of_functions_that_use_it(
 
 
 def test_what_is_no_dataset_is_refused_at_once(coordinated: Coordinated) -> None:
-    with pytest.raises(ArgumentError, match=r"create_per_worker_dataset was given 3") as caught:
+    with pytest.raises(
+        ArgumentError, match=r"create_per_worker_dataset was given dataset_fn=3"
+    ) as caught:
         coordinated[1].create_per_worker_dataset(3)
     assert isinstance(caught.value, ValueError)
 
