@@ -131,7 +131,8 @@ class ParameterServerStrategy(ServerStrategy):
             self._tasks.check_dataset(dataset_or_fn)
             return dataset_or_fn
         raise ArgumentError(
-            f"ClusterCoordinator.create_per_worker_dataset was given dataset_fn={show(dataset_or_fn)}.\n\n"
+            "ClusterCoordinator.create_per_worker_dataset was given dataset_fn="
+            f"{show(dataset_or_fn)}.\n\n"
             "It is a function without arguments that returns a dataset, or a dataset.\n\n"
             "Pass for instance lambda: jaxdist.data.batches(x, 32)."
         )
