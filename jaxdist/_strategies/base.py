@@ -69,8 +69,11 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
     # The strategy whose steps this one runs: `check_gradients` runs them on a one-device twin.
     stands_for: Any = None
+
     # Raises an error where no batch of a distributed dataset can be read.
-    _check_next = staticmethod(check_next)
+    @property
+    def _check_next(self) -> Callable[..., None]:
+        return check_next
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise ArgumentTypeError(

@@ -60,7 +60,9 @@ class ParameterServerStrategy(ServerStrategy):
         `tf.distribute.ParameterServerStrategy`.
     """
 
-    _check_next = staticmethod(check_on_worker)
+    @property
+    def _check_next(self) -> Callable[..., None]:
+        return super()._check_next if self._may_read_here else check_on_worker
 
     def __init__(
         self,
@@ -89,13 +91,15 @@ class ParameterServerStrategy(ServerStrategy):
             max_staleness,
         )
         self._extended = ServerExtended(self)
+        # Whether this process may read batches of its own datasets.
+        self._may_read_here = False
         self._cluster_coordinator: Any = None
         self.warns_of_runs_here = True
 
     def allow_work_here(self) -> None:
         """Let this process run steps and read batches: a job does so on purpose, to evaluate."""
         self.warns_of_runs_here = False
-        self._check_next = super()._check_next
+        self._may_read_here = True
 
     @property
     def cluster_resolver(self) -> Any:

@@ -58,8 +58,9 @@ def test_one_worker_updates_variables_as_optax_does(tx: Any, shards: int | None)
         params = optax.apply_updates(params, updates)
         got = coordinator.schedule(step, (_X,)).fetch()
         np.testing.assert_allclose(got, want, rtol=1e-4)
-    np.testing.assert_allclose(w.numpy(), params[0], rtol=1e-4)
-    np.testing.assert_allclose(b.numpy(), params[1], rtol=1e-4)
+    wanted: Any = params
+    np.testing.assert_allclose(w.numpy(), wanted[0], rtol=1e-4)
+    np.testing.assert_allclose(b.numpy(), wanted[1], rtol=1e-4)
     if shards is None:
         held = [np.asarray(v) for v in optimizer.slots.values()]
         assert all(any(np.allclose(x, h, rtol=1e-4) for h in held) for x in jax.tree.leaves(state))
