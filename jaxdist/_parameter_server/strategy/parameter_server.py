@@ -16,6 +16,8 @@ from jaxdist._strategies import StrategyExtended
 from jaxdist._validate import as_integer, check_callable, show
 from jaxdist.errors import ArgumentError
 
+# Loops over them are not what somebody means by a dataset.
+_NO_DATASETS: tuple[type, ...] = (str, bytes, dict)
 _LOG = logging.getLogger("jaxdist")
 
 
@@ -124,14 +126,14 @@ class ParameterServerStrategy(ServerStrategy):
 
     def make_per_worker(self, dataset_or_fn: Any) -> Any:
         """Check a dataset or a function that returns one."""
-        is_dataset = hasattr(dataset_or_fn, "__iter__") and not isinstance(
-            dataset_or_fn, str | bytes | dict
-        )
+        is_other = isinstance(dataset_or_fn, _NO_DATASETS)
+        is_dataset = hasattr(dataset_or_fn, "__iter__") and not is_other
         if callable(dataset_or_fn) or is_dataset:
             self._tasks.check_dataset(dataset_or_fn)
             return dataset_or_fn
         raise ArgumentError(
-            f"ClusterCoordinator.create_per_worker_dataset was given dataset_fn={show(dataset_or_fn)}.\n\n"
+            f"ClusterCoordinator.create_per_worker_dataset was given "
+            f"dataset_fn={show(dataset_or_fn)}.\n\n"
             "It is a function without arguments that returns a dataset, or a dataset.\n\n"
             "Pass for instance lambda: jaxdist.data.batches(x, 32)."
         )
