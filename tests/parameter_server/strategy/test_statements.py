@@ -247,8 +247,8 @@ def _generate() -> Iterator[np.ndarray]:
         lambda: [_ROWS[:4].tolist(), _ROWS[4:].tolist()],
         _generate,
         lambda: jaxdist.data.batches(_ROWS, 4),
-        lambda: grain.MapDataset.source(_ROWS).batch(4),
-        lambda: grain.MapDataset.source(_ROWS).batch(4).to_iter_dataset(),
+        lambda: grain.MapDataset.source(list(_ROWS)).batch(4),
+        lambda: grain.MapDataset.source(list(_ROWS)).batch(4).to_iter_dataset(),
     ],
     ids=["list", "list itself", "numbers", "generator", "batches", "grain map", "grain iter"],
 )
