@@ -98,6 +98,7 @@ from jaxdist._values.variable.enums import VariableSynchronization as VariableSy
 from jaxdist._values.variable.operators import ValueOperators as ValueOperators
 from jaxdist._values.variable.placement import VariablePlacement as VariablePlacement
 from jaxdist._values.variable.scatter import Scatter as Scatter
+from jaxdist._values.variable.scatter import as_indexed_slices as as_indexed_slices
 from jaxdist._values.variable.scatter import check_can_scatter as check_can_scatter
 from jaxdist._values.variable.scatter import check_slices as check_slices
 from jaxdist._values.variable.variable import Variable as Variable

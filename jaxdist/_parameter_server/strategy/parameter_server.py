@@ -13,9 +13,11 @@ from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
 from jaxdist._parameter_server.strategy.worker_devices import find_worker_layouts
 from jaxdist._strategies import StrategyExtended
-from jaxdist._validate import as_integer, show
+from jaxdist._validate import as_integer, check_callable, show
 from jaxdist.errors import ArgumentError
 
+# Loops over them are not what somebody means by a dataset.
+_NO_DATASETS: tuple[type, ...] = (str, bytes, dict)
 _LOG = logging.getLogger("jaxdist")
 
 
@@ -73,6 +75,8 @@ class ParameterServerStrategy(ServerStrategy):
     ) -> None:
         caller = "ParameterServerStrategy"
         cluster = read_cluster(caller, cluster_resolver)
+        if variable_partitioner is not None:
+            check_callable(caller, variable_partitioner, "variable_partitioner")
         if max_staleness is not None:
             as_integer(caller, "max_staleness", max_staleness, least=0)
         self._resolver = cluster_resolver
@@ -131,7 +135,9 @@ class ParameterServerStrategy(ServerStrategy):
 
     def make_per_worker(self, dataset_or_fn: Any) -> Any:
         """Check a dataset or a function that returns one."""
-        if callable(dataset_or_fn) or hasattr(dataset_or_fn, "__iter__"):
+        is_other = isinstance(dataset_or_fn, _NO_DATASETS)
+        is_dataset = hasattr(dataset_or_fn, "__iter__") and not is_other
+        if callable(dataset_or_fn) or is_dataset:
             self._tasks.check_dataset(dataset_or_fn)
             return dataset_or_fn
         raise ArgumentError(

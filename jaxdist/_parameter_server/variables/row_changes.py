@@ -5,7 +5,7 @@ from typing import Any, Self
 import numpy as np
 
 from jaxdist._parameter_server.variables.shard_rows import split_slices
-from jaxdist._values import Scatter, check_name, check_slices
+from jaxdist._values import Scatter, as_indexed_slices, check_name, check_slices
 
 
 class ShardedRowChanges:
@@ -79,4 +79,6 @@ class ShardedRowChanges:
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
     ) -> Self:
         """Replace some rows, as `scatter_update`: indices have one dim, so there is one batch."""
-        return self._scatter(Scatter.UPDATE, sparse_delta, use_locking, name)
+        check_name(self._label, "batch_scatter_update", name, use_locking)
+        slices = as_indexed_slices(self._label, "batch_scatter_update", sparse_delta)
+        return self._scatter(Scatter.UPDATE, slices, use_locking, name)

@@ -121,8 +121,11 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
         Source:
             `ShardedVariable.sparse_read`, which returns the rows grouped by shard.
         """
-        check_name(self._label, "sparse_read", name)
-        ids = check_ids(f"ShardedVariable {self._label!r}.sparse_read", "indices", indices, self)
+        return self._read_rows("sparse_read", "indices", indices, name)
+
+    def _read_rows(self, method: str, parameter: str, given: Any, name: Any) -> jax.Array:
+        check_name(self._label, method, name)
+        ids = check_ids(f"ShardedVariable {self._label!r}.{method}", parameter, given, self)
         if isinstance(ids, jax.core.Tracer):
             found: jax.Array = shard_rows.select_rows(self._variables, self._starts, ids)
             return found
@@ -131,11 +134,11 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
 
     def read_rows(self, ids: Any) -> jax.Array:
         """Return rows, as `sparse_read` does."""
-        return self.sparse_read(ids)
+        return self._read_rows("read_rows", "ids", ids, None)
 
     def gather(self, indices: Any, name: str | None = None) -> jax.Array:
         """Return rows, as `sparse_read` does; `tf.gather` of a sharded variable."""
-        return self.sparse_read(indices, name)
+        return self._read_rows("gather", "indices", indices, name)
 
     def __getitem__(self, index: Any) -> jax.Array:
         caller = f"ShardedVariable {self._label!r}[index]"
@@ -198,14 +201,14 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
         as_flag(caller, "read_value", read_value)
         if isinstance(value, (Variable, ShardedVariable)):
             value = value.value()
+        parameter = "value" if change is Change.ASSIGN else "delta"
         if isinstance(value, DistributedValues):
             raise ReplicaValueError(
-                f"{caller} was given {show(value)}.\n\n"
+                f"{caller} was given {parameter}={show(value)}.\n\n"
                 "A sharded variable has one value for all replicas.\n\n"
                 "Combine the values first: strategy.reduce('MEAN', value, axis=None)."
             )
         given = value if hasattr(value, "dtype") and is_array(value) else None
-        parameter = "value" if change is Change.ASSIGN else "delta"
         given = as_array(caller, parameter, value) if given is None else given
         # The shards check their rows too, but then some of them would have changed already.
         check_value(self._label, change.value, given, self._shape, self.dtype)

@@ -55,7 +55,7 @@ def test_one_worker_updates_variables_as_optax_does(tx: Any, shards: int | None)
     for _ in range(5):
         want, grads = jax.value_and_grad(_loss)(params, _X)
         updates, state = tx.update(grads, state, params)
-        params = optax.apply_updates(params, updates)
+        params = list(jax.tree.leaves(optax.apply_updates(params, updates)))
         got = coordinator.schedule(step, (_X,)).fetch()
         np.testing.assert_allclose(got, want, rtol=1e-4)
     wanted: Any = params
