@@ -46,8 +46,6 @@ class ParameterServerStrategy(ServerStrategy):
         `tf.distribute.ParameterServerStrategy`.
     """
 
-    _check_next = staticmethod(check_on_worker)
-
     def __init__(
         self,
         cluster_resolver: Any,
@@ -77,11 +75,18 @@ class ParameterServerStrategy(ServerStrategy):
         self._extended = ServerExtended(self)
         self._cluster_coordinator: Any = None
         self.warns_of_runs_here = True
+        self._reads_here = False
 
     def allow_work_here(self) -> None:
         """Let this process run steps and read batches: a job does so on purpose, to evaluate."""
         self.warns_of_runs_here = False
-        self._check_next = super()._check_next
+        self._reads_here = True
+
+    def _check_next(self) -> None:
+        if self._reads_here:
+            super()._check_next()
+        else:
+            check_on_worker()
 
     @property
     def cluster_resolver(self) -> Any:
