@@ -7,12 +7,14 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from jaxdist._parameter_server import ParameterServerStrategy
 from jaxdist.cli._train import format_interrupted_line
-from jaxdist.errors import ConfigError, NonFiniteLossError
+from jaxdist.data import batches
+from jaxdist.errors import ConfigError, InputContextError, NonFiniteLossError
 from jaxdist.jobs import TrainingReport, load_job_config, make_strategy, train
 from jaxdist.jobs._run.server_run import ServerRun
 
@@ -221,3 +223,14 @@ def test_entries_that_servers_cannot_have_are_refused(entry: str, text: str) -> 
 def test_numbers_of_tasks_and_bounds_out_of_range_are_named(entry: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         load_job_config(CONFIG, [f"strategy.{entry}"])
+
+
+def test_a_job_reads_batches_in_this_process_and_other_programs_do_not() -> None:
+    strategy = make_strategy(load_job_config(CONFIG).values)
+    assert isinstance(strategy, ParameterServerStrategy)
+    data = iter(strategy.experimental_distribute_dataset(batches(np.arange(4), 2)))
+    with data, pytest.raises(InputContextError, match="was called on the coordinator"):
+        next(data)
+    strategy.allow_work_here()
+    with iter(strategy.experimental_distribute_dataset(batches(np.arange(4), 2))) as data:
+        assert next(data).tolist() == [0, 1]

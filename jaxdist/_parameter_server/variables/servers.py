@@ -95,7 +95,9 @@ class Servers:
         self._unsaved: set[int] = set()
         # Workers must see what this task has read or changed; see Note [Fence].
         self.fence = Fence()
-        self._threads = ThreadPoolExecutor(max(len(self.links), 1), "jaxdist-servers")
+        # Each worker of this process has its own threads: with `max_staleness` the calls of one
+        # wait for those of others, which must not wait for a thread.
+        self._own = threading.local()
 
     def find_server(self, name: str) -> int:
         """Return the number of the server that has a variable."""
@@ -200,7 +202,10 @@ class Servers:
         """Call functions of server links at the same time; return their results by server."""
         if len(calls) == 1:
             return {n: call(self.links[n]) for n, call in calls.items()}
-        waiting = {n: self._threads.submit(call, self.links[n]) for n, call in calls.items()}
+        if not hasattr(self._own, "threads"):
+            self._own.threads = ThreadPoolExecutor(len(self.links), "jaxdist-servers")
+        threads: ThreadPoolExecutor = self._own.threads
+        waiting = {n: threads.submit(call, self.links[n]) for n, call in calls.items()}
         # Every call ends before an error is raised: none goes on behind the caller's back.
         errors = [e for f in waiting.values() if (e := f.exception()) is not None]
         if errors:
@@ -208,8 +213,7 @@ class Servers:
         return {n: f.result() for n, f in waiting.items()}
 
     def close(self) -> None:
-        """End the threads, and the connections."""
-        self._threads.shutdown(wait=False)
+        """Close the connections. The threads end with the threads that have made them."""
         for link in self.links:
             if isinstance(link, RemoteServer):
                 link.close()
