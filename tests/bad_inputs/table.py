@@ -112,6 +112,7 @@ OF_ROOMS = {
     "jaxdist.jobs.Task.build",
     "jaxdist.jobs.has_cluster",
     "jaxdist.jobs.is_chief",
+    "jaxdist.jobs.is_server_task",
     "jaxdist.jobs.count_cpu_devices",
     "jaxdist.jobs.finished_line",
     "jaxdist.jobs.finished_run",

@@ -231,6 +231,6 @@ def test_a_job_reads_batches_in_this_process_and_other_programs_do_not() -> None
     data = iter(strategy.experimental_distribute_dataset(batches(np.arange(4), 2)))
     with data, pytest.raises(InputContextError, match="was called on the coordinator"):
         next(data)
-    strategy.allow_work_here()
+    strategy._allow_work_here()
     with iter(strategy.experimental_distribute_dataset(batches(np.arange(4), 2))) as data:
         assert next(data).tolist() == [0, 1]

@@ -355,7 +355,7 @@ def test_files_that_cannot_be_written_are_named_before_training(
 
 def test_fewer_examples_than_replicas_is_an_error_that_no_batch_size_mends(tmp_path: Path) -> None:
     loaded = load_config(DigitsConfig, SHIPPED, [f"output.directory='{tmp_path}'"])
-    with pytest.raises(ConfigError, match=r"3 images to train on, and 8 replicas(.|\n)*line 1\d"):
+    with pytest.raises(ConfigError, match=r"3 images to train on, and 8 replicas(.|\n)*line \d\d"):
         check_job(loaded, num_replicas=8, num_examples=3, examples="images")
 
 

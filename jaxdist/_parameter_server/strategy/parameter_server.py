@@ -100,7 +100,7 @@ class ParameterServerStrategy(ServerStrategy):
         self._cluster_coordinator: Any = None
         self.warns_of_runs_here = True
 
-    def allow_work_here(self) -> None:
+    def _allow_work_here(self) -> None:
         """Let this process run steps and read batches: a job does so on purpose, to evaluate."""
         self.warns_of_runs_here = False
         self._may_read_here = True

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jaxdist._values import IndexedSlices, Scatter
-from jaxdist.errors import CheckpointError
+from jaxdist.errors import CheckpointError, ShapeError
 
 # A part of a table in memory. `jaxdist._checkpoints` would need memory for the whole table.
 _PART_BYTES = 2**25
@@ -103,7 +103,7 @@ def _read(file: BinaryIO, table: Any) -> Iterator[tuple[Any, np.ndarray, np.ndar
     np.lib.format.read_magic(file)
     shape, _, _ = np.lib.format.read_array_header_1_0(file)
     if shape != tuple(table.shape):
-        raise ValueError(f"its shape is {list(shape)}, and the table has {list(table.shape)}")
+        raise ShapeError(f"its shape is {list(shape)}, and the table has {list(table.shape)}")
     for shard, ids in _cut(table):
         own = (len(ids), *table.shape[1:])
         rows = np.fromfile(file, np.dtype(table.dtype), math.prod(own))

@@ -93,7 +93,7 @@ def train(
     )
     if isinstance(strategy, ParameterServerStrategy):
         # Batches go to the workers with the steps, and evaluations run here.
-        strategy.allow_work_here()
+        strategy._allow_work_here()
     # `Checkpoints` would take its lock at the first save; until then two jobs would train. Both
     # folders may be one: a process can take a lock several times.
     with (

@@ -34,13 +34,13 @@ def main(kind: str) -> None:
         print(type(error).__name__, error)
 
 
-def fail():
+def fail() -> None:
     """Raise."""
     raise OSError("no such file: train.csv")
 
 
 count_up, count_to_three = datasets.count_up, datasets.count_to_three
-if sys.argv[1] == "module":
+if sys.argv[1:2] == ["module"]:
     # The worker knows it by its own module only.
     del count_up
 
