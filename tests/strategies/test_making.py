@@ -40,7 +40,9 @@ def test_every_kind_of_strategy_is_in_the_table_of_strategies() -> None:
         return set(below).union(*map(concrete, below)) if below else {kind}
 
     # Those of version 1 run as the others, on the same layouts (`test_v1.py`).
-    kinds = {k for k in concrete(Strategy) if not k.__module__.startswith("jaxdist.compat")}
+    # Those with parameter servers have tests of their own (`tests/parameter_server/strategy`).
+    others = ("jaxdist.compat", "jaxdist._parameter_server")
+    kinds = {k for k in concrete(Strategy) if not k.__module__.startswith(others)}
     assert {type(row.make()) for row in STRATEGIES} >= kinds
 
 

@@ -63,7 +63,9 @@ class Across:
         variable.held = after
         if not read_value:
             return None
-        return home.combine(after, variable.aggregation) if home.per_replica else variable.held
+        if home.per_replica:
+            return home.combine(after, variable.aggregation)
+        return after if home.store is None else variable.held
 
     def _for_each_replica(self, variable: Any, change: Change, value: PerReplica) -> jax.Array:
         home = variable.home

@@ -400,14 +400,16 @@ class Variable(
         # In a `jaxdist.function` the array is an argument or a result of the compiled function.
         binding = current_binding()
         if binding is None:
-            return self._home.bring(self._held)
+            home = self._home
+            return self._held if home.store is None else home.bring(self._held)
         return binding.held(self, self._held)
 
     @held.setter
     def held(self, array: jax.Array) -> None:
         binding = current_binding()
         if binding is None:
-            self._held = self._home.keep(array)
+            home = self._home
+            self._held = array if home.store is None else home.keep(array)
         else:
             binding.hold(self, array)
 

@@ -16,6 +16,9 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
 import jaxdist
+from jaxdist._parameter_server.closures.dependence import Origin as Source
+from jaxdist._parameter_server.closures.dependence import SourceAnalysis
+from jaxdist._parameter_server.closures.row_pieces import RowInterpreter
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
 from jaxdist._program.jaxprs.interpreter import HIGHER_ORDER, Interpreter, rule_for
 from jaxdist._program.logical.logical_layout import MarkAnalysis
@@ -112,6 +115,12 @@ ANALYSES: dict[type, Callable[[], tuple[Any, Any, Any, Callable[[Any], bool]]]] 
         Dependence.FREE,
         lambda f: f is not Dependence.FREE,
     ),
+    SourceAnalysis: lambda: (
+        SourceAnalysis(),
+        Source(frozenset({0}), 0),
+        Source(frozenset({1}), 1),
+        lambda f: 0 in f.sources,
+    ),
     UpdateAnalysis: lambda: (
         UpdateAnalysis(),
         Part.ITSELF,
@@ -137,7 +146,8 @@ NOT_SOUND = {MarkAnalysis}
 # Interpreters that compute values. The test compares each with JAX.
 COMPUTING = {LocalPieces, OneReplica, PieceInterpreter, TwoRuns}
 # A trial of random numbers is a proof by itself (`test_state.py`); a list of operations has none.
-OTHERS = {Trial, FlatList}
+# Rows of a shard have tests against whole optimizers (`tests/parameter_server/closures`).
+OTHERS = {Trial, FlatList, RowInterpreter}
 
 
 def _classes(root: type = Interpreter) -> Iterator[type]:
