@@ -1,6 +1,7 @@
 """Optimizers of scheduled functions, on the servers."""
 
 import dataclasses
+import hashlib
 import itertools
 import weakref
 from collections.abc import Mapping, Sequence
@@ -70,7 +71,10 @@ def move_optimizers(
         keys = _move_one(optimizers[number], recorder, [u for _, u in own], strategy)
         for (n, update), key in zip(own, keys, strict=True):
             moved[n] = dataclasses.replace(update, op=f"program:{key}")
-    return dataclasses.replace(closure, updates=tuple(moved))
+    # Workers know a closure by its digest, and now it says which optimizers these are.
+    text = f"{closure.digest} {[update.op for update in moved]}"
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return dataclasses.replace(closure, updates=tuple(moved), digest=digest)
 
 
 def _move_one(

@@ -227,7 +227,9 @@ class _Builder:
             marks = [s for s in self._origins[result].sources if isinstance(s, tuple)]
             if not marks:
                 continue
-            if len(marks) > 1 or leaf.variable is None:
+            # A second variable with the mark was computed from the parameter after its update,
+            # such as an average of parameters.
+            if len(marks) > 1 or leaf.variable is None or marks[0] in found:
                 raise make_used_after_error(self._name, leaf.name)
             found[marks[0]] = leaf.variable
         return found

@@ -104,7 +104,6 @@ class Preparer:
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Prepared:
         """Return a call of a function as workers run it."""
-        values: list[PerWorkerValues] = []
         leaves_of: dict[int, tuple[Any, LeafOf]] = {}
         sources: list[TemplateSource] = []
         iterators: list[PerWorkerIterator] = []
@@ -120,7 +119,6 @@ class Preparer:
                 iterators.append(value)
                 sources.append(TemplateSource(made.template))
                 return sources[-1]
-            values.append(value)
             leaves, treedef = jax.tree.flatten(made.value)
             copies = [np.array(x) for x in leaves]
             leaves_of.update({id(c): (c, LeafOf(value, n)) for n, c in enumerate(copies)})

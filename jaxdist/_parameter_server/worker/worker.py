@@ -229,7 +229,8 @@ class Worker:
         loaded = [export.deserialize(bytearray(text)) for text in texts]
         programs = []
         for one in loaded:
-            # A call with zeros compiles it.
+            # The zeros have the devices. The program is not run with them: a loop of a user may end
+            # only for other values.
             zeros = self._put([np.zeros(a.shape, a.dtype) for a in one.in_avals])
             program = jax.jit(one.call)
             if one.nr_devices > 1:
@@ -237,8 +238,7 @@ class Worker:
                 shardings = one.in_shardings_jax(zeros[0].sharding.mesh)
                 program = jax.jit(one.call, in_shardings=shardings)
                 zeros = jax.device_put(zeros, list(shardings))
-            jax.block_until_ready(program(*zeros))
-            programs.append(program)
+            programs.append(program.lower(*zeros).compile())
         return programs
 
     def _find_inputs(

@@ -448,6 +448,54 @@ def test_what_cannot_be_sent_is_a_named_error(coordinated: Coordinated, case: st
     assert coordinator.statistics().scheduled == 0
 
 
+def test_an_average_of_updated_parameters_is_refused(coordinated: Coordinated) -> None:
+    strategy, coordinator = coordinated
+
+    class Averaged(nnx.Module):
+        def __init__(self) -> None:
+            self.w = nnx.Param(jnp.ones(4))
+            self.average = nnx.BatchStat(jnp.ones(4))
+
+    model = Averaged()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+    def replica(model: Any, optimizer: Any) -> None:
+        optimizer.update(model, nnx.grad(lambda m: (m.w[...] ** 2).sum())(model))
+        model.average[...] = 0.9 * model.average[...] + 0.1 * model.w[...]
+
+    with pytest.raises(ContextError, match=r"uses .* after optimizer\.update"):
+        coordinator.schedule(lambda m, o: strategy.run(replica, (m, o)), (model, optimizer))
+    np.testing.assert_array_equal(np.asarray(model.average[...]), np.ones(4))
+
+
+def test_closures_of_two_optimizers_of_one_model_differ(coordinated: Coordinated) -> None:
+    # A worker over gRPC knows a closure, with its changes, by the digest.
+    strategy, coordinator = coordinated
+    model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    x, y = next(_batches(1))
+
+    def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+        return strategy.run(_train, (model, optimizer, x, y))
+
+    digests = set()
+    for rate in (0.1, 0.01):
+        optimizer = nnx.Optimizer(model, optax.sgd(rate), wrt=nnx.Param)
+        prepared = strategy.prepare(step, (model, optimizer, x, y), {})
+        digests.add(prepared.program.first.digest)
+    coordinator.join()
+    assert len(digests) == 2
+
+
+def test_a_program_is_compiled_without_a_run(coordinated: Coordinated) -> None:
+    _, coordinator = coordinated
+
+    def count_down(start: Any, step: Any) -> Any:
+        return lax.while_loop(lambda x: x > -1, lambda x: x - step, start)
+
+    # With a step of zero the loop has no end.
+    assert coordinator.schedule(count_down, (np.float32(3), np.float32(2))).fetch() == -1
+
+
 def test_rows_changed_several_times_in_a_loop_are_refused(coordinated: Coordinated) -> None:
     strategy, coordinator = coordinated
     with strategy.scope():
