@@ -118,6 +118,17 @@ _MEMORY = _Memory()
 
 
 @pytest.fixture(autouse=True)
+def _settings() -> Iterator[None]:
+    """What a test or an Example sets for the whole process counts only there."""
+    from jaxdist._processes import settings
+
+    before = dict(settings._chosen)
+    yield
+    settings._chosen.clear()
+    settings._chosen.update(before)
+
+
+@pytest.fixture(autouse=True)
 def _memory() -> Iterator[None]:
     yield
     _MEMORY.check()

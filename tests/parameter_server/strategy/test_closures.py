@@ -320,8 +320,10 @@ def test_a_later_function_sees_what_the_coordinator_did(coordinated: Coordinated
         assert coordinator.schedule(read).fetch() == 100 * turn + 2
 
 
-def test_batches_of_another_shape_are_traced_again(coordinated: Coordinated) -> None:
-    strategy, coordinator = coordinated
+def test_batches_of_another_shape_are_traced_again() -> None:
+    # One worker: nobody knows how many functions each of two would run.
+    strategy = make_strategy(workers=1)
+    coordinator = ClusterCoordinator(strategy)
     with strategy.scope():
         rows = jaxdist.Variable(0)
 
@@ -335,10 +337,10 @@ def test_batches_of_another_shape_are_traced_again(coordinated: Coordinated) -> 
         rows.assign_add(x.shape[0])
         return x.sum()
 
-    found = [coordinator.schedule(step, (iterator,)) for _ in range(6)]
+    found = [coordinator.schedule(step, (iterator,)) for _ in range(3)]
     coordinator.join()
-    assert sorted(float(r.fetch()) for r in found) == [6, 6, 8, 8, 8, 8]
-    assert int(rows) == 22
+    assert [float(r.fetch()) for r in found] == [8, 8, 6]
+    assert int(rows) == 11
     coordinator.schedule(step, (iterator,))
     with pytest.raises(OutOfRangeError, match=r"asks for 1 batch.*has ended"):
         coordinator.join()
