@@ -11,12 +11,12 @@ from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.strategy.cluster import Cluster
 from jaxdist._parameter_server.strategy.links.local_link import LocalWorkerLink
 from jaxdist._parameter_server.strategy.links.lost_closures import AcknowledgedClosures
+from jaxdist._parameter_server.strategy.links.patient_server import PatientServer
 from jaxdist._parameter_server.strategy.links.remote_link import (
     RemoteWorkerLink,
     make_wrong_task_error,
 )
 from jaxdist._parameter_server.transport import Channel, connect
-from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.worker.functions import list_names
 from jaxdist._parameter_server.worker.messages import HelloFields
@@ -96,7 +96,7 @@ class RemoteTasks:
         self, caller: str, cluster: Cluster, client: str, max_staleness: int | None
     ) -> None:
         channels = _connect_all(caller, cluster)
-        servers = [RemoteServer(c, n) for n, c in enumerate(channels[: len(cluster.ps)])]
+        servers = [PatientServer(c, n) for n, c in enumerate(channels[: len(cluster.ps)])]
         self.storage = Servers(servers, client)
         self._acknowledged = AcknowledgedClosures()
         greeting = HelloFields(client=client, servers=list(cluster.ps), max_staleness=max_staleness)

@@ -5,11 +5,11 @@ import threading
 import time
 from collections.abc import Sequence
 
+from jaxdist._parameter_server.strategy.links.patient_server import PatientServer
 from jaxdist._parameter_server.strategy.links.remote_link import make_wrong_task_error
 from jaxdist._parameter_server.strategy.version_1.in_process import SERVERS_IN_PROCESS
 from jaxdist._parameter_server.strategy.version_1.own_task import OwnTask
 from jaxdist._parameter_server.transport import connect
-from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist._parameter_server.variables.servers import ServerLink, Servers
 from jaxdist._processes import get_settings
 from jaxdist.errors import DeadlineExceededError
@@ -40,7 +40,7 @@ class WorkerServers(Servers):
         links: list[ServerLink] = (
             [*SERVERS_IN_PROCESS.find(task.ps)]
             if task.is_local
-            else [RemoteServer(channel, n) for n, channel in enumerate(self._channels)]
+            else [PatientServer(channel, n) for n, channel in enumerate(self._channels)]
         )
         super().__init__(links, secrets.token_hex(8))
 

@@ -1,0 +1,195 @@
+"""Every fault of one task at every moment of a job with parameter servers, under the launcher.
+
+The job finishes, and each function that was scheduled is counted once or reported as lost; or it
+stops with an error that names the task that does not answer. No process is left.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.launching.launcher import is_gone, start_launcher, wait_until
+from tests.processes.job import Job
+from tests.tables import sampled
+
+SCRIPT = str(pathlib.Path(__file__).with_name("job.py"))
+RPC_SECONDS = 2.0
+# Longer than a server needs to start on a machine that does other things as well.
+SERVER_SECONDS = 40.0
+SHORT_SECONDS = 4.0
+START = 100.0
+MARGIN = 10.0
+
+FAULTS = ("kill", "stop", "stop and continue")
+TASKS = ("worker", "ps", "chief")
+MOMENTS = ("idle", "computing", "exchange", "snapshot", "restarting")
+# Cells that cannot exist.
+IMPOSSIBLE = {
+    **{(fault, "worker", "snapshot"): "workers write no snapshots" for fault in FAULTS},
+    **{
+        ("stop", "chief", moment): (
+            "the others wait for the chief, as TensorFlow's do: nobody is left who could raise an "
+            "error, and whoever has stopped it continues it"
+        )
+        for moment in MOMENTS
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A fault, the task that has it, and what it does at that moment."""
+
+    fault: str
+    task: str
+    moment: str
+
+
+ROWS = [
+    Cell(fault, task, moment)
+    for fault in FAULTS
+    for task in TASKS
+    for moment in MOMENTS
+    if (fault, task, moment) not in IMPOSSIBLE
+]
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell.fault} {cell.task} {cell.moment}"
+
+
+def test_the_cells_that_cannot_exist_say_why() -> None:
+    assert all(IMPOSSIBLE.values())
+    assert len(ROWS) + len(IMPOSSIBLE) == len(FAULTS) * len(TASKS) * len(MOMENTS)
+    assert set(IMPOSSIBLE) <= {(f, t, m) for f in FAULTS for t in TASKS for m in MOMENTS}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("cell", sampled(ROWS, 3, name=_name))
+def test_a_fault_of_one_task(cell: Cell, tmp_path: pathlib.Path) -> None:
+    is_lasting = cell.fault == "stop" and cell.task == "ps"
+    limit = SHORT_SECONDS if is_lasting else SERVER_SECONDS
+    env: dict[str, str | None] = {
+        "FAULT_FOLDER": str(tmp_path),
+        "FAULT_WHO": f"{cell.task} 0",
+        "FAULT_MOMENT": cell.moment,
+        "JAXDIST_RPC_SECONDS": str(RPC_SECONDS),
+        "JAXDIST_SERVER_SECONDS": str(limit),
+        "JAXDIST_JOIN_SECONDS": str(START),
+        "JAX_PLATFORMS": "cpu",
+    }
+    kills = 0 if cell.task != "chief" else (cell.fault == "kill") + (cell.moment == "restarting")
+    how = ("--ps", "1", "--workers", "2", "--restarts", str(kills), "--grace-seconds", "1")
+    with _no_process_is_left(tmp_path), start_launcher(*how, SCRIPT, env=env) as job:
+        _hit(cell, tmp_path, job)
+        began = time.time()
+        (outcome,) = job.wait(START + limit + MARGIN)
+    said = outcome.describe()
+    assert not outcome.timed_out, said
+    wait_until(lambda: not _find_processes(tmp_path))
+    [result] = _read_all(tmp_path, "result")
+    if is_lasting:
+        assert outcome.exit_code != 0, said
+        assert result["error"] in ("PSUnavailableError", "DeadlineExceededError"), said
+        assert result["text"].startswith("ps 0 at 127.0.0.1"), said
+        assert result["time"] - began < limit + 2 * RPC_SECONDS + MARGIN, said
+        return
+    assert outcome.exit_code == 0, said
+    _check_counts(cell, result, said)
+
+
+def _check_counts(cell: Cell, result: dict[str, Any], said: str) -> None:
+    """Each function is counted once, or reported as lost; a counter variable proves it."""
+    text = f"{result}\n{said}"
+    assert result["error"] is None, text
+    assert result["applied"] + result["lost"] == result["scheduled"] > 20, text
+    if (cell.task, cell.fault) != ("ps", "kill") and (cell.task, cell.moment) != (
+        "ps",
+        "restarting",
+    ):
+        assert result["lost"] == 0, text
+    assert result["count"] == result["requests"] == result["total"], text
+    if cell.task == "chief" and cell.fault == "kill":
+        # A worker may have been running a function of the chief before.
+        assert 0 <= result["count"] - result["before"] - result["applied"] <= 2, text
+    else:
+        assert result["count"] == result["applied"], text
+
+
+def _hit(cell: Cell, folder: pathlib.Path, job: Job) -> None:
+    """Wait for the moment, and hit the task."""
+    if cell.moment in ("idle", "restarting"):
+        _wait(folder, "idle", job)
+    if cell.moment == "restarting":
+        os.kill(_read(folder, f"pid {cell.task} 0 1")["pid"], signal.SIGKILL)
+    if cell.moment != "idle":
+        (folder / "go on").touch()
+        _wait(folder, "reached", job)
+        pid = _read(folder, "reached")["pid"]
+    else:
+        pid = _read(folder, f"pid {cell.task} 0 1")["pid"]
+    if cell.fault == "kill":
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: is_gone(pid))
+    else:
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: _is_stopped(pid))
+    for name in ("go", "go on"):
+        (folder / name).touch()
+    if cell.fault == "stop and continue":
+        # Longer than the deadline of a call.
+        time.sleep(RPC_SECONDS + 0.5)
+        os.kill(pid, signal.SIGCONT)
+
+
+def _wait(folder: pathlib.Path, name: str, job: Job) -> None:
+    deadline = time.monotonic() + START
+    while not (folder / name).exists():
+        is_late = time.monotonic() > deadline or job.exit_code(0) is not None
+        assert not is_late, f"no {name!r}:\n{job.errors(0)}\n{job.lines(0)}"
+        time.sleep(0.005)
+
+
+def _is_stopped(pid: int) -> bool:
+    stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] == "T"
+
+
+def _read(folder: pathlib.Path, name: str) -> dict[str, Any]:
+    return json.loads((folder / name).read_text())
+
+
+def _read_all(folder: pathlib.Path, pattern: str) -> list[dict[str, Any]]:
+    return [_read(folder, path.name) for path in sorted(folder.glob(pattern))]
+
+
+def _find_processes(folder: pathlib.Path) -> list[int]:
+    """Return the processes that have this folder in their environment."""
+    wanted = f"FAULT_FOLDER={folder}\0".encode()
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        # Of another user, or gone.
+        with contextlib.suppress(OSError):
+            if wanted in path.read_bytes() + b"\0":
+                found.append(int(path.parent.name))
+    return [pid for pid in found if not is_gone(pid)]
+
+
+@contextlib.contextmanager
+def _no_process_is_left(folder: pathlib.Path) -> Iterator[None]:
+    """Kill the tasks also when the test fails."""
+    try:
+        yield
+    finally:
+        for pid in _find_processes(folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
