@@ -1,5 +1,6 @@
 """The servers and workers of a strategy: in this process, or as other tasks."""
 
+import time
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,9 @@ from jaxdist._parameter_server.worker.put import PutOn
 from jaxdist._parameter_server.worker.worker import Worker
 from jaxdist._processes import get_settings
 from jaxdist._validate import format_lines
-from jaxdist.errors import DeadlineExceededError
+from jaxdist.errors import DeadlineExceededError, WorkerUnavailableError
+
+_PAUSE = 0.05
 
 
 class Tasks(Protocol):
@@ -113,7 +116,7 @@ class RemoteTasks:
                 raise make_wrong_task_error(cluster.ps[n], f"ps:{n}", found)
             server.configure(max_staleness)
         for link in self.links:
-            link.hello()
+            _greet(link)
 
     def check_dataset(self, dataset_or_fn: Any) -> None:
         """Raise if other processes cannot find the function.
@@ -158,6 +161,20 @@ def _connect_all(caller: str, cluster: Cluster) -> list[Channel]:
             "wait."
         )
     return channels
+
+
+def _greet(link: RemoteWorkerLink) -> None:
+    """Greet a worker; one that was there, and does not reply, is waited for as at the start."""
+    end = time.monotonic() + get_settings().join_seconds
+    while True:
+        try:
+            link.hello()
+        except WorkerUnavailableError:
+            if time.monotonic() >= end:
+                raise
+        else:
+            return
+        time.sleep(_PAUSE)
 
 
 def _is_ready(channel: Channel, seconds: float) -> bool:
