@@ -27,6 +27,7 @@ from jaxdist.errors import JaxdistError
 # Pytest imports the file to look for doctests, without these variables.
 FOLDER = pathlib.Path(os.environ.get("FAULT_FOLDER", "."))
 WHO, MOMENT = os.environ.get("FAULT_WHO", ""), os.environ.get("FAULT_MOMENT", "")
+SNAPSHOT_SECONDS = float(os.environ.get("FAULT_SNAPSHOT_SECONDS", "0.2"))
 START = int(os.environ.get("JAXDIST_ATTEMPT", "1"))
 STEPS = 20
 
@@ -99,9 +100,11 @@ def run_server(resolver: TFConfigClusterResolver, name: str) -> None:
         insert(Checkpoints, "wait_until_finished", snapshot, after=False)
         insert(Snapshots, "load", Moment(name, "restarting", start=2), after=False)
     server = jaxdist.Server(
-        resolver.cluster_spec(), resolver.task_type, resolver.task_id, snapshot_seconds=0.2
+        resolver.cluster_spec(),
+        resolver.task_type,
+        resolver.task_id,
+        snapshot_seconds=SNAPSHOT_SECONDS,
     )
-    write(f"serves {name}", start=START)
     server.join()
 
 
@@ -177,7 +180,8 @@ def main() -> None:
     """Run one task."""
     resolver = TFConfigClusterResolver()
     name = f"{resolver.task_type} {resolver.task_id}"
-    write(f"pid {name} {START}", pid=os.getpid())
+    address = resolver.cluster_spec().task_address(resolver.task_type, resolver.task_id)
+    write(f"pid {name} {START}", pid=os.getpid(), address=address)
     if resolver.task_type != "chief":
         run_server(resolver, name)
         return

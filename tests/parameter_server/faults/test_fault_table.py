@@ -6,26 +6,31 @@ stops with an error that names the task that does not answer. No process is left
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.launching.launcher import is_gone, start_launcher, wait_until
+from tests.parameter_server.faults.table import (
+    SCRIPT,
+    START,
+    find_processes,
+    is_stopped,
+    kill_what_is_left,
+    read,
+    wait_for_file,
+)
 from tests.processes.job import Job
 from tests.tables import sampled
 
-SCRIPT = str(pathlib.Path(__file__).with_name("job.py"))
 RPC_SECONDS = 2.0
 # Longer than a server needs to start on a machine that does other things as well.
 SERVER_SECONDS = 40.0
 SHORT_SECONDS = 4.0
-START = 100.0
 MARGIN = 10.0
 
 FAULTS = ("kill", "stop", "stop and continue")
@@ -74,7 +79,7 @@ def test_the_cells_that_cannot_exist_say_why() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("cell", sampled(ROWS, 3, name=_name))
+@pytest.mark.parametrize("cell", sampled(ROWS, 2, name=_name))
 def test_a_fault_of_one_task(cell: Cell, tmp_path: pathlib.Path) -> None:
     is_lasting = cell.fault == "stop" and cell.task == "ps"
     limit = SHORT_SECONDS if is_lasting else SERVER_SECONDS
@@ -89,14 +94,14 @@ def test_a_fault_of_one_task(cell: Cell, tmp_path: pathlib.Path) -> None:
     }
     kills = 0 if cell.task != "chief" else (cell.fault == "kill") + (cell.moment == "restarting")
     how = ("--ps", "1", "--workers", "2", "--restarts", str(kills), "--grace-seconds", "1")
-    with _no_process_is_left(tmp_path), start_launcher(*how, SCRIPT, env=env) as job:
+    with kill_what_is_left(tmp_path), start_launcher(*how, SCRIPT, env=env) as job:
         _hit(cell, tmp_path, job)
         began = time.time()
         (outcome,) = job.wait(START + limit + MARGIN)
     said = outcome.describe()
     assert not outcome.timed_out, said
-    wait_until(lambda: not _find_processes(tmp_path))
-    [result] = _read_all(tmp_path, "result")
+    wait_until(lambda: not find_processes(tmp_path))
+    result = read(tmp_path, "result")
     if is_lasting:
         assert outcome.exit_code != 0, said
         assert result["error"] in ("PSUnavailableError", "DeadlineExceededError"), said
@@ -128,21 +133,21 @@ def _check_counts(cell: Cell, result: dict[str, Any], said: str) -> None:
 def _hit(cell: Cell, folder: pathlib.Path, job: Job) -> None:
     """Wait for the moment, and hit the task."""
     if cell.moment in ("idle", "restarting"):
-        _wait(folder, "idle", job)
+        wait_for_file(folder, "idle", job)
     if cell.moment == "restarting":
-        os.kill(_read(folder, f"pid {cell.task} 0 1")["pid"], signal.SIGKILL)
+        os.kill(read(folder, f"pid {cell.task} 0 1")["pid"], signal.SIGKILL)
     if cell.moment != "idle":
         (folder / "go on").touch()
-        _wait(folder, "reached", job)
-        pid = _read(folder, "reached")["pid"]
+        wait_for_file(folder, "reached", job)
+        pid = read(folder, "reached")["pid"]
     else:
-        pid = _read(folder, f"pid {cell.task} 0 1")["pid"]
+        pid = read(folder, f"pid {cell.task} 0 1")["pid"]
     if cell.fault == "kill":
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: is_gone(pid))
     else:
         os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: _is_stopped(pid))
+        wait_until(lambda: is_stopped(pid))
     for name in ("go", "go on"):
         (folder / name).touch()
     if cell.fault == "stop and continue":
@@ -151,47 +156,3 @@ def _hit(cell: Cell, folder: pathlib.Path, job: Job) -> None:
         # The job may have finished without it.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-
-
-def _wait(folder: pathlib.Path, name: str, job: Job) -> None:
-    deadline = time.monotonic() + START
-    while not (folder / name).exists():
-        is_late = time.monotonic() > deadline or job.exit_code(0) is not None
-        assert not is_late, f"no {name!r}:\n{job.errors(0)}\n{job.lines(0)}"
-        time.sleep(0.005)
-
-
-def _is_stopped(pid: int) -> bool:
-    stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    return stat.rpartition(")")[2].split()[0] == "T"
-
-
-def _read(folder: pathlib.Path, name: str) -> dict[str, Any]:
-    return json.loads((folder / name).read_text())
-
-
-def _read_all(folder: pathlib.Path, pattern: str) -> list[dict[str, Any]]:
-    return [_read(folder, path.name) for path in sorted(folder.glob(pattern))]
-
-
-def _find_processes(folder: pathlib.Path) -> list[int]:
-    """Return the processes that have this folder in their environment."""
-    wanted = f"FAULT_FOLDER={folder}\0".encode()
-    found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
-        # Of another user, or gone.
-        with contextlib.suppress(OSError):
-            if wanted in path.read_bytes() + b"\0":
-                found.append(int(path.parent.name))
-    return [pid for pid in found if not is_gone(pid)]
-
-
-@contextlib.contextmanager
-def _no_process_is_left(folder: pathlib.Path) -> Iterator[None]:
-    """Kill the tasks also when the test fails."""
-    try:
-        yield
-    finally:
-        for pid in _find_processes(folder):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
