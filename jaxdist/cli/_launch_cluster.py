@@ -4,14 +4,13 @@ import argparse
 import pathlib
 import sys
 
-from jaxdist._launching import ClusterJob, Patience, Program, launch_cluster
+from jaxdist._launching import ClusterJob, Patience, Program, connect_to_ray, launch_cluster
 from jaxdist.errors import ArgumentError
 
 # Options of jobs whose processes are all alike.
 _ONLY_ALIKE = {
     "count": "-n",
     "elastic": "--elastic",
-    "on": "--on",
     "target": "--print",
     "report_seconds": "--report-seconds",
 }
@@ -122,4 +121,7 @@ def launch_with_servers(arguments: argparse.Namespace, program: Program) -> int:
         snapshot_directory=None if directory is None else pathlib.Path(directory).absolute(),
         patience=Patience() if grace is None else Patience(grace=grace),
     )
+    if arguments.on == "ray":
+        with connect_to_ray() as nodes:
+            return launch_cluster(job, nodes.run_tasks)
     return launch_cluster(job)
