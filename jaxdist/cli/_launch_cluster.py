@@ -5,13 +5,13 @@ import pathlib
 import sys
 
 from jaxdist._launching import ClusterJob, Patience, Program, connect_to_ray, launch_cluster
+from jaxdist.cli._launch_files import print_task_file
 from jaxdist.errors import ArgumentError
 
 # Options of jobs whose processes are all alike.
 _ONLY_ALIKE = {
     "count": "-n",
     "elastic": "--elastic",
-    "target": "--print",
     "report_seconds": "--report-seconds",
 }
 _ONLY_HERE = {
@@ -121,6 +121,8 @@ def launch_with_servers(arguments: argparse.Namespace, program: Program) -> int:
         snapshot_directory=None if directory is None else pathlib.Path(directory).absolute(),
         patience=Patience() if grace is None else Patience(grace=grace),
     )
+    if arguments.target is not None:
+        return print_task_file(arguments, program, job)
     if arguments.on == "ray":
         with connect_to_ray() as nodes:
             return launch_cluster(job, nodes.run_tasks)

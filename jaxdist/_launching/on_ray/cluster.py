@@ -128,9 +128,7 @@ class RayCluster:
             ends = started.run()
         return make_outcome(ends, signals, started.late)
 
-    def run_tasks(
-        self, job: ClusterJob, write: tuple[Write, Write], signals: Signals
-    ) -> int:
+    def run_tasks(self, job: ClusterJob, write: tuple[Write, Write], signals: Signals) -> int:
         """Run parameter servers, workers and a chief, each as an actor that Ray starts again.
 
         Raises:

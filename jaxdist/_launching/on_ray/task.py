@@ -11,8 +11,8 @@ from typing import Any
 from jaxdist._launching.child import Write
 from jaxdist._launching.ends import End
 from jaxdist._launching.on_ray.child import RayChild
-from jaxdist._launching.on_ray.places import Places
 from jaxdist._launching.on_ray.placement import SECONDS_UNTIL_NEWS
+from jaxdist._launching.on_ray.places import Places
 from jaxdist._launching.output import say
 from jaxdist._processes import get_settings
 from jaxdist.errors import LaunchError

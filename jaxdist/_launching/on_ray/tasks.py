@@ -12,8 +12,8 @@ from jaxdist._launching.child import Write
 from jaxdist._launching.cluster import ClusterJob
 from jaxdist._launching.cluster.environment import make_shared, make_task_environment
 from jaxdist._launching.cluster.supervisor import Supervisor, Task
-from jaxdist._launching.on_ray.places import Places
 from jaxdist._launching.on_ray.placement import find_addresses, make_bundle, reserve, start_actor
+from jaxdist._launching.on_ray.places import Places
 from jaxdist._launching.on_ray.task import OnRay, RayTask, make_snapshot_error
 from jaxdist._launching.signals import Signals
 

@@ -76,9 +76,7 @@ class MovingChannel:
         make: Makes a channel to an address.
     """
 
-    def __init__(
-        self, address: str, addresses: Addresses, make: Callable[[str], Channel]
-    ) -> None:
+    def __init__(self, address: str, addresses: Addresses, make: Callable[[str], Channel]) -> None:
         self._name, self._addresses, self._make = address, addresses, make
         self._now = addresses.find(address)
         self._channel = make(self._now)
