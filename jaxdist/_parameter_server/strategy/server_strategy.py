@@ -14,8 +14,8 @@ import numpy as np
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.adopted import Adopted
+from jaxdist._parameter_server.closures.optimizers.move import move_optimizers
 from jaxdist._parameter_server.closures.recent import Recent
-from jaxdist._parameter_server.closures.server_optimizers import move_optimizers
 from jaxdist._parameter_server.coordinator import is_in_dataset_function
 from jaxdist._parameter_server.strategy.links import LocalWorkerLink
 from jaxdist._parameter_server.strategy.prepare import Prepared, Preparer
