@@ -40,8 +40,9 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         "--snapshot-directory",
         metavar="DIR",
         help=(
-            "where parameter servers write snapshots; a folder that is deleted at the end if left "
-            "out"
+            "where parameter servers write snapshots: a folder, with --on ray and --print slurm "
+            "one that all nodes share, with --print jobset a PersistentVolumeClaim; a folder that "
+            "is deleted at the end if left out"
         ),
     )
     group.add_argument(

@@ -170,4 +170,5 @@ def _write_step(request: TaskRequest, job: str, group: int, place: int) -> str:
         step.append(f"--cpus-per-task={part.cpus}")
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     command = shlex.join([sys.executable, *part.arguments])
-    return f'{settings} {shlex.join(step)} bash -c "$run_task" bash {job} $((port + {place})) {command}'
+    task = f'bash -c "$run_task" bash {job} $((port + {place}))'
+    return f"{settings} {shlex.join(step)} {task} {command}"

@@ -36,19 +36,19 @@ class TaskRequest:
 
     def make_part(self, job: str) -> Request:
         """Return what the tasks of one job run and need. GPUs are those of the workers."""
-        count = self.counts[job]
-        more = {"packages": _PACKAGES, "count": count}
+        part = dataclasses.replace(self.request, packages=_PACKAGES, count=self.counts[job])
         if job != "worker":
-            more |= {"gpu": None, "devices": None}
+            part = dataclasses.replace(part, gpu=None, devices=None)
         if job == "chief":
-            return dataclasses.replace(self.request, **more)
+            return part
         arguments = list(self.server_arguments)
-        file = self.request.file
-        if arguments != list(self.request.arguments):
-            # `jaxdist server`, which needs neither the script nor what a task trains.
-            more |= {"file": None, "is_training": False, "name": self.request.job_name}
-            file = None
-        return dataclasses.replace(self.request, **{**more, "arguments": arguments, "file": file})
+        if arguments == list(part.arguments):
+            return part
+        # `jaxdist server`, which needs neither the script nor what a task trains.
+        name = part.job_name
+        return dataclasses.replace(
+            part, arguments=arguments, file=None, is_training=False, name=name
+        )
 
 
 def refuse_skypilot(request: TaskRequest) -> str:
