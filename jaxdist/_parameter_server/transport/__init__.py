@@ -6,8 +6,6 @@ from jaxdist._parameter_server.transport.channel import Listener as Listener
 from jaxdist._parameter_server.transport.connect import connect as connect
 from jaxdist._parameter_server.transport.connect import serve as serve
 from jaxdist._parameter_server.transport.limits import Limits as Limits
-from jaxdist._parameter_server.transport.long_calls import LongCalls as LongCalls
-from jaxdist._parameter_server.transport.long_calls import Reply as Reply
 from jaxdist._parameter_server.transport.message import Message as Message
 from jaxdist._parameter_server.transport.security import Security as Security
 from jaxdist._parameter_server.transport.security import read_security as read_security

@@ -25,7 +25,8 @@ def train(name: str) -> dict[str, Any]:
     finally:
         coordinator._workers.stop()
         coordinator._workers.join(20)
-        for link in strategy.links():
+        links: Any = strategy.links()
+        for link in links:
             link.close()
         strategy.storage.close()
 

@@ -87,7 +87,7 @@ def run_server(resolver: TFConfigClusterResolver, name: str) -> None:
             return [_wrap(programs[0], computing), *programs[1:]]
 
         computing = Moment(name, "computing", times=2)
-        Worker._compile = compile_and_wrap
+        setattr(Worker, "_compile", compile_and_wrap)  # noqa: B010
         # The server has applied the changes, and nobody has told the chief.
         insert(RemoteServer, "change", Moment(name, "exchange", times=2), after=True)
         Moment(name, "restarting", start=2).reach()
@@ -179,6 +179,8 @@ def train(resolver: TFConfigClusterResolver) -> dict[str, Any]:
 def main() -> None:
     """Run one task."""
     resolver = TFConfigClusterResolver()
+    assert resolver.task_type is not None
+    assert resolver.task_id is not None
     name = f"{resolver.task_type} {resolver.task_id}"
     address = resolver.cluster_spec().task_address(resolver.task_type, resolver.task_id)
     write(f"pid {name} {START}", pid=os.getpid(), address=address)

@@ -5,6 +5,7 @@ and each caller; all of them count together.
 """
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -59,7 +60,8 @@ class MessageProxy:
     def __init__(self, wire: Wire, name: str, target: str) -> None:
         self._wire, self._name = wire, name
         self._channel = grpc.insecure_channel(
-            target, (("grpc.max_receive_message_length", 2**21), ("grpc.use_local_subchannel_pool", 1))
+            target,
+            (("grpc.max_receive_message_length", 2**21), ("grpc.use_local_subchannel_pool", 1)),
         )
         self._threads = ThreadPoolExecutor(32, "proxy")
         self._server = grpc.server(self._threads, options=_OPTIONS)
@@ -117,9 +119,8 @@ class _Handler(grpc.GenericRpcHandler):
         self._proxy = proxy
 
     def service(self, handler_call_details: Any) -> Any:
-        def answer(chunks: Iterator[bytes], context: Any) -> Iterator[bytes]:
-            return self._proxy.answer(handler_call_details, chunks, context)
-
+        # gRPC names its arguments otherwise, and calls it by position.
+        answer: Any = functools.partial(self._proxy.answer, handler_call_details)
         return grpc.stream_stream_rpc_method_handler(answer)
 
 
@@ -130,9 +131,7 @@ class _Forward:
         self._call = channel.stream_stream(details.method)
         self._request = request
         self._metadata = tuple(
-            (key, value)
-            for key, value in details.invocation_metadata
-            if not key.startswith(_OWN)
+            (key, value) for key, value in details.invocation_metadata if not key.startswith(_OWN)
         )
 
     def run(self, context: Any, seconds: float) -> list[bytes]:
@@ -152,7 +151,9 @@ class _Forward:
             list(self._send(list(_cut(self._request)), _LATE_SECONDS))
 
     def _send(self, chunks: list[bytes], seconds: float) -> Any:
-        return self._call(iter(chunks), timeout=seconds, metadata=self._metadata, wait_for_ready=True)
+        return self._call(
+            iter(chunks), timeout=seconds, metadata=self._metadata, wait_for_ready=True
+        )
 
 
 def _cut(chunks: list[bytes]) -> Iterator[bytes]:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from jaxdist._launching import find_free_ports
-from jaxdist._parameter_server.transport import connect
 from tests.parameter_server.faults.message_proxy import KINDS, Wire, start_proxies
 from tests.parameter_server.tasks.cluster import ROOT, SECRET, Task
 from tests.tables import sampled

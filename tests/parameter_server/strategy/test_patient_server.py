@@ -4,7 +4,7 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -96,14 +96,13 @@ def test_reads_and_changes_wait_for_a_server_that_is_started_again(case: _Case) 
     for use in (lambda: case.add(1.0), case.read):
         case.server.stop()
         before = len(case.channel.calls)
-        found: list[Any] = []
-        thread = threading.Thread(target=lambda use=use: found.append(use()))
-        thread.start()
-        # It was tried, and there is nobody.
-        poll(lambda before=before: len(case.channel.calls) >= before + 2)
-        case.server.start()
-        thread.join(30)
-        assert len(found) == 1
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(use)
+            # It was tried, and there is nobody.
+            poll(lambda before=before: len(case.channel.calls) >= before + 2)
+            assert not waiting.done()
+            case.server.start()
+            waiting.result(30)
     assert case.read() == 2
 
 
@@ -114,7 +113,9 @@ def test_a_server_that_does_not_come_back_is_named(
     case.server.stop()
     began = time.monotonic()
     for use in (lambda: case.add(1.0), case.read, case.caller.snapshot, case.caller.statistics):
-        with pytest.raises(PSUnavailableError, match=r"^ps 0 at .*\n\n'\w+' was tried \d+ times") as e:
+        with pytest.raises(
+            PSUnavailableError, match=r"^ps 0 at .*\n\n'\w+' was tried \d+ times"
+        ) as e:
             use()
         assert e.value.processes == (0,)
         assert "JAXDIST_SERVER_SECONDS=0.6" in str(e.value)

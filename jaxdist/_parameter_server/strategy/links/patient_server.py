@@ -108,9 +108,10 @@ class PatientServer(RemoteServer):
             else PSUnavailableError
         )
         times = "once" if tries == 1 else f"{tries} times"
+        first = str(error).partition("\n")[0]
         return kind(
-            f"{str(error).partition(chr(10))[0]}\n\n{method!r} was tried {times}, for {waited:.1f} s. A "
-            f"call of a server waits {limit:g} s (JAXDIST_SERVER_SECONDS) for it to come back.\n\n"
+            f"{first}\n\n{method!r} was tried {times}, for {waited:.1f} s. "
+            f"A call of a server waits {limit:g} s (JAXDIST_SERVER_SECONDS) for it to return.\n\n"
             "Start the server again: it then serves from its snapshot. Set "
             f"JAXDIST_SERVER_SECONDS={2 * limit:g} to wait longer.",
             [self._index],

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jaxdist._parameter_server.server import Creation, VariableServer, make_handlers
-from jaxdist._parameter_server.transport import LongCalls, Message, connect, serve
-from jaxdist._parameter_server.transport.long_calls import RUNNING, UNKNOWN
+from jaxdist._parameter_server.server.messages.long_calls import RUNNING, UNKNOWN, LongCalls
+from jaxdist._parameter_server.transport import Message, connect, serve
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist.errors import ArgumentError
 

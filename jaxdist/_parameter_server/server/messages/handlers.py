@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
+from jaxdist._parameter_server.server.messages.long_calls import LongCalls, Reply
 from jaxdist._parameter_server.server.requests import (
     Change,
     Changed,
@@ -14,7 +15,7 @@ from jaxdist._parameter_server.server.requests import (
     Values,
 )
 from jaxdist._parameter_server.server.server import HOLD_SECONDS, WAIT_SECONDS, VariableServer
-from jaxdist._parameter_server.transport import Handler, LongCalls, Message, Reply
+from jaxdist._parameter_server.transport import Handler, Message
 from jaxdist.errors import ArgumentError, ShapeError
 
 _Name = Annotated[str, msgspec.Meta(max_length=512)]
