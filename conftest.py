@@ -11,6 +11,7 @@ Rank promotion is an error: a missing dim hides most easily where arrays are spl
 
 import ctypes
 import gc
+import logging
 import os
 import pathlib
 import signal
@@ -115,6 +116,7 @@ class _Memory:
 
 
 _MEMORY = _Memory()
+_LOGGER = logging.getLogger("jaxdist")
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +128,9 @@ def _settings() -> Iterator[None]:
     yield
     settings._chosen.clear()
     settings._chosen.update(before)
+    level = _LOGGER.level
+    _LOGGER.setLevel(logging.NOTSET)
+    assert level == logging.NOTSET, "this test left a level of the logger behind: use caplog"
 
 
 @pytest.fixture(autouse=True)
