@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 from jaxdist.errors import MissingNameError
 
 # Parts of `tf.distribute` that jaxdist will have later; each text explains several names.
-SERVERS = "It comes with parameter servers, which are not there yet."
 FIT = "It comes with fit and Estimator, which are not there yet."
 
 _SESSIONS = "There are no sessions and no graphs: steps run when they are called."
@@ -31,6 +30,12 @@ _TOP = {
         "line of its own, and leaves that line out for experimental_aggregate_gradients=False."
     ),
     "fit": FIT,
+    "lookup": (
+        "There are no lookup tables: arrays hold numbers, and no strings.\n\n"
+        "Look keys up in the dataset, with a dict or numpy.searchsorted. A table from integers to "
+        "numbers that workers read is a jaxdist.Variable in the scope, and rows of it are "
+        "jaxdist.nn.embedding_lookup(table, ids)."
+    ),
     "get_loss_reduction": "It is jaxdist.compat.v1.get_loss_reduction.",
 }
 _EXPERIMENTAL = {}

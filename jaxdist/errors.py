@@ -352,10 +352,12 @@ class StateDivergenceWarning(UserWarning):
     """Warns that a result with the structure of an argument differs between replicas."""
 
 
-_SERVERS = "It comes with parameter servers, which are not there yet; nothing raises it before."
 # Names that TensorFlow documents under `tf.errors` and jaxdist does not have.
 _NOT_THERE = {
-    "AbortedError": _SERVERS,
+    "AbortedError": (
+        "A lost worker is errors.WorkerUnavailableError, and a server that does not answer, or "
+        "that has lost its variables, is errors.PSUnavailableError."
+    ),
     "FailedPreconditionError": (
         "What is called at the wrong time or place is errors.ContextError, a RuntimeError."
     ),

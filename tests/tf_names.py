@@ -382,15 +382,15 @@ REPLACED = {
     "errors.FailedPreconditionError": "errors.ContextError",
     "CentralStorageStrategy": "experimental.CentralStorageStrategy",
     "contrib.run_standard_tensorflow_server": "jaxdist.Server",
+    "errors.AbortedError": "errors.PSUnavailableError",
+    "lookup": "jaxdist.nn.embedding_lookup",
     "tpu.experimental.embedding": "partition.fsdp()",
 }
 
 # Still to come: reading it is an error that says with what.
-SERVERS = "parameter servers"
 FIT = "fit and Estimator"
 TO_COME = {
     "contrib.DistributeConfig": FIT,
-    "errors.AbortedError": SERVERS,
     "estimator": FIT,
     "fit": FIT,
 }

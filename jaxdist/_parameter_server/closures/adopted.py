@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxdist._parameter_server.closures.trace import StateLeaf
+from jaxdist._parameter_server.closures.inputs import StateLeaf
 from jaxdist._parameter_server.variables.ports import make_zero
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._program import WholeCall

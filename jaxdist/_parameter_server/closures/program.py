@@ -8,8 +8,9 @@ import jax
 import numpy as np
 
 from jaxdist._parameter_server.closures.captured import adopt_captured, find_moved
+from jaxdist._parameter_server.closures.inputs import StateLeaf
 from jaxdist._parameter_server.closures.recorder import Recorders
-from jaxdist._parameter_server.closures.trace import StateLeaf, trace_closure
+from jaxdist._parameter_server.closures.trace import trace_closure
 from jaxdist._parameter_server.closures.traced import TracedClosure
 from jaxdist._parameter_server.variables.ports import make_zero
 from jaxdist._program import WholeCall
@@ -78,6 +79,7 @@ class ClosureProgram:
         sources: Its iterators.
         enter: Returns the context in which the function is traced; it gives the strategy.
         finish: Finishes a trace.
+        find_platforms: Returns the platforms of the workers.
 
     Attributes:
         first: The closure for the shapes of the first trace.
@@ -92,9 +94,11 @@ class ClosureProgram:
         sources: Sequence[TemplateSource],
         enter: Callable[[], Any],
         finish: Finish,
+        find_platforms: Callable[[], Sequence[str]],
     ) -> None:
         self._call, self._state, self._layout = call, list(state), layout
         self._sources, self._enter, self._finish = list(sources), enter, finish
+        self._find_platforms = find_platforms
         self._lock = threading.Lock()
         self._known: dict[Any, TracedClosure] = {}
         self.first = self._trace()
@@ -137,7 +141,9 @@ class ClosureProgram:
             def move(closed: Any) -> bool:
                 return adopt_captured(self._call.fn, closed, strategy)
 
-            traced, recorders = trace_closure(self._call, self._state, self._layout, move)
+            traced, recorders = trace_closure(
+                self._call, self._state, self._layout, self._find_platforms(), move
+            )
             return self._finish(traced, recorders, self._call.flat.nodes)
 
 

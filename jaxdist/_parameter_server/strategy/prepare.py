@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxdist._parameter_server.closures.adopted import adopt
+from jaxdist._parameter_server.closures.inputs import is_key
 from jaxdist._parameter_server.closures.program import (
     ClosureProgram,
     TemplateSource,
@@ -19,7 +20,6 @@ from jaxdist._parameter_server.closures.program import (
 )
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.recorder import Recorders
-from jaxdist._parameter_server.closures.trace import is_key
 from jaxdist._parameter_server.closures.traced import TracedClosure
 from jaxdist._parameter_server.coordinator import (
     PerWorkerIterator,
@@ -29,6 +29,7 @@ from jaxdist._parameter_server.coordinator import (
 )
 from jaxdist._parameter_server.strategy.resources import Made
 from jaxdist._parameter_server.variables.ports import Port, WorkerIndex
+from jaxdist._parameter_server.worker.platforms import find_platform
 from jaxdist._program import WholeCalls, is_unit
 from jaxdist._typing import PyTree
 from jaxdist.errors import ContextError, DeadlineExceededError
@@ -138,7 +139,9 @@ class Preparer:
             def make() -> ClosureProgram:
                 strategy = self._get_strategy()
                 state, layout = adopt(call, strategy), strategy.layout
-                return ClosureProgram(call, state, layout, sources, self._enter, self._finish)
+                return ClosureProgram(
+                    call, state, layout, sources, self._enter, self._finish, self._find_platforms
+                )
 
             # A program reads the variables of the NNX objects that it was traced with.
             objects = () if call.graph is None else tuple(map(id, call.graph.variables))
@@ -171,6 +174,13 @@ class Preparer:
         self, closure: TracedClosure, recorders: Recorders, nodes: Sequence[Any]
     ) -> TracedClosure:
         return self._finish_with(closure, recorders, nodes, self._get_strategy())
+
+    def _find_platforms(self) -> Sequence[str]:
+        strategy = self._get_strategy()
+        if self._is_for_workers:
+            found: Sequence[str] = strategy.platforms_of_workers()
+            return found
+        return [find_platform(strategy.layout)]
 
     @contextlib.contextmanager
     def _enter(self) -> Iterator[Any]:

@@ -14,8 +14,8 @@ import numpy as np
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.adopted import Adopted
+from jaxdist._parameter_server.closures.optimizers.move import move_optimizers
 from jaxdist._parameter_server.closures.recent import Recent
-from jaxdist._parameter_server.closures.server_optimizers import move_optimizers
 from jaxdist._parameter_server.coordinator import is_in_dataset_function
 from jaxdist._parameter_server.strategy.links import LocalWorkerLink
 from jaxdist._parameter_server.strategy.prepare import Prepared, Preparer
@@ -23,7 +23,7 @@ from jaxdist._parameter_server.variables.make_shards import make_shards
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.sharded import ShardedVariable
-from jaxdist._parameter_server.worker.put import PutOn
+from jaxdist._parameter_server.worker.platforms import find_platform
 from jaxdist._parameter_server.worker.worker import Worker
 from jaxdist._program import RunOptions, check_options, function
 from jaxdist._strategies import Strategy
@@ -64,12 +64,16 @@ class ServerStrategy(Strategy):
         self._preparer = Preparer(caller, self, move_optimizers)
         self._preparer_here = Preparer("strategy.run", self, move_optimizers, is_for_workers=False)
         # Steps that run in this process have numbers of their own.
-        worker = Worker(storage, PutOn(layout), max_staleness)
+        worker = Worker(storage, layout, max_staleness)
         self._here = LocalWorkerLink(-1, worker, secrets.token_hex(8))
         self._numbers = itertools.count(1)
         self._steps: Recent[Any, Callable[..., Any]] = Recent(64)
         # The worker keeps values between its steps, and runs one at a time.
         self._lock = threading.RLock()
+
+    def platforms_of_workers(self) -> Sequence[str]:
+        """Return the platforms that functions are exported for."""
+        return [find_platform(self.layout)]
 
     # Variables
 

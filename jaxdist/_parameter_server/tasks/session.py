@@ -19,7 +19,7 @@ from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.worker.functions import find_function
 from jaxdist._parameter_server.worker.iterators import BatchIterator
 from jaxdist._parameter_server.worker.messages import LoadFields, MakeFields, RunFields
-from jaxdist._parameter_server.worker.put import PutOn
+from jaxdist._parameter_server.worker.platforms import find_platform
 from jaxdist._parameter_server.worker.structures import describe_tree, list_leaves
 from jaxdist._parameter_server.worker.worker import Request, Worker
 from jaxdist.errors import (
@@ -46,6 +46,9 @@ class Session:
         max_staleness: Their bound.
         modules: The modules whose functions the coordinator may name.
         log: Is called in an `except` block for errors that are none of jaxdist.
+
+    Attributes:
+        platform: The platform of this worker, as `jax.export` names it.
     """
 
     def __init__(
@@ -60,7 +63,8 @@ class Session:
         self.client = client
         self._index, self._servers, self._modules, self._log = index, servers, modules, log
         layout = _mesh.build(jax.local_devices()[:1])
-        self._worker = Worker(servers, PutOn(layout), max_staleness)
+        self.platform = find_platform(layout)
+        self._worker = Worker(servers, layout, max_staleness)
         self._programs: OrderedDict[str, tuple[TracedClosure, list[Any]]] = OrderedDict()
         self._made: dict[int, Any] = {}
         self._cancelled = 0

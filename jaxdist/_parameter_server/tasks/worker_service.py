@@ -78,7 +78,9 @@ class WorkerService:
                     _LOG.warning("%s works for another coordinator from now on.", self._task)
                     self._session.close()
                 self._session = self._begin(fields)
-        return Message("hello", {"task": self._task, "incarnation": self._incarnation})
+            platform = self._session.platform
+        told = {"task": self._task, "incarnation": self._incarnation, "platform": platform}
+        return Message("hello", told)
 
     def _begin(self, fields: HelloFields) -> Session:
         own = self._servers if len(self._servers) == len(fields.servers) else fields.servers

@@ -4,18 +4,21 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax import export
 
+from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.traced import Input, Source, TracedClosure, Update
 from jaxdist._parameter_server.server import TOO_STALE, Change, Changed, Values
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.shard_rows import NO_ROW
+from jaxdist._parameter_server.worker.platforms import check_platform, find_platform
+from jaxdist._parameter_server.worker.put import PutOn
 from jaxdist.errors import ContextError, DeadlineExceededError, OtherProcessError
 
 _TRIES = 100
@@ -79,17 +82,18 @@ class Worker:
 
     Args:
         servers: The servers.
-        put: Puts a list of arrays on the worker's devices.
+        layout: The devices of the worker.
         max_staleness: The bound of the servers; None means none.
     """
 
     def __init__(
         self,
         servers: Servers,
-        put: Callable[[list[Any]], list[Any]],
+        layout: ReplicaMesh,
         max_staleness: int | None = None,
     ) -> None:
-        self._servers, self._put = servers, put
+        self._servers, self._put = servers, PutOn(layout)
+        self._platform = find_platform(layout)
         self._max_staleness = max_staleness
         self._kept: dict[str, _Kept] = {}
         # How long the last closure took. Values that came with a reply are used only by a closure
@@ -227,6 +231,7 @@ class Worker:
         """Return the compiled programs of a closure: what it computes, and which rows it reads."""
         texts = [closure.exported] + ([closure.lookup.exported] if closure.lookup else [])
         loaded = [export.deserialize(bytearray(text)) for text in texts]
+        check_platform(closure.name, loaded[0].platforms, self._platform)
         programs = []
         for one in loaded:
             # The zeros have the devices. The program is not run with them: a loop of a user may end

@@ -2,15 +2,9 @@
 
 import os
 import pathlib
-import random
-import socket
-import struct
 import threading
-import zlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -32,10 +26,10 @@ from jaxdist._parameter_server.transport.on_grpc.package import (
 )
 from jaxdist._parameter_server.transport.stream import REQUEST, Outgoing
 from jaxdist.errors import ArgumentError, UnavailableError
+from tests.parameter_server.transport.stranger import Stranger
 from tests.parameter_server.transport.task import Task, poll, start_task
 
 SECRET = "correct horse battery staple"
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MOST_MEMORY = 64 * 2**20
 
 
@@ -46,144 +40,19 @@ def task() -> Iterator[Task]:
         yield started
 
 
-class Stranger:
-    """Makes requests of all kinds. It knows the secret, where that makes it more dangerous."""
-
-    def __init__(self, address: str, seed: int) -> None:
-        self._grpc = load_grpc()
-        host, _, port = address.rpartition(":")
-        self._where = (host, int(port))
-        self._channel = self._grpc.insecure_channel(address)
-        self._random = random.Random(seed)
-        self._call = os.urandom(16)
-
-    def close(self) -> None:
-        """End its connection."""
-        self._channel.close()
-
-    def ask(self) -> None:
-        """Make one request; the server must not do anything for it."""
-        kind: Callable[[], None] = self._random.choice(
-            [
-                self.any_socket,
-                self.wrong_secret,
-                self.metadata,
-                self.any_bytes,
-                self.header,
-                self.mutated,
-            ]
-            + [self.unfinished, self.path]
-        )
-        kind()
-
-    def any_socket(self) -> None:
-        """Any bytes, also after the first ones of HTTP/2."""
-        first = self._random.choice([b"", PREFACE, PREFACE[:10], b"GET / HTTP/1.1\r\n\r\n"])
-        with socket.create_connection(self._where, timeout=10) as plain:
-            plain.sendall(first + self._random.randbytes(self._random.choice([0, 9, 100, 70_000])))
-
-    def wrong_secret(self) -> None:
-        """A right message with no secret, or another one."""
-        given = self._random.choice([(), ((SECRET_KEY, self._random.randbytes(28)),)])
-        self._send([*self._right()], ((WIRE_KEY, WIRE), (CALL_KEY, self._call), *given))
-
-    def metadata(self) -> None:
-        """The secret, and metadata of no version, or without an id of the call."""
-        keys = [(WIRE_KEY, WIRE), (CALL_KEY, self._call), (WIRE_KEY, "x" * 3000)]
-        wrong = self._random.choice([[], keys[:1], keys[1:2], keys[1:], [(CALL_KEY, b"\xff" * 9)]])
-        self._send([*self._right()], (*wrong, (SECRET_KEY, SECRET.encode())))
-
-    def any_bytes(self) -> None:
-        """Chunks of any bytes."""
-        sizes = self._random.choices([0, 1, 3, 4, 5, 8, 100, 5000, 600_000], k=3)
-        self._send([self._random.randbytes(size) for size in sizes])
-
-    def header(self) -> None:
-        """A header with a right checksum that asks for any arrays."""
-        names = ["float32", "bool", "object", "int4", "", "bfloat16", "M8[s]", "V1000000"]
-        lengths = [-1, 0, 1, 3, 2**20, 2**28, 2**31, 2**40, 2**63, 1.5, None, "3"]
-        arrays = [
-            [self._random.choice(names), self._random.choices(lengths, k=self._random.randrange(4))]
-            for _ in range(self._random.choice([0, 1, 3, 1000]))
-        ]
-        parts = ["no such method", {"x": self._nest()}, arrays, None]
-        raw = msgspec.msgpack.encode(parts[: self._random.choice([1, 2, 3, 4, 4, 4])])
-        length = self._random.choice([len(raw), len(raw), 2**31, 0])
-        self._send([self._seal(struct.pack("<I", length) + raw)])
-
-    def mutated(self) -> None:
-        """A right message of which one byte is another."""
-        chunks = list(self._right())
-        number = self._random.randrange(len(chunks))
-        damaged = bytearray(chunks[number])
-        damaged[self._random.randrange(len(damaged))] ^= self._random.randrange(1, 256)
-        chunks[number] = bytes(damaged)
-        self._send(chunks)
-
-    def unfinished(self) -> None:
-        """The beginning of a large message, and then nothing."""
-        header = ["add", {}, [["uint8", [2**28 - self._random.randrange(1000)]]], None]
-        raw = msgspec.msgpack.encode(header)
-        chunk = self._seal(struct.pack("<I", len(raw)) + raw + bytes(100_000))
-        call = self._start(iter([chunk]), self._known(), 0.5)
-        self._random.choice([call.cancel, lambda: self._read(call)])()
-
-    def path(self) -> None:
-        """Methods that nobody has."""
-        name = self._random.choice([f"/{SERVICE}/Push", "/a/b", "/", "//", "x" * 5000])
-        self._read(self._channel.stream_stream(name)(self._right(), timeout=5))
-
-    def _nest(self) -> msgspec.Raw:
-        # Lists of one element, in each other.
-        return msgspec.Raw(b"\x91" * self._random.choice([1, 10, 100_000]) + b"\x01")
-
-    def _right(self) -> Iterator[bytes]:
-        size = self._random.choice([10, 700_000])
-        message = Message("add", {}, (np.zeros(size, np.uint8),))
-        return Outgoing("", message, Limits()).make_chunks(self._call, REQUEST)
-
-    def _seal(self, content: bytes) -> bytes:
-        begun = zlib.crc32(struct.pack("<16sBQ", self._call, REQUEST, 0))
-        return struct.pack("<I", zlib.crc32(content, begun)) + content
-
-    def _known(self) -> tuple[tuple[str, Any], ...]:
-        return ((WIRE_KEY, WIRE), (CALL_KEY, self._call), (SECRET_KEY, SECRET.encode()))
-
-    def _start(self, chunks: Iterator[bytes], metadata: Any, seconds: float) -> Any:
-        timeout = self._random.choice([seconds, seconds, seconds, None])
-        stream = self._channel.stream_stream(f"/{SERVICE}/Stream")
-        return stream(chunks, timeout=timeout, metadata=metadata)
-
-    def _send(self, chunks: list[bytes], metadata: Any = None) -> None:
-        known = self._known() if metadata is None else metadata
-        if self._random.random() < 0.3:
-            single = self._channel.unary_stream(f"/{SERVICE}/Call")
-            self._read(single(chunks[0], timeout=5, metadata=known))
-        else:
-            self._read(self._start(iter(chunks), known, 5))
-
-    def _read(self, call: Any) -> None:
-        try:
-            found = list(call)
-        except self._grpc.RpcError:
-            return
-        # The only answer is that there is no such method.
-        assert all(b"NotFoundError" in chunk for chunk in found)
-
-
 @pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.long)])
 def test_malformed_requests_change_nothing_and_take_no_memory(task: Task, count: int) -> None:
     channel = connect(task.address, layer="grpc", name="ps 0", security=Security(SECRET))
     # What a large message needs, and threads, are there before.
     for _ in range(3):
         channel.call(Message("echo", {}, (np.zeros(2**20, np.uint8),)), 30)
-    before = _resident(task.process.pid)
+    before = resident(task.process.pid)
     most = 0
-    stranger = Stranger(task.address, count)
+    stranger = Stranger(task.address, SECRET, count)
     for number in range(count):
         stranger.ask()
         if number % 20 == 0:
-            most = max(most, _resident(task.process.pid))
+            most = max(most, resident(task.process.pid))
     assert channel.call(Message("count"), 30).fields == {"count": 0}
     assert most - before <= MOST_MEMORY
     assert task.process.poll() is None
@@ -259,6 +128,6 @@ def test_a_message_that_never_fits_is_refused_when_limits_are_made() -> None:
         Limits(bytes_in_flight=10, message_bytes=20)
 
 
-def _resident(pid: int) -> int:
+def resident(pid: int) -> int:
     pages = int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

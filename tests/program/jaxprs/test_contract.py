@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 import jaxdist
 from jaxdist._parameter_server.closures.dependence import Origin as Source
 from jaxdist._parameter_server.closures.dependence import SourceAnalysis
-from jaxdist._parameter_server.closures.row_pieces import RowInterpreter
+from jaxdist._parameter_server.closures.optimizers.row_pieces import RowInterpreter
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
 from jaxdist._program.jaxprs.interpreter import HIGHER_ORDER, Interpreter, rule_for
 from jaxdist._program.logical.logical_layout import MarkAnalysis

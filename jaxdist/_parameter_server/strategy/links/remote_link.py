@@ -51,6 +51,9 @@ class RemoteWorkerLink:
         greeting: What it is told first.
         find_server: Returns the number of the server of a variable.
         acknowledged: Where it notes which servers have counted a closure.
+
+    Attributes:
+        platform: The platform of the worker, as `jax.export` names it; known after `hello`.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class RemoteWorkerLink:
         self._client = greeting.client
         self._attempts, self._numbers = itertools.count(1), itertools.count(1)
         self._incarnation = ""
+        self.platform = ""
         self._loaded: set[str] = set()
         # The closure of each program that the last batches of this worker were for.
         self._latest: weakref.WeakKeyDictionary[ClosureProgram, tuple[TracedClosure, list[Any]]]
@@ -87,6 +91,7 @@ class RemoteWorkerLink:
         fields = self._call(Message("hello", to_fields(self._greeting)), seconds).fields
         if fields.get("task") != f"worker:{self._index}":
             raise make_wrong_task_error(self._channel.address, f"worker:{self._index}", fields)
+        self.platform = fields["platform"]
         if fields["incarnation"] != self._incarnation:
             self._incarnation = fields["incarnation"]
             self._loaded.clear()

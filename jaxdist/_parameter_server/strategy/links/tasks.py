@@ -20,7 +20,7 @@ from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.worker.functions import list_names
 from jaxdist._parameter_server.worker.messages import HelloFields
-from jaxdist._parameter_server.worker.put import PutOn
+from jaxdist._parameter_server.worker.platforms import find_platform
 from jaxdist._parameter_server.worker.worker import Worker
 from jaxdist._processes import get_settings
 from jaxdist._validate import format_lines
@@ -39,6 +39,10 @@ class Tasks(Protocol):
 
     def check_dataset(self, dataset_or_fn: Any) -> None:
         """Raise if workers cannot make this dataset."""
+        ...
+
+    def find_platforms(self) -> Sequence[str]:
+        """Return the platforms of the workers, as `jax.export` names them."""
         ...
 
     def report(self) -> ServerReport:
@@ -66,11 +70,16 @@ class LocalTasks:
         names = [f"ps:{n}" for n in range(len(cluster.ps))]
         servers = [VariableServer(name, max_staleness=max_staleness) for name in names]
         self.storage = Servers(servers, client)
-        workers = [Worker(self.storage, PutOn(layout), max_staleness) for layout in layouts]
+        self._platforms = sorted({find_platform(layout) for layout in layouts})
+        workers = [Worker(self.storage, layout, max_staleness) for layout in layouts]
         self.links = [LocalWorkerLink(n, w, client) for n, w in enumerate(workers)]
 
     def check_dataset(self, dataset_or_fn: Any) -> None:
         """Do nothing: a worker in this process can call any function."""
+
+    def find_platforms(self) -> Sequence[str]:
+        """Return the platforms of the workers, as `jax.export` names them."""
+        return self._platforms
 
     def report(self) -> ServerReport:
         """Return what the servers have counted; they lose nothing."""
@@ -122,6 +131,10 @@ class RemoteTasks:
             ArgumentError: It has no name at the top of a module.
         """
         list_names("ClusterCoordinator.create_per_worker_dataset", dataset_or_fn)
+
+    def find_platforms(self) -> Sequence[str]:
+        """Return the platforms of the workers, as `jax.export` names them."""
+        return sorted({link.platform for link in self.links})
 
     def report(self) -> ServerReport:
         """Return what the servers have counted, and what they have lost."""

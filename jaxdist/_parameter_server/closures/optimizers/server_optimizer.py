@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from jaxdist._parameter_server.closures.optimizer import VariableUpdate, cut_update
+from jaxdist._parameter_server.closures.optimizers.cut import VariableUpdate, cut_update
 from jaxdist._parameter_server.server import UpdateRegistration
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.sharded import ShardedVariable

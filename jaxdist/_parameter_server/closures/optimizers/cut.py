@@ -19,17 +19,15 @@ import numpy as np
 import optax
 from jax import export
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
-from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist import _compat
-from jaxdist._parameter_server.closures.row_pieces import RowInterpreter
+from jaxdist._parameter_server.closures.optimizers.optimizer_trace import CALLER, OptimizerTrace
+from jaxdist._parameter_server.closures.optimizers.row_pieces import RowInterpreter
 from jaxdist._parameter_server.server import compute_digest
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from jaxdist.training import require_extra
-
-_CALLER = "ParameterServerStrategy"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,118 +87,19 @@ def cut_update(
     require_extra("grpcio", "export the update of an optimizer")
     if not isinstance(tx, optax.GradientTransformation):
         raise ArgumentTypeError(
-            f"{_CALLER} was given the optimizer {show(tx)}.\n\n"
+            f"{CALLER} was given the optimizer {show(tx)}.\n\n"
             "An optimizer is an optax.GradientTransformation.\n\n"
             "Pass for instance optax.adam(1e-3); of optax.MultiSteps its "
             "gradient_transformation()."
         )
-    traced = _Traced(optax.with_extra_args_support(tx), params)
+    traced = OptimizerTrace(optax.with_extra_args_support(tx), params)
     rows = _check_shards(shards or {}, traced)
     exported: dict[str, UpdateOfShape] = {}
     return [_cut_leaf(traced, i, rows.get(name), exported) for i, name in enumerate(traced.names)]
 
 
-class _Traced:
-    """The traced `init` and `update` of a transformation, as programs of leaves."""
-
-    def __init__(self, tx: optax.GradientTransformationExtraArgs, params: PyTree) -> None:
-        flat, structure = tree_flatten_with_path(params)
-        self.names = [keystr(path, simple=True, separator=".") for path, _ in flat]
-        self.leaves = [jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in flat]
-        self.count = len(flat)
-        try:
-            whole = jax.tree.unflatten(structure, self.leaves)
-            packing = _Packing()
-            self.slots: list[Any] = jax.eval_shape(lambda p: packing.pack(tx.init(p)), whole)
-            of_state = tree_flatten_with_path(jax.eval_shape(tx.init, whole))[0]
-            self.slot_names = [keystr(p, simple=True, separator=".") for p, _ in of_state]
-
-            def init(*leaves: Any) -> list[Any]:
-                return packing.pack(tx.init(jax.tree.unflatten(structure, leaves)))
-
-            def update(*arrays: Any) -> list[Any]:
-                grads, params = (
-                    jax.tree.unflatten(structure, part)
-                    for part in (arrays[: self.count], arrays[len(arrays) - self.count :])
-                )
-                held = packing.unpack(arrays[self.count : len(arrays) - self.count])
-                updates, held = tx.update(grads, held, params)
-                return [*jax.tree.leaves(optax.apply_updates(params, updates)), *packing.pack(held)]
-
-            self.init = jax.make_jaxpr(init)(*self.leaves)
-            self.update = jax.make_jaxpr(update)(*self.leaves, *self.slots, *self.leaves)
-        except (TypeError, ValueError, AttributeError, LookupError) as error:
-            raise ArgumentError(
-                f"{_CALLER} cannot trace the update of the optimizer: "
-                f"{type(error).__name__}: {error}.\n\n"
-                "A server calls tx.update(grads, state, params), with nothing else.\n\n"
-                "Use a transformation that needs no value, loss or function as an extra argument."
-            ) from error
-        self._check_state()
-
-    def _check_state(self) -> None:
-        after = [v.aval for v in self.update.jaxpr.outvars[self.count :]]
-        if len(after) != len(self.slots):
-            raise ArgumentError(
-                f"{_CALLER}: the update of the optimizer makes a state of {len(after)} arrays, "
-                f"and its init one of {len(self.slots)}.\n\n"
-                "The slots of a server are those that init makes.\n\n"
-                "Make the first state with all arrays of the later ones."
-            )
-        for name, one, other in zip(self.slot_names, self.slots, after, strict=True):
-            if (one.shape, one.dtype) != (other.shape, other.dtype):
-                raise ArgumentError(
-                    f"{_CALLER}: the update of the optimizer makes {other.dtype}"
-                    f"{list(other.shape)} of {name}, which is {one.dtype}{list(one.shape)}.\n\n"
-                    "A slot of a server keeps its shape and dtype.\n\n"
-                    "Make the first state with the dtype of the later ones."
-                )
-
-    def find_needed(self, leaf: int) -> tuple[list[int], ClosedJaxpr, list[int]]:
-        """Return the slots that a parameter needs, its program, and which inputs that needs."""
-        slots: set[int] = set()
-        while True:
-            order = sorted(slots)
-            results = [leaf, *(self.count + j for j in order)]
-            program, needed = _compat.drop_unused(self.update, results)
-            found = {n - self.count for n in needed} & set(range(len(self.slots)))
-            if found <= slots:
-                return order, program, needed
-            slots |= found
-
-    def get_owner(self, number: int) -> int | None:
-        """Return the parameter to which an input belongs; None for a slot."""
-        if number < self.count:
-            return number
-        last = number - self.count - len(self.slots)
-        return last if last >= 0 else None
-
-
-class _Packing:
-    """Makes plain arrays of a state and back: servers have no arrays of random keys."""
-
-    def __init__(self) -> None:
-        self._structure: Any = None
-        self._impls: list[Any] = []
-
-    def pack(self, state: PyTree) -> list[Any]:
-        leaves, self._structure = jax.tree.flatten(state)
-        self._impls = [jax.random.key_impl(x) if _is_key(x) else None for x in leaves]
-        return [jax.random.key_data(x) if _is_key(x) else jax.numpy.asarray(x) for x in leaves]
-
-    def unpack(self, arrays: Sequence[Any]) -> PyTree:
-        pairs = zip(arrays, self._impls, strict=True)
-        made = [x if i is None else jax.random.wrap_key_data(x, impl=i) for x, i in pairs]
-        return jax.tree.unflatten(self._structure, made)
-
-
-def _is_key(x: Any) -> bool:
-    dtype = getattr(x, "dtype", None)
-    return dtype is not None and bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
-
-
 def _check_shards(
-    shards: Mapping[str, Sequence[int]], traced: _Traced
+    shards: Mapping[str, Sequence[int]], traced: OptimizerTrace
 ) -> dict[str, tuple[int, ...]]:
     shapes = dict(zip(traced.names, traced.leaves, strict=True))
     for name, rows in shards.items():
@@ -208,7 +107,7 @@ def _check_shards(
         if not shape or sum(rows) != shape[0] or min(rows, default=0) < 0:
             there = "no parameter" if shape is None else f"of shape {list(shape)}"
             raise ArgumentError(
-                f"{_CALLER} was given shards of {list(rows)} rows for {name!r}, which is {there}."
+                f"{CALLER} was given shards of {list(rows)} rows for {name!r}, which is {there}."
                 "\n\nShards are along dim 0, and have its rows together.\n\n"
                 f"The parameters are {', '.join(traced.names[:10])}."
             )
@@ -216,7 +115,7 @@ def _check_shards(
 
 
 def _cut_leaf(
-    traced: _Traced,
+    traced: OptimizerTrace,
     leaf: int,
     rows: tuple[int, ...] | None,
     exported: dict[str, UpdateOfShape],
@@ -243,7 +142,7 @@ def _cut_leaf(
 class _Cut:
     """The update of one parameter, before it is exported for a shape."""
 
-    traced: _Traced
+    traced: OptimizerTrace
     leaf: int
     slots: list[int]
     program: ClosedJaxpr
@@ -258,7 +157,7 @@ class _Cut:
         name = self.traced.names[self.leaf]
         evaluate, slots = _evaluate, [self.traced.slots[j] for j in self.slots]
         if shape != whole.shape:
-            pieces = RowInterpreter(_CALLER, name, whole.shape[0], shape[0])
+            pieces = RowInterpreter(CALLER, name, whole.shape[0], shape[0])
             evaluate, slots = pieces.compute, [pieces.get_local_aval(x) for x in slots]
 
         def update(value: Any, *rest: Any) -> tuple[Any, ...]:
@@ -300,7 +199,9 @@ def _describe_programs(*programs: ClosedJaxpr) -> str:
     return "\n".join(parts)
 
 
-def _check_alone(traced: _Traced, leaf: int, program: ClosedJaxpr, needed: Sequence[int]) -> None:
+def _check_alone(
+    traced: OptimizerTrace, leaf: int, program: ClosedJaxpr, needed: Sequence[int]
+) -> None:
     """Check that a program needs no gradient or value of another variable."""
     # `init` has only the parameters as inputs, whose numbers are those of gradients.
     owners = [traced.get_owner(n) for n in needed]
@@ -310,7 +211,7 @@ def _check_alone(traced: _Traced, leaf: int, program: ClosedJaxpr, needed: Seque
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         what = _find_coupling(program, owners)
         raise UnsupportedError(
-            f"{_CALLER}: the optimizer couples variables: the update of "
+            f"{CALLER}: the optimizer couples variables: the update of "
             f"{traced.names[leaf]!r} needs {names}{more}, {what}.\n\n"
             "A server updates each variable by itself, when its gradient comes, and the variables "
             "are on several servers.\n\n"

@@ -1,0 +1,127 @@
+"""`ClosureExporter`: programs that compute some results of the trace of a closure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+from jax.extend.core import jaxpr_as_fun
+
+from jaxdist import _compat
+from jaxdist._parameter_server.closures.inputs import StateLeaf, TraceInputs
+from jaxdist._parameter_server.closures.marks import UPDATED
+from jaxdist._parameter_server.closures.trace_errors import (
+    make_lookup_error,
+    make_used_after_error,
+)
+from jaxdist._parameter_server.closures.traced import Input, Lookup, Source
+from jaxdist._parameter_server.variables.ports import Port, RowRead, WorkerIndex
+from jaxdist._parameter_server.variables.server_variable import ServerVariable
+from jaxdist._program import FunctionTrace, contains, iterate_equations
+from jaxdist.errors import UnsupportedError
+
+_CALLBACKS = frozenset(
+    {"callback", "debug_callback", "debug_print", "io_callback", "pure_callback"}
+)
+
+
+class ClosureExporter:
+    """Exports programs that compute some results of a trace.
+
+    Args:
+        found: The trace.
+        inputs: What its inputs are.
+        platforms: The platforms of the workers, as `jax.export` names them.
+    """
+
+    def __init__(self, found: FunctionTrace, inputs: TraceInputs, platforms: Sequence[str]) -> None:
+        self._found, self._inputs, self._platforms = found, inputs, platforms
+
+    def export_lookup(self, origins: Sequence[Any]) -> Lookup | None:
+        """Return the program that computes which rows the closure reads."""
+        if not self._inputs.reads:
+            return None
+        number = {i: n for n, i in enumerate(self._found.written)}
+        outputs: list[tuple[int, int | None]] = []
+        for port in self._inputs.reads:
+            result = number[id(port.role.ids)]
+            slots = [self._inputs.slots[s] for s in origins[result].sources if isinstance(s, int)]
+            wrong = next((x for x in slots if _is_of_variable(x)), None)
+            if wrong is not None:
+                raise make_lookup_error(self._inputs.name, port.label, wrong)
+            outputs.append((result, None))
+        inputs, exported = self.export_outputs(outputs)
+        return Lookup(exported, tuple(inputs))
+
+    def export_outputs(
+        self, outputs: Sequence[tuple[int, int | None]]
+    ) -> tuple[list[Input], bytes]:
+        """Return the inputs of a program, and the program.
+
+        Args:
+            outputs: What it returns: results of the trace, each with the input to subtract.
+        """
+        closed, slots = self._found.closed, self._inputs.slots
+        needed = sorted({result for result, _ in outputs})
+        small, used = _compat.drop_unused(closed, needed)
+        if contains(small, UPDATED.name):
+            raise make_used_after_error(self._inputs.name, "a parameter")
+        given = set(used) | {minus for _, minus in outputs if minus is not None}
+        zeros = {n: slots[n] for n in given if isinstance(slots[n], Port) and _is_zero(slots[n])}
+        folded = {n for n in given if isinstance(slots[n], StateLeaf)}
+        found = {n: self._inputs.find_key(n) for n in given}
+        impls = {n: jax.random.key_impl(k) for n, k in found.items() if k is not None}
+        _check_no_callback(self._inputs.name, small)
+        plain = [n for n in sorted(given) if n not in zeros]
+        place = {result: n for n, result in enumerate(needed)}
+        body = jaxpr_as_fun(small)
+
+        def program(number: Any, *values: Any) -> list[Any]:
+            known = dict(zip(plain, values, strict=True))
+            for n, impl in impls.items():
+                known[n] = jax.random.wrap_key_data(known[n], impl=impl)
+            for n in folded & impls.keys():
+                known[n] = jax.random.fold_in(known[n], number)
+            for n, port in zeros.items():
+                known[n] = jnp.zeros(port.home.global_shape, port.dtype)
+            results = body(*(known[n] for n in used))
+            return [
+                results[place[r]] if minus is None else results[place[r]] - known[minus]
+                for r, minus in outputs
+            ]
+
+        inputs = [Input(Source.NUMBER)]
+        avals = [self._inputs.shape((), np.uint32)]
+        for n in plain:
+            one, aval = self._inputs.describe(n)
+            inputs.append(one)
+            avals.append(aval)
+        program.__name__ = self._inputs.name
+        exported = export.export(jax.jit(program), platforms=self._platforms)(*avals)
+        return inputs, bytes(exported.serialize())
+
+
+def _check_no_callback(function: str, program: Any) -> None:
+    for eqn in iterate_equations(program):
+        if eqn.primitive.name in _CALLBACKS:
+            raise UnsupportedError(
+                f"{function} calls Python while it runs, in {_compat.find_source(eqn)}: "
+                f"{eqn.primitive.name}.\n\n"
+                "A worker has the compiled program of a function, and none of its Python code.\n\n"
+                "Return the value and look at coordinator.fetch(result); or leave out "
+                "jax.debug.print, jax.debug.callback, jax.pure_callback and io_callback."
+            )
+
+
+def _is_zero(port: Any) -> bool:
+    """Whether a port has no value at the start: all but rows, and the index of the worker."""
+    return isinstance(port, Port) and not isinstance(port.role, RowRead | WorkerIndex)
+
+
+def _is_of_variable(slot: Any) -> bool:
+    """Whether an input is a variable of the servers, or rows of one."""
+    return isinstance(slot, ServerVariable) or (
+        isinstance(slot, Port) and isinstance(slot.role, RowRead)
+    )

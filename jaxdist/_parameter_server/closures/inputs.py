@@ -1,0 +1,139 @@
+"""`TraceInputs`: what each input of the trace of a closure is."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._parameter_server.closures.trace_errors import make_state_error
+from jaxdist._parameter_server.closures.traced import Input, Source
+from jaxdist._parameter_server.variables.ports import Port, RowRead, WorkerIndex
+from jaxdist._parameter_server.variables.server_variable import ServerVariable
+from jaxdist._program import BatchLeaf, FunctionTrace, WholeCall
+
+
+@dataclasses.dataclass(frozen=True)
+class StateLeaf:
+    """A variable of an NNX object that is an argument.
+
+    Args:
+        variable: Its variable on the servers; None for the state of an optimizer, which the
+            servers hold beside the parameters, and for random keys.
+        key: The random key, for an `nnx.RngKey`.
+        name: Its name in messages.
+    """
+
+    variable: ServerVariable | None
+    name: str
+    template: Any
+    key: Any = None
+
+
+class TraceInputs:
+    """What each input of the trace of a closure is.
+
+    Args:
+        call: The call that was traced.
+        state: The variables of its NNX objects.
+        layout: The replicas of one worker.
+        found: The trace.
+
+    Attributes:
+        name: The name of the function.
+        slots: For each input the variable, the port, the leaf of the state, or the argument.
+        reads: The ports through which rows are read.
+    """
+
+    def __init__(
+        self,
+        call: WholeCall,
+        state: Sequence[StateLeaf],
+        layout: ReplicaMesh,
+        found: FunctionTrace,
+    ) -> None:
+        self.name = getattr(call.fn, "__name__", "function")
+        self._call, self._state, self._layout, self._found = call, state, layout, found
+        self.slots = self._find_slots()
+        ports = [x for x in found.inputs if isinstance(x, Port)]
+        self.reads = [x for x in ports if isinstance(x.role, RowRead)]
+
+    def describe(self, number: int) -> tuple[Input, jax.ShapeDtypeStruct]:
+        """Return one input of the program, with its shape."""
+        slot = self.slots[number]
+        aval = self._found.closed.in_avals[number]
+        if isinstance(slot, ServerVariable):
+            return Input(Source.VARIABLE, slot.remote_name), self.shape(aval.shape, aval.dtype)
+        if isinstance(slot, Port) and isinstance(slot.role, WorkerIndex):
+            # The last argument; the worker finds it by itself.
+            index = len(jax.tree.leaves(self._call.arguments)) + self._count_keys()
+            return Input(Source.ARGUMENT, index=(index,)), self.shape(aval.shape, aval.dtype)
+        if isinstance(slot, Port):
+            index = next(n for n, port in enumerate(self.reads) if port is slot)
+            shape = self.shape(aval.shape, aval.dtype, slot.home.sharding)
+            return Input(Source.ROWS, slot.role.variable.remote_name, (index,)), shape
+        if isinstance(slot, Input):
+            sharding = None
+            if slot.source is Source.ARGUMENT:
+                given = jax.tree.leaves(self._call.arguments)[slot.index[0]]
+                if is_key(given):
+                    data = jax.random.key_data(given)
+                    return slot, self.shape(data.shape, data.dtype)
+                sharding = getattr(given, "sharding", None)
+            elif slot.source is Source.BATCH:
+                source, batch, leaf = slot.index
+                given = BatchLeaf(source, batch, leaf).of(self._call.draws.batches)
+                sharding = getattr(given, "sharding", None)
+            return slot, self.shape(aval.shape, aval.dtype, sharding)
+        if not isinstance(slot, StateLeaf) or slot.key is None:
+            raise make_state_error(self.name, getattr(slot, "name", "an input"))
+        data = jax.random.key_data(slot.key)
+        keys = [n for n, leaf in enumerate(self._state) if leaf.key is not None]
+        index = len(jax.tree.leaves(self._call.arguments)) + keys.index(number)
+        return Input(Source.ARGUMENT, index=(index,)), self.shape(data.shape, data.dtype)
+
+    def find_key(self, number: int) -> Any:
+        """Return the random key that an input has at the trace, as an array; None for others."""
+        slot = self.slots[number]
+        if isinstance(slot, StateLeaf):
+            return slot.key
+        if isinstance(slot, Input) and slot.source is Source.ARGUMENT:
+            given = jax.tree.leaves(self._call.arguments)[slot.index[0]]
+            return given if is_key(given) else None
+        return None
+
+    def shape(
+        self, shape: tuple[int, ...], dtype: Any, sharding: Any = None
+    ) -> jax.ShapeDtypeStruct:
+        """Return the shape of an array on the devices of a worker."""
+        if self._layout.num_replicas == 1:
+            return jax.ShapeDtypeStruct(shape, dtype)
+        # An array of one device is whole on every replica.
+        if not isinstance(sharding, NamedSharding):
+            sharding = self._layout.replicated
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    def _find_slots(self) -> list[Any]:
+        """Return what each input of the trace is."""
+        state = [leaf if leaf.variable is None else leaf.variable for leaf in self._state]
+        leaves = jax.tree.leaves(self._call.arguments)
+        arguments = [Input(Source.ARGUMENT, index=(n,)) for n in range(len(leaves))]
+        others = [
+            Input(Source.BATCH, index=(x.source, x.batch, x.leaf))
+            if isinstance(x, BatchLeaf)
+            else x
+            for x in self._found.inputs
+        ]
+        return [*state, *arguments, *others]
+
+    def _count_keys(self) -> int:
+        """Return how many random keys come after the arguments."""
+        return sum(leaf.key is not None for leaf in self._state)
+
+
+def is_key(value: Any) -> bool:
+    """Whether an array, or the shape of one, has random keys as elements."""
+    dtype = getattr(value, "dtype", None)
+    return dtype is not None and bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))

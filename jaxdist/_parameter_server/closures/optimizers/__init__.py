@@ -1,0 +1,1 @@
+"""Optimizers on the servers: how an optax transformation is cut, and how it gets there."""
