@@ -198,7 +198,8 @@ class Worker:
             if kept.place == place and kept.incarnation != found.incarnation:
                 del self._kept[name]
         # All at once: each call of `device_put` costs tens of microseconds.
-        values = dict(zip(found.values, self._put(list(found.values.values())), strict=True))
+        arrays = self._put.as_inputs(list(found.values.values()))
+        values = dict(zip(found.values, arrays, strict=True))
         for name, version in found.versions.items():
             if name in values:
                 value, incarnation = values[name], found.incarnation
@@ -252,7 +253,7 @@ class Worker:
         """Return the inputs of a program, on the devices of the worker."""
         found = [self._find(given, request, rows) for given in inputs]
         new = [n for n, given in enumerate(inputs) if given.source is not Source.VARIABLE]
-        for n, value in zip(new, self._put([found[n] for n in new]), strict=True):
+        for n, value in zip(new, self._put.as_inputs([found[n] for n in new]), strict=True):
             found[n] = value
         return found
 
