@@ -106,12 +106,14 @@ def make_layout(specs: Sequence[Spec]) -> Layout:
         dtype = dtypes.get(name)
         if dtype is None:
             raise LayoutError(f"dtype {name[:40]!r} is unknown")
-        if len(shape) > _MOST_DIMS or any(length < 0 for length in shape):
+        if len(shape) > _MOST_DIMS or (shape and min(shape) < 0):
             raise LayoutError(f"no array has the shape {str(shape)[:80]}")
+        size = math.prod(shape) * dtype.itemsize
         # NumPy refuses what would be too large without the dimensions of length 0.
-        if math.prod(max(length, 1) for length in shape) * dtype.itemsize >= 2**62:
+        largest = size or math.prod(max(length, 1) for length in shape) * dtype.itemsize
+        if largest >= 2**62:
             raise LayoutError(f"no array has the shape {str(shape)[:80]}")
-        sizes.append(math.prod(shape) * dtype.itemsize)
+        sizes.append(size)
     return Layout(specs, sizes)
 
 

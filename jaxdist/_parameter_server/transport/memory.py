@@ -7,6 +7,8 @@ import numpy as np
 
 # JAX copies arrays of NumPy that start elsewhere.
 ALIGNMENT = 64
+# A copy of less than this takes less time than finding aligned memory.
+_SMALL = 2**16
 
 
 def allocate(size: int) -> np.ndarray:
@@ -18,4 +20,5 @@ def allocate(size: int) -> np.ndarray:
 
 def make_empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     """Return an array whose values are arbitrary."""
-    return np.ndarray(shape, dtype, allocate(math.prod(shape) * dtype.itemsize))
+    size = math.prod(shape) * dtype.itemsize
+    return np.empty(shape, dtype) if size < _SMALL else np.ndarray(shape, dtype, allocate(size))
