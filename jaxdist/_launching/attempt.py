@@ -6,12 +6,10 @@ import os
 import pathlib
 import selectors
 import time
-from collections.abc import Callable, Iterator, Mapping
-from signal import SIGINT
-from typing import IO, Any, Protocol
+from collections.abc import Callable, Iterator
 
 from jaxdist._launching.ends import End, write_end
-from jaxdist._launching.signals import Signals
+from jaxdist._launching.signals import AnyChild, Signals, end_all
 
 _NAP = 0.02  # where the system cannot tell at once that a process has ended
 
@@ -30,24 +28,6 @@ class Patience:
     report: float = 10.0
     grace: float = 5.0
     job: float | None = None
-
-
-class AnyChild(Protocol):
-    """A process, on this machine or elsewhere; `Child` says what each method does."""
-
-    index: int
-    end: End | None
-
-    @property
-    def streams(self) -> Mapping[IO[bytes], Any]: ...
-    def open_end(self) -> int | None: ...
-    def read(self, pipe: IO[bytes]) -> bool: ...
-    def signal(self, number: int, *, to_group: bool = False) -> None: ...
-    def ask_to_end(self) -> None: ...
-    def kill(self) -> None: ...
-    def hear(self, end: End) -> None: ...
-    def collect(self, folder: pathlib.Path) -> End | None: ...
-    def abandon(self) -> None: ...
 
 
 class Attempt:
@@ -73,7 +53,6 @@ class Attempt:
         self._signals, self._patience = signals, patience
         self._children: list[AnyChild] = []
         self._selector = selectors.DefaultSelector()
-        self._forwarded = 0
         self._ask_at: float | None = None
         self._kill_at: float | None = None
         self.late: tuple[int, ...] = ()
@@ -87,14 +66,14 @@ class Attempt:
         with self._selector, contextlib.ExitStack() as stack:
             self._selector.register(self._signals.wake, selectors.EVENT_READ, None)
             # Also when the launcher itself fails: no process is left.
-            stack.callback(self._end_all)
+            stack.callback(lambda: end_all(self._running()))
             for index in range(self._count):
                 self._children.append(self._start(index))
                 self._watch(self._children[-1], stack)
             over = None if self._patience.job is None else time.monotonic() + self._patience.job
             while self._running():
                 self._wait(over)
-                self._forward_signals()
+                self._signals.forward(self._running())
                 ends += self._collect()
                 now = time.monotonic()
                 if over is not None and now > over and not self.late:
@@ -143,20 +122,9 @@ class Attempt:
                     other.hear(end)
             failed = end.code != 0 and not end.was_ended
             # After a signal each process takes the time that it needs, to save for instance.
-            if failed and self._ask_at is None and not self._forwarded:
+            if failed and self._ask_at is None and not self._signals.forwarded:
                 self._ask_at = time.monotonic() + self._patience.report
             yield end
-
-    def _forward_signals(self) -> None:
-        """Forward the first signal; a second one kills."""
-        for number in self._signals.received[self._forwarded :]:
-            self._forwarded += 1
-            for child in self._running():
-                if self._forwarded > 1:
-                    child.kill()
-                else:
-                    # A terminal sends Ctrl-C to all processes of a group, others to one process.
-                    child.signal(number, to_group=number == SIGINT)
 
     def _end_the_rest(self, now: float) -> None:
         if self._ask_at is not None and now >= self._ask_at:
@@ -168,10 +136,3 @@ class Attempt:
             for child in self._running():
                 child.kill()
             self._kill_at = float("inf")
-
-    def _end_all(self) -> None:
-        left = self._running()
-        for child in left:
-            child.kill()
-        for child in left:
-            child.abandon()

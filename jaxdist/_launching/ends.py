@@ -19,6 +19,7 @@ class End:
         was_ended: Whether the launcher ended it, because of another process.
         tail: The end of what it wrote to its standard error.
         record: What the process itself recorded by `record_error`.
+        lost_with: What it ended with, such as "the end of its Ray actor"; empty if it ended alone.
     """
 
     index: int
@@ -26,6 +27,7 @@ class End:
     was_ended: bool = False
     tail: str = ""
     record: "Record | None" = None
+    lost_with: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -34,6 +36,8 @@ class End:
 
     def describe(self) -> str:
         """Return the end as `UnavailableError` names it: "code 3" or "signal SIGKILL"."""
+        if self.lost_with:
+            return self.lost_with
         return f"code {self.code}" if self.code >= 0 else f"signal {name_signal(-self.code)}"
 
 
@@ -70,7 +74,7 @@ class Record:
 
 def write_end(folder: pathlib.Path, end: End) -> None:
     """Write how a process ended, for the processes that are left."""
-    _write_whole(folder / f"{end.index}.ended", end.describe())
+    write_whole(folder / f"{end.index}.ended", end.describe())
 
 
 def record_error(error: Exception) -> None:
@@ -82,7 +86,7 @@ def record_error(error: Exception) -> None:
     about = isinstance(error, OtherProcessError)
     processes = error.processes if isinstance(error, OtherProcessError) else ()
     content = {"is_about_others": about, "processes": processes, "text": str(error)}
-    _write_whole(pathlib.Path(folder) / f"{index}.error", json.dumps(content))
+    write_whole(pathlib.Path(folder) / f"{index}.error", json.dumps(content))
 
 
 def read_record(folder: pathlib.Path, index: int) -> Record | None:
@@ -94,7 +98,8 @@ def read_record(folder: pathlib.Path, index: int) -> Record | None:
     return Record(content["is_about_others"], tuple(content["processes"]), content["text"])
 
 
-def _write_whole(path: pathlib.Path, text: str) -> None:
+def write_whole(path: pathlib.Path, text: str) -> None:
+    """Write a file, which a reader sees complete or as it was before."""
     part = path.with_name(path.name + ".part")
     part.write_text(text)
     part.rename(path)

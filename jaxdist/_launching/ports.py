@@ -27,3 +27,16 @@ def find_free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
                 found.append(port)
     _USED.update(found)
     return found
+
+
+def is_free(port: int, host: str) -> bool:
+    """Return whether nobody listens on a port of this machine."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as opened:
+        # Connections that have just ended do not keep a port from who listens on it.
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            opened.bind((host, port))
+        except OSError:
+            return False
+    return True

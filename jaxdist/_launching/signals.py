@@ -1,12 +1,34 @@
-"""Signals to the launcher."""
+"""Signals to the launcher, and how its processes are ended."""
 
 import contextlib
 import os
+import pathlib
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any, Protocol
+
+from jaxdist._launching.ends import End
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class AnyChild(Protocol):
+    """A process, on this machine or elsewhere; `Child` says what each method does."""
+
+    index: int
+    end: End | None
+
+    @property
+    def streams(self) -> Mapping[IO[bytes], Any]: ...
+    def open_end(self) -> int | None: ...
+    def read(self, pipe: IO[bytes]) -> bool: ...
+    def signal(self, number: int, *, to_group: bool = False) -> None: ...
+    def ask_to_end(self) -> None: ...
+    def kill(self) -> None: ...
+    def hear(self, end: End) -> None: ...
+    def collect(self, folder: pathlib.Path) -> End | None: ...
+    def abandon(self) -> None: ...
 
 
 class Signals:
@@ -15,16 +37,43 @@ class Signals:
     Attributes:
         received: Their numbers, in order.
         wake: A file descriptor that can be read when one has arrived.
+        forwarded: How many of them the processes have got.
     """
 
     def __init__(self, wake: int) -> None:
         self.received: list[int] = []
         self.wake = wake
+        self.forwarded = 0
 
     def clear(self) -> None:
         """Empty the pipe that wakes the selector."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake, 4096)
+
+    def forward(self, running: Sequence[AnyChild]) -> bool:
+        """Send new signals to the processes that run: the first one as it is; later ones kill.
+
+        Returns:
+            Whether there were new ones.
+        """
+        new = self.received[self.forwarded :]
+        for number in new:
+            self.forwarded += 1
+            for child in running:
+                if self.forwarded > 1:
+                    child.kill()
+                else:
+                    # A terminal sends Ctrl-C to all processes of a group, others to one process.
+                    child.signal(number, to_group=number == signal.SIGINT)
+        return bool(new)
+
+
+def end_all(running: Sequence[AnyChild]) -> None:
+    """Kill processes, and wait until they have ended. What they wrote last is not read."""
+    for child in running:
+        child.kill()
+    for child in running:
+        child.abandon()
 
 
 @contextlib.contextmanager

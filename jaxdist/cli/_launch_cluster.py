@@ -4,15 +4,14 @@ import argparse
 import pathlib
 import sys
 
-from jaxdist._launching import ClusterJob, Patience, Program, launch_cluster
+from jaxdist._launching import ClusterJob, Patience, Program, connect_to_ray, launch_cluster
+from jaxdist.cli._launch_files import print_task_file
 from jaxdist.errors import ArgumentError
 
 # Options of jobs whose processes are all alike.
 _ONLY_ALIKE = {
     "count": "-n",
     "elastic": "--elastic",
-    "on": "--on",
-    "target": "--print",
     "report_seconds": "--report-seconds",
 }
 _ONLY_HERE = {
@@ -41,8 +40,9 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         "--snapshot-directory",
         metavar="DIR",
         help=(
-            "where parameter servers write snapshots; a folder that is deleted at the end if left "
-            "out"
+            "where parameter servers write snapshots: a folder, with --on ray and --print slurm "
+            "one that all nodes share, with --print jobset a PersistentVolumeClaim; a folder that "
+            "is deleted at the end if left out"
         ),
     )
     group.add_argument(
@@ -122,4 +122,9 @@ def launch_with_servers(arguments: argparse.Namespace, program: Program) -> int:
         snapshot_directory=None if directory is None else pathlib.Path(directory).absolute(),
         patience=Patience() if grace is None else Patience(grace=grace),
     )
+    if arguments.target is not None:
+        return print_task_file(arguments, program, job)
+    if arguments.on == "ray":
+        with connect_to_ray() as nodes:
+            return launch_cluster(job, nodes.run_tasks)
     return launch_cluster(job)

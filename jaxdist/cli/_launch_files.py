@@ -4,11 +4,16 @@ import argparse
 from collections.abc import Callable
 
 from jaxdist._launching import (
+    ClusterJob,
     Program,
     Request,
+    TaskRequest,
     make_jobset,
     make_skypilot_task,
     make_slurm_script,
+    make_task_jobset,
+    make_task_script,
+    refuse_skypilot,
     say,
 )
 from jaxdist.errors import ArgumentError
@@ -17,6 +22,11 @@ _MAKERS: dict[str, Callable[[Request], str]] = {
     "jobset": make_jobset,
     "slurm": make_slurm_script,
     "skypilot": make_skypilot_task,
+}
+_TASK_MAKERS: dict[str, Callable[[TaskRequest], str]] = {
+    "jobset": make_task_jobset,
+    "slurm": make_task_script,
+    "skypilot": refuse_skypilot,
 }
 _OPTIONS = ("name", "gpu", "image", "install", "cpus", "memory", "hosts", "partition", "time")
 _ONLY_HERE = ("elastic", "report_seconds", "grace_seconds", "on")
@@ -80,20 +90,49 @@ def print_file(arguments: argparse.Namespace, program: Program, count: int) -> i
         ArgumentError: A number is out of range.
         LaunchError: The file would not do what was asked for.
     """
-    options = {name: getattr(arguments, name) for name in _OPTIONS}
-    request = Request(
+    request = _make_request(arguments, program, count)
+    print(_MAKERS[arguments.target](request), end="")
+    _warn(arguments.target, request)
+    return 0
+
+
+def print_task_file(arguments: argparse.Namespace, program: Program, job: ClusterJob) -> int:
+    """Print the file of a job with parameter servers. Return the exit code.
+
+    Raises:
+        ArgumentError: A number is out of range, or there is a number of machines.
+        LaunchError: The file would not do what was asked for.
+    """
+    if arguments.hosts is not None:
+        raise ArgumentError(
+            f"jaxdist launch --print {arguments.target} was given --ps {job.ps} --workers "
+            f"{job.workers} and --hosts {arguments.hosts}.\n\nTasks of several kinds need "
+            "different amounts, and the cluster chooses their machines.\n\nLeave out --hosts."
+        )
+    request = _make_request(arguments, program, sum(job.counts.values()))
+    tasks = TaskRequest(
+        request, job.server_command[1:], job.ps, job.workers, arguments.snapshot_directory
+    )
+    print(_TASK_MAKERS[arguments.target](tasks), end="")
+    _warn(arguments.target, request)
+    return 0
+
+
+def _make_request(arguments: argparse.Namespace, program: Program, count: int) -> Request:
+    return Request(
         program.command[1:],
         count,
         file=program.file,
         is_training=program.is_training,
         devices=arguments.devices_per_process,
         restarts=arguments.restarts,
-        **options,
+        **{name: getattr(arguments, name) for name in _OPTIONS},
     )
-    print(_MAKERS[arguments.target](request), end="")
-    if arguments.target != "slurm" and request.image is None and request.install is None:
+
+
+def _warn(target: str, request: Request) -> None:
+    if target != "slurm" and request.image is None and request.install is None:
         say(
             f"the file installs {request.requirements[0]} from your package index. If it has no "
             "such release, pass --install with a source of jaxdist, or --image."
         )
-    return 0

@@ -1,27 +1,26 @@
-"""`jaxdist launch --ps`: parameter servers, workers and a chief on this machine."""
+"""`jaxdist launch --ps`: parameter servers, workers and a chief."""
 
 import dataclasses
-import json
+import functools
 import os
 import pathlib
-import secrets
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from jaxdist._launching.attempt import Patience
+from jaxdist._launching.child import Child, Write
+from jaxdist._launching.cluster.environment import make_shared, make_task_environment
 from jaxdist._launching.cluster.supervisor import Supervisor, Task
-from jaxdist._launching.environment import FORCED, check_devices
+from jaxdist._launching.environment import check_devices
 from jaxdist._launching.gpus import divide_gpus, list_gpus
 from jaxdist._launching.job import MOST_DEVICES, MOST_PROCESSES
 from jaxdist._launching.output import write_to
 from jaxdist._launching.ports import find_free_ports
-from jaxdist._launching.signals import collect_signals
+from jaxdist._launching.signals import Signals, collect_signals
 from jaxdist._validate import as_integer, as_number
 
 _CALLER = "jaxdist launch"
-# What tells a process of another kind of job who it is.
-_NOT_INHERITED = ("JAXDIST_CLUSTER", "JAXDIST_SERVICE")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +67,20 @@ class ClusterJob:
         as_integer(_CALLER, "restarts", self.restarts, least=0)
         as_number(_CALLER, "grace_seconds", self.patience.grace, least=0)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of tasks of each job."""
+        return {"ps": self.ps, "worker": self.workers, "chief": 1}
 
-def launch_cluster(job: ClusterJob) -> int:
+    def find_command(self, name: str) -> Sequence[str]:
+        """Return what the tasks of a job run."""
+        return self.command if name == "chief" else self.server_command
+
+
+Run = Callable[[ClusterJob, tuple[Write, Write], Signals], int]
+
+
+def launch_cluster(job: ClusterJob, run: Run | None = None) -> int:
     """Run a job, and return the exit code of the launcher: that of the chief.
 
     A parameter server or a worker that is killed is started again, and the others go on. When the
@@ -77,6 +88,7 @@ def launch_cluster(job: ClusterJob) -> int:
 
     Args:
         job: What runs.
+        run: Runs the tasks; None for `run_tasks`, on this machine.
 
     Cost:
         The processes of the job. The launcher uses no device of JAX.
@@ -84,51 +96,47 @@ def launch_cluster(job: ClusterJob) -> int:
     Raises:
         LaunchError: The processes cannot be started.
     """
-    counts = {"ps": job.ps, "worker": job.workers, "chief": 1}
-    ports = iter(find_free_ports(sum(counts.values())))
-    cluster = {name: [f"127.0.0.1:{next(ports)}" for _ in range(n)] for name, n in counts.items()}
+    write = (write_to(sys.stdout), write_to(sys.stderr))
+    with collect_signals() as signals:
+        return (run or run_tasks)(job, write, signals)
+
+
+def run_tasks(job: ClusterJob, write: tuple[Write, Write], signals: Signals) -> int:
+    """Run the tasks on this machine, and return the exit code."""
+    ports = iter(find_free_ports(sum(job.counts.values())))
+    cluster = {
+        name: [f"127.0.0.1:{next(ports)}" for _ in range(count)]
+        for name, count in job.counts.items()
+    }
     check_devices(_CALLER, job.devices_per_process, os.environ)
     devices = job.devices_per_process or 1
     gpus = divide_gpus(_CALLER, job.workers, devices, os.environ, list_gpus)
-    write = (write_to(sys.stdout), write_to(sys.stderr))
     with tempfile.TemporaryDirectory(prefix="jaxdist-") as folder:
-        shared = _make_shared(os.environ, job.snapshot_directory or pathlib.Path(folder, "ps"))
+        shared = make_shared(os.environ, job.snapshot_directory or pathlib.Path(folder, "ps"))
         tasks = []
-        for name, count in counts.items():
+        for name, count in job.counts.items():
             for index in range(count):
                 own = pathlib.Path(folder, f"{name}_{index}")
                 own.mkdir()
-                role = {"type": name, "index": index}
-                environment = {
-                    **shared,
-                    "TF_CONFIG": json.dumps({"cluster": cluster, "task": role}),
-                    "JAXDIST_LAUNCHER": str(own),
-                }
-                if gpus is None:
-                    environment |= _make_cpu_variables(devices if name == "worker" else 1)
-                elif name == "worker":
+                environment = make_task_environment(
+                    shared, cluster, name, index, None if gpus is not None else devices
+                )
+                environment["JAXDIST_LAUNCHER"] = str(own)
+                if gpus is not None and name == "worker":
                     environment["CUDA_VISIBLE_DEVICES"] = gpus[index]
-                else:
-                    # The memory of the GPUs belongs to the workers.
-                    environment["JAX_PLATFORMS"] = "cpu"
-                command = job.command if name == "chief" else job.server_command
-                tasks.append(Task(name, index, command, environment, own))
-        with collect_signals() as signals:
-            return Supervisor(tasks, write, signals, job.patience, job.restarts).run()
+                command = job.find_command(name)
+                start = functools.partial(_start, name, index, command, environment, write)
+                tasks.append(Task(name, index, start, own))
+        return Supervisor(tasks, signals, job.patience, job.restarts).run()
 
 
-def _make_shared(inherited: Mapping[str, str], snapshots: pathlib.Path) -> dict[str, str]:
-    """Return the environment that all tasks have in common."""
-    shared = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED}
-    if not (shared.get("JAXDIST_SECRET") or shared.get("JAXDIST_SECRET_FILE")):
-        # Other users of this machine reach the ports, too.
-        shared["JAXDIST_SECRET"] = secrets.token_urlsafe()
-    shared["JAXDIST_SNAPSHOT_DIRECTORY"] = str(snapshots)
-    shared.setdefault("PYTHONUNBUFFERED", "1")
-    return shared
-
-
-def _make_cpu_variables(devices: int) -> dict[str, str]:
-    if FORCED in os.environ.get("XLA_FLAGS", ""):
-        return {}
-    return {"JAXDIST_DEVICES_PER_PROCESS": str(devices), "JAX_NUM_CPU_DEVICES": str(devices)}
+def _start(
+    name: str,
+    index: int,
+    command: Sequence[str],
+    environment: dict[str, str],
+    write: tuple[Write, Write],
+    starts: int,
+) -> Child:
+    own = {**environment, "JAXDIST_ATTEMPT": str(starts)}
+    return Child(index, command, own, write, f"{name} {index}")

@@ -6,14 +6,12 @@ import os
 import pathlib
 import selectors
 import time
-from collections.abc import Mapping, Sequence
-from signal import SIGINT
+from collections.abc import Callable, Sequence
 
 from jaxdist._launching.attempt import Patience
-from jaxdist._launching.child import Child, Write
 from jaxdist._launching.ends import End, name_signal
 from jaxdist._launching.output import say
-from jaxdist._launching.signals import Signals
+from jaxdist._launching.signals import AnyChild, Signals, end_all
 
 _NAP = 0.02  # where the system cannot tell at once that a process has ended
 # A task that is killed so often, each time so soon after its start, is not started again.
@@ -28,17 +26,15 @@ class Task:
     Args:
         job: `chief`, `ps` or `worker`.
         index: Its number.
-        command: What it runs.
-        environment: All of its environment variables.
+        start: Starts it; is given how often it has been started, with this time.
         folder: Where it records an error for the launcher.
     """
 
     job: str
     index: int
-    command: Sequence[str]
-    environment: Mapping[str, str]
+    start: Callable[[int], AnyChild]
     folder: pathlib.Path
-    child: Child | None = None
+    child: AnyChild | None = None
     starts: int = 0
     started: float = 0.0
     soon: int = 0
@@ -54,7 +50,6 @@ class Supervisor:
 
     Args:
         tasks: The tasks.
-        write: Functions that take lines of standard output, and of standard error.
         signals: Signals to the launcher.
         patience: How long the launcher waits.
         restarts: How often the chief may be started again after a failure.
@@ -63,16 +58,14 @@ class Supervisor:
     def __init__(
         self,
         tasks: Sequence[Task],
-        write: tuple[Write, Write],
         signals: Signals,
         patience: Patience,
         restarts: int,
     ) -> None:
-        self._tasks, self._write, self._signals = list(tasks), write, signals
+        self._tasks, self._signals = list(tasks), signals
         self._patience, self._restarts = patience, restarts
         self._selector = selectors.DefaultSelector()
         self._code: int | None = None
-        self._forwarded = 0
         self._kill_at: float | None = None
 
     def run(self) -> int:
@@ -80,12 +73,13 @@ class Supervisor:
         with self._selector, contextlib.ExitStack() as stack:
             self._selector.register(self._signals.wake, selectors.EVENT_READ, None)
             # Also when the launcher itself fails: no process is left.
-            stack.callback(self._kill_all)
+            stack.callback(lambda: end_all(self._running()))
             for task in self._tasks:
                 self._start(task)
             while self._running():
                 self._wait()
-                self._forward_signals()
+                if self._signals.forward(self._running()):
+                    self._kill_at = self._kill_at or time.monotonic() + self._patience.grace
                 self._collect()
                 if self._kill_at is not None and time.monotonic() >= self._kill_at:
                     for child in self._running():
@@ -97,15 +91,13 @@ class Supervisor:
             return 128 + number
         return self._code or 0
 
-    def _running(self) -> list[Child]:
+    def _running(self) -> list[AnyChild]:
         return [t.child for t in self._tasks if t.child is not None and t.child.end is None]
 
     def _start(self, task: Task) -> None:
         task.starts += 1
         task.started = time.monotonic()
-        environment = {**task.environment, "JAXDIST_ATTEMPT": str(task.starts)}
-        child = Child(task.index, task.command, environment, self._write, task.name)
-        task.child = child
+        child = task.child = task.start(task.starts)
         for pipe in child.streams:
             self._selector.register(pipe, selectors.EVENT_READ, child)
         ended = child.open_end()
@@ -138,7 +130,7 @@ class Supervisor:
             for pipe in child.streams:
                 with contextlib.suppress(KeyError, ValueError):
                     self._selector.unregister(pipe)
-            if self._code is None and not self._forwarded:
+            if self._code is None and not self._signals.forwarded:
                 self._decide(task, end)
 
     def _decide(self, task: Task, end: End) -> None:
@@ -182,22 +174,3 @@ class Supervisor:
         for child in self._running():
             child.ask_to_end()
         self._kill_at = time.monotonic() + self._patience.grace
-
-    def _forward_signals(self) -> None:
-        """Forward the first signal; a second one kills."""
-        for number in self._signals.received[self._forwarded :]:
-            self._forwarded += 1
-            for child in self._running():
-                if self._forwarded > 1:
-                    child.kill()
-                else:
-                    # A terminal sends Ctrl-C to all processes of a group.
-                    child.signal(number, to_group=number == SIGINT)
-            self._kill_at = self._kill_at or time.monotonic() + self._patience.grace
-
-    def _kill_all(self) -> None:
-        left = self._running()
-        for child in left:
-            child.kill()
-        for child in left:
-            child.abandon()

@@ -38,6 +38,7 @@ class Request:
         hosts: Number of machines.
         partition: Partition of Slurm.
         time: Time limit, `hours:minutes:seconds` or with `days-` before it.
+        packages: What the job uses besides, which pip installs in the versions that are here.
 
     Raises:
         ArgumentError: A number is out of range, or the processes cannot be divided among the hosts.
@@ -59,6 +60,7 @@ class Request:
     hosts: int | None = None
     partition: str | None = None
     time: str | None = None
+    packages: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         as_integer(_CALLER, "-n", self.count, least=1, most=_MOST, example=2)
@@ -137,7 +139,8 @@ class Request:
         # What the tasks of `jaxdist train` use.
         examples = ["matplotlib", "scikit-learn"] if self.is_training else []
         ours = self.install or f"jaxdist=={version('jaxdist')}"
-        return [ours, f"{jax}=={version('jax')}", *examples]
+        more = [f"{name}=={version(name)}" for name in self.packages]
+        return [ours, f"{jax}=={version('jax')}", *examples, *more]
 
     def list_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that every process gets.

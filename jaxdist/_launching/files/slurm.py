@@ -8,7 +8,7 @@ from jaxdist._launching.files.request import Request
 
 # After one task has ended. The others end by themselves, after they have saved what they have.
 _WAIT_SECONDS = 300
-_FOREIGN = (
+FOREIGN = (
     "TF_CONFIG",
     "JAXDIST_SERVICE",
     "JAXDIST_LAUNCHER",
@@ -24,28 +24,8 @@ def make_slurm_script(request: Request) -> str:
     Raises:
         LaunchError: An option without use in Slurm.
     """
-    request.refuse(
-        "slurm",
-        install="The job uses the Python of this command.\n\nLeave out --install.",
-        image=(
-            "Slurm runs programs of the machine itself, unless a plugin for containers is "
-            "installed.\n\nLeave out --image; add the option of your plugin to `srun` in the file."
-        ),
-    )
-    options = [f"--job-name={request.job_name}", f"--ntasks={request.count}"]
-    if request.hosts is not None:
-        options += [f"--nodes={request.hosts}", f"--ntasks-per-node={request.processes_of_host}"]
-    if request.cpus is not None:
-        options.append(f"--cpus-per-task={request.cpus}")
-    if request.memory is not None:
-        options.append(_describe_memory(request))
-    if request.gpu is not None:
-        kind = "" if request.gpu == "any" else f"{request.gpu}:"
-        options.append(f"--gpus-per-task={kind}{request.devices_of_each}")
-    if request.partition is not None:
-        options.append(f"--partition={request.partition}")
-    if request.time is not None:
-        options.append(f"--time={request.time}")
+    refuse_foreign(request)
+    options = [f"--job-name={request.job_name}", *list_options(request)]
     options += [f"--chdir={os.getcwd()}", f"--output={request.job_name}-%j.log"]
     variables = {"JAXDIST_CLUSTER": "slurm", **request.list_variables(os.environ)}
     step = ["srun", "--label", "--kill-on-bad-exit=0", f"--wait={_WAIT_SECONDS}"]
@@ -58,7 +38,7 @@ def make_slurm_script(request: Request) -> str:
         f"# {request.count} processes of one job. Start it with: sbatch FILE",
         "",
         "# Variables of the shell that called sbatch would be taken for those of the job.",
-        f"unset {' '.join(_FOREIGN)}",
+        f"unset {' '.join(FOREIGN)}",
         *(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
         "",
         f"for attempt in $(seq 1 {request.restarts + 1}); do",
@@ -73,6 +53,41 @@ def make_slurm_script(request: Request) -> str:
         "exit $code",
     ]
     return "\n".join(lines) + "\n"
+
+
+def refuse_foreign(request: Request) -> None:
+    """Raise if an option was given that Slurm has no use for.
+
+    Raises:
+        LaunchError: Such an option.
+    """
+    request.refuse(
+        "slurm",
+        install="The job uses the Python of this command.\n\nLeave out --install.",
+        image=(
+            "Slurm runs programs of the machine itself, unless a plugin for containers is "
+            "installed.\n\nLeave out --image; add the option of your plugin to `srun` in the file."
+        ),
+    )
+
+
+def list_options(request: Request) -> list[str]:
+    """Return the options of sbatch that say what processes need."""
+    options = [f"--ntasks={request.count}"]
+    if request.hosts is not None:
+        options += [f"--nodes={request.hosts}", f"--ntasks-per-node={request.processes_of_host}"]
+    if request.cpus is not None:
+        options.append(f"--cpus-per-task={request.cpus}")
+    if request.memory is not None:
+        options.append(_describe_memory(request))
+    if request.gpu is not None:
+        kind = "" if request.gpu == "any" else f"{request.gpu}:"
+        options.append(f"--gpus-per-task={kind}{request.devices_of_each}")
+    if request.partition is not None:
+        options.append(f"--partition={request.partition}")
+    if request.time is not None:
+        options.append(f"--time={request.time}")
+    return options
 
 
 def _describe_memory(request: Request) -> str:

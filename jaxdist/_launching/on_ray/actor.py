@@ -1,6 +1,7 @@
 """`ProcessOnNode`: the Ray actor that runs one process of a job on its node."""
 
 import importlib
+import json
 import os
 import pathlib
 import selectors
@@ -8,21 +9,23 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jaxdist._launching.child import Child
-from jaxdist._launching.ends import End, write_end
-from jaxdist._launching.ports import find_free_ports
+from jaxdist._launching.ends import End, write_end, write_whole
+from jaxdist._launching.ports import find_free_ports, is_free
 
 _NAP = 0.05
 _PATIENCE = 1.0  # of one question for news
+_ADDRESSES = "addresses.json"
 
 
 class ProcessOnNode:
     """Runs one process, and keeps what it writes until the launcher asks for it.
 
-    Ray makes an actor of it. Several of its methods run at a time.
+    Ray makes an actor of it. Several of its methods run at a time. When a process has ended,
+    another one can be started.
     """
 
     def __init__(self) -> None:
@@ -31,15 +34,29 @@ class ProcessOnNode:
         self._end: End | None = None
         self._failed: Exception | None = None
         self._child: Child | None = None
+        self._is_killed = False
         # As a launcher's on one machine; see Note [Files between launcher and processes].
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="jaxdist-"))
+        # Which change of addresses these are, and the addresses.
+        self._addresses: tuple[int, Mapping[str, str]] = (0, {})
 
-    def find_address(self) -> str:
-        """Return an address for the process, at which the other nodes reach it."""
+    def find_address(self, wanted: str = "", taken: Collection[str] = ()) -> str:
+        """Return an address for the process, at which the other nodes reach it.
+
+        Args:
+            wanted: The one that it had before, which it gets again if it is on the same node.
+            taken: Addresses that it does not get: others may still look for another task there.
+        """
         util: Any = importlib.import_module("ray.util")
         host = str(util.get_node_ip_address())
-        (port,) = find_free_ports(1, host)
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        shown = f"[{host}]" if ":" in host else host
+        before, _, port = wanted.rpartition(":")
+        if before == shown and is_free(int(port), host):
+            return wanted
+        while True:
+            (found,) = find_free_ports(1, host)
+            if f"{shown}:{found}" not in taken:
+                return f"{shown}:{found}"
 
     def start(
         self,
@@ -49,6 +66,8 @@ class ProcessOnNode:
         folder: str,
         *,
         has_gpus: bool,
+        name: str | None = None,
+        addresses: tuple[int, Mapping[str, str]] | None = None,
     ) -> None:
         """Start the process.
 
@@ -58,15 +77,39 @@ class ProcessOnNode:
             environment: Of the process. Ray's choice of GPUs is added.
             folder: Where it runs, if the node has such a folder.
             has_gpus: Whether Ray has chosen GPUs for it.
+            name: What stands before its lines; None for its number.
+            addresses: Where the tasks of the job are, if they may move; see `learn`.
         """
+        with self._news:
+            self._end = self._failed = self._child = None
+            self._is_killed = False
+            if not self._folder.is_dir():
+                self._folder = pathlib.Path(tempfile.mkdtemp(prefix="jaxdist-"))
         own = {**environment, "JAXDIST_LAUNCHER": str(self._folder)}
+        if addresses is not None:
+            self.learn(*addresses)
+            own["JAXDIST_ADDRESSES"] = str(self._folder / _ADDRESSES)
         if has_gpus:
             own["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         if os.path.isdir(folder):
             os.chdir(folder)
         command = [sys.executable, *arguments]
         # The process ends with the thread that starts it.
-        threading.Thread(target=self._run, args=(index, command, own), daemon=True).start()
+        running = (index, command, own, name)
+        threading.Thread(target=self._run, args=running, daemon=True).start()
+
+    def learn(self, version: int, addresses: Mapping[str, str]) -> None:
+        """Tell the process where the tasks of its job are.
+
+        Args:
+            version: A larger number for later addresses.
+            addresses: The present address of each task, by the address that it has in TF_CONFIG.
+        """
+        with self._news:
+            # Calls may come in another order than they were made.
+            self._addresses = max(self._addresses, (version, addresses), key=lambda a: a[0])
+            if self._folder.is_dir():
+                write_whole(self._folder / _ADDRESSES, json.dumps(self._addresses[1]))
 
     def read(self) -> tuple[bytes, bytes, End | None]:
         """Return what the process has written since the last call, and its end if it has ended."""
@@ -90,9 +133,11 @@ class ProcessOnNode:
             self._child.ask_to_end()
 
     def kill(self) -> None:
-        """End the process at once."""
-        if self._child is not None:
-            self._child.kill()
+        """End the process at once, also if it is just being started."""
+        with self._news:
+            self._is_killed = True
+            if self._child is not None:
+                self._child.kill()
 
     def hear(self, end: End) -> None:
         """Tell the process how another one ended."""
@@ -101,23 +146,28 @@ class ProcessOnNode:
     def _is_over(self) -> bool:
         return self._end is not None or self._failed is not None
 
-    def _run(self, index: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def _run(
+        self, index: int, command: Sequence[str], environment: Mapping[str, str], name: str | None
+    ) -> None:
+        end: End | None = None
+        failed: Exception | None = None
         try:
-            end = self._follow(index, command, environment)
+            end = self._follow(index, command, environment, name)
         except Exception as error:
-            with self._news:
-                self._failed = error
-                self._news.notify_all()
-        else:
-            with self._news:
-                self._end = end
-                self._news.notify_all()
-        finally:
+            failed = error
+        with self._news:
             shutil.rmtree(self._folder, ignore_errors=True)
+            self._end, self._failed = end, failed
+            self._news.notify_all()
 
-    def _follow(self, index: int, command: Sequence[str], environment: Mapping[str, str]) -> End:
-        child = Child(index, command, environment, (self._keep_out, self._keep_err))
-        self._child = child
+    def _follow(
+        self, index: int, command: Sequence[str], environment: Mapping[str, str], name: str | None
+    ) -> End:
+        child = Child(index, command, environment, (self._keep_out, self._keep_err), name)
+        with self._news:
+            self._child = child
+            if self._is_killed:
+                child.kill()
         with selectors.DefaultSelector() as selector:
             for pipe in child.streams:
                 selector.register(pipe, selectors.EVENT_READ)

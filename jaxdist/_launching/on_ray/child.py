@@ -97,7 +97,13 @@ class RayChild:
 
     def _ask(self) -> None:
         """Ask the actor for news until the process has ended."""
-        ended = None
+        try:
+            ended = self._prepare()
+        except Exception as error:
+            ended = self._describe_loss(error)
+        if ended is not None:
+            with self._lock:
+                self._ended = ended
         while ended is None:
             try:
                 out, err, ended = self._get(self._actor.read.remote())
@@ -111,6 +117,10 @@ class RayChild:
             with contextlib.suppress(OSError):
                 os.write(self._wake, b"x")
         os.close(self._wake)
+
+    def _prepare(self) -> End | None:
+        """Start the process, if that was not done; return its end if it is not to be started."""
+        return None
 
     def _describe_loss(self, error: Exception) -> End:
         text = f"Ray has lost the actor that ran this process: {error}"

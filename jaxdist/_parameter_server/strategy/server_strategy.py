@@ -65,7 +65,8 @@ class ServerStrategy(Strategy):
         self._preparer_here = Preparer("strategy.run", self, move_optimizers, is_for_workers=False)
         # Steps that run in this process have numbers of their own.
         worker = Worker(storage, layout, max_staleness)
-        self._here = LocalWorkerLink(-1, worker, secrets.token_hex(8))
+        client = secrets.token_hex(8)
+        self._here = LocalWorkerLink(-1, worker, client, self._make_note(client))
         self._numbers = itertools.count(1)
         self._steps: Recent[Any, Callable[..., Any]] = Recent(64)
         # The worker keeps values between its steps, and runs one at a time.
@@ -159,6 +160,10 @@ class ServerStrategy(Strategy):
     @property
     def _unwraps(self) -> bool:
         return self.layout.num_replicas == 1
+
+    def _make_note(self, client: str) -> Callable[[int, Mapping[int, str]], None]:
+        """Return what is told which servers have counted a step that ran here."""
+        return lambda number, counted: None
 
     def _run_here(self, prepared: Prepared, number: int) -> Any:
         """Run a prepared step in this process; return its results."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from jaxdist._parameter_server.transport.channel import Channel, Handler, Listener
 from jaxdist._parameter_server.transport.limits import Limits
 from jaxdist._parameter_server.transport.local import LocalChannel, LocalListener
+from jaxdist._parameter_server.transport.moving import MovingChannel, find_addresses
 from jaxdist._parameter_server.transport.on_grpc import GrpcChannel, GrpcListener
 from jaxdist._parameter_server.transport.security import Security, read_security
 from jaxdist._validate import check_text, show
@@ -56,6 +57,9 @@ def serve(
     if layer == "local":
         return LocalListener(_join(host, port), handlers, chosen)
     found = read_security() if security is None else security
+    addresses = find_addresses()
+    if addresses is not None:
+        host, port = split_address("serve", addresses.find(_join(host, port)))
     return GrpcListener(host, port, handlers, chosen, found)
 
 
@@ -89,7 +93,12 @@ def connect(
     if layer == "local":
         return LocalChannel(_join(host, port), name, chosen)
     found = read_security() if security is None else security
-    return GrpcChannel(_join(host, port), name, chosen, found)
+    addresses = find_addresses()
+    if addresses is None:
+        return GrpcChannel(_join(host, port), name, chosen, found)
+    return MovingChannel(
+        _join(host, port), addresses, lambda now: GrpcChannel(now, name, chosen, found)
+    )
 
 
 def check_layer(caller: str, layer: str, name: str = "layer") -> None:

@@ -1,5 +1,7 @@
 """`ParameterServerStrategy` of version 1: servers that do not answer."""
 
+import pathlib
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -89,3 +91,47 @@ def test_servers_over_grpc_have_the_variables_and_their_order_counts() -> None:
         jaxdist.Variable(1.0)
     for server in servers:
         server.stop()
+
+
+def test_steps_that_a_server_has_lost_are_reported(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    [port] = find_free_ports(1)
+    address = f"127.0.0.1:{port}"
+    spec = ClusterSpec({"ps": [address], "worker": ["127.0.0.1:1"]})
+
+    here, saved = tmp_path / "here", tmp_path / "saved"
+
+    def start() -> jaxdist.Server:
+        return jaxdist.Server(spec, "ps", 0, snapshot_directory=here, snapshot_seconds=1000)
+
+    server = start()
+    strategy = _make([address])
+    with strategy.scope():
+        v = jaxdist.Variable(0, name="v")
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            strategy.run(lambda: v.assign_add(1))
+
+    left = 0
+    for before, after in [(3, 4), (2, 1), (1, 0)]:
+        run(before)
+        server.snapshot()
+        shutil.copytree(here, saved)
+        run(after)
+        # As a server that is killed: there is nothing newer than the snapshot.
+        server.stop()
+        shutil.rmtree(here)
+        saved.rename(here)
+        server = start()
+        run(1)
+        left += before + 1
+        assert int(v) == left
+    said = [r.getMessage() for r in caplog.records if "started again from" in r.getMessage()]
+    assert said == [
+        f"ps 0 was started again from its snapshot: {lost} step(s) of this worker are lost, "
+        f"{sum_of_lost} since it began."
+        for lost, sum_of_lost in [(4, 4), (1, 5), (0, 5)]
+    ]
+    server.stop()

@@ -1,6 +1,6 @@
 """`LocalWorkerLink`: a worker in this process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxdist._parameter_server.coordinator import IteratorOf, on_worker
@@ -18,10 +18,18 @@ class LocalWorkerLink:
         index: The index of the worker.
         worker: The worker.
         client: The id of the job's run.
+        note: Is told the number of each closure, and the incarnations of the servers that have
+            counted it, by the number of the server.
     """
 
-    def __init__(self, index: int, worker: Worker, client: str) -> None:
-        self._index, self._worker, self._client = index, worker, client
+    def __init__(
+        self,
+        index: int,
+        worker: Worker,
+        client: str,
+        note: Callable[[int, Mapping[int, str]], None] = lambda number, counted: None,
+    ) -> None:
+        self._index, self._worker, self._client, self._note = index, worker, client, note
 
     @property
     def index(self) -> int:
@@ -38,7 +46,9 @@ class LocalWorkerLink:
         leaves = dict(list_leaves(batches))
         arguments = closure.find_arguments(self._index)
         request = Request(traced, arguments, leaves, number, fence, done_below, self._client)
-        return traced.structure.build(self._worker.run(request).results)
+        finished = self._worker.run(request)
+        self._note(number, finished.counted)
+        return traced.structure.build(finished.results)
 
     def wait_until_back(self, seconds: float) -> bool:
         """Return whether the worker is there: it ends with this process."""

@@ -13,6 +13,7 @@ from jaxdist._devices import runtime
 from jaxdist._parameter_server.coordinator import read_wait_settings
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
+from jaxdist._parameter_server.strategy.version_1.lost_steps import LostSteps
 from jaxdist._parameter_server.strategy.version_1.own_task import OwnTask, read_own_task
 from jaxdist._parameter_server.strategy.version_1.worker_extended import WorkerExtended
 from jaxdist._parameter_server.strategy.version_1.worker_servers import WorkerServers
@@ -123,6 +124,9 @@ class WorkerStrategy(ServerStrategy):
                     raise
             self._fence.advance()
             time.sleep(_PAUSE)
+
+    def _make_note(self, client: str) -> Callable[[int, Mapping[int, str]], None]:
+        return LostSteps(self.storage, client).note
 
     def _create_variable(self, args: Any, kwargs: Any) -> Any:
         if self._is_alone:

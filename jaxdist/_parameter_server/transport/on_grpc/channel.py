@@ -42,6 +42,8 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # A pod that was replaced has another address under its name; the usual time is 30 s.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
     # A connection of its own, so that it ends with the channel.
     ("grpc.use_local_subchannel_pool", 1),
     # Tasks of a cluster reach each other, also where the way to the internet is a proxy.

@@ -1,0 +1,55 @@
+"""The environment of each task of a cluster."""
+
+import json
+import os
+import pathlib
+import secrets
+from collections.abc import Mapping, Sequence
+
+from jaxdist._launching.environment import FORCED
+
+# What tells a process of another kind of job who it is.
+_NOT_INHERITED = ("JAXDIST_CLUSTER", "JAXDIST_SERVICE", "JAXDIST_ADDRESSES")
+
+
+def make_shared(inherited: Mapping[str, str], snapshots: pathlib.Path) -> dict[str, str]:
+    """Return the environment that all tasks have in common.
+
+    Args:
+        inherited: The environment of the launcher.
+        snapshots: Where parameter servers write their snapshots.
+    """
+    shared = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED}
+    if not (shared.get("JAXDIST_SECRET") or shared.get("JAXDIST_SECRET_FILE")):
+        # Other users of this machine reach the ports, too.
+        shared["JAXDIST_SECRET"] = secrets.token_urlsafe()
+    shared["JAXDIST_SNAPSHOT_DIRECTORY"] = str(snapshots)
+    shared.setdefault("PYTHONUNBUFFERED", "1")
+    return shared
+
+
+def make_task_environment(
+    shared: Mapping[str, str],
+    cluster: Mapping[str, Sequence[str]],
+    name: str,
+    index: int,
+    devices: int | None,
+) -> dict[str, str]:
+    """Return the environment of one task.
+
+    Args:
+        shared: What all tasks have in common.
+        cluster: The addresses of all tasks.
+        name: The job of the task.
+        index: Its number.
+        devices: CPU devices of a worker; None if workers have GPUs.
+    """
+    config = {"cluster": dict(cluster), "task": {"type": name, "index": index}}
+    environment = {**shared, "TF_CONFIG": json.dumps(config)}
+    if devices is None:
+        # The memory of the GPUs belongs to the workers.
+        return environment if name == "worker" else {**environment, "JAX_PLATFORMS": "cpu"}
+    if FORCED not in os.environ.get("XLA_FLAGS", ""):
+        count = str(devices if name == "worker" else 1)
+        environment |= {"JAXDIST_DEVICES_PER_PROCESS": count, "JAX_NUM_CPU_DEVICES": count}
+    return environment

@@ -1,0 +1,68 @@
+"""`TaskRequest`: what parameter servers, workers and a chief need on a cluster."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxdist._launching.files.request import Request
+from jaxdist.errors import LaunchError
+
+_CALLER = "jaxdist launch"
+# What the extra `grpcio` of jaxdist installs: tasks speak gRPC.
+_PACKAGES = ("grpcio", "grpcio-health-checking", "flatbuffers")
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskRequest:
+    """A job with parameter servers, and what it needs on a cluster.
+
+    Args:
+        request: The job: what the chief runs, and how many tasks there are in all.
+        server_arguments: What follows `python` in the command of the others.
+        ps: Number of parameter servers.
+        workers: Number of workers.
+        snapshot_directory: Where snapshots are kept; None for a place that ends with the job.
+    """
+
+    request: Request
+    server_arguments: Sequence[str]
+    ps: int
+    workers: int
+    snapshot_directory: str | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of tasks of each job."""
+        return {"chief": 1, "ps": self.ps, "worker": self.workers}
+
+    def make_part(self, job: str) -> Request:
+        """Return what the tasks of one job run and need. GPUs are those of the workers."""
+        part = dataclasses.replace(self.request, packages=_PACKAGES, count=self.counts[job])
+        if job != "worker":
+            part = dataclasses.replace(part, gpu=None, devices=None)
+        if job == "chief":
+            return part
+        arguments = list(self.server_arguments)
+        if arguments == list(part.arguments):
+            return part
+        # `jaxdist server`, which needs neither the script nor what a task trains.
+        name = part.job_name
+        return dataclasses.replace(
+            part, arguments=arguments, file=None, is_training=False, name=name
+        )
+
+
+def refuse_skypilot(request: TaskRequest) -> str:
+    """Raise: SkyPilot has no form for such a job.
+
+    Raises:
+        LaunchError: Always.
+    """
+    counts = f"--ps {request.ps} --workers {request.workers}"
+    raise LaunchError(
+        f"{_CALLER} --print skypilot was given {counts}.\n\nSkyPilot runs one command on each "
+        "machine, and its task ends when all of them have ended. Parameter servers and workers run "
+        "until somebody ends them, and a machine does not learn that the chief on another one has "
+        "ended. One that is killed would start all machines again.\n\n"
+        f"On one machine, let the command be: {_CALLER} {counts} ... . On several, start Ray in "
+        f"the task, and call on the first machine: {_CALLER} --on ray {counts} ..."
+    )

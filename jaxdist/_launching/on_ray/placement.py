@@ -1,0 +1,124 @@
+"""Where the actors of a job are: a placement group, and an actor on each bundle of it."""
+
+import contextlib
+import importlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxdist._launching.on_ray.actor import ProcessOnNode
+from jaxdist._launching.output import say
+from jaxdist._launching.signals import Signals
+from jaxdist._processes import get_settings
+from jaxdist.errors import LaunchError
+
+_NAP = 0.2
+SECONDS_UNTIL_NEWS = 5.0
+
+
+def make_bundle(gpus: int) -> dict[str, int]:
+    """Return what one process needs."""
+    return {"CPU": 1, **({"GPU": gpus} if gpus else {})}
+
+
+def join_address(host: str, port: int) -> str:
+    """Return an address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def reserve(
+    ray: Any,
+    bundles: Sequence[Mapping[str, int]],
+    signals: Signals,
+    stack: contextlib.ExitStack,
+) -> Any | None:
+    """Return a placement group with the bundles; None after a signal.
+
+    Raises:
+        LaunchError: The cluster has not the CPUs or GPUs in time.
+    """
+    placement: Any = importlib.import_module("ray.util.placement_group")
+    group = placement.placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
+    stack.callback(placement.remove_placement_group, group)
+    ready = group.ready()
+    began, seconds, has_said = time.monotonic(), get_settings().join_seconds, False
+    while not ray.wait([ready], timeout=_NAP)[0]:
+        waited = time.monotonic() - began
+        if signals.received:
+            return None
+        if waited > seconds:
+            raise LaunchError(
+                f"jaxdist launch --on ray waited {waited:.0f} s for {_compare(ray, bundles)}.\n\n"
+                "Each process is an actor with one CPU, and with its GPUs. All start "
+                "together.\n\nStart fewer processes, add nodes, or wait longer with "
+                "JAXDIST_JOIN_SECONDS. `ray status` shows who uses the others."
+            )
+        if waited > SECONDS_UNTIL_NEWS and not has_said:
+            has_said = True
+            say(f"waits for {_compare(ray, bundles)}.")
+    return group
+
+
+def start_actor(
+    ray: Any,
+    group: Any,
+    number: int,
+    bundle: Mapping[str, int],
+    stack: contextlib.ExitStack,
+    **options: Any,
+) -> Any:
+    """Start an actor on a bundle; it is ended with the stack.
+
+    Args:
+        ray: The module.
+        group: The placement group.
+        number: Of the bundle.
+        bundle: What it has.
+        stack: Ends the actor.
+        **options: Of Ray, such as `name` and `max_restarts`.
+    """
+    strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
+    place = strategies.PlacementGroupSchedulingStrategy(
+        placement_group=group, placement_group_bundle_index=number
+    )
+    made = ray.remote(ProcessOnNode).options(
+        num_cpus=bundle["CPU"],
+        num_gpus=bundle.get("GPU", 0),
+        max_concurrency=8,
+        scheduling_strategy=place,
+        **options,
+    )
+    actor = made.remote()
+    stack.callback(ray.kill, actor)
+    return actor
+
+
+def find_addresses(ray: Any, actors: Sequence[Any]) -> list[str]:
+    """Return an address for the process of each actor.
+
+    Raises:
+        LaunchError: An actor does not start.
+    """
+    try:
+        found = ray.get(
+            [actor.find_address.remote() for actor in actors],
+            timeout=get_settings().join_seconds,
+        )
+    except ray.exceptions.RayError as error:
+        raise LaunchError(
+            f"jaxdist launch --on ray could not start its actors: {error}\n\n"
+            "Every node of the cluster imports jaxdist, and has the same Python.\n\n"
+            "Install jaxdist on every node, or in the runtime environment of the Ray job."
+        ) from error
+    return list(found)
+
+
+def _compare(ray: Any, bundles: Sequence[Mapping[str, int]]) -> str:
+    names = [name for name in ("CPU", "GPU") if any(bundle.get(name) for bundle in bundles)]
+    needed = {name: sum(bundle.get(name, 0) for bundle in bundles) for name in names}
+    free, all_ = ray.available_resources(), ray.cluster_resources()
+    return " and ".join(
+        f"{needed[name]} {name}s, of which {free.get(name, 0):g} are free and the cluster has "
+        f"{all_.get(name, 0):g}"
+        for name in names
+    )

@@ -1,0 +1,162 @@
+"""`RayTask`: one start of a task of a cluster, in an actor that Ray starts again."""
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from signal import SIGKILL, SIGTERM
+from typing import Any
+
+from jaxdist._launching.child import Write
+from jaxdist._launching.ends import End
+from jaxdist._launching.on_ray.child import RayChild
+from jaxdist._launching.on_ray.placement import SECONDS_UNTIL_NEWS
+from jaxdist._launching.on_ray.places import Places
+from jaxdist._launching.output import say
+from jaxdist._processes import get_settings
+from jaxdist.errors import LaunchError
+
+_NAP = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class OnRay:
+    """What all starts of a task have in common.
+
+    Args:
+        name: The task, such as `ps 0`.
+        index: Its number in its job.
+        actor_name: What Ray calls its actor.
+        arguments: What follows `python`.
+        environment: Of the process.
+        has_gpus: Whether Ray has chosen GPUs for it.
+        only_host: The one host on which it may run; None for any.
+    """
+
+    name: str
+    index: int
+    actor_name: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    has_gpus: bool
+    only_host: str | None = None
+
+
+class RayTask(RayChild):
+    """One start of a task: a process of its actor, which Ray may first have to start again.
+
+    Args:
+        ray: The module.
+        task: The task.
+        starts: How often it has been started, with this time.
+        actor: Its actor.
+        places: Where all tasks are.
+        write: Functions that take lines of its standard output, and of its standard error.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        task: OnRay,
+        starts: int,
+        actor: Any,
+        places: Places,
+        write: tuple[Write, Write],
+    ) -> None:
+        self._ray, self._task, self._starts, self._places = ray, task, starts, places
+        # Before the process is there, an actor can neither signal nor kill it.
+        self._is_asked = threading.Event()
+        super().__init__(task.index, actor, ray.get, write)
+
+    def signal(self, number: int, *, to_group: bool = False) -> None:
+        """Send a signal to the process; one that has not begun does not begin."""
+        self._is_asked.set()
+        super().signal(number, to_group=to_group)
+
+    def ask_to_end(self) -> None:
+        """End the process because of another one; it may clean up."""
+        self._is_asked.set()
+        super().ask_to_end()
+
+    def kill(self) -> None:
+        """End the process and its group at once."""
+        self._is_asked.set()
+        super().kill()
+
+    def _prepare(self) -> End | None:
+        if self._starts > 1:
+            self._wait_for_actor()
+        if self._is_asked.is_set():
+            return End(self.index, -SIGTERM, was_ended=True)
+        task = self._task
+        environment = {**task.environment, "JAXDIST_ATTEMPT": str(self._starts)}
+        started = self._actor.start.remote(
+            task.index,
+            list(task.arguments),
+            environment,
+            os.getcwd(),
+            has_gpus=task.has_gpus,
+            name=task.name,
+            addresses=self._places.describe(),
+        )
+        self._get(started)
+        if self._was_ended:
+            # The request came before there was a process.
+            self._actor.kill.remote()
+        return None
+
+    def _wait_for_actor(self) -> None:
+        """Wait until Ray has the actor somewhere, and tell all tasks where that is."""
+        errors = self._ray.exceptions
+        began, has_said, answer = time.monotonic(), False, None
+        while not self._is_asked.is_set():
+            waited = time.monotonic() - began
+            if waited > get_settings().join_seconds:
+                raise LaunchError(
+                    f"Ray has not started {self._task.name} again within {waited:.0f} s.\n\n"
+                    "It has the same number of CPUs and GPUs as before.\n\n"
+                    "See with `ray status` what is missing. JAXDIST_JOIN_SECONDS is how long to "
+                    "wait."
+                )
+            if waited > SECONDS_UNTIL_NEWS and not has_said:
+                has_said = True
+                say(f"waits until Ray has started {self._task.name} again.")
+            try:
+                if answer is None:
+                    self._actor = self._ray.get_actor(self._task.actor_name)
+                    answer = self._actor.find_address.remote(
+                        self._places.find(self._task.name), self._places.list_taken()
+                    )
+                if self._ray.wait([answer], timeout=_NAP)[0]:
+                    self._use(self._get(answer))
+                    return
+            except errors.ActorUnavailableError:
+                answer = None
+                self._is_asked.wait(_NAP)
+
+    def _use(self, address: str) -> None:
+        only = self._task.only_host
+        if only is not None and address.rpartition(":")[0] != only:
+            raise make_snapshot_error(self._task.name, address, only)
+        self._places.move(self._task.name, address)
+
+    def _describe_loss(self, error: Exception) -> End:
+        if isinstance(error, self._ray.exceptions.RayActorError):
+            # The process ends with its actor.
+            how = "the end of its Ray actor"
+            return End(self.index, -SIGKILL, was_ended=self._was_ended, lost_with=how)
+        if not self._was_ended:
+            self._news.append((b"", f"[{self._task.name}] {error}\n".encode()))
+        return End(self.index, 1, was_ended=self._was_ended)
+
+
+def make_snapshot_error(name: str, address: str, host: str) -> LaunchError:
+    """Return the error for a parameter server that cannot read its snapshots."""
+    return LaunchError(
+        f"jaxdist launch --on ray was given no --snapshot-directory, and {name} is at {address}, "
+        f"on another node than the launcher ({host}).\n\n"
+        "A parameter server that Ray starts again, perhaps on a third node, begins with its "
+        "snapshot, so all nodes read one folder.\n\n"
+        "Pass --snapshot-directory with a folder that all nodes share."
+    )
