@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks._children import Child, answer_lines, share
 from benchmarks._loop import Loop
-from benchmarks._server_job import LENGTH, MANY, RATE, WIDTHS, WORKERS, make_batch, make_parameters
+from benchmarks._server_job import LENGTH, MANY, RATE, WORKERS, make_batch, make_parameters
 from jaxdist._parameter_server.transport.on_grpc.package import OPTIONS, load_grpc
 from jaxdist._parameter_server.transport.stream import CHUNK
 
@@ -87,7 +87,8 @@ def _cut(arrays: Arrays) -> Iterator[bytes]:
             free -= len(piece)
             if not free:
                 yield _seal(pieces)
-                pieces, free = [], CHUNK
+                pieces.clear()
+                free = CHUNK
     if pieces:
         yield _seal(pieces)
 
@@ -111,7 +112,8 @@ def _join(chunks: Iterator[bytes], size: int) -> np.ndarray:
 
 
 def _split(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    found, at = [], 0
+    found: list[np.ndarray] = []
+    at = 0
     for shape in shapes:
         count = math.prod(shape)
         found.append(flat[at : at + count].reshape(shape))

@@ -1,8 +1,8 @@
 """A closure after its trace: its program, what the program needs, and what it changes."""
 
 import dataclasses
-import functools
 import enum
+import functools
 from collections.abc import Sequence
 from typing import Any
 

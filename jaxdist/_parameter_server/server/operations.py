@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxdist._parameter_server.server.stored import StagedVariable
-from jaxdist._parameter_server.transport.memory import make_empty
+from jaxdist._parameter_server.transport.layout import make_empty
 
 Step = Callable[..., np.ndarray]
 

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxdist._parameter_server.transport.dtypes import get_dtypes
-from jaxdist._parameter_server.transport.memory import ALIGNMENT, allocate
 
+# Arrays start at multiples of this, as JAX wants them if it is to use their memory.
+ALIGNMENT = 64
+# A copy of less than this takes less time than finding aligned memory.
+_SMALL = 2**16
 # A smaller array shares its memory with its neighbours: one allocation for each would cost more
 # than it saves. A larger one has its own, which is free again when nobody needs that array.
 _OWN_MEMORY = 2**18
@@ -56,7 +59,7 @@ class Layout:
                 places.append((len(blocks), at))
                 at += pad(size)
         blocks += [at] if at else []
-        return Arrays(self, [allocate(size) for size in blocks], places)
+        return Arrays(self, [_allocate(size) for size in blocks], places)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,3 +123,15 @@ def make_layout(specs: Sequence[Spec]) -> Layout:
 def pad(size: int) -> int:
     """Return the bytes that an array of `size` bytes has in the stream."""
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def make_empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Return an array whose values are arbitrary, and that JAX takes without a copy if large."""
+    size = math.prod(shape) * dtype.itemsize
+    return np.empty(shape, dtype) if size < _SMALL else np.ndarray(shape, dtype, _allocate(size))
+
+
+def _allocate(size: int) -> np.ndarray:
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size]

@@ -58,7 +58,7 @@ _NAP = 0.05
 _Receive = Callable[[Outgoing, bytes, Incoming, dict[str, Any]], None]
 
 
-class _LongReply(Exception):
+class _LongReplyError(Exception):
     """The reply has more than one chunk."""
 
 
@@ -124,7 +124,7 @@ class GrpcChannel:
             return self._exchange(message.method, request, self._receive_all, seconds)
         try:
             return self._exchange(message.method, request, self._receive_one, seconds)
-        except _LongReply:
+        except _LongReplyError:
             self._peer.note_answer()
             return None
 
@@ -157,9 +157,7 @@ class GrpcChannel:
     ) -> None:
         # A stream of requests needs a thread of gRPC, and one chunk does not.
         chunks = request.make_chunks(call, REQUEST)
-        start, sent = (
-            (self._call, next(chunks)) if request.is_one_chunk else (self._stream, chunks)
-        )
+        start, sent = (self._call, next(chunks)) if request.is_one_chunk else (self._stream, chunks)
         for chunk in start(sent, **options):
             incoming.add(chunk)
             incoming.allocate()
@@ -171,7 +169,7 @@ class GrpcChannel:
             chunk = self._brief(next(request.make_chunks(call, REQUEST)), **options)
         except self._grpc.RpcError as error:
             if error.code() is self._grpc.StatusCode.OUT_OF_RANGE:
-                raise _LongReply from None
+                raise _LongReplyError from None
             raise
         incoming.add(chunk)
         incoming.allocate()
