@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -39,6 +39,8 @@ from jaxdist.errors import (
 
 _LOG = logging.getLogger("jaxdist")
 _CANCEL_SECONDS = 5.0
+
+T = TypeVar("T")
 _MOST_SHAPES = 8
 
 
@@ -219,10 +221,13 @@ class RemoteWorkerLink:
         self, method: str, fields: RunFields | MakeFields, arrays: Sequence[np.ndarray]
     ) -> Message:
         """Start something on the worker, and wait for its end as long as the worker answers."""
-        reply = self._call(Message(method, to_fields(fields), tuple(arrays)))
+        message = Message(method, to_fields(fields), tuple(arrays))
+        # Results are numbers most often. The worker keeps those that are longer.
+        found = self._reach(lambda: self._channel.call_briefly(message))
+        wait = {"client": self._client, "attempt": fields.attempt}
+        reply = self._call(Message("wait", wait)) if found is None else found
         while reply.fields["state"] == "running":
-            again = {"client": self._client, "attempt": fields.attempt}
-            reply = self._call(Message("wait", again))
+            reply = self._call(Message("wait", wait))
         self._check_state(reply)
         if reply.fields["state"] == "failed":
             raise make_error(Failure(*reply.fields["error"]))
@@ -238,8 +243,11 @@ class RemoteWorkerLink:
             )
 
     def _call(self, message: Message, seconds: float | None = None) -> Message:
+        return self._reach(lambda: self._channel.call(message, seconds))
+
+    def _reach(self, call: Callable[[], T]) -> T:
         try:
-            return self._channel.call(message, seconds)
+            return call()
         except (UnavailableError, DeadlineExceededError) as error:
             raise WorkerUnavailableError(str(error), [self._index]) from error
 

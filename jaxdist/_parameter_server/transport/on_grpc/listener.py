@@ -83,6 +83,7 @@ class GrpcListener:
         )
         methods = {
             "Call": grpc.unary_stream_rpc_method_handler(self._answer_one),
+            "Brief": grpc.unary_unary_rpc_method_handler(self._answer_briefly),
             "Stream": grpc.stream_stream_rpc_method_handler(self._answer),
         }
         handlers_of_grpc = grpc.method_handlers_generic_handler(SERVICE, methods)
@@ -122,21 +123,37 @@ class GrpcListener:
     def _answer_one(self, chunk: bytes, context: Any) -> Iterator[bytes]:
         return self._answer(iter((chunk,)), context)
 
+    def _answer_briefly(self, chunk: bytes, context: Any) -> bytes:
+        call = dict(context.invocation_metadata())[CALL_KEY]
+        sent = self._find_reply(call, iter((chunk,)), context)
+        if sent is None:
+            return b""
+        if not sent.is_one_chunk:
+            text = "its reply has more than one chunk"
+            context.abort(self._grpc.StatusCode.OUT_OF_RANGE, text)
+        return next(sent.make_chunks(call, REPLY))
+
     def _answer(self, chunks: Iterator[bytes], context: Any) -> Iterator[bytes]:
         call = dict(context.invocation_metadata())[CALL_KEY]
+        sent = self._find_reply(call, chunks, context)
+        if sent is None:
+            return
+        with self._watch.limit(context.cancel):
+            yield from sent.make_chunks(call, REPLY)
+
+    def _find_reply(self, call: bytes, chunks: Iterator[bytes], context: Any) -> Outgoing | None:
+        """Receive a request, and return its reply; None if the caller has gone."""
         request = self._receive(call, chunks, context)
         if request is None:
-            return
+            return None
         reply, failure = answer(self._handlers, request)
         # Its arrays are free while the reply is sent.
         del request
         try:
-            sent = Outgoing(f"The reply of {reply.method}", reply, self._limits, failure)
+            return Outgoing(f"The reply of {reply.method}", reply, self._limits, failure)
         except JaxdistError as error:
             failure = describe_failure(error, reply.method)
-            sent = Outgoing("", Message(reply.method), self._limits, failure)
-        with self._watch.limit(context.cancel):
-            yield from sent.make_chunks(call, REPLY)
+            return Outgoing("", Message(reply.method), self._limits, failure)
 
     def _receive(self, call: bytes, chunks: Iterator[bytes], context: Any) -> Message | None:
         code = self._grpc.StatusCode
