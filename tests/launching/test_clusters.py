@@ -135,3 +135,14 @@ def test_options_that_do_not_fit_together_are_named(
 ) -> None:
     assert main(["launch", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_script_of_the_page_on_parameter_servers_trains(tmp_path: pathlib.Path) -> None:
+    page = pathlib.Path(__file__).parents[2] / "docs" / "parameter-servers.md"
+    blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S)
+    (source,) = [block for block in blocks if "TF_CONFIG" in block]
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    outcome = run_launcher("--ps", "1", "--workers", "2", str(script), timeout=110)
+    assert outcome.exit_code == 0, outcome.describe()
+    assert "[chief 0] 12800.0 100" in outcome.stdout.splitlines()
