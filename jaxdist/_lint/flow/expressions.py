@@ -178,7 +178,7 @@ class Expressions:
         name = self.names.find(node.func, self.scope)
         owner = self._read_owner(node) if not name else None
         facts: dict[object, Fact | None] = dict(enumerate(map(self.read, node.args)))
-        facts.update({k.arg: self.read(k.value) for k in node.keywords})
+        facts.update((k.arg, self.read(k.value)) for k in node.keywords)
         self._note_joint_call(node, name, owner)
         function = facts.get(0)
         if isinstance(owner, Strategy) and written(node) in RUNS:
@@ -193,7 +193,7 @@ class Expressions:
             self.events.reductions.append(
                 Reduction(node, reduction.name, reduction.op, reduction.axes, before)
             )
-            return map_leaves(lambda leaf: reduced(reduction, leaf, node.lineno), before)
+            return map_leaves(lambda leaf: reduced(reduction, leaf, node), before)
         return self._read_other_call(node, name, owner, facts)
 
     def _read_owner(self, node: ast.Call) -> Fact | None:

@@ -40,7 +40,12 @@ class Reduced(Fact):
 
     op: str  # 'sum', 'mean', or '' for another one
     axes: frozenset[str]
-    line: int = dataclasses.field(compare=False)
+    by: ast.Call = dataclasses.field(compare=False)
+
+    @property
+    def line(self) -> int:
+        """The line of the reduction."""
+        return self.by.lineno
 
 
 @dataclasses.dataclass(frozen=True)

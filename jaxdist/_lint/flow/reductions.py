@@ -89,10 +89,10 @@ def _read_axes(node: ast.expr, scope: int) -> frozenset[str]:
     return frozenset(found)
 
 
-def reduced(call: Call, before: Fact | None, line: int) -> Fact | None:
+def reduced(call: Call, before: Fact | None, node: ast.Call) -> Fact:
     """Return what is known of the result of a reduction, for one leaf."""
     axes = call.axes | (before.axes if isinstance(before, Reduced) else frozenset())
-    return Reduced(call.op, axes, line)
+    return Reduced(call.op, axes, node)
 
 
 def after_operator(op: ast.operator, left: Fact | None, right: Fact | None) -> Fact | None:

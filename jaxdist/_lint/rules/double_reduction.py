@@ -17,10 +17,15 @@ _UPDATES = {"sharded_update", "compressed_update"}
 
 def find(program: Program) -> Iterator[Finding]:
     """Find values that are reduced already, and losses that would be averaged twice."""
+    # Gradients of sharded parameters are shards, which every all-reduce with "mean" leaves alone.
+    has_shards = program.uses("partition", "fsdp")
     for reduction in program.events.reductions:
+        is_harmless = reduction.call in _UPDATES and reduction.op == "mean" and has_shards
         for before in read_leaves(reduction.before):
             if isinstance(before, Reduced) and reduction.axes & before.axes:
-                yield _report_reduced(reduction, before)
+                # A step whose result is its next argument reduces in the same place again.
+                if before.by is not reduction.node and not is_harmless:
+                    yield _report_reduced(reduction, before)
             elif isinstance(before, Averaged) and reduction.op == "mean":
                 yield _report_averaged(reduction, before)
 

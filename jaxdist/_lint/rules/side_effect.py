@@ -4,7 +4,6 @@ import ast
 from collections.abc import Iterator
 
 from jaxdist._lint.finding import Finding, Rule
-from jaxdist._lint.flow import Function
 from jaxdist._lint.program import Program
 
 RULE = Rule(
@@ -17,6 +16,7 @@ _CHANGES = {"append", "extend", "insert"}
 _CLOCKS = {"time.time", "time.perf_counter", "time.monotonic"}
 _RANDOM = ("numpy.random.", "random.")
 _NOT_DRAWN = {"default_rng", "RandomState", "Generator", "Random", "SeedSequence"}
+_STATIC = {"shape", "dtype", "ndim", "size", "sharding"}
 _CALLBACKS = ("callback", "print")
 
 
@@ -26,19 +26,20 @@ def find(program: Program) -> Iterator[Finding]:
         return
     for step in program.events.steps:
         if isinstance(step.node, ast.FunctionDef):
-            yield from _Search(program, step).search()
+            yield from _Search(program, step.node).search()
 
 
 class _Search:
-    def __init__(self, program: Program, step: Function) -> None:
+    def __init__(self, program: Program, step: ast.FunctionDef) -> None:
         self._names = program.names
-        self._step = step.node
+        self._step = step
         self._local = {
             name.id
-            for name in ast.walk(step.node)
+            for name in ast.walk(step)
             if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
-        } | {argument.arg for argument in ast.walk(step.node) if isinstance(argument, ast.arg)}
+        } | {argument.arg for argument in ast.walk(step) if isinstance(argument, ast.arg)}
         self._outer: set[str] = set()
+        self._traced = _find_traced(step)
 
     def search(self) -> Iterator[Finding]:
         nodes = list(_walk(self._step))
@@ -65,14 +66,17 @@ class _Search:
     def _check_call(self, node: ast.Call) -> Iterator[Finding]:
         name = self._names.find(node.func)
         match node.func:
-            case ast.Name(id="print") if any(_is_computed(a) for a in node.args):
+            case ast.Name(id="print") if self._shows_traced(node):
                 yield RULE.at(
                     node,
                     "print in a step prints once, and shows traced values.",
                     "call jax.debug.print, or print what the step returns.",
                 )
             case ast.Attribute(value=ast.Name(id=owner), attr=method) if (
-                method in _CHANGES and owner not in self._local and not name
+                method in _CHANGES
+                and owner not in self._local
+                and not name
+                and self._shows_traced(node)
             ):
                 yield RULE.at(
                     node,
@@ -91,6 +95,9 @@ class _Search:
                 f"{name} in a step is drawn once, and is the same number in every step.",
                 "use jax.random with a key that is an argument of the step, or nnx.Rngs.",
             )
+
+    def _shows_traced(self, node: ast.Call) -> bool:
+        return any(_uses(argument, self._traced) for argument in node.args)
 
     def _check_assignment(self, node: ast.Assign | ast.AugAssign) -> Iterator[Finding]:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -124,6 +131,29 @@ def _is_callback(node: ast.Call) -> bool:
     return isinstance(node.func, ast.Attribute) and node.func.attr.endswith(_CALLBACKS)
 
 
-def _is_computed(node: ast.expr) -> bool:
-    """Return whether an argument of print is more than a text that is written out."""
-    return any(isinstance(inner, ast.Name) for inner in ast.walk(node))
+def _find_traced(node: ast.AST) -> set[str]:
+    """Return the arguments of a step, and the names that are computed from them."""
+    found = {argument.arg for argument in ast.walk(node) if isinstance(argument, ast.arg)}
+    for statement in ast.walk(node):
+        match statement:
+            case ast.Assign(targets=targets, value=value) if _uses(value, found):
+                stored = [name for target in targets for name in ast.walk(target)]
+            case ast.For(target=target, iter=value) if _uses(value, found):
+                stored = list(ast.walk(target))
+            case _:
+                continue
+        found |= {name.id for name in stored if isinstance(name, ast.Name)}
+    return found
+
+
+def _uses(node: ast.expr, names: set[str]) -> bool:
+    """Return whether an expression has one of the names, for more than its shape."""
+    waiting: list[ast.AST] = [node]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, ast.Attribute) and one.attr in _STATIC:
+            continue
+        if isinstance(one, ast.Name) and one.id in names:
+            return True
+        waiting += ast.iter_child_nodes(one)
+    return False

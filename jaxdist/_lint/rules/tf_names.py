@@ -27,15 +27,15 @@ PLACES = {
 SINGLE = {
     "tensorflow.nn.compute_average_loss": "nn.compute_average_loss",
     "tensorflow.nn.scale_regularization_loss": "nn.scale_regularization_loss",
+}
+# Names that programs without tf.distribute use too, so they count beside it only.
+BESIDE = {
     "tensorflow.config.experimental_connect_to_cluster": "config.experimental_connect_to_cluster",
     "tensorflow.config.set_logical_device_configuration": "testing.virtual_devices",
     "tensorflow.config.run_functions_eagerly": "config.run_eagerly",
     "tensorflow.train.ClusterSpec": "cluster_resolver.ClusterSpec",
     "tensorflow.VariableSynchronization": "VariableSynchronization",
     "tensorflow.VariableAggregation": "VariableAggregation",
-}
-# Names that programs without tf.distribute use too, so they count beside it only.
-BESIDE = {
     "tensorflow.Variable": "Variable",
     "tensorflow.function": "function",
     "tensorflow.IndexedSlices": "IndexedSlices",
