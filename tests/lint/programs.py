@@ -441,7 +441,7 @@ if jax.process_index() == 0:
 def step(x):
     if jax.process_index() == 0:
         x = jaxdist.get_replica_context().all_reduce("sum", x)  # JD005
-        x = lax.psum(x, "replica")  # JD005
+        y = lax.psum(x * 2, "replica")  # JD005
     return x
 """,
 }

@@ -61,7 +61,7 @@ def test_functions_that_call_each_other_come_to_an_end() -> None:
 
 def test_all_of_the_grammar_is_read() -> None:
     """What no rule is about must not end the command."""
-    text = '''
+    text = """
 import jax
 from . import sibling
 async def main(a, /, b=1, *rest, c, **others):
@@ -87,5 +87,5 @@ class A(B, metaclass=C):
     def z(): return super().y
 with open("x"): pass
 for i in range(3): continue
-'''
+"""
     assert _lint(text) == []

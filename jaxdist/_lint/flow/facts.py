@@ -72,6 +72,13 @@ class Batched(Fact):
 
 
 @dataclasses.dataclass(frozen=True)
+class Options(Fact):
+    """Options of a dataset."""
+
+    is_even: bool  # a batch that cannot be split evenly is dropped, or an error
+
+
+@dataclasses.dataclass(frozen=True)
 class Endless(Fact):
     """A dataset that repeats without end, before it is batched."""
 

@@ -9,6 +9,7 @@ from jaxdist._lint.flow.facts import (
     Dataset,
     Endless,
     Fact,
+    Options,
     ReducingUpdate,
     Strategy,
     Variable,
@@ -16,7 +17,6 @@ from jaxdist._lint.flow.facts import (
 from jaxdist._lint.names import written
 
 DISTRIBUTE = {"experimental_distribute_dataset", "distribute_datasets_from_function"}
-_EVEN_POLICIES = {"DROP", "ERROR"}
 _MAKES_STRATEGY = {"get_strategy", "make_strategy", "get_distribution_strategy"}
 _LIBRARIES = ("jaxdist", "tensorflow")
 _KEEPS_ROWS = {"map", "shuffle", "prefetch", "cache", "repeat", "with_options", "to_iter_dataset"}
@@ -49,16 +49,17 @@ def read_object(
     if last == "Optimizer" and isinstance(arguments.get(1), ReducingUpdate):
         return arguments[1]  # nnx.Optimizer(model, tx)
     if last in DISTRIBUTE:
-        return Dataset(is_uneven=isinstance(arguments.get(0), Batched) and not _is_even(node))
+        options = arguments.get(1, arguments.get("options"))
+        has_options = len(node.args) + len(node.keywords) > 1
+        # Nothing is known of options that come from elsewhere.
+        is_split = not has_options or (isinstance(options, Options) and not options.is_even)
+        return Dataset(is_uneven=isinstance(arguments.get(0), Batched) and is_split)
     return _read_dataset(node, last, receiver)
 
 
-def _is_even(node: ast.Call) -> bool:
-    """Return whether the options of a dataset drop or refuse what is not full."""
-    return any(
-        isinstance(inner, ast.Attribute) and inner.attr in _EVEN_POLICIES
-        for inner in ast.walk(node)
-    )
+def _read_options(node: ast.Call) -> Fact:
+    policies = [k.value for k in node.keywords if k.arg == "partial_batch"]
+    return Options(is_even=bool(policies) and written(policies[0]) not in {"UNEVEN", "PAD"})
 
 
 def _read_dataset(node: ast.Call, last: str, receiver: Fact | None) -> Fact | None:
@@ -112,6 +113,7 @@ def read_op(node: ast.expr | None) -> str:
 
 
 _OF_LIBRARY: dict[str, Callable[[ast.Call], Fact | None]] = {
+    "InputOptions": _read_options,
     "batches": _read_batches,
     "sharded_update": _read_update,
     "compressed_update": _read_update,
