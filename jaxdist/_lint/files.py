@@ -18,7 +18,7 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise ArgumentError(
-                f"It was called with {str(path)!r}, and there is no such file or folder."
+                f"There is no file or folder {str(path)!r}."
                 "\n\nIt takes Python files, notebooks, and folders."
                 f"\n\nThe current folder is {Path.cwd()}."
             )
@@ -26,7 +26,7 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
         inside = sorted(_walk(path)) if path.is_dir() else [path]
         if not inside:
             raise ArgumentError(
-                f"It was called with {str(path)!r}, and there are 0 programs in it."
+                f"There are 0 programs in the folder {str(path)!r}."
                 "\n\nIt takes Python files, notebooks, and folders that have some. Hidden folders "
                 "and virtual environments are left out."
                 "\n\nName a file, or another folder."

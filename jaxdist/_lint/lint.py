@@ -10,7 +10,7 @@ from jaxdist._lint.flow import read_program
 from jaxdist._lint.names import Names
 from jaxdist._lint.program import Program, Spell
 from jaxdist._lint.rules import RULES
-from jaxdist._lint.source import Source, UnreadableError, read_source
+from jaxdist._lint.source import Source, Unreadable, parse_program, read_source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Located:
         return f"{self.path}:{cell}{self.line}:{self.finding.column}"
 
 
-def lint_source(source: Source, spell: Spell) -> list[Finding]:
+def _lint_source(source: Source, spell: Spell) -> list[Finding]:
     """Return what the rules find in a program, in the order of its lines."""
     names = Names(source.tree)
     program = Program(source.tree, names, read_program(source.tree, names), spell)
@@ -40,6 +40,16 @@ def lint_source(source: Source, spell: Spell) -> list[Finding]:
             if not source.is_ignored(finding.line, finding.rule.code):
                 found.setdefault(key, finding)
     return [found[key] for key in sorted(found)]
+
+
+def lint_text(text: str, spell: Spell) -> list[Finding]:
+    """Return what the rules find in the text of a program."""
+    source = parse_program(text)
+    return [_as_finding(source)] if isinstance(source, Unreadable) else _lint_source(source, spell)
+
+
+def _as_finding(source: Unreadable) -> Finding:
+    return Finding(UNREADABLE, source.line, source.column, f"{source.text}.", "correct the file.")
 
 
 def lint_paths(paths: Sequence[Path], spell: Spell) -> tuple[list[Located], int]:
@@ -56,15 +66,12 @@ def lint_paths(paths: Sequence[Path], spell: Spell) -> tuple[list[Located], int]
     found: list[Located] = []
     files = find_files(paths)
     for path in files:
-        try:
-            source = read_source(path)
-        except UnreadableError as error:
-            finding = Finding(
-                UNREADABLE, error.line, error.column, f"{error}.", "correct the file."
-            )
-            found.append(Located(path, None, error.line, finding))
+        source = read_source(path)
+        if isinstance(source, Unreadable):
+            finding = _as_finding(source)
+            found.append(Located(path, None, finding.line, finding))
             continue
-        for finding in lint_source(source, spell):
+        for finding in _lint_source(source, spell):
             cell, line = source.cells.get(finding.line, (None, finding.line))
             found.append(Located(path, cell, line, finding))
     return found, len(files)

@@ -12,13 +12,13 @@ from pathlib import Path
 _IGNORE = re.compile(r"#\s*jaxdist:\s*ignore(?:\[([\w\s,]*)\])?")
 
 
-class UnreadableError(Exception):
-    """Raised for a file that Python cannot parse; it is a finding, and ends no command."""
+@dataclasses.dataclass(frozen=True)
+class Unreadable:
+    """What is wrong with a file that Python cannot parse: a finding, which ends no command."""
 
-    def __init__(self, text: str, line: int = 1, column: int = 1) -> None:
-        super().__init__(text)
-        self.line = line
-        self.column = column
+    text: str
+    line: int = 1
+    column: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,35 +37,34 @@ class Source:
         return codes is not None and (not codes or code in codes)
 
 
-def read_source(path: Path) -> Source:
-    """Read a Python file or a notebook.
-
-    Raises:
-        UnreadableError: The file is no UTF-8 text, no notebook, or no Python.
-    """
+def read_source(path: Path) -> Source | Unreadable:
+    """Read a Python file or a notebook."""
     try:
         # Python reads files with other encodings too, where their first lines say so.
         if path.suffix == ".ipynb":
             return parse_notebook(path.read_text(encoding="utf-8"))
         with tokenize.open(path) as file:
             return parse_program(file.read())
-    except (UnicodeDecodeError, SyntaxError) as error:
-        raise UnreadableError(f"the file is no text that Python reads: {error}") from error
+    except (OSError, UnicodeDecodeError, SyntaxError) as error:
+        return Unreadable(f"the file is no text that Python reads: {error}")
 
 
-def parse_program(text: str, cells: Mapping[int, tuple[int, int]] | None = None) -> Source:
+def parse_program(
+    text: str, cells: Mapping[int, tuple[int, int]] | None = None
+) -> Source | Unreadable:
     """Parse the text of a program.
 
-    Raises:
-        UnreadableError: The text is no Python.
+    Args:
+        text: All of it.
+        cells: Where its lines are in a notebook, as in `Source`.
     """
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
         said = f"Python cannot parse this: {error.msg}"
-        raise UnreadableError(said, error.lineno or 1, error.offset or 1) from error
+        return Unreadable(said, error.lineno or 1, error.offset or 1)
     except (ValueError, RecursionError, MemoryError) as error:
-        raise UnreadableError(f"Python cannot parse this: {error}") from error
+        return Unreadable(f"Python cannot parse this: {error}")
     return Source(tree, _find_ignored(text), cells or {})
 
 
@@ -79,12 +78,8 @@ def _find_ignored(text: str) -> dict[int, frozenset[str]]:
     return found
 
 
-def parse_notebook(text: str) -> Source:
-    """Parse the code cells of a notebook as one program.
-
-    Raises:
-        UnreadableError: The text is no notebook, or a cell is no Python.
-    """
+def parse_notebook(text: str) -> Source | Unreadable:
+    """Parse the code cells of a notebook as one program."""
     try:
         cells = json.loads(text)["cells"]
         codes = [
@@ -93,7 +88,7 @@ def parse_notebook(text: str) -> Source:
             if cell["cell_type"] == "code"
         ]
     except (ValueError, KeyError, TypeError) as error:
-        raise UnreadableError(f"the file is no notebook: {error!r}") from error
+        return Unreadable(f"the file is no notebook: {error!r}")
     lines: list[str] = []
     places: dict[int, tuple[int, int]] = {}
     for number, code in codes:
@@ -101,11 +96,11 @@ def parse_notebook(text: str) -> Source:
         for within, line in enumerate(code.splitlines(), 1):
             lines.append("" if is_other_language else _without_magic(line))
             places[len(lines)] = (number, within)
-    try:
-        return parse_program("\n".join(lines) + "\n", places)
-    except UnreadableError as error:
-        cell, line = places.get(error.line, (1, 1))
-        raise UnreadableError(f"cell {cell}, line {line}: {error}") from error
+    source = parse_program("\n".join(lines) + "\n", places)
+    if isinstance(source, Unreadable):
+        cell, line = places.get(source.line, (1, 1))
+        return Unreadable(f"cell {cell}, line {line}: {source.text}")
+    return source
 
 
 def _without_magic(line: str) -> str:

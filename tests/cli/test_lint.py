@@ -75,13 +75,13 @@ def test_arguments_that_are_not_understood_exit_with_2(
     with pytest.raises(SystemExit) as ended:
         main(["lint", *arguments])
     assert ended.value.code == 2
-    assert "usage: jaxdist lint" in capsys.readouterr().err
+    assert "usage: jaxdist" in capsys.readouterr().err
 
 
 def test_a_file_that_does_not_exist_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lint", "no_such.py"]) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith("jaxdist lint: It was called with 'no_such.py'")
+    assert captured.err.startswith("jaxdist lint: There is no file or folder 'no_such.py'")
     assert captured.out == ""
 
 

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from jaxdist._lint import Located, lint_paths, lint_source, parse_program
+from jaxdist._lint import Located, lint_paths, lint_text
 from jaxdist.cli._lint import spell
 from tests.test_documentation import PAGES, as_program, read_blocks
 
@@ -41,6 +41,6 @@ def test_pages_have_the_findings_that_are_there_on_purpose() -> None:
     for page in PAGES:
         blocks = read_blocks(page.read_text())
         if any(block.language == "python" for block in blocks):
-            findings = lint_source(parse_program(as_program(blocks)), spell)
+            findings = lint_text(as_program(blocks), spell)
             found |= {(str(page.relative_to(ROOT)), f.rule.code) for f in findings}
     assert found == {one for one in ON_PURPOSE if one[0].endswith(".md")}

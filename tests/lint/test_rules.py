@@ -4,13 +4,13 @@ import re
 
 import pytest
 
-from jaxdist._lint import RULES, lint_source, parse_program
+from jaxdist._lint import RULES, lint_text
 from jaxdist.cli._lint import spell
 from tests.lint.programs import FOUND, NOT_FOUND
 
 
 def _lint(text: str) -> list[tuple[int, str]]:
-    return [(f.line, f.rule.code) for f in lint_source(parse_program(text), spell)]
+    return [(f.line, f.rule.code) for f in lint_text(text, spell)]
 
 
 def _marked(text: str) -> list[tuple[int, str]]:
