@@ -150,6 +150,10 @@ def step(x):
     loss = jaxdist.nn.compute_average_loss(x) * context.num_replicas_in_sync
     return context.all_reduce("mean", loss)
 """,
+    "an averaged loss over an axis for the model": f"""{STRATEGY}
+def step(x):
+    return lax.pmean(jaxdist.nn.compute_average_loss(x), "model")
+""",
     "a name with another value": f"""{STRATEGY}
 def step(x):
     context = jaxdist.get_replica_context()
@@ -474,8 +478,8 @@ if step == 0:
     strategy.run(step, (x,))
 if jax.process_count() == 1:
     strategy.run(step, (x,))
-if rank == 1:
-    pass
+if x.rank == 0:
+    strategy.run(step, (x,))
 """,
     "a function that is defined there": f"""{WORKERS}
 if jax.process_index() == 0:

@@ -16,6 +16,11 @@ class Reduction:
     axes: frozenset[str]
     before: Fact | None
 
+    @property
+    def is_mean_of_replicas(self) -> bool:
+        """Whether it is a mean, and over replicas: a mesh may have other axes as well."""
+        return self.op == "mean" and bool(self.axes & {"replicas", "data", "batch"})
+
 
 @dataclasses.dataclass(frozen=True)
 class Test:

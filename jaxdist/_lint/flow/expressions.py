@@ -3,45 +3,27 @@
 import ast
 from collections.abc import Sequence
 
-from jaxdist._lint.flow.events import Events, Reduction, Run
+from jaxdist._lint.flow.events import Events
 from jaxdist._lint.flow.facts import (
     Averaged,
     Batch,
-    Checkpoints,
     Dataset,
     Fact,
     Function,
-    Gradient,
     LocalMean,
     Parts,
     Reduced,
     Scope,
-    Strategy,
     Variable,
     depends_on_batch,
     join,
-    map_leaves,
 )
-from jaxdist._lint.flow.means import read_division, read_mean
-from jaxdist._lint.flow.objects import read_object
-from jaxdist._lint.flow.reductions import after_operator, read_reduction, reduced
+from jaxdist._lint.flow.means import read_division
+from jaxdist._lint.flow.reductions import after_operator
 from jaxdist._lint.names import Names, written
 
-RUNS = {"run", "experimental_run_v2", "call_for_each_replica"}
-_JOINT = RUNS | {"reduce", "gather"}
-_JOINT_OF_JAX = {"process_allgather", "sync_global_devices", "broadcast_one_to_all", "assert_equal"}
-_JOINT_OF_LAX = {"psum", "pmean", "pmax", "pmin", "all_gather", "psum_scatter", "ppermute"}
-# Functions whose result is their argument, for all that rules want to know.
-_SAME = {"jit", "function", "multi_step", "accumulate_gradients", "checkpoint", "remat", "float"}
-_KEEPS = {"astype", "reshape", "squeeze"}
 _ABOUT_SHAPES = {"shape", "dtype", "ndim", "size", "sharding", "name", "trainable"}
-_READS = {"value", "read_value", "numpy", "item"}
-_TREE_MAPS = {
-    "jax.tree.map",
-    "jax.tree_util.tree_map",
-    "jax.tree_map",
-    "tensorflow.nest.map_structure",
-}
+READS = {"value", "read_value", "numpy", "item"}
 _PASSES_ELEMENTS = {"iter", "list", "tuple", "islice", "reversed", "track"}
 
 
@@ -54,6 +36,10 @@ class Expressions:
         self.scope = Scope({})
         self.depth_of_steps = 0
         self.knows_strategies = bool(names.modules & {"jaxdist", "tensorflow"})
+
+    def read_call(self, node: ast.Call) -> Fact | None:
+        """Return what is known of the result of a call."""
+        raise NotImplementedError
 
     def call(
         self, function: Function, given: Sequence[Fact | None], named: dict[str, Fact | None]
@@ -69,7 +55,7 @@ class Expressions:
             case ast.Name(id=name):
                 return self.scope.find(name)
             case ast.Call():
-                return self._read_call(node)
+                return self.read_call(node)
             case ast.Attribute():
                 return self._read_attribute(node)
             case ast.Tuple() | ast.List():
@@ -108,7 +94,7 @@ class Expressions:
         if node.attr in _ABOUT_SHAPES:
             return None
         if isinstance(owner, Variable):
-            return owner if node.attr in _READS else None
+            return owner if node.attr in READS else None
         return Batch() if depends_on_batch(owner) else None
 
     def _read_subscript(self, node: ast.Subscript) -> Fact | None:
@@ -131,7 +117,7 @@ class Expressions:
                 self.note_test(test)
         element = self.read(node.value if isinstance(node, ast.DictComp) else node.elt)
         self.scope = outer
-        return element if isinstance(element, Reduced) else _only_batch(element)
+        return element if isinstance(element, Reduced) else only_batch(element)
 
     def read_element(self, node: ast.expr) -> Fact | None:
         """Return what is known of an element of an iterable."""
@@ -162,137 +148,17 @@ class Expressions:
                     )
                     self.bind(element, part if same else None)
             case ast.Starred(value=inner):
-                self.bind(inner, _only_batch(fact))
+                self.bind(inner, only_batch(fact))
             case ast.Attribute():
                 self.scope.names[ast.unparse(target)] = fact
             case ast.Subscript(value=ast.Name(id=name)):
-                self.scope.names[name] = _only_batch(join(self.scope.find(name), fact))
+                self.scope.names[name] = only_batch(join(self.scope.find(name), fact))
 
     def note_test(self, node: ast.expr) -> None:
         """Read a condition that Python evaluates."""
         self.read(node)
 
-    # Calls
 
-    def _read_call(self, node: ast.Call) -> Fact | None:
-        name = self.names.find(node.func, self.scope)
-        owner = self._read_owner(node) if not name else None
-        facts: dict[object, Fact | None] = dict(enumerate(map(self.read, node.args)))
-        facts.update((k.arg, self.read(k.value)) for k in node.keywords)
-        self._note_joint_call(node, name, owner)
-        function = facts.get(0)
-        if isinstance(owner, Strategy) and written(node) in RUNS:
-            return self._read_run(node, owner, facts)
-        if name in _TREE_MAPS and isinstance(function, Function):
-            return self.call(function, [facts[i] for i in range(1, len(node.args))], {})
-        reduction = read_reduction(node, name, owner, id(self.scope))
-        if reduction is not None:
-            arguments = [*node.args, *(k.value for k in node.keywords)]
-            position = next(i for i, a in enumerate(arguments) if a is reduction.value)
-            before = list(facts.values())[position]
-            self.events.reductions.append(
-                Reduction(node, reduction.name, reduction.op, reduction.axes, before)
-            )
-            return map_leaves(lambda leaf: reduced(reduction, leaf, node), before)
-        return self._read_other_call(node, name, owner, facts)
-
-    def _read_owner(self, node: ast.Call) -> Fact | None:
-        """Return what is known of `x` in `x.method()`; a strategy is known by its name too."""
-        if not isinstance(node.func, ast.Attribute):
-            return None
-        owner = self.read(node.func.value)
-        is_named = "strategy" in written(node.func.value).lower()
-        if owner is None and is_named and self.knows_strategies:
-            is_object = isinstance(node.func.value, ast.Name | ast.Attribute)
-            return Strategy("") if is_object else None
-        return owner
-
-    def _note_joint_call(self, node: ast.Call, name: str, owner: Fact | None) -> None:
-        last = written(node)
-        is_local = isinstance(owner, Strategy) and _is_local(owner)
-        of_strategy = isinstance(owner, Strategy) and last in _JOINT and not is_local
-        of_context = last in {"all_reduce", "all_gather"} and "get_replica_context" in ast.unparse(
-            node.func
-        )
-        of_library = (last in _JOINT_OF_JAX and "multihost_utils" in name) or (
-            name == f"jax.lax.{last}" and last in _JOINT_OF_LAX
-        )
-        saves = isinstance(owner, Checkpoints) and last == "save"
-        if of_strategy or of_context or of_library or saves:
-            self.events.joint_calls[id(node)] = ast.unparse(node.func)
-
-    def _read_run(
-        self, node: ast.Call, strategy: Strategy, facts: dict[object, Fact | None]
-    ) -> Fact | None:
-        step = facts.get(0, facts.get("fn"))
-        function = step if isinstance(step, Function) else None
-        self.events.runs.append(Run(node, strategy, function))
-        if function is None:
-            return None
-        given, named = facts.get(1, facts.get("args")), facts.get(2, facts.get("kwargs"))
-        positional = [fact for _, fact in given.items] if isinstance(given, Parts) else []
-        by_name = {str(k): f for k, f in named.items} if isinstance(named, Parts) else {}
-        self.depth_of_steps += 1
-        result = self.call(function, positional, by_name)
-        self.depth_of_steps -= 1
-        return result
-
-    def _read_other_call(
-        self, node: ast.Call, name: str, owner: Fact | None, facts: dict[object, Fact | None]
-    ) -> Fact | None:
-        last = written(node)
-        first = facts.get(0)
-        callee = self.scope.find(ast.unparse(node.func)) if not name else None
-        if callee is None and not name and not isinstance(node.func, ast.Name | ast.Attribute):
-            callee = self.read(node.func)
-        if isinstance(callee, Function | Gradient):
-            has_star = any(isinstance(a, ast.Starred) for a in node.args)
-            positional = [] if has_star else [facts[i] for i in range(len(node.args))]
-            by_name = {str(k): fact for k, fact in facts.items() if isinstance(k, str)}
-            return self.apply(callee, positional, by_name)
-        if last in {"grad", "value_and_grad"} and isinstance(first, Function):
-            has_aux = any(k.arg == "has_aux" for k in node.keywords)
-            return Gradient(first, last == "value_and_grad", has_aux)
-        if last == "gradient" and node.args:  # of a tf.GradientTape
-            return first if isinstance(first, Averaged | LocalMean) else _only_batch(first)
-        if last in _SAME and first is not None:
-            return first
-        if last in {"next", "iter"} and isinstance(first, Dataset):
-            return first if last == "iter" else self.read_element(node.args[0])
-        if last in {"get_next"} and isinstance(owner, Dataset):
-            return Batch() if owner.is_uneven else None
-        if isinstance(owner, Variable) and last in _READS:
-            return owner
-        if last in _KEEPS and isinstance(owner, Reduced | Averaged):
-            return owner
-        found = read_mean(node, name, owner, facts) or read_object(node, name, owner, facts)
-        if found is not None:
-            return found
-        return Batch() if any(map(depends_on_batch, [owner, *facts.values()])) else None
-
-    def apply(
-        self,
-        callee: Function | Gradient,
-        given: Sequence[Fact | None],
-        named: dict[str, Fact | None],
-    ) -> Fact | None:
-        """Return what is known of the result of a function, or of its gradient."""
-        if isinstance(callee, Function):
-            return self.call(callee, given, named)
-        result = self.call(callee.function, given, named)
-        loss = result.find(0) if callee.has_aux and isinstance(result, Parts) else result
-        # The gradient of a value that is reduced already still has to be reduced.
-        keeps = isinstance(loss, Averaged | LocalMean)
-        gradient = loss if keeps else _only_batch(loss)
-        if callee.with_value:
-            return Parts(((0, result), (1, gradient)))
-        return gradient
-
-
-def _only_batch(fact: Fact | None) -> Fact | None:
+def only_batch(fact: Fact | None) -> Fact | None:
+    """Return whether a value depends on a batch, and nothing else of what is known of it."""
     return Batch() if depends_on_batch(fact) else None
-
-
-def _is_local(strategy: Strategy) -> bool:
-    """Return whether the devices of a strategy may be those of one process."""
-    return strategy.kind.startswith(("OneDevice", "Mirrored", "CentralStorage", "ParameterServer"))

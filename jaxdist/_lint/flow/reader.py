@@ -3,8 +3,8 @@
 import ast
 from collections.abc import Sequence
 
+from jaxdist._lint.flow.calls import Calls
 from jaxdist._lint.flow.events import Events, Test
-from jaxdist._lint.flow.expressions import Expressions
 from jaxdist._lint.flow.facts import (
     Averaged,
     Fact,
@@ -32,7 +32,7 @@ def read_program(tree: ast.Module, names: Names) -> Events:
     return reader.events
 
 
-class Reader(Expressions):
+class Reader(Calls):
     """Goes through statements and functions."""
 
     def __init__(self, names: Names) -> None:

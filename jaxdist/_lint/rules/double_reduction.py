@@ -26,7 +26,7 @@ def find(program: Program) -> Iterator[Finding]:
                 # A step whose result is its next argument reduces in the same place again.
                 if before.by is not reduction.node and not is_harmless:
                     yield _report_reduced(reduction, before)
-            elif isinstance(before, Averaged) and reduction.op == "mean":
+            elif isinstance(before, Averaged) and reduction.is_mean_of_replicas:
                 yield _report_averaged(reduction, before)
 
 

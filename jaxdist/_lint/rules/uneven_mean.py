@@ -19,7 +19,7 @@ def find(program: Program) -> Iterator[Finding]:
     """Find means of local means of a dataset whose last batch may be smaller."""
     for reduction in program.events.reductions:
         for before in read_leaves(reduction.before):
-            if isinstance(before, LocalMean) and reduction.op == "mean":
+            if isinstance(before, LocalMean) and reduction.is_mean_of_replicas:
                 yield RULE.at(
                     reduction.node,
                     f"{reduction.call} averages over replicas what line {before.line} averages "
