@@ -1,14 +1,15 @@
 """A real server process that is killed, stopped and started again."""
 
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from jaxdist._parameter_server.transport import Message, connect
-from jaxdist.errors import DeadlineExceededError, UnavailableError
+from jaxdist._parameter_server.transport import Message, connect, serve
+from jaxdist.errors import ClusterError, DeadlineExceededError, UnavailableError
 from tests.parameter_server.transport.task import poll, start_task
 
 
@@ -61,6 +62,21 @@ def test_a_stopped_server_is_noticed_by_the_deadline_and_answers_when_it_goes_on
         channel.close()
 
 
+def test_a_channel_to_a_stopped_server_is_closed_at_once() -> None:
+    with start_task() as task:
+        channel = connect(task.address, layer="grpc", name="ps 0")
+        channel.call(Message("pid"))
+        task.signal(signal.SIGSTOP)
+        # More than the sockets take: the call ends, and what it was sending does not.
+        with pytest.raises(DeadlineExceededError):
+            channel.call(Message("count", {}, (np.zeros(8_000_000),)), 1.0)
+        began = time.monotonic()
+        channel.close()
+        assert time.monotonic() - began < 5
+        with pytest.raises(UnavailableError, match="this channel is closed"):
+            channel.call(Message("count"), 1.0)
+
+
 def test_a_task_ends_although_a_handler_does_not() -> None:
     with start_task() as task:
         channel = connect(task.address, layer="grpc", name="ps 0")
@@ -84,3 +100,13 @@ def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch)
         channel = connect(task.address, layer="grpc", name="ps 0")
         assert channel.call(Message("count"), 20).fields == {"count": 0}
         channel.close()
+
+
+def test_a_port_that_is_used_at_one_address_of_a_name_is_an_error() -> None:
+    """`localhost` is 127.0.0.1 and ::1. Clients would reach the other program at one of them."""
+    with socket.socket(socket.AF_INET) as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"localhost:{other.getsockname()[1]}"
+        with pytest.raises(ClusterError, match=rf"{address} \(127\.0\.0\.1\), and cannot"):
+            serve(address, {}, layer="grpc")
