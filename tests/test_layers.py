@@ -17,7 +17,7 @@ ROOT = pathlib.Path(jaxdist.__file__).parent
 ROWS = [
     {"_typing", "errors"},
     {"_compat", "_hooks", "_not_there", "_validate"},
-    {"_devices", "_mesh", "_processes", "hlo"},
+    {"_devices", "_lint", "_mesh", "_processes", "hlo"},
     {"tpu", "cluster_resolver", "cost", "_launching"},
     {"explain", "_resolve"},
     {"_values", "_collectives"},
@@ -62,8 +62,8 @@ SERVERS = [
 ]
 INSIDE = {"_program": (PROGRAM, PROGRAM_SIDEWAYS), "_parameter_server": (SERVERS, set())}
 
-# Rooms that could run without JAX: who is in the job, and where chips are.
-WITHOUT_JAX = {"cluster_resolver", "tpu"}
+# Rooms that could run without JAX: who is in the job, where chips are, what programs do.
+WITHOUT_JAX = {"_lint", "cluster_resolver", "tpu"}
 
 # Names of JAX on the processes of a job, and the only room that uses them. A mesh knows the owners
 # of its devices, so that what each process computes is tested in one.

@@ -9,6 +9,7 @@ from jaxdist.cli._bench import add_bench
 from jaxdist.cli._info import show_info
 from jaxdist.cli._job_arguments import add_job_arguments
 from jaxdist.cli._launch import add_launch
+from jaxdist.cli._lint import add_lint
 from jaxdist.cli._plan import add_plan
 from jaxdist.cli._resolve import add_resolve
 from jaxdist.cli._server import add_server
@@ -27,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments after the name of the program; None takes those of the process.
 
     Returns:
-        The exit code: 0; 1 for a warning of `jaxdist resolve`; 2 for an error of jaxdist or in the
+        The exit code: 0; 1 for a warning of `jaxdist resolve`
+        and a finding of `jaxdist lint`; 2 for an error of jaxdist or in the
         arguments; 130 after Ctrl-C.
 
     Example:
@@ -71,6 +73,7 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_train(commands, shared)
     add_plan(commands, shared)
     add_bench(commands, shared)
+    add_lint(commands, shared)
     add_resolve(commands, shared)
     add_launch(commands, shared, parser.parse_args)
     add_server(commands, shared)

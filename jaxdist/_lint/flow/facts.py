@@ -1,0 +1,178 @@
+"""What is known of a value while a program is read, without running it."""
+
+import ast
+import dataclasses
+from collections.abc import Callable, Iterator
+
+# Note [Facts]
+# The reader (`reader.py`) goes through a program statement by statement, and knows a fact or
+# nothing of each name. Nothing is always a valid answer: rules only report what they know. Lines
+# take no part in comparisons, since both branches of an `if` may give the same fact.
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+    """Something that is known of a value."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch(Fact):
+    """A value that depends on the rows of a batch whose last one may be uneven."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalMean(Fact):
+    """The mean over the rows that one replica has of such a batch, or a gradient of it."""
+
+    line: int = dataclasses.field(compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Averaged(Fact):
+    """A loss that is divided by the size of the global batch already, or a gradient of it."""
+
+    line: int = dataclasses.field(compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduced(Fact):
+    """The result of a reduction over replicas."""
+
+    op: str  # 'sum', 'mean', or '' for another one
+    axes: frozenset[str]
+    by: ast.Call = dataclasses.field(compare=False)
+
+    @property
+    def line(self) -> int:
+        """The line of the reduction."""
+        return self.by.lineno
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts(Fact):
+    """A tuple, list or dict that is written out."""
+
+    items: tuple[tuple[object, Fact | None], ...]
+
+    def find(self, key: object) -> Fact | None:
+        """Return the fact of one part."""
+        return next((fact for name, fact in self.items if name == key), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset(Fact):
+    """A distributed dataset, or an iterator of one."""
+
+    is_uneven: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Batched(Fact):
+    """A dataset whose last batch may be smaller than the others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(Fact):
+    """Options of a dataset."""
+
+    is_even: bool  # a batch that cannot be split evenly is dropped, or an error
+
+
+@dataclasses.dataclass(frozen=True)
+class Endless(Fact):
+    """A dataset that repeats without end, before it is batched."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Strategy(Fact):
+    """A strategy, and the name of its class if the program calls it."""
+
+    kind: str
+    has_mesh: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints(Fact):
+    """`training.Checkpoints`, which all processes have to call."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable(Fact):
+    """A `Variable`, or its value."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReducingUpdate(Fact):
+    """`sharded_update` or `compressed_update`, which reduce gradients themselves."""
+
+    name: str
+    op: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Function(Fact):
+    """A function of the program, and the names around it."""
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    scope: "Scope"
+    is_method: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradient(Fact):
+    """What `jax.grad` or `jax.value_and_grad` returns."""
+
+    function: Function
+    with_value: bool
+    has_aux: bool
+
+
+@dataclasses.dataclass
+class Scope:
+    """The names of a function or module, and those around it."""
+
+    names: dict[str, Fact | None]
+    parent: "Scope | None" = None
+
+    def find(self, name: str) -> Fact | None:
+        """Return what is known of a name."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.parent
+        return None
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether the program has assigned a name that is visible here."""
+        return name in self.names or (self.parent is not None and name in self.parent)
+
+
+def depends_on_batch(fact: Fact | None) -> bool:
+    """Return whether a value depends on the rows of a batch."""
+    if isinstance(fact, Parts):
+        return any(depends_on_batch(part) for _, part in fact.items)
+    return isinstance(fact, Batch | LocalMean)
+
+
+def join(one: Fact | None, other: Fact | None) -> Fact | None:
+    """Return what is known of a value that is either of the two."""
+    if one == other:
+        return one
+    return Batch() if depends_on_batch(one) or depends_on_batch(other) else None
+
+
+def read_leaves(fact: Fact | None) -> Iterator[Fact | None]:
+    """Iterate over the facts of all parts of a value."""
+    if isinstance(fact, Parts):
+        for _, part in fact.items:
+            yield from read_leaves(part)
+    else:
+        yield fact
+
+
+def map_leaves(function: Callable[[Fact | None], Fact | None], fact: Fact | None) -> Fact | None:
+    """Return the parts of a value with new facts."""
+    if isinstance(fact, Parts):
+        return Parts(tuple((key, map_leaves(function, part)) for key, part in fact.items))
+    return function(fact)

@@ -1,0 +1,82 @@
+"""From the text of a program to what the rules find in it."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxdist._lint.files import find_files
+from jaxdist._lint.finding import UNREADABLE, Finding
+from jaxdist._lint.flow import read_program
+from jaxdist._lint.names import Names
+from jaxdist._lint.program import Program, Spell
+from jaxdist._lint.rules import RULES
+from jaxdist._lint.source import Source, Unreadable, parse_program, read_source
+
+# No rule is about a program that imports none of these.
+_ABOUT = {"flax", "jax", "jaxdist", "tensorflow"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Located:
+    """A finding, and the place in a file that a reader looks at."""
+
+    path: Path
+    cell: int | None
+    line: int
+    finding: Finding
+
+    @property
+    def place(self) -> str:
+        """The place as editors read it: `train.py:12:5`, `train.ipynb:cell 3:2:5`."""
+        cell = "" if self.cell is None else f"cell {self.cell}:"
+        return f"{self.path}:{cell}{self.line}:{self.finding.column}"
+
+
+def _lint_source(source: Source, spell: Spell) -> list[Finding]:
+    """Return what the rules find in a program, in the order of its lines."""
+    names = Names(source.tree)
+    if not names.modules & _ABOUT:
+        return []
+    program = Program(source.tree, names, read_program(source.tree, names), spell)
+    found: dict[tuple[int, int, str], Finding] = {}
+    for find in RULES.values():
+        for finding in find(program):
+            key = (finding.line, finding.column, finding.rule.code)
+            if not source.is_ignored(finding.line, finding.rule.code):
+                found.setdefault(key, finding)
+    return [found[key] for key in sorted(found)]
+
+
+def lint_text(text: str, spell: Spell) -> list[Finding]:
+    """Return what the rules find in the text of a program."""
+    source = parse_program(text)
+    return [_as_finding(source)] if isinstance(source, Unreadable) else _lint_source(source, spell)
+
+
+def _as_finding(source: Unreadable) -> Finding:
+    return Finding(UNREADABLE, source.line, source.column, f"{source.text}.", "correct the file.")
+
+
+def lint_paths(paths: Sequence[Path], spell: Spell) -> tuple[list[Located], int]:
+    """Return what the rules find in files and folders, and how many files were read.
+
+    Args:
+        paths: Python files, notebooks, and folders of them.
+        spell: Function from a name of `tf.distribute` to its spelling in jaxdist, or ''; and
+            what to do in its place.
+
+    Raises:
+        ArgumentError: A path does not exist, or there is no program in it.
+    """
+    found: list[Located] = []
+    files = find_files(paths)
+    for path in files:
+        source = read_source(path)
+        if isinstance(source, Unreadable):
+            finding = _as_finding(source)
+            found.append(Located(path, None, finding.line, finding))
+            continue
+        for finding in _lint_source(source, spell):
+            cell, line = source.cells.get(finding.line, (None, finding.line))
+            found.append(Located(path, cell, line, finding))
+    return found, len(files)

@@ -1,0 +1,159 @@
+"""JD008: Python side effects in a step, which happen once, when it is traced."""
+
+import ast
+from collections.abc import Iterator
+
+from jaxdist._lint.finding import Finding, Rule
+from jaxdist._lint.program import Program
+
+RULE = Rule(
+    "JD008",
+    "side-effect",
+    "A Python side effect in a step happens once, when JAX traces the step.",
+    "docs/coming-from-tf-distribute.md#order-of-replicas",
+)
+_CHANGES = {"append", "extend", "insert"}
+_CLOCKS = {"time.time", "time.perf_counter", "time.monotonic"}
+_RANDOM = ("numpy.random.", "random.")
+_NOT_DRAWN = {"default_rng", "RandomState", "Generator", "Random", "SeedSequence"}
+_STATIC = {"shape", "dtype", "ndim", "size", "sharding"}
+_CALLBACKS = ("callback", "print")
+
+
+def find(program: Program) -> Iterator[Finding]:
+    """Find prints, changes of lists and counters outside, clocks and random numbers in steps."""
+    if program.uses("run_eagerly", "run_functions_eagerly"):
+        return
+    for step in program.events.steps:
+        if isinstance(step.node, ast.FunctionDef):
+            yield from _Search(program, step.node).search()
+
+
+class _Search:
+    def __init__(self, program: Program, step: ast.FunctionDef) -> None:
+        self._names = program.names
+        self._step = step
+        self._local = {
+            name.id
+            for name in ast.walk(step)
+            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+        } | {argument.arg for argument in ast.walk(step) if isinstance(argument, ast.arg)}
+        self._outer: set[str] = set()
+        self._traced = _find_traced(step)
+
+    def search(self) -> Iterator[Finding]:
+        nodes = list(_walk(self._step))
+        for node in nodes:
+            if isinstance(node, ast.Global | ast.Nonlocal) and not self._is_own(node):
+                self._outer |= set(node.names)
+        for node in nodes:
+            if isinstance(node, ast.Call):
+                yield from self._check_call(node)
+            elif isinstance(node, ast.Assign | ast.AugAssign):
+                yield from self._check_assignment(node)
+
+    def _is_own(self, node: ast.Global | ast.Nonlocal) -> bool:
+        """Return whether a nested function names variables of the step itself."""
+        own = {
+            name.id
+            for statement in self._step.body
+            if isinstance(statement, ast.Assign | ast.AnnAssign)
+            for name in ast.walk(statement)
+            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+        }
+        return isinstance(node, ast.Nonlocal) and set(node.names) <= own
+
+    def _check_call(self, node: ast.Call) -> Iterator[Finding]:
+        name = self._names.find(node.func)
+        match node.func:
+            case ast.Name(id="print") if self._shows_traced(node):
+                yield RULE.at(
+                    node,
+                    "print in a step prints once, and shows traced values.",
+                    "call jax.debug.print, or print what the step returns.",
+                )
+            case ast.Attribute(value=ast.Name(id=owner), attr=method) if (
+                method in _CHANGES
+                and owner not in self._local
+                and not name
+                and self._shows_traced(node)
+            ):
+                yield RULE.at(
+                    node,
+                    f"{owner}.{method} in a step runs once, and keeps a traced value.",
+                    "return the value from the step, and collect it outside.",
+                )
+        if name in _CLOCKS:
+            yield RULE.at(
+                node,
+                f"{name} in a step is read once, and its time is a constant of the program.",
+                "read the clock outside of the step.",
+            )
+        if name.startswith(_RANDOM) and name.rpartition(".")[2] not in _NOT_DRAWN:
+            yield RULE.at(
+                node,
+                f"{name} in a step is drawn once, and is the same number in every step.",
+                "use jax.random with a key that is an argument of the step, or nnx.Rngs.",
+            )
+
+    def _shows_traced(self, node: ast.Call) -> bool:
+        return any(_uses(argument, self._traced) for argument in node.args)
+
+    def _check_assignment(self, node: ast.Assign | ast.AugAssign) -> Iterator[Finding]:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in targets:
+            if isinstance(target, ast.Name) and target.id in self._outer:
+                yield RULE.at(
+                    node,
+                    f"{target.id} outside of the step is assigned once, when the step is traced.",
+                    "pass it as an argument and return it, or use a jaxdist.Variable.",
+                )
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Iterate over the nodes of a function, without what it hands to callbacks."""
+    hosts = {
+        ast.unparse(call.args[0])
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call) and call.args and _is_callback(call)
+    }
+    waiting = [node]
+    while waiting:
+        one = waiting.pop(0)
+        if isinstance(one, ast.FunctionDef) and one.name in hosts:
+            continue
+        yield one
+        is_callback = isinstance(one, ast.Call) and _is_callback(one)
+        waiting += [] if is_callback else ast.iter_child_nodes(one)
+
+
+def _is_callback(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Attribute) and node.func.attr.endswith(_CALLBACKS)
+
+
+def _find_traced(node: ast.AST) -> set[str]:
+    """Return the arguments of a step, and the names that are computed from them."""
+    found = {argument.arg for argument in ast.walk(node) if isinstance(argument, ast.arg)}
+    for statement in ast.walk(node):
+        match statement:
+            case ast.Assign(targets=targets, value=value) if _uses(value, found):
+                stored = [name for target in targets for name in ast.walk(target)]
+            case ast.For(target=target, iter=value) if _uses(value, found):
+                stored = list(ast.walk(target))
+            case _:
+                continue
+        found |= {name.id for name in stored if isinstance(name, ast.Name)}
+    return found
+
+
+def _uses(node: ast.expr, names: set[str]) -> bool:
+    """Return whether an expression has one of the names, for more than its shape."""
+    waiting: list[ast.AST] = [node]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, ast.Attribute) and one.attr in _STATIC:
+            continue
+        if isinstance(one, ast.Name) and one.id in names:
+            return True
+        waiting += ast.iter_child_nodes(one)
+    return False

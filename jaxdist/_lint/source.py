@@ -1,0 +1,109 @@
+"""The text of a program: a Python file, or the cells of a notebook."""
+
+import ast
+import dataclasses
+import io
+import json
+import re
+import tokenize
+from collections.abc import Mapping
+from pathlib import Path
+
+_IGNORE = re.compile(r"#\s*jaxdist:\s*ignore(?:\[([\w\s,]*)\])?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Unreadable:
+    """What is wrong with a file that Python cannot parse: a finding, which ends no command."""
+
+    text: str
+    line: int = 1
+    column: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A program, and where its lines are in the file."""
+
+    tree: ast.Module
+    # Line of the program -> codes that are not wanted there; none means all.
+    ignored: Mapping[int, frozenset[str]]
+    # Line of the program -> number of the cell and line in it; empty for a Python file.
+    cells: Mapping[int, tuple[int, int]]
+
+    def is_ignored(self, line: int, code: str) -> bool:
+        """Return whether a comment of the line switches a rule off."""
+        codes = self.ignored.get(line)
+        return codes is not None and (not codes or code in codes)
+
+
+def read_source(path: Path) -> Source | Unreadable:
+    """Read a Python file or a notebook."""
+    try:
+        # Python reads files with other encodings too, where their first lines say so.
+        if path.suffix == ".ipynb":
+            return parse_notebook(path.read_text(encoding="utf-8"))
+        with tokenize.open(path) as file:
+            return parse_program(file.read())
+    except (OSError, UnicodeDecodeError, SyntaxError) as error:
+        return Unreadable(f"the file is no text that Python reads: {error}")
+
+
+def parse_program(
+    text: str, cells: Mapping[int, tuple[int, int]] | None = None
+) -> Source | Unreadable:
+    """Parse the text of a program.
+
+    Args:
+        text: All of it.
+        cells: Where its lines are in a notebook, as in `Source`.
+    """
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        said = f"Python cannot parse this: {error.msg}"
+        return Unreadable(said, error.lineno or 1, error.offset or 1)
+    except (ValueError, RecursionError, MemoryError) as error:
+        return Unreadable(f"Python cannot parse this: {error}")
+    return Source(tree, _find_ignored(text), cells or {})
+
+
+def _find_ignored(text: str) -> dict[int, frozenset[str]]:
+    found: dict[int, frozenset[str]] = {}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        match = _IGNORE.search(token.string) if token.type == tokenize.COMMENT else None
+        if match is not None:
+            codes = re.findall(r"\w+", match[1] or "")
+            found[token.start[0]] = frozenset(codes)
+    return found
+
+
+def parse_notebook(text: str) -> Source | Unreadable:
+    """Parse the code cells of a notebook as one program."""
+    try:
+        cells = json.loads(text)["cells"]
+        codes = [
+            (number, "".join(cell["source"]))
+            for number, cell in enumerate(cells, 1)
+            if cell["cell_type"] == "code"
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        return Unreadable(f"the file is no notebook: {error!r}")
+    lines: list[str] = []
+    places: dict[int, tuple[int, int]] = {}
+    for number, code in codes:
+        is_other_language = code.lstrip().startswith("%%")
+        for within, line in enumerate(code.splitlines(), 1):
+            lines.append("" if is_other_language else _without_magic(line))
+            places[len(lines)] = (number, within)
+    source = parse_program("\n".join(lines) + "\n", places)
+    if isinstance(source, Unreadable):
+        cell, line = places.get(source.line, (1, 1))
+        return Unreadable(f"cell {cell}, line {line}: {source.text}")
+    return source
+
+
+def _without_magic(line: str) -> str:
+    """Return the line, or `pass` for a command of IPython such as `%time` or `!pip`."""
+    rest = line.lstrip()
+    return line[: len(line) - len(rest)] + "pass" if rest.startswith(("%", "!")) else line

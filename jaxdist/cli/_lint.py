@@ -1,0 +1,119 @@
+"""`jaxdist lint`: what the guides warn of, found in programs."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+import jaxdist
+from jaxdist._lint import RULES, UNREADABLE, Located, lint_paths
+from jaxdist.errors import MissingNameError
+
+EXIT_FOUND = 1
+EXIT_UNREADABLE = 2
+
+
+def add_lint(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    shared: argparse.ArgumentParser,
+) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "lint",
+        parents=[shared],
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        help="find in programs what the guides warn of",
+        description=(
+            "Find in Python files and notebooks what the guides warn of, and say how to correct "
+            "it.\nRuns nothing. The exit code is 0, 1 if something was found, 2 for a file that "
+            "cannot be read.\n\nRules:\n"
+            + "\n".join(f"  {rule.code} {rule.name:<18}{rule.reason}" for rule in RULES)
+            + "\n\nThe comment `# jaxdist: ignore[JD001]` switches a rule off in its line."
+        ),
+    )
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a file or a folder")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.set_defaults(command=lint)
+
+
+def spell(name: str) -> tuple[str, str]:
+    """Return the spelling of a name of `tf.distribute` in jaxdist, or what is in its place.
+
+    Args:
+        name: The name without `tf.distribute`, such as `experimental.TPUStrategy`.
+
+    Returns:
+        The spelling, or ''; and the advice where there is no spelling.
+
+    Example:
+        >>> spell("experimental.TPUStrategy")
+        ('jaxdist.experimental.TPUStrategy', '')
+        >>> spell("contrib.TPUStrategy")[1].partition(";")[0]
+        'It is jaxdist.TPUStrategy(resolver)'
+    """
+    found: object = jaxdist
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except MissingNameError as error:
+            return "", " ".join(str(error).split("\n\n")[1:])
+        except AttributeError:
+            return "", "nothing has this name in jaxdist; the page lists all names."
+    return f"jaxdist.{name}", ""
+
+
+def lint(arguments: argparse.Namespace, console: Console | None = None) -> int:
+    """Print what the rules find.
+
+    Returns:
+        The exit code: 0, 1 if something was found, 2 if a file cannot be read.
+    """
+    found, files = lint_paths(arguments.paths, spell)
+    if arguments.format == "json":
+        print(json.dumps([_as_record(one) for one in found], indent=2))
+    else:
+        _show(found, files, console or Console(file=sys.stdout, soft_wrap=True, highlight=False))
+    if any(one.finding.rule is UNREADABLE for one in found):
+        return EXIT_UNREADABLE
+    return EXIT_FOUND if found else 0
+
+
+def _as_record(one: Located) -> dict[str, str | int | None]:
+    finding = one.finding
+    return {
+        "path": str(one.path),
+        "cell": one.cell,
+        "line": one.line,
+        "column": finding.column,
+        "code": finding.rule.code,
+        "name": finding.rule.name,
+        "found": finding.found,
+        "rule": finding.rule.reason,
+        "fix": finding.fix,
+        "page": finding.rule.page,
+    }
+
+
+def _show(found: Sequence[Located], files: int, console: Console) -> None:
+    for one in found:
+        finding, rule = one.finding, one.finding.rule
+        console.print(
+            Text.assemble(
+                (one.place, "bold"), ": ", (rule.code, "bold red"), f" {rule.name}: {finding.found}"
+            )
+        )
+        console.print(Text(f"    rule: {rule.reason}"))
+        console.print(Text.assemble("    fix: ", (finding.fix, "green")))
+        console.print(Text(f"    see: {rule.page}"))
+    read = f"{files} file{'s' if files != 1 else ''}"
+    places = len({one.path for one in found})
+    if found:
+        count = f"{len(found)} finding{'s' if len(found) != 1 else ''}"
+        console.print(Text(f"{count} in {places} of {read}."))
+    else:
+        console.print(Text(f"Nothing found in {read}."))
