@@ -2,6 +2,8 @@
 
 import argparse
 
+import jax
+
 from jaxdist import Server
 from jaxdist.cluster_resolver import TFConfigClusterResolver
 from jaxdist.errors import ArgumentError, ClusterError
@@ -83,6 +85,9 @@ def run_server(arguments: argparse.Namespace) -> int:
             "It runs parameter servers (ps) and workers; a chief runs the program of the job.\n\n"
             "Pass --type ps or --type worker, and --index; or set the task in TF_CONFIG."
         )
+    if job == "ps" and getattr(jax.config, "jax_platforms", None) is None:
+        # It computes on the CPU: the accelerators of the machine belong to the workers.
+        jax.config.update("jax_platforms", "cpu")
     index = resolver.task_id if arguments.index is None else arguments.index
     server = Server(
         cluster,

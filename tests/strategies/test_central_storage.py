@@ -273,8 +273,10 @@ def _refusals_in_a_job() -> list[str]:
 
 
 @pytest.mark.slow
-def test_in_a_job_of_several_processes_it_works_on_one_of_them() -> None:
-    logging.getLogger("jaxdist").setLevel(logging.ERROR)
+def test_in_a_job_of_several_processes_it_works_on_one_of_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.ERROR, "jaxdist")
     for found in launch(_refusals_in_a_job, 2, timeout_seconds=100):
         assert [line[: len("CentralStorage")] for line in found[:3]] == ["CentralStorage"] * 3
         assert "parameter_device=" in found[2]

@@ -3,6 +3,9 @@
 from jaxdist._parameter_server.coordinator.cluster_coordinator import (
     ClusterCoordinator as ClusterCoordinator,
 )
+from jaxdist._parameter_server.coordinator.finished_numbers import (
+    FinishedNumbers as FinishedNumbers,
+)
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerDataset as PerWorkerDataset
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerIterator as PerWorkerIterator
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerValues as PerWorkerValues

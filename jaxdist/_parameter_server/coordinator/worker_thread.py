@@ -26,7 +26,7 @@ _LOG = logging.getLogger("jaxdist")
 _ASK_SECONDS = 0.5
 _NAP = 0.05
 _FIRST_PAUSE = 0.02
-_LONGEST_PAUSE = 1.0
+_LONGEST_PAUSE = 0.25
 # What the closure is not to blame for: it runs again.
 _OF_SERVERS = (PSUnavailableError, DeadlineExceededError)
 

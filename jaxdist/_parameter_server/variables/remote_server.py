@@ -1,6 +1,7 @@
 """`RemoteServer`: a server that is another task, as `ServerLink`."""
 
 import dataclasses
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,10 @@ from jaxdist._parameter_server.transport import Channel, Message
 from jaxdist._processes import get_settings
 from jaxdist.errors import NotFoundError, PSUnavailableError, UnavailableError
 
-# A snapshot is as large as all variables, and compiling a program takes long.
-_LONG_SECONDS = 600.0
+# How long a server may work before it says that it still does.
+_LONGEST_WAIT = 10.0
+# The least that is expected of a network, for messages that hold whole variables.
+_BYTES_PER_SECOND = 4e6
 
 
 class RemoteServer:
@@ -36,7 +39,7 @@ class RemoteServer:
 
     def snapshot(self) -> None:
         """Write a snapshot."""
-        self._call("snapshot", {}, seconds=_LONG_SECONDS)
+        self._call_long("snapshot", {})
 
     def create(
         self, creations: Sequence[Creation], client: str = ""
@@ -45,7 +48,7 @@ class RemoteServer:
         variables = [{"name": c.name, "is_program": type(c.value) is bytes} for c in creations]
         arrays = [_to_array(c.value) for c in creations]
         return _read_created(
-            self._call("create", {"variables": variables, "client": client}, arrays, _LONG_SECONDS)
+            self._call_long("create", {"variables": variables, "client": client}, arrays)
         )
 
     def register_update(
@@ -75,7 +78,7 @@ class RemoteServer:
             "client": client,
         }
         arrays = [*map(_to_array, programs), *map(np.asarray, slots)]
-        return _read_created(self._call("register_update", fields, arrays, _LONG_SECONDS))
+        return _read_created(self._call_long("register_update", fields, arrays))
 
     def read(
         self,
@@ -147,6 +150,26 @@ class RemoteServer:
     def close(self) -> None:
         """Close the connection."""
         self._channel.close()
+
+    def _call_long(
+        self, method: str, fields: dict[str, Any], arrays: Sequence[np.ndarray] = ()
+    ) -> Message:
+        """Make a call that may take longer than the deadline of a message; see `LongCalls`."""
+        own = {
+            "request": secrets.token_hex(8),
+            "seconds": min(_LONGEST_WAIT, _get_wait_seconds()),
+        }
+        deadline = get_settings().rpc_seconds + sum(x.nbytes for x in arrays) / _BYTES_PER_SECOND
+        reply = self._call(method, {**fields, **own}, arrays, deadline)
+        while state := reply.fields.get("state"):
+            # A server that was started again knows nothing of the call.
+            is_running = state == "running"
+            reply = (
+                self._call("wait", own)
+                if is_running
+                else self._call(method, {**fields, **own}, arrays, deadline)
+            )
+        return reply
 
     def _call(
         self,

@@ -91,8 +91,8 @@ class Servers:
         self._place: dict[str, int] = {}
         self._next = 0
         self._lock = threading.Lock()
-        # Servers with variables that no snapshot has.
-        self._unsaved: set[int] = set()
+        # What was made on each server, and is in no snapshot yet.
+        self._unsaved: dict[int, list[Creation | UpdateRegistration]] = {}
         # Workers must see what this task has read or changed; see Note [Fence].
         self.fence = Fence()
         # Each worker of this process has its own threads: with `max_staleness` the calls of one
@@ -132,25 +132,23 @@ class Servers:
                 name = f"{label}_{number}"
             place = self._place[name] = self._next % len(self.links)
             self._next += 1
-        self._unsaved.add(place)
+        made = Creation(name, value)
         try:
             self._before_creation(place, [name])
-            self.links[place].create([Creation(name, value)], self.client)
+            self.links[place].create([made], self.client)
         except BaseException:
             with self._lock:
                 del self._place[name]
                 self._next -= 1
             raise
+        self._note_made(place, made)
         return name
 
     def register(self, place: int, registration: UpdateRegistration) -> list[str]:
         """Add an update program to a server; return the names of the new slots."""
-        given = registration
-        slots = range(given.num_slots)
-        names = [f"{name}/{given.prefix}_{n}" for name in given.variables for n in slots]
-        self._before_creation(place, names)
+        self._before_creation(place, _list_slots(registration))
         made = self.links[place].register_update(registration, self.client)
-        self._unsaved.add(place)
+        self._note_made(place, registration)
         with self._lock:
             self._place.update(dict.fromkeys(made, place))
         return list(made)
@@ -170,14 +168,39 @@ class Servers:
         changes only. Servers without a snapshot directory write none.
         """
         while self._unsaved:
-            place = self._unsaved.pop()
-            link = self.links[place]
+            with self._lock:
+                place = next(iter(self._unsaved), None)
+                if place is None:
+                    return
+                made = self._unsaved.pop(place)
             try:
-                if link.hello()["has_snapshots"]:
-                    link.snapshot()
+                self._save(place, made)
             except BaseException:
-                self._unsaved.add(place)
+                with self._lock:
+                    self._unsaved[place] = made + self._unsaved.get(place, [])
                 raise
+
+    def _save(self, place: int, made: Sequence[Creation | UpdateRegistration]) -> None:
+        """Let a server write a snapshot that has all of these."""
+        link = self.links[place]
+        while (found := link.hello())["has_snapshots"]:
+            # It may have been started again since, from a snapshot that has not all of them.
+            for one in made:
+                names = [one.name] if isinstance(one, Creation) else _list_slots(one)
+                if names and set(names) <= set(found["versions"]):
+                    continue
+                self._before_creation(place, names)
+                if isinstance(one, Creation):
+                    link.create([one], self.client)
+                else:
+                    link.register_update(one, self.client)
+            link.snapshot()
+            if link.hello()["incarnation"] == found["incarnation"]:
+                return
+
+    def _note_made(self, place: int, made: Creation | UpdateRegistration) -> None:
+        with self._lock:
+            self._unsaved.setdefault(place, []).append(made)
 
     def read(self, name: str) -> np.ndarray:
         """Return the value of a variable."""
@@ -217,3 +240,9 @@ class Servers:
         for link in self.links:
             if isinstance(link, RemoteServer):
                 link.close()
+
+
+def _list_slots(given: UpdateRegistration) -> list[str]:
+    """Return the names of the slots of an update program."""
+    slots = range(given.num_slots)
+    return [f"{name}/{given.prefix}_{n}" for name in given.variables for n in slots]

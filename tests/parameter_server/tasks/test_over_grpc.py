@@ -17,6 +17,7 @@ from jaxdist._parameter_server.coordinator import (
     ClusterCoordinator,
     experimental_get_current_worker_index,
 )
+from jaxdist._parameter_server.server import UpdateRegistration
 from jaxdist._parameter_server.strategy.parameter_server import ParameterServerStrategy
 from jaxdist._parameter_server.transport import Message, connect
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
@@ -309,7 +310,7 @@ def test_a_snapshot_that_cannot_be_written_is_tried_again_before_the_next_closur
             """Create nothing."""
 
         def hello(self) -> Any:
-            return {"has_snapshots": True}
+            return {"has_snapshots": True, "versions": {"v": 0}, "incarnation": "a"}
 
         def snapshot(self) -> None:
             self.calls += 1
@@ -325,6 +326,45 @@ def test_a_snapshot_that_cannot_be_written_is_tried_again_before_the_next_closur
     servers.save_new()
     servers.save_new()
     assert link.calls == 3
+
+
+def test_variables_that_no_snapshot_has_are_made_again_if_their_server_ends() -> None:
+    class Link:
+        """Ends in its second snapshot, and serves from its first one again."""
+
+        def __init__(self) -> None:
+            self.values: dict[str, Any] = {}
+            self.saved: dict[str, Any] = {}
+            self.snapshots = 0
+
+        def create(self, creations: Any, client: str) -> None:
+            self.values |= {one.name: one.value for one in creations}
+
+        def register_update(self, registration: UpdateRegistration, client: str) -> dict[str, Any]:
+            made = {f"{name}/slot_0": (True, 0) for name in registration.variables}
+            self.values |= dict.fromkeys(made, 0)
+            return made
+
+        def hello(self) -> Any:
+            incarnation = "a" if self.snapshots < 2 else "b"
+            versions = dict.fromkeys(self.values, 0)
+            return {"has_snapshots": True, "versions": versions, "incarnation": incarnation}
+
+        def snapshot(self) -> None:
+            self.snapshots += 1
+            if self.snapshots == 2:
+                self.values = dict(self.saved)
+            self.saved = dict(self.values)
+
+    link = Link()
+    servers = Servers([link], "c")  # type: ignore[list-item]
+    servers.create("v", np.zeros(2))
+    servers.save_new()
+    servers.create("w", np.ones(2))
+    servers.register(0, UpdateRegistration("k", b"", 1, {"w": None}))
+    servers.save_new()
+    assert set(link.saved) == {"v", "w", "w/slot_0"}
+    assert link.snapshots == 3
 
 
 def test_a_server_that_was_stopped_is_named_and_found_again(

@@ -82,6 +82,9 @@ class Task:
     def signal(self, number: int) -> None:
         """Send a signal to it."""
         self.process.send_signal(number)
+        if number == signal.SIGSTOP:
+            # On a busy machine its threads run on for a moment.
+            os.waitpid(self.process.pid, os.WUNTRACED)
 
     def kill(self) -> None:
         """End it, also if it is stopped, and wait until it has ended."""

@@ -61,6 +61,21 @@ def test_a_stopped_server_is_noticed_by_the_deadline_and_answers_when_it_goes_on
         channel.close()
 
 
+def test_a_channel_to_a_stopped_server_is_closed_at_once() -> None:
+    with start_task() as task:
+        channel = connect(task.address, layer="grpc", name="ps 0")
+        channel.call(Message("pid"))
+        task.signal(signal.SIGSTOP)
+        # More than the sockets take: the call ends, and what it was sending does not.
+        with pytest.raises(DeadlineExceededError):
+            channel.call(Message("count", {}, (np.zeros(8_000_000),)), 1.0)
+        began = time.monotonic()
+        channel.close()
+        assert time.monotonic() - began < 5
+        with pytest.raises(UnavailableError, match="this channel is closed"):
+            channel.call(Message("count"), 1.0)
+
+
 def test_a_task_ends_although_a_handler_does_not() -> None:
     with start_task() as task:
         channel = connect(task.address, layer="grpc", name="ps 0")

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class SnapshotKeeper:
         self._is_closed = threading.Event()
         self._saved: dict[str, Any] = {}
         self._saved_mutations = 0
+        self._took = 0.0
         self._failure: str | None = None
         self.state, self.start_from = State(), None
         try:
@@ -66,11 +68,19 @@ class SnapshotKeeper:
         # The first change would otherwise wait for it, and the server should answer soon.
         for program in list(self.state.programs.values()):
             program.compile()
-        while not self._is_closed.wait(self._seconds):
+        while not self._is_closed.wait(self._find_pause()):
             try:
                 self.save(only_if_changed=True)
             except (CheckpointError, UnavailableError) as error:
                 _LOG.error("A snapshot of %s is missing: %s", self._task, error)
+
+    def _find_pause(self) -> float:
+        """Return how long to wait, so that the newest snapshot is never older than one period.
+
+        A snapshot has the values of when it was begun, and counts when it is complete. One that
+        takes longer than the period leaves as much time to the disk as it took.
+        """
+        return max(self._seconds - 2 * self._took, min(self._took, self._seconds))
 
     def save(self, *, only_if_changed: bool = False) -> dict[str, Any]:
         """Write a snapshot, and return its number and how many requests it has.
@@ -79,6 +89,7 @@ class SnapshotKeeper:
             CheckpointError: It cannot be written.
         """
         with self._lock:
+            began = time.monotonic()
             captured = self._capture(self._saved_mutations if only_if_changed else None)
             if captured is None:
                 return self._saved
@@ -88,6 +99,7 @@ class SnapshotKeeper:
                 self._failure = str(error)
                 raise
             self._saved_mutations, self._failure = captured.mutations, None
+            self._took = time.monotonic() - began
             self._saved = {"step": step, "applied": captured.notes["applied"]}
             return self._saved
 

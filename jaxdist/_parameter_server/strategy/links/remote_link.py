@@ -13,7 +13,7 @@ import numpy as np
 from jaxdist._parameter_server.closures.program import ClosureProgram
 from jaxdist._parameter_server.closures.traced import TracedClosure
 from jaxdist._parameter_server.coordinator import IteratorOf
-from jaxdist._parameter_server.strategy.links.lost_closures import AcknowledgedClosures
+from jaxdist._parameter_server.strategy.links.loss_report import LossReport
 from jaxdist._parameter_server.strategy.prepare import LeafOf, OwnIndex, Prepared
 from jaxdist._parameter_server.strategy.resources import Made
 from jaxdist._parameter_server.transport import Channel, Message
@@ -52,7 +52,7 @@ class RemoteWorkerLink:
         channel: To the worker.
         greeting: What it is told first.
         find_server: Returns the number of the server of a variable.
-        acknowledged: Where it notes which servers have counted a closure.
+        losses: Where it notes which servers have counted a closure.
 
     Attributes:
         platform: The platform of the worker, as `jax.export` names it; known after `hello`.
@@ -64,10 +64,10 @@ class RemoteWorkerLink:
         channel: Channel,
         greeting: HelloFields,
         find_server: Callable[[str], int],
-        acknowledged: AcknowledgedClosures,
+        losses: LossReport,
     ) -> None:
         self._index, self._channel, self._greeting = index, channel, greeting
-        self._find_server, self._acknowledged = find_server, acknowledged
+        self._find_server, self._losses = find_server, losses
         self._client = greeting.client
         self._attempts, self._numbers = itertools.count(1), itertools.count(1)
         self._incarnation = ""
@@ -128,7 +128,7 @@ class RemoteWorkerLink:
             state = reply.fields["state"]
             if state == "done":
                 counted = {int(n): inc for n, inc in reply.fields["counted"].items()}
-                self._acknowledged.note(number, counted)
+                self._losses.note(number, counted)
                 return traced.structure.build(list(reply.arrays))
             if state == "unknown":
                 self._loaded.discard(traced.digest)

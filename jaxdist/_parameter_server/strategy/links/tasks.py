@@ -1,8 +1,8 @@
 """The servers and workers of a strategy: in this process, or as other tasks."""
 
+import time
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from jaxdist._mesh import ReplicaMesh
@@ -10,13 +10,14 @@ from jaxdist._parameter_server.coordinator import ServerReport, WorkerLink
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.strategy.cluster import Cluster
 from jaxdist._parameter_server.strategy.links.local_link import LocalWorkerLink
-from jaxdist._parameter_server.strategy.links.lost_closures import AcknowledgedClosures
+from jaxdist._parameter_server.strategy.links.loss_report import LossReport
+from jaxdist._parameter_server.strategy.links.patient_server import PatientServer
+from jaxdist._parameter_server.strategy.links.reach import wait_for_tasks
 from jaxdist._parameter_server.strategy.links.remote_link import (
     RemoteWorkerLink,
     make_wrong_task_error,
 )
 from jaxdist._parameter_server.transport import Channel, connect
-from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.worker.functions import list_names
 from jaxdist._parameter_server.worker.messages import HelloFields
@@ -24,7 +25,9 @@ from jaxdist._parameter_server.worker.platforms import find_platform
 from jaxdist._parameter_server.worker.worker import Worker
 from jaxdist._processes import get_settings
 from jaxdist._validate import format_lines
-from jaxdist.errors import DeadlineExceededError
+from jaxdist.errors import DeadlineExceededError, WorkerUnavailableError
+
+_PAUSE = 0.05
 
 
 class Tasks(Protocol):
@@ -105,12 +108,12 @@ class RemoteTasks:
         self, caller: str, cluster: Cluster, client: str, max_staleness: int | None
     ) -> None:
         channels = _connect_all(caller, cluster)
-        servers = [RemoteServer(c, n) for n, c in enumerate(channels[: len(cluster.ps)])]
+        servers = [PatientServer(c, n) for n, c in enumerate(channels[: len(cluster.ps)])]
         self.storage = Servers(servers, client)
-        self._acknowledged = AcknowledgedClosures()
+        self._losses = LossReport(self.storage, client, "functions")
         greeting = HelloFields(client=client, servers=list(cluster.ps), max_staleness=max_staleness)
         self.links = [
-            RemoteWorkerLink(n, c, greeting, self.storage.find_server, self._acknowledged)
+            RemoteWorkerLink(n, c, greeting, self.storage.find_server, self._losses)
             for n, c in enumerate(channels[len(cluster.ps) :])
         ]
         # At the end of the process, the threads of the coordinator end first.
@@ -122,7 +125,7 @@ class RemoteTasks:
                 raise make_wrong_task_error(cluster.ps[n], f"ps:{n}", found)
             server.configure(max_staleness)
         for link in self.links:
-            link.hello()
+            _greet(link)
 
     def check_dataset(self, dataset_or_fn: Any) -> None:
         """Raise if other processes cannot find the function.
@@ -138,10 +141,7 @@ class RemoteTasks:
 
     def report(self) -> ServerReport:
         """Return what the servers have counted, and what they have lost."""
-        links = self.storage.links
-        hellos = {n: link.hello(self.storage.client) for n, link in enumerate(links)}
-        lost = len(self._acknowledged.find_lost(hellos))
-        return ServerReport(_add_staleness(self.storage), lost)
+        return ServerReport(_add_staleness(self.storage), self._losses.count())
 
 
 def _connect_all(caller: str, cluster: Cluster) -> list[Channel]:
@@ -151,14 +151,9 @@ def _connect_all(caller: str, cluster: Cluster) -> list[Channel]:
         *((f"worker {n}", address) for n, address in enumerate(cluster.workers)),
     ]
     channels = [connect(address, layer="grpc", name=name) for name, address in addresses]
+    named = {f"{name} at {a}": c for (name, a), c in zip(addresses, channels, strict=True)}
     seconds = get_settings().join_seconds
-    with ThreadPoolExecutor(len(channels), "jaxdist-join") as threads:
-        is_there = list(threads.map(lambda c: _is_ready(c, seconds), channels))
-    missing = [
-        f"{name} at {address}"
-        for (name, address), there in zip(addresses, is_there, strict=True)
-        if not there
-    ]
+    missing = wait_for_tasks(caller, named, seconds)
     if missing:
         for channel in channels:
             channel.close()
@@ -173,12 +168,18 @@ def _connect_all(caller: str, cluster: Cluster) -> list[Channel]:
     return channels
 
 
-def _is_ready(channel: Channel, seconds: float) -> bool:
-    try:
-        channel.wait_until_ready(seconds)
-    except DeadlineExceededError:
-        return False
-    return True
+def _greet(link: RemoteWorkerLink) -> None:
+    """Greet a worker; one that was there, and does not reply, is waited for as at the start."""
+    end = time.monotonic() + get_settings().join_seconds
+    while True:
+        try:
+            link.hello()
+        except WorkerUnavailableError:
+            if time.monotonic() >= end:
+                raise
+        else:
+            return
+        time.sleep(_PAUSE)
 
 
 def _close_all(storage: Servers, channels: Sequence[Channel]) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
+from jaxdist._parameter_server.server.messages.long_calls import LongCalls, Reply
 from jaxdist._parameter_server.server.requests import (
     Change,
     Changed,
@@ -43,12 +44,17 @@ class _NewVariable(_Fields):
     is_program: bool = False
 
 
-class _Create(_Fields):
+class _Long(_Fields):
+    request: _Name = ""  # the id of a call that may take long
+    seconds: _Seconds = WAIT_SECONDS
+
+
+class _Create(_Long, kw_only=True):
     variables: list[_NewVariable]
     client: _Name = ""
 
 
-class _Program(_Fields):
+class _Program(_Long, kw_only=True):
     key: _Name
     num_slots: _Count
     variables: list[_Name]
@@ -104,7 +110,6 @@ class _Names(_Fields):
 
 F = TypeVar("F", bound=_Fields)
 _Arrays = Iterator[np.ndarray]
-_Reply = tuple[Mapping[str, Any], tuple[np.ndarray, ...]]
 
 
 def make_handlers(server: VariableServer) -> dict[str, Handler]:
@@ -117,21 +122,21 @@ def make_handlers(server: VariableServer) -> dict[str, Handler]:
         ShapeError: From a handler: the number of arrays is not what the fields say.
     """
 
-    def hello(fields: _Hello, arrays: _Arrays) -> _Reply:
+    def hello(fields: _Hello, arrays: _Arrays) -> Reply:
         return server.hello(fields.client), ()
 
-    def configure(fields: _Configure, arrays: _Arrays) -> _Reply:
+    def configure(fields: _Configure, arrays: _Arrays) -> Reply:
         server.configure(fields.max_staleness)
         return {}, ()
 
-    def create(fields: _Create, arrays: _Arrays) -> _Reply:
+    def create(fields: _Create, arrays: _Arrays) -> Reply:
         creations = []
         for new in fields.variables:
             value = next(arrays)
             creations.append(Creation(new.name, value.tobytes() if new.is_program else value))
         return _describe_created(server.create(creations, fields.client))
 
-    def register_update(fields: _Program, arrays: _Arrays) -> _Reply:
+    def register_update(fields: _Program, arrays: _Arrays) -> Reply:
         program = next(arrays).tobytes()
         init = next(arrays).tobytes() if fields.has_init else None
         slots = {
@@ -143,14 +148,14 @@ def make_handlers(server: VariableServer) -> dict[str, Handler]:
         )
         return _describe_created(server.register_update(registration, fields.client))
 
-    def read(fields: _Read, arrays: _Arrays) -> _Reply:
+    def read(fields: _Read, arrays: _Arrays) -> Reply:
         return _describe_values(server.read(**_to_arguments(fields)))
 
-    def read_rows(fields: _ReadRows, arrays: _Arrays) -> _Reply:
+    def read_rows(fields: _ReadRows, arrays: _Arrays) -> Reply:
         rows, version = server.read_rows(fields.name, next(arrays))
         return {"version": version, "incarnation": server.incarnation}, (rows,)
 
-    def change(fields: _Change, arrays: _Arrays) -> _Reply:
+    def change(fields: _Change, arrays: _Arrays) -> Reply:
         arguments = _to_arguments(fields)
         arguments["changes"] = [
             Change(c.op, c.name, tuple(next(arrays) for _ in range(c.operands)), c.version)
@@ -158,37 +163,54 @@ def make_handlers(server: VariableServer) -> dict[str, Handler]:
         ]
         return _describe_values(server.change(**arguments))
 
-    def release(fields: _Release, arrays: _Arrays) -> _Reply:
+    def release(fields: _Release, arrays: _Arrays) -> Reply:
         return {"was_registered": server.release(fields.client, fields.closure)}, ()
 
-    def delete(fields: _Names, arrays: _Arrays) -> _Reply:
+    def delete(fields: _Names, arrays: _Arrays) -> Reply:
         return {"deleted": server.delete(fields.names)}, ()
 
-    def statistics(fields: _NoFields, arrays: _Arrays) -> _Reply:
+    def statistics(fields: _NoFields, arrays: _Arrays) -> Reply:
         return server.statistics(), ()
 
-    def snapshot(fields: _NoFields, arrays: _Arrays) -> _Reply:
+    def snapshot(fields: _Long, arrays: _Arrays) -> Reply:
         return server.snapshot(), ()
+
+    def wait(fields: _Long, arrays: _Arrays) -> Reply:
+        return calls.wait(fields.request, fields.seconds)
+
+    calls = LongCalls()
 
     return dict(
         [
             _make_handler("hello", _Hello, hello),
             _make_handler("configure", _Configure, configure),
-            _make_handler("create", _Create, create),
-            _make_handler("register_update", _Program, register_update),
+            _make_handler("create", _Create, _make_long(calls, create)),
+            _make_handler("register_update", _Program, _make_long(calls, register_update)),
             _make_handler("read", _Read, read),
             _make_handler("read_rows", _ReadRows, read_rows),
             _make_handler("change", _Change, change),
             _make_handler("release", _Release, release),
             _make_handler("delete", _Names, delete),
             _make_handler("statistics", _NoFields, statistics),
-            _make_handler("snapshot", _NoFields, snapshot),
+            _make_handler("snapshot", _Long, _make_long(calls, snapshot)),
+            _make_handler("wait", _Long, wait),
         ]
     )
 
 
+L = TypeVar("L", bound=_Long)
+
+
+def _make_long(
+    calls: LongCalls, answer: Callable[[L, _Arrays], Reply]
+) -> Callable[[L, _Arrays], Reply]:
+    return lambda fields, arrays: calls.run(
+        fields.request, fields.seconds, lambda: answer(fields, arrays)
+    )
+
+
 def _make_handler(
-    method: str, fields_type: type[F], answer: Callable[[F, _Arrays], _Reply]
+    method: str, fields_type: type[F], answer: Callable[[F, _Arrays], Reply]
 ) -> tuple[str, Handler]:
     def handle(message: Message) -> Message:
         try:
@@ -229,7 +251,7 @@ def _to_arguments(fields: _Fields) -> dict[str, Any]:
     return {name: getattr(fields, name) for name in fields.__struct_fields__}
 
 
-def _describe_created(created: Mapping[str, tuple[bool, int]]) -> _Reply:
+def _describe_created(created: Mapping[str, tuple[bool, int]]) -> Reply:
     return {
         "variables": {
             name: {"status": "created" if is_new else "exists", "version": version}
@@ -238,7 +260,7 @@ def _describe_created(created: Mapping[str, tuple[bool, int]]) -> _Reply:
     }, ()
 
 
-def _describe_values(found: Values) -> _Reply:
+def _describe_values(found: Values) -> Reply:
     fields: dict[str, Any] = {
         "incarnation": found.incarnation,
         "versions": dict(found.versions),

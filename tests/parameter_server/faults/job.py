@@ -1,0 +1,199 @@
+"""The script of all tasks of a short job, in which a test hits one task at one moment.
+
+A task that reaches the moment writes a file, and goes on when the test has written another one.
+"""
+
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import jaxdist
+from jaxdist._parameter_server.server import server as variables
+from jaxdist._parameter_server.server.applying import Request
+from jaxdist._parameter_server.server.snapshots.files import Checkpoints, Snapshots
+from jaxdist._parameter_server.strategy.links.remote_link import RemoteWorkerLink
+from jaxdist._parameter_server.variables.remote_server import RemoteServer
+from jaxdist._parameter_server.worker.worker import Worker
+from jaxdist.cluster_resolver import TFConfigClusterResolver
+from jaxdist.coordinator import ClusterCoordinator
+from jaxdist.errors import JaxdistError
+
+# Pytest imports the file to look for doctests, without these variables.
+FOLDER = pathlib.Path(os.environ.get("FAULT_FOLDER", "."))
+WHO, MOMENT = os.environ.get("FAULT_WHO", ""), os.environ.get("FAULT_MOMENT", "")
+SNAPSHOT_SECONDS = float(os.environ.get("FAULT_SNAPSHOT_SECONDS", "0.2"))
+START = int(os.environ.get("JAXDIST_ATTEMPT", "1"))
+STEPS = 20
+
+
+def write(name: str, **content: Any) -> None:
+    """Write a file, whole."""
+    part = FOLDER / f"{name}.part"
+    part.write_text(json.dumps(content))
+    part.rename(FOLDER / name)
+
+
+def wait_for(name: str) -> None:
+    """Wait until the test has written a file."""
+    while not (FOLDER / name).exists():
+        time.sleep(0.005)
+
+
+class Moment:
+    """A moment of this task; the test hits it at the n-th time."""
+
+    def __init__(self, who: str, moment: str, times: int = 1, start: int = 1) -> None:
+        self._is_meant = (who, moment) == (WHO, MOMENT) and start == START
+        self._times = times
+
+    def reach(self) -> None:
+        """Let the test hit this task, if it is time."""
+        if not self._is_meant:
+            return
+        self._times -= 1
+        if self._times == 0:
+            write("reached", pid=os.getpid())
+            wait_for("go")
+
+
+def insert(owner: Any, name: str, moment: Moment, *, after: bool) -> None:
+    """Let a method reach a moment before it runs, or after."""
+    method: Callable[..., Any] = getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not after:
+            moment.reach()
+        found = method(*args, **kwargs)
+        if after:
+            moment.reach()
+        return found
+
+    setattr(owner, name, call)
+
+
+def run_server(resolver: TFConfigClusterResolver, name: str) -> None:
+    """Be a parameter server or a worker."""
+    if resolver.task_type == "worker":
+        compile_programs = Worker._compile
+
+        def compile_and_wrap(self: Worker, closure: Any) -> list[Any]:
+            programs = compile_programs(self, closure)
+            return [_wrap(programs[0], computing), *programs[1:]]
+
+        computing = Moment(name, "computing", times=2)
+        setattr(Worker, "_compile", compile_and_wrap)  # noqa: B010
+        # The server has applied the changes, and nobody has told the chief.
+        insert(RemoteServer, "change", Moment(name, "exchange", times=2), after=True)
+        Moment(name, "restarting", start=2).reach()
+    else:
+        insert(Request, "commit", Moment(name, "computing", times=5), after=False)
+        # Applied, and the worker has no reply.
+        insert(variables.VariableServer, "change", Moment(name, "exchange", times=5), after=True)
+        # Some of the files are written. The first snapshot is complete.
+        snapshot = Moment(name, "snapshot", times=2)
+        insert(Checkpoints, "wait_until_finished", snapshot, after=False)
+        insert(Snapshots, "load", Moment(name, "restarting", start=2), after=False)
+    server = jaxdist.Server(
+        resolver.cluster_spec(),
+        resolver.task_type,
+        resolver.task_id,
+        snapshot_seconds=SNAPSHOT_SECONDS,
+    )
+    server.join()
+
+
+def _wrap(program: Callable[..., Any], moment: Moment) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        moment.reach()
+        return program(*args)
+
+    return run
+
+
+def dataset_fn() -> Any:
+    """Return batches without end."""
+    while True:
+        yield np.ones(3, np.float32)
+
+
+def train(resolver: TFConfigClusterResolver) -> dict[str, Any]:
+    """Train, and return what was counted."""
+    # A worker has run the closure, and the chief has not counted it.
+    exchange = Moment("chief 0", "exchange", times=5)
+    insert(RemoteWorkerLink, "_exchange", exchange, after=True)
+    # No snapshot has the new variables.
+    insert(RemoteServer, "snapshot", Moment("chief 0", "snapshot"), after=False)
+    computing = Moment("chief 0", "computing")
+    Moment("chief 0", "restarting", start=2).reach()
+    strategy = jaxdist.ParameterServerStrategy(resolver)
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        w = jaxdist.Variable(jnp.zeros(3), name="w")
+        count = jaxdist.Variable(0, name="count")
+    before = int(count)
+
+    def step(batches: Any) -> Any:
+        batch = next(batches)
+        w.assign_add(batch)
+        count.assign_add(1)
+        return batch.sum()
+
+    def trace_slowly(batches: Any) -> Any:
+        computing.reach()
+        return step(batches)
+
+    batches = iter(coordinator.create_per_worker_dataset(dataset_fn))
+    coordinator.schedule(step, (batches,)).fetch()
+    write("idle", pid=os.getpid())
+    wait_for("go on")
+    # Both workers come to it, whichever of them is faster.
+    while not (FOLDER / "reached").exists() and MOMENT != "idle":
+        for _ in range(10):
+            coordinator.schedule(step, (batches,))
+        if WHO == "chief 0":
+            coordinator.schedule(trace_slowly, (batches,))
+        coordinator.join()
+    for _ in range(STEPS):
+        coordinator.schedule(step, (batches,))
+    coordinator.join()
+    found = coordinator.statistics()
+    total = float(w.numpy()[0])
+    return {
+        "before": before,
+        "count": int(count),
+        "total": total,
+        "scheduled": found.scheduled,
+        "applied": found.applied,
+        "lost": found.lost,
+        "retried": found.retried,
+        "requests": strategy.storage.links[0].statistics()["applied"],
+    }
+
+
+def main() -> None:
+    """Run one task."""
+    resolver = TFConfigClusterResolver()
+    assert resolver.task_type is not None
+    assert resolver.task_id is not None
+    name = f"{resolver.task_type} {resolver.task_id}"
+    address = resolver.cluster_spec().task_address(resolver.task_type, resolver.task_id)
+    write(f"pid {name} {START}", pid=os.getpid(), address=address)
+    if resolver.task_type != "chief":
+        run_server(resolver, name)
+        return
+    try:
+        found = train(resolver)
+    except JaxdistError as error:
+        write("result", error=type(error).__name__, text=str(error), time=time.time())
+        raise
+    write("result", error=None, **found)
+
+
+if __name__ == "__main__":
+    main()
