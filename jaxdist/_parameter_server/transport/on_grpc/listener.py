@@ -1,5 +1,8 @@
 """A task that answers by gRPC."""
 
+import contextlib
+import errno
+import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -88,6 +91,7 @@ class GrpcListener:
         self._health = health.HealthServicer()
         added.add_HealthServicer_to_server(self._health, self._server)
         shown = f"[{host}]" if ":" in host else host
+        _check_free(host, int(port))
         bound = self._bind(f"{shown}:{port}", security)
         self._address = f"{shown}:{bound}"
         self._server.start()
@@ -114,13 +118,7 @@ class GrpcListener:
             )
             return int(self._server.add_secure_port(address, credentials))
         except RuntimeError:
-            raise ClusterError(
-                f"A task was to listen on {address}, and cannot.\n\n"
-                "The address is one of this machine, the port is free, and this user may use it. "
-                "Files of TLS are PEM.\n\n"
-                "See who uses the port: ss -ltnp. Or choose another address, or port 0 for a free "
-                "port."
-            ) from None
+            raise _make_bind_error(address) from None
 
     def _answer_one(self, chunk: bytes, context: Any) -> Iterator[bytes]:
         return self._answer(iter((chunk,)), context)
@@ -188,3 +186,33 @@ class GrpcListener:
             if taken:
                 self._budget.give_back(taken)
         return None
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raise if a port is used at one of the addresses of a name, such as those of `localhost`.
+
+    gRPC listens on those that are free, and clients would reach another program at the others.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return  # gRPC has an error of its own.
+    for family, kind, protocol, _, where in found if port else []:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                tried.bind(where)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    there = "" if where[0] == host else f" ({where[0]})"
+                    raise _make_bind_error(f"{host}:{port}{there}") from None
+                raise
+
+
+def _make_bind_error(address: str) -> ClusterError:
+    return ClusterError(
+        f"A task was to listen on {address}, and cannot.\n\n"
+        "The address is one of this machine, the port is free, and this user may use it. "
+        "Files of TLS are PEM.\n\n"
+        "See who uses the port: ss -ltnp. Or choose another address, or port 0 for a free port."
+    )
