@@ -15,7 +15,7 @@ from jaxdist._parameter_server.coordinator.remote_value import ClosureResult, Re
 from jaxdist._parameter_server.coordinator.scheduled import Scheduled
 from jaxdist._parameter_server.coordinator.settings import read_wait_settings
 from jaxdist._parameter_server.coordinator.statistics import Statistics
-from jaxdist._parameter_server.coordinator.worker_index import is_on_worker
+from jaxdist._parameter_server.worker.worker_index import is_on_worker
 from jaxdist._parameter_server.coordinator.workers import Workers
 from jaxdist._validate import check_call_arguments, check_callable, check_keys, show
 from jaxdist.errors import ArgumentError, ContextError

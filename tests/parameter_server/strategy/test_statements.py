@@ -340,6 +340,66 @@ def test_a_dataset_function_that_fails_is_the_error_of_functions_that_use_it(
     coordinator.join()
 
 
+def test_a_dataset_that_fails_later_is_named_with_its_worker_and_cause(
+    coordinated: Coordinated,
+) -> None:
+    _, coordinator = coordinated
+
+    def make_batches() -> Iterator[np.ndarray]:
+        yield np.ones(2, "float32")
+        raise OSError("disk gone")
+
+    def take(iterator: Any) -> Any:
+        return next(iterator)
+
+    iterator = iter(coordinator.create_per_worker_dataset(make_batches))
+    for _ in range(3):
+        coordinator.schedule(take, (iterator,))
+    said = r"Worker [01] could not read a batch of make_batches\(\): OSError: disk gone \(.*:\d+, in"
+    with pytest.raises(ClosureInputError, match=said) as caught:
+        coordinator.join()
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.original_exception is caught.value.__cause__
+    # The generator seems to have ended now, which is not what happened.
+    coordinator.schedule(take, (iterator,))
+    with pytest.raises(ClosureInputError, match=said):
+        coordinator.join()
+
+
+def test_a_dataset_that_fails_once_goes_on_with_its_next_batch(coordinated: Coordinated) -> None:
+    _, coordinator = coordinated
+
+    class Batches:
+        """Raises once in four times."""
+
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def __iter__(self) -> Iterator[np.ndarray]:
+            return self
+
+        def __next__(self) -> np.ndarray:
+            self.calls += 1
+            if self.calls % 4 == 0:
+                raise OSError("network gone")
+            return np.float32(self.calls)
+
+    def take_two(iterator: Any) -> Any:
+        return jnp.stack([next(iterator), next(iterator)])
+
+    iterator = iter(coordinator.create_per_worker_dataset(Batches))
+    found: list[list[float]] = []
+    for _ in range(20):
+        try:
+            found.append(coordinator.schedule(take_two, (iterator,)).fetch().tolist())
+            coordinator.join()
+        except ClosureInputError:
+            with pytest.raises(ClosureInputError):
+                coordinator.join()
+    # A batch that was read before the error is not lost.
+    assert {(1.0, 2.0), (3.0, 5.0)} <= set(map(tuple, found))
+
+
 def test_what_is_no_dataset_is_refused_at_once(coordinated: Coordinated) -> None:
     with pytest.raises(
         ArgumentError, match=r"create_per_worker_dataset was given dataset_fn=3"
