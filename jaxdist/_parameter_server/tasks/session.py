@@ -22,7 +22,7 @@ from jaxdist._parameter_server.worker.functions import find_function
 from jaxdist._parameter_server.worker.iterators import BatchIterator, put_back
 from jaxdist._parameter_server.worker.messages import LoadFields, MakeFields, RunFields
 from jaxdist._parameter_server.worker.platforms import find_platform
-from jaxdist._parameter_server.worker.structures import describe_tree, list_leaves
+from jaxdist._parameter_server.worker.structures import describe_tree, is_value, list_leaves
 from jaxdist._parameter_server.worker.worker import Request, Worker
 from jaxdist.errors import (
     CancelledError,
@@ -34,9 +34,6 @@ from jaxdist.errors import (
 )
 
 _PROGRAMS = 256
-# A list of more arrays is a dataset.
-_MOST_LEAVES = 256
-_ARRAYS = (np.ndarray, np.generic, jax.Array)
 # Errors of jaxdist whose cause is one of a dataset.
 _OF_USERS = (ClosureInputError, UnknownError)
 _Answer = tuple[dict[str, Any], Sequence[np.ndarray]]
@@ -192,7 +189,7 @@ class Session:
         with on_worker(self._index), _send_text():
             value = self._made[fields.number] = function()
         self._names[fields.number] = name_dataset(function)
-        tree = describe_tree("A per-worker value", value) if _is_value(value) else None
+        tree = describe_tree("A per-worker value", value) if is_value(value) else None
         return {"state": "done", "tree": tree}, ()
 
     def _forget(self, numbers: Sequence[int]) -> None:
@@ -212,14 +209,6 @@ def _send_text() -> Iterator[None]:
         raise UnknownError(
             f"{type(error).__name__}: {error}\n\nThe log of the worker has the traceback."
         ) from error
-
-
-def _is_value(value: Any) -> bool:
-    """Return whether what a function has made can be an argument of closures, and is no dataset."""
-    if not isinstance(value, (dict, list, tuple, *_ARRAYS)):
-        return False
-    leaves = jax.tree.leaves(value)
-    return 0 < len(leaves) <= _MOST_LEAVES and all(isinstance(x, _ARRAYS) for x in leaves)
 
 
 def _answer(future: "Future[_Answer]", seconds: float) -> Message:

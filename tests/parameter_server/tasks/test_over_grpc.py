@@ -26,6 +26,7 @@ from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from jaxdist.errors import (
     ArgumentError,
+    ArgumentTypeError,
     CheckpointError,
     ClosureInputError,
     ClusterError,
@@ -293,6 +294,15 @@ def test_errors_of_closures_and_datasets_arrive(
         run(three, 7)
     with pytest.raises(OutOfRangeError):
         coordinator.join()
+
+
+@pytest.mark.parametrize("make", [three, empty])
+def test_a_dataset_in_the_place_of_its_iterator_is_refused(cluster: _Cluster, make: Any) -> None:
+    _, coordinator = cluster.make()
+    dataset = coordinator.create_per_worker_dataset(make)
+    with pytest.raises(ArgumentTypeError, match=r"given args\[0\], a per-worker dataset") as caught:
+        coordinator.schedule(lambda it: next(it), args=(dataset,))
+    assert "Call iterator = iter(dataset)" in str(caught.value)
 
 
 @pytest.mark.parametrize("dataset", [lambda: iter([X]), [X], np.ones, None])
