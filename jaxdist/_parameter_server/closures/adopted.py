@@ -17,6 +17,8 @@ together. So these values are checked by the next scheduled function, all of the
 sent. One that does not fit is an error, and the object has the values of the servers again.
 """
 
+import inspect
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +32,8 @@ from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._program import WholeCall
 from jaxdist._values import Variable, cast_to_variable
 from jaxdist.errors import JaxdistError, UnsupportedError
+
+_ARGUMENT = re.compile(r"(?:args\[(\d+)\]|kwargs\['(\w+)'\])(.*)")
 
 
 class Adopted:
@@ -89,11 +93,32 @@ def adopt(call: WholeCall, strategy: Any) -> list[StateLeaf]:
     if graph is None:
         return []
     of_optimizers = _find_optimizer_state(call.flat.nodes)
+    parameters = _list_parameters(call.fn)
     leaves = []
     for number, variable in enumerate(graph.variables):
-        name = graph.shape.name(number)
+        name = _name_by_parameter(graph.shape.name(number), parameters)
         leaves.append(adopt_one(variable, name, strategy, is_state=id(variable) in of_optimizers))
     return leaves
+
+
+def _list_parameters(fn: Any) -> list[str]:
+    """Return the names of the parameters of a function that take arguments by position."""
+    try:
+        found = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _name_by_parameter(name: str, parameters: Sequence[str]) -> str:
+    """Return `model.kernel` for `args[0].kernel` of a function whose first parameter is `model`."""
+    found = _ARGUMENT.match(name)
+    if found is None:
+        return name
+    number, key, rest = found.groups()
+    if key is not None:
+        return f"{key}{rest}"
+    return f"{parameters[int(number)]}{rest}" if int(number) < len(parameters) else name
 
 
 def adopt_one(variable: Any, name: str, strategy: Any, *, is_state: bool) -> StateLeaf:

@@ -141,8 +141,8 @@ class Session:
             return {"state": "unknown"}, ()
         if self._cancelled == fields.number:
             raise CancelledError(
-                f"Closure {fields.number} was cancelled before worker {self._index} ran it.\n\n"
-                "Another closure had failed.\n\nSchedule it again."
+                f"Function {fields.number} was cancelled before worker {self._index} ran it.\n\n"
+                "Another function had failed.\n\nSchedule it again."
             )
         closure, shapes = known
         iterators: list[BatchIterator] = [self._made[n] for n in fields.iterators]
@@ -206,9 +206,7 @@ def _send_text() -> Iterator[None]:
     except JaxdistError:
         raise
     except Exception as error:
-        raise UnknownError(
-            f"{type(error).__name__}: {error}\n\nThe log of the worker has the traceback."
-        ) from error
+        raise UnknownError(f"{type(error).__name__}: {error}") from error
 
 
 def _answer(future: "Future[_Answer]", seconds: float) -> Message:

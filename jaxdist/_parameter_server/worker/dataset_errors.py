@@ -27,10 +27,9 @@ def make_input_error(
         error: What the dataset raised.
     """
     # What another process raised has a class and a text already.
-    text = str(error)
-    if not isinstance(error, UnknownError):
-        text = f"{type(error).__name__}: {text}"
-    line = find_line(error)
+    is_told = isinstance(error, UnknownError)
+    text = str(error) if is_told else f"{type(error).__name__}: {error}"
+    line = "its log has the traceback" if is_told else find_line(error)
     return ClosureInputError(
         f"Worker {worker} could not {failed} of {dataset}: {text}"
         f"{'' if line is None else f' ({line})'}\n\n"

@@ -243,11 +243,30 @@ def test_values_of_a_wrong_shape_are_refused_and_none_of_them_counts() -> None:
     assert model.bias.shape == (3,)
     model.bias.set_value(jnp.ones(3))
     model.kernel.set_value(jnp.ones((3, 2)))
-    with pytest.raises(ShapeError, match=r"kernel'.assign was given value=float32\[3, 2\]") as caught:
+    with pytest.raises(
+        ShapeError, match=r"kernel'.assign was given value=float32\[3, 2\]"
+    ) as caught:
         coordinator.schedule(total, (model,))
     assert "the model has their values again" in caught.value.__notes__[0]
     assert model.kernel.shape == (2, 3)
     assert coordinator.schedule(total, (model,)).fetch() == before
+
+
+def test_variables_of_a_model_are_called_by_the_parameter_of_the_function() -> None:
+    strategy = make_strategy()
+    coordinator = ClusterCoordinator(strategy)
+    layers = nnx.List([nnx.Linear(2, 2, rngs=nnx.Rngs(0))])
+    model, other, third = nnx.Dict(layers=layers), _Net(nnx.Rngs(0)), _Net(nnx.Rngs(1))
+
+    def step(model: Any, *rest: Any, other: Any) -> Any:
+        return model.layers[0].kernel[...].sum()
+
+    coordinator.schedule(step, (model, third), {"other": other}).fetch()
+    assert model.layers[0].kernel.get_raw_value().remote_name == "model.layers[0].kernel"
+    assert other.b.bias.get_raw_value().remote_name == "other.b.bias"
+    assert third.b.bias.get_raw_value().remote_name == "args[1].b.bias"
+    with pytest.raises(ShapeError, match=r"Variable 'model\.layers\[0\]\.kernel'"):
+        model.layers[0].kernel[...] = jnp.ones(3)
 
 
 def test_statistics_and_random_keys_of_a_module(coordinated: Coordinated) -> None:
