@@ -23,6 +23,7 @@ from collections.abc import Iterator
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import flax.nnx as nnx
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,6 +41,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if "JAXDIST_TESTS_OF_JOB" not in os.environ:
     jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# How long an example takes depends on what else the machine does. Tests have a timeout.
+hypothesis.settings.register_profile("jaxdist", deadline=None)
+hypothesis.settings.load_profile("jaxdist")
 
 _OPTION = "jax_disable_most_optimizations"
 if _OPTION.upper() not in os.environ:

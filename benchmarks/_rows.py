@@ -29,6 +29,7 @@ from benchmarks import (
     row_plan_6144,
     row_save,
     row_servers,
+    row_tasks,
     row_transport,
     row_variables_100,
     table_collectives,
@@ -61,6 +62,7 @@ MODULES: tuple[ModuleType, ...] = (
     row_plan_6144,
     row_save,
     row_servers,
+    row_tasks,
     row_transport,
     row_variables_100,
 )

@@ -1,6 +1,10 @@
-"""Arms of the rows on parameter servers: workers with a server, workers alone, and the queue."""
+"""Arms of the rows on parameter servers: workers with a server, workers alone, and the queue.
 
-import itertools
+With `layer="local"` servers and workers are in this process, with "grpc" each is one of its own.
+"""
+
+import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,35 +13,37 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxdist
+from benchmarks import _server_job
+from benchmarks._children import Child
 from benchmarks._loop import Loop
+from benchmarks._raw_tasks import find_loss
+from benchmarks._server_job import LENGTH, MANY, RATE, WORKERS, make_batch, make_parameters
+from jaxdist._launching import find_free_ports
 from jaxdist._parameter_server import ClusterCoordinator, ParameterServerStrategy
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 
-WORKERS = 2
-_RATE = 0.05
-_WIDTHS = (784, 512, 512, 256, 128, 10)
 
-
-def train_with_a_server(batch: int) -> Loop:
+def train_with_a_server(batch: int, layer: str = "local") -> Loop:
     """Closures on two workers, each of which changes the 10 variables of one server."""
-    strategy = _make_strategy()
+    strategy = _make_strategy(layer)
     coordinator = ClusterCoordinator(strategy)
-    images, labels = _make_batch(batch)
     with strategy.scope():
-        variables = [jaxdist.Variable(x) for x in _make_parameters()]
-    first = float(_find_loss([v.value() for v in variables], images, labels))
+        variables = [jaxdist.Variable(x) for x in make_parameters()]
+    batches = coordinator.create_per_worker_dataset(_server_job.BATCHES[batch])
 
-    def step(images: Any, labels: Any) -> Any:
+    def step(iterator: Any) -> Any:
         own = [v.value() for v in variables]
-        loss, grads = jax.value_and_grad(_find_loss)(own, images, labels)
+        loss, grads = jax.value_and_grad(find_loss)(own, *next(iterator))
         for variable, grad in zip(variables, grads, strict=True):
-            variable.assign_sub(_RATE * grad, read_value=False)
+            variable.assign_sub(RATE * grad, read_value=False)
         return loss
 
+    iterator = iter(batches)
+    first = float(coordinator.schedule(step, (iterator,)).fetch())
     last: list[Any] = []
 
     def loop(steps: int) -> None:
-        last[:] = [coordinator.schedule(step, (images, labels)) for _ in range(steps)]
+        last[:] = [coordinator.schedule(step, (iterator,)) for _ in range(steps)]
         coordinator.join()
 
     def facts() -> dict[str, Any]:
@@ -48,11 +54,37 @@ def train_with_a_server(batch: int) -> Loop:
     return Loop(loop, facts=facts)
 
 
+def move_many(layer: str) -> Loop:
+    """Closures on one worker, each of which reads and changes a hundred variables."""
+    strategy = _make_strategy(layer, workers=1)
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        variables = [jaxdist.Variable(np.ones(LENGTH, "float32")) for _ in range(MANY)]
+
+    def step() -> None:
+        for variable in variables:
+            variable.assign_sub(0.01 * variable.value(), read_value=False)
+
+    def loop(steps: int) -> None:
+        for _ in range(steps):
+            coordinator.schedule(step)
+        coordinator.join()
+
+    def facts() -> dict[str, Any]:
+        counts = coordinator.statistics()
+        power = 0.99**counts.applied
+        values = [v.value() for v in variables]
+        is_right = all(np.allclose(v, power, rtol=1e-3, atol=1e-30) for v in values)
+        return {"has all": counts.applied == counts.scheduled and is_right}
+
+    return Loop(loop, facts=facts)
+
+
 def compute_in_threads(batch: int) -> Loop:
     """The same gradients in as many threads, which exchange nothing."""
-    images, labels = _make_batch(batch)
-    parameters = [jnp.asarray(x) for x in _make_parameters()]
-    find = jax.jit(jax.value_and_grad(_find_loss))
+    images, labels = make_batch(batch)
+    parameters = [jnp.asarray(x) for x in make_parameters()]
+    find = jax.jit(jax.value_and_grad(find_loss))
     threads = ThreadPoolExecutor(WORKERS)
 
     def work(steps: int) -> None:
@@ -66,15 +98,20 @@ def compute_in_threads(batch: int) -> Loop:
     return Loop(loop)
 
 
-def schedule_nothing() -> Loop:
-    """Calls of `schedule` with an empty function; their results are waited for between bursts."""
-    coordinator = ClusterCoordinator(_make_strategy())
+def schedule_nothing(layer: str = "local", joins: bool = False) -> Loop:
+    """Calls of `schedule` with an empty function; `joins` waits for their results, too."""
+    coordinator = ClusterCoordinator(_make_strategy(layer))
 
     def loop(steps: int) -> None:
         for _ in range(steps):
             coordinator.schedule(_do_nothing)
+        if joins:
+            coordinator.join()
 
-    return Loop(loop, prepare=lambda _: coordinator.join())
+    def prepare(_: int) -> None:
+        coordinator.join()
+
+    return Loop(loop, prepare=prepare)
 
 
 def submit_nothing() -> Loop:
@@ -97,34 +134,21 @@ def _do_nothing() -> None:
     return None
 
 
-def _make_strategy() -> ParameterServerStrategy:
-    jobs = {"chief": 1, "ps": 1, "worker": WORKERS}
-    spec = {job: [f"{job}{n}:0" for n in range(count)] for job, count in jobs.items()}
-    resolver = SimpleClusterResolver(
-        ClusterSpec(spec), task_type="chief", task_id=0, rpc_layer="local"
-    )
+def _make_strategy(layer: str, workers: int = WORKERS) -> ParameterServerStrategy:
+    jobs = {"ps": 1, "worker": workers, "chief": 1}
+    ports = iter(find_free_ports(sum(jobs.values())))
+    spec = {job: [f"127.0.0.1:{next(ports)}" for _ in range(n)] for job, n in jobs.items()}
+    if layer == "grpc":
+        _start_tasks(spec)
+    cluster = ClusterSpec(spec)
+    resolver = SimpleClusterResolver(cluster, task_type="chief", task_id=0, rpc_layer=layer)
     return ParameterServerStrategy(resolver)
 
 
-def _make_parameters() -> list[np.ndarray]:
-    """Return kernels and biases of 5 layers: 10 arrays, 3.3 MB."""
-    rng = np.random.default_rng(0)
-    made: list[np.ndarray] = []
-    for into, out in itertools.pairwise(_WIDTHS):
-        made += [rng.normal(0, into**-0.5, (into, out)).astype("float32"), np.zeros(out, "float32")]
-    return made
-
-
-def _make_batch(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
-    images = rng.normal(size=(rows, _WIDTHS[0])).astype("float32")
-    return images, rng.integers(0, _WIDTHS[-1], rows).astype("int32")
-
-
-def _find_loss(parameters: list[Any], images: Any, labels: Any) -> Any:
-    x = images
-    for n in range(0, len(parameters), 2):
-        x = x @ parameters[n] + parameters[n + 1]
-        x = jax.nn.relu(x) if n < len(parameters) - 2 else x
-    logits = jax.nn.log_softmax(x)
-    return -jnp.mean(jnp.take_along_axis(logits, labels[:, None], 1))
+def _start_tasks(spec: dict[str, list[str]]) -> None:
+    for job in ("ps", "worker"):
+        for index in range(len(spec[job])):
+            config = {"cluster": spec, "task": {"type": job, "index": index}}
+            environ = {**os.environ, "TF_CONFIG": json.dumps(config)}
+            command = ["-m", "jaxdist", "server", "--module", _server_job.__name__]
+            Child(command, environ)

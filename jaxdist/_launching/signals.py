@@ -50,8 +50,12 @@ class Signals:
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake, 4096)
 
-    def forward(self, running: Sequence[AnyChild]) -> bool:
+    def forward(self, running: Sequence[AnyChild], first: Sequence[AnyChild] | None = None) -> bool:
         """Send new signals to the processes that run: the first one as it is; later ones kill.
+
+        Args:
+            running: The processes that run.
+            first: Those that get the first signal; all of them if left out.
 
         Returns:
             Whether there were new ones.
@@ -59,10 +63,11 @@ class Signals:
         new = self.received[self.forwarded :]
         for number in new:
             self.forwarded += 1
-            for child in running:
-                if self.forwarded > 1:
+            if self.forwarded > 1:
+                for child in running:
                     child.kill()
-                else:
+            else:
+                for child in running if first is None else first:
                     # A terminal sends Ctrl-C to all processes of a group, others to one process.
                     child.signal(number, to_group=number == signal.SIGINT)
         return bool(new)

@@ -17,6 +17,7 @@ _ONLY_ALIKE = {
 _ONLY_HERE = {
     "workers": "--workers",
     "snapshot_directory": "--snapshot-directory",
+    "snapshot_seconds": "--snapshot-seconds",
     "module": "--module",
     "plain_servers": "--plain-servers",
 }
@@ -43,6 +44,15 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
             "where parameter servers write snapshots: a folder, with --on ray and --print slurm "
             "one that all nodes share, with --print jobset a PersistentVolumeClaim; a folder that "
             "is deleted at the end if left out"
+        ),
+    )
+    group.add_argument(
+        "--snapshot-seconds",
+        type=float,
+        metavar="S",
+        help=(
+            "with --plain-servers or train: how often a snapshot is written; 60 if left out. What "
+            "changed after the last one is lost with a server that is killed"
         ),
     )
     group.add_argument(
@@ -107,14 +117,24 @@ def launch_with_servers(arguments: argparse.Namespace, program: Program) -> int:
         LaunchError: They cannot be started.
         ArgumentError: A number is out of range.
     """
-    modules = [part for name in arguments.module or [] for part in ("--module", name)]
-    plain = [sys.executable, "-m", "jaxdist", "server", *modules]
+    options = [part for name in arguments.module or [] for part in ("--module", name)]
+    is_plain = bool(arguments.plain_servers or program.is_training)
+    if arguments.snapshot_seconds is not None:
+        if not is_plain:
+            raise ArgumentError(
+                f"jaxdist launch was given --snapshot-seconds {arguments.snapshot_seconds:g}, and "
+                "parameter servers run the script.\n\n"
+                "The script makes its own jaxdist.Server.\n\n"
+                "Pass snapshot_seconds= to jaxdist.Server in the script, or add --plain-servers."
+            )
+        options += ["--snapshot-seconds", str(arguments.snapshot_seconds)]
+    plain = [sys.executable, "-m", "jaxdist", "server", *options]
     directory = arguments.snapshot_directory
     grace = arguments.grace_seconds
     job = ClusterJob(
         program.command,
         # `jaxdist train` is the program of the chief alone.
-        plain if arguments.plain_servers or program.is_training else program.command,
+        plain if is_plain else program.command,
         arguments.ps,
         arguments.workers,
         devices_per_process=arguments.devices_per_process,

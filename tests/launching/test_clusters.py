@@ -102,13 +102,17 @@ def test_a_chief_that_fails_starts_again_as_often_as_it_may(tmp_path: pathlib.Pa
     assert len(list(tmp_path.glob("ps_0.*"))) == 1
 
 
-def test_a_signal_to_the_launcher_ends_all(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_launcher_ends_all(tmp_path: pathlib.Path, number: int) -> None:
     script = _write(tmp_path, _WAIT)
     with start_launcher("--ps", "1", "--workers", "1", script, str(tmp_path)) as job:
         wait_until(lambda: len(list(tmp_path.glob("*_0.0"))) == 3, 60)
-        os.kill(job.pids[0], signal.SIGTERM)
+        os.kill(job.pids[0], number)
         (outcome,) = job.wait(60)
-    assert outcome.exit_code == 128 + signal.SIGTERM, outcome.describe()
+    assert outcome.exit_code == 128 + number, outcome.describe()
+    # The chief alone gets it, so there is one traceback and not one for each task.
+    interrupted = re.findall(r"^\[(.*?)\] KeyboardInterrupt", outcome.stderr, re.M)
+    assert interrupted == (["chief 0"] if number == signal.SIGINT else [])
     assert all(is_gone(pid) for own in _find_pids(outcome.stdout).values() for pid in own)
 
 
@@ -120,6 +124,8 @@ def test_a_signal_to_the_launcher_ends_all(tmp_path: pathlib.Path) -> None:
         (("--chief", "1", "--workers", "1", "x.py"), "no number of parameter servers"),
         (("--ps", "1", "--workers", "1", "-n", "2", "x.py"), "--ps 1 and -n"),
         (("--ps", "1", "--workers", "1", "--module", "m", "x.py"), "no --plain-servers"),
+        (("--ps", "1", "--workers", "1", "--snapshot-seconds", "5", "-m", "json"), "seconds= to"),
+        (("--snapshot-seconds", "5", "x.py"), "no --ps"),
         (("--ps", "1", "--workers", "1"), "was given no script"),
         (("--ps", "0", "--workers", "1", __file__), "--ps=0"),
     ],

@@ -78,8 +78,10 @@ class Supervisor:
                 self._start(task)
             while self._running():
                 self._wait()
-                if self._signals.forward(self._running()):
+                if self._signals.forward(self._running(), self._find_chief()):
                     self._kill_at = self._kill_at or time.monotonic() + self._patience.grace
+                    if not self._find_chief():
+                        self._finish(1)
                 self._collect()
                 if self._kill_at is not None and time.monotonic() >= self._kill_at:
                     for child in self._running():
@@ -93,6 +95,11 @@ class Supervisor:
 
     def _running(self) -> list[AnyChild]:
         return [t.child for t in self._tasks if t.child is not None and t.child.end is None]
+
+    def _find_chief(self) -> list[AnyChild]:
+        """Return the chief, if it runs. It alone gets a signal; the others are asked to end."""
+        found = [t.child for t in self._tasks if t.job == "chief" and t.child is not None]
+        return [child for child in found if child.end is None]
 
     def _start(self, task: Task) -> None:
         task.starts += 1
@@ -132,6 +139,8 @@ class Supervisor:
                     self._selector.unregister(pipe)
             if self._code is None and not self._signals.forwarded:
                 self._decide(task, end)
+            elif self._code is None and task.job == "chief":
+                self._finish(end.exit_code)
 
     def _decide(self, task: Task, end: End) -> None:
         """Start a task again, or end the job."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -111,7 +112,7 @@ class TracedClosure:
     num_replicas: int
     lookup: Lookup | None = None
 
-    @property
+    @functools.cached_property
     def reads(self) -> tuple[str, ...]:
         """The names of the variables that it reads."""
         return tuple(i.name for i in self.inputs if i.source is Source.VARIABLE)

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from jaxdist._parameter_server.server.stored import StagedVariable
+from jaxdist._parameter_server.transport.layout import make_empty
 
-Step = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Step = Callable[..., np.ndarray]
 
 # Operations on the whole variable. None stands for the operand itself.
 DENSE: dict[str, Step | None] = {"assign": None, "add": np.add, "sub": np.subtract}
@@ -32,8 +33,9 @@ def stage_dense(staged: StagedVariable, op: str, operand: np.ndarray) -> None:
         staged.set_dense(operand)
         return
     before = np.asarray(staged.get_dense())
-    # `np.add` of a bool or a scalar returns another type.
-    staged.set_dense(np.asarray(step(before, operand), dtype=before.dtype))
+    value = make_empty(before.shape, before.dtype)
+    step(before, operand, out=value)
+    staged.set_dense(value)
 
 
 def stage_rows(staged: StagedVariable, op: str, ids: np.ndarray, rows: np.ndarray) -> None:

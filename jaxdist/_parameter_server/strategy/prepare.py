@@ -104,12 +104,24 @@ class Preparer:
         self._finish_with = finish
         self._calls = WholeCalls(caller)
         self._programs: Recent[Any, ClosureProgram] = Recent(256)
+        # Calls without arguments are equal, so nothing has to be looked at again.
+        self._without_arguments: Recent[Any, Prepared] = Recent(256)
         self._lock = threading.RLock()
 
     def prepare(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Prepared:
         """Return a call of a function as workers run it."""
+        if args or kwargs:
+            return self._prepare(fn, args, kwargs)
+        with self._lock:
+            found = self._without_arguments.find(fn, lambda: self._prepare(fn, (), {}))
+            self._get_strategy().adopted.send_new_values(found.program.captured)
+            return found
+
+    def _prepare(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Prepared:
         leaves_of: dict[int, tuple[Any, LeafOf]] = {}
         sources: list[TemplateSource] = []
         iterators: list[PerWorkerIterator] = []

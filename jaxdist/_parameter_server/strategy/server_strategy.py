@@ -30,6 +30,7 @@ from jaxdist._strategies import Strategy
 from jaxdist._validate import check_call_arguments, check_callable
 from jaxdist._values import Variable, current_binding, get_call_context
 from jaxdist.errors import ContextError
+from jaxdist.training import require_extra
 
 _SIGNATURE = inspect.signature(Variable.__init__)
 
@@ -56,6 +57,8 @@ class ServerStrategy(Strategy):
             partitioner: Which variables are cut into shards.
             max_staleness: The bound of the servers.
         """
+        # Functions are exported for the workers, also where these are in this process.
+        require_extra("grpcio", "export the functions that workers run")
         self._set_up(layout)
         self.storage = storage
         self._fence = storage.fence

@@ -10,6 +10,7 @@ from typing import Any, final
 import jax
 
 from jaxdist._parameter_server.server import VariableServer, make_handlers
+from jaxdist._parameter_server.tasks.memory import keep_freed_memory
 from jaxdist._parameter_server.tasks.server_def import CALLER, ServerDef, read_server_def
 from jaxdist._parameter_server.tasks.worker_service import WorkerService
 from jaxdist._parameter_server.transport import Handler, Listener, Message, serve
@@ -100,6 +101,7 @@ class Server:
         """
         if self._listener is not None:
             return
+        keep_freed_memory()
         handlers = self._make_handlers()
         try:
             self._listener = serve(self._def.address, handlers, layer="grpc")

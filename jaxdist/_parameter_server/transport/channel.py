@@ -34,6 +34,18 @@ class Channel(Protocol):
         """
         ...
 
+    def call_briefly(self, message: Message, seconds: float | None = None) -> Message | None:
+        """Call a method whose reply is most likely small: by gRPC in half the time of `call`.
+
+        Returns:
+            The reply; None if it is too long for one chunk. The other task has done the work then,
+            and the caller asks for the result by `call`.
+
+        Raises:
+            JaxdistError: As from `call`.
+        """
+        ...
+
     def wait_until_ready(self, seconds: float | None = None) -> None:
         """Wait until the other task answers, for instance because it is just being started.
 

@@ -10,6 +10,8 @@ from jaxdist._parameter_server.transport.dtypes import get_dtypes
 
 # Arrays start at multiples of this, as JAX wants them if it is to use their memory.
 ALIGNMENT = 64
+# A copy of less than this takes less time than finding aligned memory.
+_SMALL = 2**16
 # A smaller array shares its memory with its neighbours: one allocation for each would cost more
 # than it saves. A larger one has its own, which is free again when nobody needs that array.
 _OWN_MEMORY = 2**18
@@ -107,18 +109,26 @@ def make_layout(specs: Sequence[Spec]) -> Layout:
         dtype = dtypes.get(name)
         if dtype is None:
             raise LayoutError(f"dtype {name[:40]!r} is unknown")
-        if len(shape) > _MOST_DIMS or any(length < 0 for length in shape):
+        if len(shape) > _MOST_DIMS or (shape and min(shape) < 0):
             raise LayoutError(f"no array has the shape {str(shape)[:80]}")
+        size = math.prod(shape) * dtype.itemsize
         # NumPy refuses what would be too large without the dimensions of length 0.
-        if math.prod(max(length, 1) for length in shape) * dtype.itemsize >= 2**62:
+        largest = size or math.prod(max(length, 1) for length in shape) * dtype.itemsize
+        if largest >= 2**62:
             raise LayoutError(f"no array has the shape {str(shape)[:80]}")
-        sizes.append(math.prod(shape) * dtype.itemsize)
+        sizes.append(size)
     return Layout(specs, sizes)
 
 
 def pad(size: int) -> int:
     """Return the bytes that an array of `size` bytes has in the stream."""
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def make_empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Return an array whose values are arbitrary, and that JAX takes without a copy if large."""
+    size = math.prod(shape) * dtype.itemsize
+    return np.empty(shape, dtype) if size < _SMALL else np.ndarray(shape, dtype, _allocate(size))
 
 
 def _allocate(size: int) -> np.ndarray:

@@ -161,6 +161,10 @@ class LocalChannel:
             raise make_error(failure)
         return reply
 
+    def call_briefly(self, message: Message, seconds: float | None = None) -> Message | None:
+        """Call a method; see `Channel.call_briefly`. Here a reply has any length."""
+        return self.call(message, seconds)
+
     def wait_until_ready(self, seconds: float | None = None) -> None:
         """Wait until the other task listens; see `Channel.wait_until_ready`."""
         seconds = get_seconds(seconds)

@@ -92,6 +92,10 @@ class MovingChannel:
         """Call a method of the other task; see `Channel.call`."""
         return self._find().call(message, seconds)
 
+    def call_briefly(self, message: Message, seconds: float | None = None) -> Message | None:
+        """Call a method of the other task; see `Channel.call_briefly`."""
+        return self._find().call_briefly(message, seconds)
+
     def wait_until_ready(self, seconds: float | None = None) -> None:
         """Wait until the other task answers; see `Channel.wait_until_ready`."""
         deadline = time.monotonic() + get_seconds(seconds)

@@ -101,6 +101,7 @@ class Worker:
         # than a read at its beginning could be.
         self._seconds = 0.0
         self._programs: Recent[str, list[Any]] = Recent(256)
+        self._reads: Recent[str, dict[int, list[str]]] = Recent(256)
 
     def run(self, request: Request) -> Finished:
         """Run a closure, send its changes, and return its results."""
@@ -163,8 +164,10 @@ class Worker:
             registered: Gets the servers on which the closure is registered.
         """
         closure = request.closure
-        changed = self._servers.group([u.name for u in closure.updates])
-        for place, names in self._servers.group(closure.reads).items():
+        changed: Mapping[int, list[str]] = {}
+        if self._max_staleness is not None:
+            changed = self._servers.group([u.name for u in closure.updates])
+        for place, names in self._group_reads(closure).items():
             old = [n for n in names if not self._is_fresh(n, request.fence, began)]
             if not old and self._max_staleness is None:
                 continue
@@ -175,6 +178,9 @@ class Worker:
                 options |= {"closure": request.number, "register": changed[place]}
             found = self._servers.links[place].read(names, client=request.client, **options)
             self._keep(place, found, request.fence)
+
+    def _group_reads(self, closure: TracedClosure) -> dict[int, list[str]]:
+        return self._reads.find(closure.digest, lambda: self._servers.group(closure.reads))
 
     def _is_fresh(self, name: str, fence: int, began: float) -> bool:
         kept = self._kept.get(name)
@@ -198,7 +204,8 @@ class Worker:
             if kept.place == place and kept.incarnation != found.incarnation:
                 del self._kept[name]
         # All at once: each call of `device_put` costs tens of microseconds.
-        values = dict(zip(found.values, self._put(list(found.values.values())), strict=True))
+        arrays = self._put.as_inputs(list(found.values.values()))
+        values = dict(zip(found.values, arrays, strict=True))
         for name, version in found.versions.items():
             if name in values:
                 value, incarnation = values[name], found.incarnation
@@ -252,7 +259,7 @@ class Worker:
         """Return the inputs of a program, on the devices of the worker."""
         found = [self._find(given, request, rows) for given in inputs]
         new = [n for n, given in enumerate(inputs) if given.source is not Source.VARIABLE]
-        for n, value in zip(new, self._put([found[n] for n in new]), strict=True):
+        for n, value in zip(new, self._put.as_inputs([found[n] for n in new]), strict=True):
             found[n] = value
         return found
 
@@ -300,9 +307,7 @@ class Worker:
                 operands = [x[is_own] for x in operands] if not is_own.all() else operands
             change = Change(update.op, update.name, operands, version)
             by_server.setdefault(self._servers.find_server(update.name), []).append(change)
-        wanted = (
-            {} if self._max_staleness is not None else self._servers.group(request.closure.reads)
-        )
+        wanted = {} if self._max_staleness is not None else self._group_reads(request.closure)
         calls = {
             place: functools.partial(
                 _change, changes, self._options(request, wanted.get(place, []), changes)

@@ -35,6 +35,9 @@ class _Channel:
         self.after(message.method)
         return reply
 
+    def call_briefly(self, message: Message, seconds: float | None = None) -> Message | None:
+        return self.call(message, seconds)
+
     def wait_until_ready(self, seconds: float | None = None) -> None:
         self.inner.wait_until_ready(seconds)
 

@@ -13,6 +13,7 @@ from jaxdist._parameter_server.strategy.version_1.worker_strategy import WorkerS
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from jaxdist.errors import ClusterError, DeadlineExceededError, PSUnavailableError
 from tests.parameter_server.strategy.version_1 import ParameterServerStrategy, make_worker
+from tests.parameter_server.transport.task import poll
 
 
 def _lose(strategy: WorkerStrategy, when: Callable[[int], bool], *, is_reply: bool) -> list[int]:
@@ -114,8 +115,11 @@ def test_steps_that_a_server_has_lost_are_reported(
         for _ in range(times):
             strategy.run(lambda: v.assign_add(1))
 
+    def read_log() -> list[str]:
+        return [r.getMessage() for r in caplog.records if "started again from" in r.getMessage()]
+
     left = 0
-    for before, after in [(3, 4), (2, 1), (1, 0)]:
+    for number, (before, after) in enumerate([(3, 4), (2, 1), (1, 0)]):
         run(before)
         server.snapshot()
         shutil.copytree(here, saved)
@@ -128,10 +132,10 @@ def test_steps_that_a_server_has_lost_are_reported(
         run(1)
         left += before + 1
         assert int(v) == left
-    said = [r.getMessage() for r in caplog.records if "started again from" in r.getMessage()]
-    assert said == [
-        f"ps 0 was started again from its snapshot: {lost} step(s) of this worker are lost, "
-        f"{sum_of_lost} since it began."
+        poll(lambda seen=number: len(read_log()) > seen)
+    assert read_log() == [
+        "ps 0 was started again from its snapshot. Lost steps of this worker: "
+        f"{lost}, and {sum_of_lost} since the job began."
         for lost, sum_of_lost in [(4, 4), (1, 5), (0, 5)]
     ]
     server.stop()

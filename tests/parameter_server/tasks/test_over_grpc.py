@@ -129,6 +129,23 @@ def cluster() -> Iterator[_Cluster]:
     made.close()
 
 
+def test_a_result_of_any_length_comes_back_and_its_closure_counts_once(cluster: _Cluster) -> None:
+    strategy, coordinator = cluster.make()
+    with strategy.scope():
+        count = jaxdist.Variable(0)
+
+    def make(length: int) -> Any:
+        count.assign_add(1)
+        return jnp.arange(length, dtype=jnp.float32)
+
+    step = jaxdist.function(make, static_argnames="length")
+    lengths = [1, 100_000, 131_000, 131_072, 1_000_000]
+    for length in lengths:
+        found = coordinator.schedule(step, (length,)).fetch()
+        assert np.array_equal(found, np.arange(length, dtype=np.float32))
+    assert int(count) == len(lengths)
+
+
 def test_a_model_and_its_optimizer_train_as_on_one_device(cluster: _Cluster) -> None:
     strategy, coordinator = cluster.make()
     model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))

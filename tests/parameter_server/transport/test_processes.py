@@ -1,14 +1,15 @@
 """A real server process that is killed, stopped and started again."""
 
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from jaxdist._parameter_server.transport import Message, connect
-from jaxdist.errors import DeadlineExceededError, UnavailableError
+from jaxdist._parameter_server.transport import Message, connect, serve
+from jaxdist.errors import ClusterError, DeadlineExceededError, UnavailableError
 from tests.parameter_server.transport.task import poll, start_task
 
 
@@ -99,3 +100,13 @@ def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch)
         channel = connect(task.address, layer="grpc", name="ps 0")
         assert channel.call(Message("count"), 20).fields == {"count": 0}
         channel.close()
+
+
+def test_a_port_that_is_used_at_one_address_of_a_name_is_an_error() -> None:
+    """`localhost` is 127.0.0.1 and ::1. Clients would reach the other program at one of them."""
+    with socket.socket(socket.AF_INET) as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"localhost:{other.getsockname()[1]}"
+        with pytest.raises(ClusterError, match=rf"{address} \(127\.0\.0\.1\), and cannot"):
+            serve(address, {}, layer="grpc")

@@ -139,8 +139,8 @@ def test_a_task_with_other_messages_is_named(
     listeners: list[Listener], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = _serve(listeners, Security())
-    monkeypatch.setattr(channel_module, "WIRE", "2")
-    with pytest.raises(ProgramMismatchError, match="version 1 of messages, and the caller has 2"):
+    monkeypatch.setattr(channel_module, "WIRE", "1")
+    with pytest.raises(ProgramMismatchError, match="version 2 of messages, and the caller has 1"):
         _call(address, Security())
 
 

@@ -6,14 +6,14 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from jaxdist._parameter_server.closures.program import ClosureProgram
 from jaxdist._parameter_server.closures.traced import TracedClosure
 from jaxdist._parameter_server.coordinator import IteratorOf
-from jaxdist._parameter_server.strategy.links.lost_closures import AcknowledgedClosures
+from jaxdist._parameter_server.strategy.links.loss_report import LossReport
 from jaxdist._parameter_server.strategy.prepare import LeafOf, OwnIndex, Prepared
 from jaxdist._parameter_server.strategy.resources import Made
 from jaxdist._parameter_server.transport import Channel, Message
@@ -39,6 +39,8 @@ from jaxdist.errors import (
 
 _LOG = logging.getLogger("jaxdist")
 _CANCEL_SECONDS = 5.0
+
+T = TypeVar("T")
 _MOST_SHAPES = 8
 
 
@@ -50,7 +52,7 @@ class RemoteWorkerLink:
         channel: To the worker.
         greeting: What it is told first.
         find_server: Returns the number of the server of a variable.
-        acknowledged: Where it notes which servers have counted a closure.
+        losses: Where it notes which servers have counted a closure.
 
     Attributes:
         platform: The platform of the worker, as `jax.export` names it; known after `hello`.
@@ -62,10 +64,10 @@ class RemoteWorkerLink:
         channel: Channel,
         greeting: HelloFields,
         find_server: Callable[[str], int],
-        acknowledged: AcknowledgedClosures,
+        losses: LossReport,
     ) -> None:
         self._index, self._channel, self._greeting = index, channel, greeting
-        self._find_server, self._acknowledged = find_server, acknowledged
+        self._find_server, self._losses = find_server, losses
         self._client = greeting.client
         self._attempts, self._numbers = itertools.count(1), itertools.count(1)
         self._incarnation = ""
@@ -126,7 +128,7 @@ class RemoteWorkerLink:
             state = reply.fields["state"]
             if state == "done":
                 counted = {int(n): inc for n, inc in reply.fields["counted"].items()}
-                self._acknowledged.note(number, counted)
+                self._losses.note(number, counted)
                 return traced.structure.build(list(reply.arrays))
             if state == "unknown":
                 self._loaded.discard(traced.digest)
@@ -219,10 +221,13 @@ class RemoteWorkerLink:
         self, method: str, fields: RunFields | MakeFields, arrays: Sequence[np.ndarray]
     ) -> Message:
         """Start something on the worker, and wait for its end as long as the worker answers."""
-        reply = self._call(Message(method, to_fields(fields), tuple(arrays)))
+        message = Message(method, to_fields(fields), tuple(arrays))
+        # Results are numbers most often. The worker keeps those that are longer.
+        found = self._reach(lambda: self._channel.call_briefly(message))
+        wait = {"client": self._client, "attempt": fields.attempt}
+        reply = self._call(Message("wait", wait)) if found is None else found
         while reply.fields["state"] == "running":
-            again = {"client": self._client, "attempt": fields.attempt}
-            reply = self._call(Message("wait", again))
+            reply = self._call(Message("wait", wait))
         self._check_state(reply)
         if reply.fields["state"] == "failed":
             raise make_error(Failure(*reply.fields["error"]))
@@ -238,8 +243,11 @@ class RemoteWorkerLink:
             )
 
     def _call(self, message: Message, seconds: float | None = None) -> Message:
+        return self._reach(lambda: self._channel.call(message, seconds))
+
+    def _reach(self, call: Callable[[], T]) -> T:
         try:
-            return self._channel.call(message, seconds)
+            return call()
         except (UnavailableError, DeadlineExceededError) as error:
             raise WorkerUnavailableError(str(error), [self._index]) from error
 

@@ -3,7 +3,6 @@
 import time
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from jaxdist._mesh import ReplicaMesh
@@ -11,8 +10,9 @@ from jaxdist._parameter_server.coordinator import ServerReport, WorkerLink
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.strategy.cluster import Cluster
 from jaxdist._parameter_server.strategy.links.local_link import LocalWorkerLink
-from jaxdist._parameter_server.strategy.links.lost_closures import AcknowledgedClosures
+from jaxdist._parameter_server.strategy.links.loss_report import LossReport
 from jaxdist._parameter_server.strategy.links.patient_server import PatientServer
+from jaxdist._parameter_server.strategy.links.reach import wait_for_tasks
 from jaxdist._parameter_server.strategy.links.remote_link import (
     RemoteWorkerLink,
     make_wrong_task_error,
@@ -110,10 +110,10 @@ class RemoteTasks:
         channels = _connect_all(caller, cluster)
         servers = [PatientServer(c, n) for n, c in enumerate(channels[: len(cluster.ps)])]
         self.storage = Servers(servers, client)
-        self._acknowledged = AcknowledgedClosures()
+        self._losses = LossReport(self.storage, client, "functions")
         greeting = HelloFields(client=client, servers=list(cluster.ps), max_staleness=max_staleness)
         self.links = [
-            RemoteWorkerLink(n, c, greeting, self.storage.find_server, self._acknowledged)
+            RemoteWorkerLink(n, c, greeting, self.storage.find_server, self._losses)
             for n, c in enumerate(channels[len(cluster.ps) :])
         ]
         # At the end of the process, the threads of the coordinator end first.
@@ -141,10 +141,7 @@ class RemoteTasks:
 
     def report(self) -> ServerReport:
         """Return what the servers have counted, and what they have lost."""
-        links = self.storage.links
-        hellos = {n: link.hello(self.storage.client) for n, link in enumerate(links)}
-        lost = len(self._acknowledged.find_lost(hellos))
-        return ServerReport(_add_staleness(self.storage), lost)
+        return ServerReport(_add_staleness(self.storage), self._losses.count())
 
 
 def _connect_all(caller: str, cluster: Cluster) -> list[Channel]:
@@ -154,14 +151,9 @@ def _connect_all(caller: str, cluster: Cluster) -> list[Channel]:
         *((f"worker {n}", address) for n, address in enumerate(cluster.workers)),
     ]
     channels = [connect(address, layer="grpc", name=name) for name, address in addresses]
+    named = {f"{name} at {a}": c for (name, a), c in zip(addresses, channels, strict=True)}
     seconds = get_settings().join_seconds
-    with ThreadPoolExecutor(len(channels), "jaxdist-join") as threads:
-        is_there = list(threads.map(lambda c: _is_ready(c, seconds), channels))
-    missing = [
-        f"{name} at {address}"
-        for (name, address), there in zip(addresses, is_there, strict=True)
-        if not there
-    ]
+    missing = wait_for_tasks(caller, named, seconds)
     if missing:
         for channel in channels:
             channel.close()
@@ -188,14 +180,6 @@ def _greet(link: RemoteWorkerLink) -> None:
         else:
             return
         time.sleep(_PAUSE)
-
-
-def _is_ready(channel: Channel, seconds: float) -> bool:
-    try:
-        channel.wait_until_ready(seconds)
-    except DeadlineExceededError:
-        return False
-    return True
 
 
 def _close_all(storage: Servers, channels: Sequence[Channel]) -> None:

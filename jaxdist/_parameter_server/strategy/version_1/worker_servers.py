@@ -1,11 +1,14 @@
 """`WorkerServers`: the servers, as one of several workers that run the same script uses them."""
 
+import logging
+import math
 import secrets
 import threading
 import time
 from collections.abc import Sequence
 
 from jaxdist._parameter_server.strategy.links.patient_server import PatientServer
+from jaxdist._parameter_server.strategy.links.reach import wait_for_tasks
 from jaxdist._parameter_server.strategy.links.remote_link import make_wrong_task_error
 from jaxdist._parameter_server.strategy.version_1.in_process import SERVERS_IN_PROCESS
 from jaxdist._parameter_server.strategy.version_1.own_task import OwnTask
@@ -14,6 +17,8 @@ from jaxdist._parameter_server.variables.servers import ServerLink, Servers
 from jaxdist._processes import get_settings
 from jaxdist.errors import DeadlineExceededError
 
+_LOG = logging.getLogger("jaxdist")
+_REPORT_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2
 
 
@@ -47,31 +52,35 @@ class WorkerServers(Servers):
     def _wait_for_servers(self) -> None:
         """Wait until all servers answer."""
         with self._connecting:
-            began, limit = time.monotonic(), get_settings().join_seconds
-            while self._channels:
-                number = len(self._task.ps) - len(self._channels)
-                address = self._task.ps[number]
-                try:
-                    self._channels[0].wait_until_ready(began + limit - time.monotonic())
-                except DeadlineExceededError as error:
-                    raise DeadlineExceededError(
-                        f"{self._task.job} {self._task.number} waited {limit:g} s "
-                        f"(JAXDIST_JOIN_SECONDS), and ps {number} at {address} does not answer.\n\n"
-                        "Variables are made on the parameter servers, which have to be there.\n\n"
-                        "Start them: `jaxdist server` in each, or jaxdist.Server("
-                        "resolver.cluster_spec(), resolver.task_type, resolver.task_id).join()."
-                    ) from error
+            if not self._channels:
+                return
+            limit, name = get_settings().join_seconds, f"{self._task.job} {self._task.number}"
+            named = {
+                f"ps {n} at {a}": channel
+                for n, (a, channel) in enumerate(zip(self._task.ps, self._channels, strict=True))
+            }
+            missing = wait_for_tasks(name, named, limit)
+            if missing:
+                verb = "does" if len(missing) == 1 else "do"
+                raise DeadlineExceededError(
+                    f"{name} waited {limit:g} s (JAXDIST_JOIN_SECONDS), and {', '.join(missing)} "
+                    f"{verb} not answer.\n\n"
+                    "Variables are made on the parameter servers, which have to be there.\n\n"
+                    "Start them: `jaxdist server` in each, or jaxdist.Server("
+                    "resolver.cluster_spec(), resolver.task_type, resolver.task_id).join()."
+                )
+            for number, address in enumerate(self._task.ps):
                 found = self.links[number].hello()
                 if found["task"] != f"ps:{number}":
                     raise make_wrong_task_error(address, f"ps:{number}", found)
-                del self._channels[0]
+            self._channels.clear()
 
     def _before_creation(self, place: int, names: Sequence[str]) -> None:
         self._wait_for_servers()
         if self._task.is_chief:
             return
         began, pause = time.monotonic(), _FIRST_PAUSE
-        limit = get_settings().join_seconds
+        limit, report = get_settings().join_seconds, _REPORT_SECONDS
         while missing := set(names) - set(self.links[place].hello()["versions"]):
             waited = time.monotonic() - began
             if waited > limit:
@@ -82,6 +91,14 @@ class WorkerServers(Servers):
                     "Every worker makes the same variables in the same order, and the chief's "
                     "first values count. The chief is the task of the job 'chief', or worker 0.\n\n"
                     "Start the chief, and let it run the same script."
+                )
+            if waited > report:
+                report = math.inf
+                _LOG.warning(
+                    "%s %d waits for the chief to make %s.",
+                    self._task.job,
+                    self._task.number,
+                    sorted(missing)[0],
                 )
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

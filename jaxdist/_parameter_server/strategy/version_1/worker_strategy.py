@@ -11,9 +11,9 @@ from jax.sharding import SingleDeviceSharding
 from jaxdist import _mesh, data
 from jaxdist._devices import runtime
 from jaxdist._parameter_server.coordinator import read_wait_settings
+from jaxdist._parameter_server.strategy.links.loss_report import LossReport
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
-from jaxdist._parameter_server.strategy.version_1.lost_steps import LostSteps
 from jaxdist._parameter_server.strategy.version_1.own_task import OwnTask, read_own_task
 from jaxdist._parameter_server.strategy.version_1.worker_extended import WorkerExtended
 from jaxdist._parameter_server.strategy.version_1.worker_servers import WorkerServers
@@ -126,7 +126,7 @@ class WorkerStrategy(ServerStrategy):
             time.sleep(_PAUSE)
 
     def _make_note(self, client: str) -> Callable[[int, Mapping[int, str]], None]:
-        return LostSteps(self.storage, client).note
+        return LossReport(self.storage, client, "steps of this worker").note
 
     def _create_variable(self, args: Any, kwargs: Any) -> Any:
         if self._is_alone:

@@ -57,6 +57,12 @@ _OPTIONS = (
 _NAP = 0.05
 _SECONDS_TO_CLOSE = 1.0
 
+_Receive = Callable[[Outgoing, bytes, Incoming, dict[str, Any]], None]
+
+
+class _LongReplyError(Exception):
+    """The reply has more than one chunk."""
+
 
 class GrpcChannel:
     """A gRPC channel.
@@ -83,6 +89,7 @@ class GrpcChannel:
             )
             self._channel = grpc.secure_channel(address, credentials, _OPTIONS)
         self._call = self._channel.unary_stream(f"/{SERVICE}/Call")
+        self._brief = self._channel.unary_unary(f"/{SERVICE}/Brief")
         self._stream = self._channel.stream_stream(f"/{SERVICE}/Stream")
         # Not `HealthStub`: gRPC crashes where one is made for a channel that was closed just now.
         self._health = health = load_grpc("grpc_health.v1.health_pb2")
@@ -108,22 +115,32 @@ class GrpcChannel:
         seconds = get_seconds(seconds)
         check_message("Channel.call", message)
         request = Outgoing("Channel.call", message, self._limits)
+        return self._exchange(message.method, request, self._receive_all, seconds)
+
+    def call_briefly(self, message: Message, seconds: float | None = None) -> Message | None:
+        """Call a method; see `Channel.call_briefly`."""
+        seconds = get_seconds(seconds)
+        check_message("Channel.call", message)
+        request = Outgoing("Channel.call", message, self._limits)
+        if not request.is_one_chunk:
+            return self._exchange(message.method, request, self._receive_all, seconds)
+        try:
+            return self._exchange(message.method, request, self._receive_one, seconds)
+        except _LongReplyError:
+            self._peer.note_answer()
+            return None
+
+    def _exchange(
+        self, method: str, request: Outgoing, receive: _Receive, seconds: float
+    ) -> Message:
         call = self._id + next(self._numbers).to_bytes(8, "little")
         incoming = Incoming(call, REPLY, self._limits)
-
-        def exchange() -> None:
-            # A stream of requests needs a thread of gRPC, and one chunk does not.
-            chunks = request.make_chunks(call, REQUEST)
-            start, sent = (
-                (self._call, next(chunks)) if request.is_one_chunk else (self._stream, chunks)
-            )
-            metadata = (*self._metadata, (CALL_KEY, call))
-            for chunk in start(sent, timeout=max(seconds, 0.0), metadata=metadata):
-                incoming.add(chunk)
-                incoming.allocate()
-
+        options = {
+            "timeout": max(seconds, 0.0),
+            "metadata": (*self._metadata, (CALL_KEY, call)),
+        }
         try:
-            self._run(exchange, message.method, seconds)
+            self._run(lambda: receive(request, call, incoming, options), method, seconds)
         except JaxdistError:
             # The reply has come, and what was lost is the end of the stream.
             if not incoming.is_complete:
@@ -131,11 +148,33 @@ class GrpcChannel:
         try:
             reply, failure = incoming.finish()
         except (DamagedError, RefusedError) as error:
-            raise self._make_damaged(message.method, error) from None
+            raise self._make_damaged(method, error) from None
         self._peer.note_answer()
         if failure is not None:
             raise make_error(failure)
         return reply
+
+    def _receive_all(
+        self, request: Outgoing, call: bytes, incoming: Incoming, options: dict[str, Any]
+    ) -> None:
+        # A stream of requests needs a thread of gRPC, and one chunk does not.
+        chunks = request.make_chunks(call, REQUEST)
+        start, sent = (self._call, next(chunks)) if request.is_one_chunk else (self._stream, chunks)
+        for chunk in start(sent, **options):
+            incoming.add(chunk)
+            incoming.allocate()
+
+    def _receive_one(
+        self, request: Outgoing, call: bytes, incoming: Incoming, options: dict[str, Any]
+    ) -> None:
+        try:
+            chunk = self._brief(next(request.make_chunks(call, REQUEST)), **options)
+        except self._grpc.RpcError as error:
+            if error.code() is self._grpc.StatusCode.OUT_OF_RANGE:
+                raise _LongReplyError from None
+            raise
+        incoming.add(chunk)
+        incoming.allocate()
 
     def wait_until_ready(self, seconds: float | None = None) -> None:
         """Wait until the other task answers; see `Channel.wait_until_ready`."""

@@ -1,5 +1,8 @@
 """A task that answers by gRPC."""
 
+import contextlib
+import errno
+import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -80,6 +83,7 @@ class GrpcListener:
         )
         methods = {
             "Call": grpc.unary_stream_rpc_method_handler(self._answer_one),
+            "Brief": grpc.unary_unary_rpc_method_handler(self._answer_briefly),
             "Stream": grpc.stream_stream_rpc_method_handler(self._answer),
         }
         handlers_of_grpc = grpc.method_handlers_generic_handler(SERVICE, methods)
@@ -87,6 +91,7 @@ class GrpcListener:
         self._health = health.HealthServicer()
         added.add_HealthServicer_to_server(self._health, self._server)
         shown = f"[{host}]" if ":" in host else host
+        _check_free(host, int(port))
         bound = self._bind(f"{shown}:{port}", security)
         self._address = f"{shown}:{bound}"
         self._server.start()
@@ -113,32 +118,42 @@ class GrpcListener:
             )
             return int(self._server.add_secure_port(address, credentials))
         except RuntimeError:
-            raise ClusterError(
-                f"A task was to listen on {address}, and cannot.\n\n"
-                "The address is one of this machine, the port is free, and this user may use it. "
-                "Files of TLS are PEM.\n\n"
-                "See who uses the port: ss -ltnp. Or choose another address, or port 0 for a free "
-                "port."
-            ) from None
+            raise _make_bind_error(address) from None
 
     def _answer_one(self, chunk: bytes, context: Any) -> Iterator[bytes]:
         return self._answer(iter((chunk,)), context)
 
+    def _answer_briefly(self, chunk: bytes, context: Any) -> bytes:
+        call = dict(context.invocation_metadata())[CALL_KEY]
+        sent = self._find_reply(call, iter((chunk,)), context)
+        if sent is None:
+            return b""
+        if not sent.is_one_chunk:
+            text = "its reply has more than one chunk"
+            context.abort(self._grpc.StatusCode.OUT_OF_RANGE, text)
+        return next(sent.make_chunks(call, REPLY))
+
     def _answer(self, chunks: Iterator[bytes], context: Any) -> Iterator[bytes]:
         call = dict(context.invocation_metadata())[CALL_KEY]
+        sent = self._find_reply(call, chunks, context)
+        if sent is None:
+            return
+        with self._watch.limit(context.cancel):
+            yield from sent.make_chunks(call, REPLY)
+
+    def _find_reply(self, call: bytes, chunks: Iterator[bytes], context: Any) -> Outgoing | None:
+        """Receive a request, and return its reply; None if the caller has gone."""
         request = self._receive(call, chunks, context)
         if request is None:
-            return
+            return None
         reply, failure = answer(self._handlers, request)
         # Its arrays are free while the reply is sent.
         del request
         try:
-            sent = Outgoing(f"The reply of {reply.method}", reply, self._limits, failure)
+            return Outgoing(f"The reply of {reply.method}", reply, self._limits, failure)
         except JaxdistError as error:
             failure = describe_failure(error, reply.method)
-            sent = Outgoing("", Message(reply.method), self._limits, failure)
-        with self._watch.limit(context.cancel):
-            yield from sent.make_chunks(call, REPLY)
+            return Outgoing("", Message(reply.method), self._limits, failure)
 
     def _receive(self, call: bytes, chunks: Iterator[bytes], context: Any) -> Message | None:
         code = self._grpc.StatusCode
@@ -171,3 +186,33 @@ class GrpcListener:
             if taken:
                 self._budget.give_back(taken)
         return None
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raise if a port is used at one of the addresses of a name, such as those of `localhost`.
+
+    gRPC listens on those that are free, and clients would reach another program at the others.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return  # gRPC has an error of its own.
+    for family, kind, protocol, _, where in found if port else []:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                tried.bind(where)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    there = "" if where[0] == host else f" ({where[0]})"
+                    raise _make_bind_error(f"{host}:{port}{there}") from None
+                raise
+
+
+def _make_bind_error(address: str) -> ClusterError:
+    return ClusterError(
+        f"A task was to listen on {address}, and cannot.\n\n"
+        "The address is one of this machine, the port is free, and this user may use it. "
+        "Files of TLS are PEM.\n\n"
+        "See who uses the port: ss -ltnp. Or choose another address, or port 0 for a free port."
+    )

@@ -9,7 +9,7 @@ from jaxdist.errors import MissingExtraError
 
 SERVICE = "jaxdist.Transport"
 # Written next to each other: one number for all that both sides must read alike.
-WIRE = "1"
+WIRE = "2"
 
 WIRE_KEY = "jaxdist-wire"
 CALL_KEY = "jaxdist-call-bin"
@@ -38,7 +38,6 @@ def load_grpc(module: str = "grpc") -> Any:
         package = "grpcio-health-checking" if module.startswith("grpc_health") else "grpcio"
         raise MissingExtraError(
             f"Calls between processes need the package {package}, and it is not installed.\n\n"
-            "jaxdist is installed without its optional packages. Tasks in one process need none of "
-            "them: rpc_layer='local'.\n\n"
+            "jaxdist is installed without its optional packages.\n\n"
             "Install it with: pip install grpcio grpcio-health-checking flatbuffers"
         ) from None

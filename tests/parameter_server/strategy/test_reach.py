@@ -1,0 +1,45 @@
+"""Waiting for tasks that have not started yet: who is waited for is said early."""
+
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from jaxdist._parameter_server.strategy.links import reach
+from jaxdist.errors import DeadlineExceededError
+
+
+class _Channel:
+    def __init__(self, answers: bool) -> None:
+        self._answers, self.released = answers, threading.Event()
+
+    def wait_until_ready(self, seconds: float | None = None) -> None:
+        if not self._answers and not self.released.wait(seconds):
+            raise DeadlineExceededError("no answer\n\nrule\n\nremedy")
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_tasks_that_do_not_answer_are_logged_while_they_are_waited_for(
+    comes: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "jaxdist")
+    monkeypatch.setattr(reach, "_FIRST_REPORT_SECONDS", 0.05)
+    late = _Channel(answers=False)
+    channels: Any = {"ps 0 at a:1": _Channel(answers=True), "worker 1 at b:2": late}
+    found: list[list[str]] = []
+    seconds = 30.0 if comes else 0.5
+    thread = threading.Thread(
+        target=lambda: found.append(reach.wait_for_tasks("Strategy", channels, seconds))
+    )
+    thread.start()
+    end = threading.Event()
+    while not caplog.records and thread.is_alive():
+        end.wait(0.01)
+    if comes:
+        late.released.set()
+    thread.join(30)
+    assert found == [[] if comes else ["worker 1 at b:2"]]
+    (text,) = [r.getMessage() for r in caplog.records]
+    assert text.startswith("Strategy waits for worker 1 at b:2 since ")
+    assert f"gives up after {seconds:g} s (JAXDIST_JOIN_SECONDS)" in text
