@@ -232,7 +232,7 @@ def test_a_value_that_is_written_into_a_model_reaches_the_workers() -> None:
 
 def test_values_of_a_wrong_shape_are_refused_and_none_of_them_counts() -> None:
     coordinator = ClusterCoordinator(make_strategy())
-    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    model: Any = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
 
     def total(model: Any) -> Any:
         return model.kernel[...].sum() + model.bias[...].sum()
@@ -256,7 +256,9 @@ def test_variables_of_a_model_are_called_by_the_parameter_of_the_function() -> N
     strategy = make_strategy()
     coordinator = ClusterCoordinator(strategy)
     layers = nnx.List([nnx.Linear(2, 2, rngs=nnx.Rngs(0))])
-    model, other, third = nnx.Dict(layers=layers), _Net(nnx.Rngs(0)), _Net(nnx.Rngs(1))
+    model: Any = nnx.Dict(layers=layers)
+    other: Any = _Net(nnx.Rngs(0))
+    third: Any = _Net(nnx.Rngs(1))
 
     def step(model: Any, *rest: Any, other: Any) -> Any:
         return model.layers[0].kernel[...].sum()

@@ -383,10 +383,10 @@ def test_a_dataset_that_fails_once_goes_on_with_its_next_batch(coordinated: Coor
         def __init__(self) -> None:
             self.calls = 0
 
-        def __iter__(self) -> Iterator[np.ndarray]:
+        def __iter__(self) -> Iterator[np.float32]:
             return self
 
-        def __next__(self) -> np.ndarray:
+        def __next__(self) -> np.float32:
             self.calls += 1
             if self.calls % 4 == 0:
                 raise OSError("network gone")
