@@ -13,9 +13,6 @@ from jaxdist._parameter_server.worker.worker_index import on_worker
 from jaxdist._typing import PyTree
 from jaxdist.errors import ClosureInputError, OtherProcessError, OutOfRangeError
 
-# These say what became of a task, and the coordinator acts on them.
-_NOT_OF_THE_DATASET = (OutOfRangeError, OtherProcessError)
-
 
 class BatchIterator:
     """An iterator whose first element was looked at, for its shapes.
@@ -64,6 +61,7 @@ class BatchIterator:
         Raises:
             OutOfRangeError: Fewer are left.
             ClosureInputError: The dataset raised an error.
+            OtherProcessError: It needs a task that does not answer.
         """
         batches = [self._next.popleft() for _ in range(min(count, len(self._next)))]
         try:
@@ -71,10 +69,11 @@ class BatchIterator:
                 for batch in itertools.islice(self._iterator, count - len(batches)):
                     batches.append(batch)
                     self._error = None
-        except _NOT_OF_THE_DATASET:
-            raise
         except Exception as error:
             self.put_back(batches)
+            if isinstance(error, OtherProcessError):
+                # It may be the server that a dataset reads: the function runs again.
+                raise
             self._error = make_input_error(self._worker, "read a batch", self._name, error)
             raise self._error from error
         if len(batches) == count:

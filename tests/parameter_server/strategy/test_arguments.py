@@ -73,6 +73,12 @@ def test_an_object_that_only_this_process_has_is_named(
     assert coordinator.statistics().scheduled == 0
 
 
+def test_an_object_that_cannot_be_a_constant_is_named() -> None:
+    coordinator = ClusterCoordinator(make_strategy())
+    with pytest.raises(ArgumentTypeError, match=r"cannot take args\[0\]: it is a set"):
+        coordinator.schedule(lambda x: 1, ({1, 2},))
+
+
 def test_what_a_function_only_reads_is_a_constant() -> None:
     coordinator = ClusterCoordinator(make_strategy())
 

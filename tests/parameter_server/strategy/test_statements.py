@@ -30,6 +30,7 @@ from jaxdist.errors import (
     ContextError,
     InputContextError,
     OutOfRangeError,
+    PSUnavailableError,
     UnsupportedError,
 )
 from jaxdist.experimental.partitioners import FixedShardsPartitioner
@@ -406,6 +407,51 @@ def test_a_dataset_that_fails_once_goes_on_with_its_next_batch(coordinated: Coor
                 coordinator.join()
     # A batch that was read before the error is not lost.
     assert {(1.0, 2.0), (3.0, 5.0)} <= set(map(tuple, found))
+
+
+def test_a_function_runs_again_if_its_dataset_waits_for_a_server() -> None:
+    coordinator = ClusterCoordinator(make_strategy(workers=1))
+
+    class Batches:
+        """Raises when the third batch is asked for first."""
+
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def __iter__(self) -> Iterator[np.float32]:
+            return self
+
+        def __next__(self) -> np.float32:
+            self.calls += 1
+            if self.calls == 3:
+                raise PSUnavailableError("ps 0 does not answer", [0])
+            return np.float32(self.calls)
+
+    iterator = iter(coordinator.create_per_worker_dataset(Batches))
+    result = coordinator.schedule(lambda it: jnp.stack([next(it), next(it), next(it)]), (iterator,))
+    assert result.fetch().tolist() == [1, 2, 4]
+    assert coordinator.statistics().retried == 1
+
+
+def test_a_function_that_runs_again_gets_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = make_strategy(workers=1)
+    coordinator = ClusterCoordinator(strategy)
+    iterator = iter(coordinator.create_per_worker_dataset(lambda: [np.float32(n) for n in (5, 6)]))
+    [link] = strategy.links()
+    worker = link._worker  # type: ignore[attr-defined]
+    run, calls = worker.run, []
+
+    def fail_once(request: Any) -> Any:
+        calls.append(request)
+        if len(calls) == 1:
+            raise PSUnavailableError("ps 0 does not answer", [0])
+        return run(request)
+
+    monkeypatch.setattr(worker, "run", fail_once)
+    found = [coordinator.schedule(lambda it: next(it), (iterator,)) for _ in range(2)]
+    coordinator.join()
+    assert [float(one.fetch()) for one in found] == [5, 6]
+    assert len(calls) == 3
 
 
 def test_what_is_no_dataset_is_refused_at_once(coordinated: Coordinated) -> None:
