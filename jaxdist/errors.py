@@ -41,7 +41,7 @@ working::
           WorkerUnavailableError             a worker that was lost
         ProgramMismatchError                 processes whose programs differ
       CancelledError           RuntimeError  a closure that will not run
-      ClosureInputError        RuntimeError  a per-worker value that could not be made
+      ClosureInputError        RuntimeError  a per-worker dataset that failed
       ClusterError             ValueError, RuntimeError too  a cluster that is not valid
         DuplicateTaskError   KeyError too    two processes that are the same task
       LaunchError              RuntimeError  processes that cannot be started
@@ -278,7 +278,7 @@ class CancelledError(JaxdistError, RuntimeError):
 
 
 class ClosureInputError(JaxdistError, RuntimeError):
-    """Raised when a closure has a per-worker dataset or value that could not be made.
+    """Raised when a scheduled function needs a per-worker dataset or value that failed.
 
     Args:
         message: What happened.

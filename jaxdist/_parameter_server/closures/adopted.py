@@ -9,8 +9,16 @@ first updates with it, because only then it is known which parameter each part b
 A user may write into such an object later, for instance by restoring a checkpoint. Flax then
 replaces the `ServerVariable` by an array. The next scheduled function that gets the object sends
 the array to the servers, and puts the `ServerVariable` back.
+
+`variable[...] = value` calls the `ServerVariable`, which checks the shape at once. `set_value` and
+`nnx.update` call nothing of ours: the slots of a Flax variable leave no room for a method, and a
+hook (`on_set_value`) is metadata, by which pytrees from before and after the move would not fit
+together. So these values are checked by the next scheduled function, all of them before any is
+sent. One that does not fit is an error, and the object has the values of the servers again.
 """
 
+import inspect
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,8 +30,10 @@ from jaxdist._parameter_server.closures.inputs import StateLeaf
 from jaxdist._parameter_server.variables.ports import make_zero
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._program import WholeCall
-from jaxdist._values import Variable
-from jaxdist.errors import UnsupportedError
+from jaxdist._values import Variable, cast_to_variable
+from jaxdist.errors import JaxdistError, UnsupportedError
+
+_ARGUMENT = re.compile(r"(?:args\[(\d+)\]|kwargs\['(\w+)'\])(.*)")
 
 
 class Adopted:
@@ -40,15 +50,33 @@ class Adopted:
         variable.set_raw_value(moved)
 
     def send_new_values(self, variables: Sequence[Any]) -> None:
-        """Send the values that were written into variables to the servers."""
+        """Send the values that were written into variables to the servers.
+
+        Raises:
+            ArgumentError: One has another shape or dtype; then none of them is sent.
+        """
+        written = []
         for variable in variables:
             known = self._known.get(id(variable))
-            if known is None:
-                continue
-            moved, raw = known[1], variable.get_raw_value()
-            if raw is not moved:
-                moved.assign(raw.value() if isinstance(raw, Variable) else raw, read_value=False)
+            if known is not None and variable.get_raw_value() is not known[1]:
+                written.append((variable, known[1]))
+        values = []
+        try:
+            for variable, moved in written:
+                raw = variable.get_raw_value()
+                value = raw.value() if isinstance(raw, Variable) else raw
+                values.append(cast_to_variable(moved, "assign", value))
+        except JaxdistError as error:
+            for variable, moved in written:
                 variable.set_raw_value(moved)
+            error.add_note(
+                "It was written by set_value or nnx.update. The servers got none of what was "
+                "written since the last scheduled function: the model has their values again."
+            )
+            raise
+        for (variable, moved), value in zip(written, values, strict=True):
+            moved.assign(value, read_value=False)
+            variable.set_raw_value(moved)
 
 
 def adopt(call: WholeCall, strategy: Any) -> list[StateLeaf]:
@@ -65,11 +93,32 @@ def adopt(call: WholeCall, strategy: Any) -> list[StateLeaf]:
     if graph is None:
         return []
     of_optimizers = _find_optimizer_state(call.flat.nodes)
+    parameters = _list_parameters(call.fn)
     leaves = []
     for number, variable in enumerate(graph.variables):
-        name = graph.shape.name(number)
+        name = _name_by_parameter(graph.shape.name(number), parameters)
         leaves.append(adopt_one(variable, name, strategy, is_state=id(variable) in of_optimizers))
     return leaves
+
+
+def _list_parameters(fn: Any) -> list[str]:
+    """Return the names of the parameters of a function that take arguments by position."""
+    try:
+        found = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _name_by_parameter(name: str, parameters: Sequence[str]) -> str:
+    """Return `model.kernel` for `args[0].kernel` of a function whose first parameter is `model`."""
+    found = _ARGUMENT.match(name)
+    if found is None:
+        return name
+    number, key, rest = found.groups()
+    if key is not None:
+        return f"{key}{rest}"
+    return f"{parameters[int(number)]}{rest}" if int(number) < len(parameters) else name
 
 
 def adopt_one(variable: Any, name: str, strategy: Any, *, is_state: bool) -> StateLeaf:

@@ -20,14 +20,14 @@ from jaxdist._parameter_server.coordinator.settings import (
     read_wait_settings as read_wait_settings,
 )
 from jaxdist._parameter_server.coordinator.statistics import Statistics as Statistics
-from jaxdist._parameter_server.coordinator.worker_index import check_on_worker as check_on_worker
-from jaxdist._parameter_server.coordinator.worker_index import (
+from jaxdist._parameter_server.variables.fence import Fence as Fence
+from jaxdist._parameter_server.worker.worker_index import check_on_worker as check_on_worker
+from jaxdist._parameter_server.worker.worker_index import (
     experimental_get_current_worker_index as experimental_get_current_worker_index,
 )
-from jaxdist._parameter_server.coordinator.worker_index import (
+from jaxdist._parameter_server.worker.worker_index import (
     is_in_dataset_function as is_in_dataset_function,
 )
-from jaxdist._parameter_server.coordinator.worker_index import is_on_worker as is_on_worker
-from jaxdist._parameter_server.coordinator.worker_index import on_worker as on_worker
-from jaxdist._parameter_server.coordinator.worker_index import raise_outside as raise_outside
-from jaxdist._parameter_server.variables.fence import Fence as Fence
+from jaxdist._parameter_server.worker.worker_index import is_on_worker as is_on_worker
+from jaxdist._parameter_server.worker.worker_index import on_worker as on_worker
+from jaxdist._parameter_server.worker.worker_index import raise_outside as raise_outside

@@ -68,7 +68,7 @@ class ClosureQueue:
                 raise ContextError(
                     f"ClusterCoordinator.schedule was called with {item.name} after its workers "
                     "had stopped.\n\nThe threads of workers stop when the process ends.\n\n"
-                    "Schedule closures before the main thread ends."
+                    "Schedule functions before the main thread ends."
                 )
             self.counts.scheduled += 1
             item.number = self.counts.scheduled
@@ -279,7 +279,7 @@ def make_cancelled_error(item: Scheduled) -> CancelledError:
     """Return the error of a closure that will not run."""
     return CancelledError(
         f"{item.describe()} was cancelled. Please reschedule it.\n\n"
-        "When a closure fails, those that have not finished are cancelled. The next schedule, "
+        "When a function fails, those that have not finished are cancelled. The next schedule, "
         "join or done raises the error of the one that failed.\n\n"
         "Call ClusterCoordinator.schedule again."
     )

@@ -15,8 +15,8 @@ from jaxdist._parameter_server.coordinator.remote_value import ClosureResult, Re
 from jaxdist._parameter_server.coordinator.scheduled import Scheduled
 from jaxdist._parameter_server.coordinator.settings import read_wait_settings
 from jaxdist._parameter_server.coordinator.statistics import Statistics
-from jaxdist._parameter_server.coordinator.worker_index import is_on_worker
 from jaxdist._parameter_server.coordinator.workers import Workers
+from jaxdist._parameter_server.worker.worker_index import is_on_worker
 from jaxdist._validate import check_call_arguments, check_callable, check_keys, show
 from jaxdist.errors import ArgumentError, ContextError
 
@@ -279,7 +279,7 @@ def _find_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[PerWor
     for leaf in leaves:
         if isinstance(leaf, RemoteValue):
             raise ArgumentError(
-                f"ClusterCoordinator.schedule was given an argument that contains {show(leaf)}."
+                f"ClusterCoordinator.schedule was given an argument that contains {leaf!r}."
                 "\n\nFunctions run in no fixed order, so the result of one is no argument of "
                 "another.\n\n"
                 "Pass coordinator.fetch(value), or do both in one function."

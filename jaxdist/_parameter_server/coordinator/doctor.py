@@ -67,7 +67,7 @@ class ClosureDoctor:
             seconds: How long no closure has finished.
             pending: How many closures wait or run.
         """
-        lines = [f"No closure has finished for {seconds:.1f} s, and {pending} wait or run."]
+        lines = [f"No function has finished for {seconds:.1f} s, and {pending} wait or run."]
         now = time.monotonic()
         for worker in list(self._workers.threads):
             running, lost = worker.running, worker.lost_since
@@ -79,5 +79,5 @@ class ClosureDoctor:
             elif lost is not None:
                 lines.append(f"{name} was lost {now - lost:.1f} s ago.")
             else:
-                lines.append(f"{name} runs no closure.")
+                lines.append(f"{name} runs no function.")
         return "\n".join(lines)

@@ -6,6 +6,11 @@ from typing import Any, NoReturn, Protocol
 
 from jaxdist import _compat
 from jaxdist._parameter_server.coordinator.protocols import IteratorOf
+from jaxdist._parameter_server.worker.dataset_errors import (
+    find_line,
+    make_input_error,
+    name_dataset,
+)
 from jaxdist.errors import ClosureInputError, ContextError, UnsupportedError
 
 _ORDER = itertools.count()
@@ -43,6 +48,9 @@ class PerWorkerValues:
         `tf.distribute.experimental.coordinator.PerWorkerValues`, and `PerWorkerValue`.
     """
 
+    # What a worker that has an error could not do.
+    _failed = "make the value"
+
     def __init__(self, owner: Owner, resource: Any) -> None:
         # Made after what it depends on, so workers make them in this order.
         self.order = next(_ORDER)
@@ -64,9 +72,6 @@ class PerWorkerValues:
 
     def set_error(self, index: int, error: BaseException) -> None:
         """Set why one worker has none."""
-        # An iterator over a dataset that could not be made has the error of the dataset.
-        if isinstance(error, ClosureInputError):
-            error = error.original_exception or error
         with self._lock:
             self._errors[index] = error
             self._made.pop(index, None)
@@ -94,18 +99,15 @@ class PerWorkerValues:
         """
         error = self._errors.get(index)
         if error is not None:
-            raise ClosureInputError(
-                f"Worker {index} could not make {self._describe()}: "
-                f"{type(error).__name__}: {error}\n\n"
-                "A closure needs the value of the worker that runs it.\n\n"
-                "Correct the function that was given to create_per_worker_dataset, and create the "
-                "dataset again.",
-                error,
-            ) from error
+            # An iterator over a dataset that could not be made has the error of the dataset.
+            if not isinstance(error, ClosureInputError):
+                name = name_dataset(self.resource)
+                error = make_input_error(index, self._failed, name, error)
+            found = ClosureInputError(str(error), error.original_exception)
+            # The traceback of an error of another process has no lines of the user.
+            cause = found.original_exception
+            raise found from (None if cause is None or find_line(cause) is None else cause)
         return self._made[index]
-
-    def _describe(self) -> str:
-        return "a per-worker value"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(workers={sorted(self._made)})"
@@ -128,6 +130,8 @@ class PerWorkerIterator(PerWorkerValues):
         dataset: The dataset that it iterates over.
     """
 
+    _failed = "read the first batch"
+
     def __init__(self, dataset: "PerWorkerDataset") -> None:
         super().__init__(dataset.owner, dataset.resource)
         # Keeps the dataset on the workers.
@@ -137,9 +141,6 @@ class PerWorkerIterator(PerWorkerValues):
     def what_to_make(self, index: int) -> Any:
         """Return an iterator over the dataset of one worker."""
         return IteratorOf(self._dataset.of(index))
-
-    def _describe(self) -> str:
-        return "an iterator over a per-worker dataset"
 
     def __iter__(self) -> "PerWorkerIterator":
         return self
@@ -173,12 +174,11 @@ class PerWorkerDataset(PerWorkerValues):
         resource: What `CoordinatedStrategy.make_per_worker` returned.
     """
 
+    _failed = "make the dataset"
+
     def __init__(self, owner: Owner, resource: Any) -> None:
         super().__init__(owner, resource)
         owner.create(self)
-
-    def _describe(self) -> str:
-        return "a per-worker dataset"
 
     def __iter__(self) -> PerWorkerIterator:
         if _compat.is_inside_trace():

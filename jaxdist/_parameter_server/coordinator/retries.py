@@ -29,7 +29,7 @@ def note_server(
     made = kind(
         f"{_first_line(error)}\n\n{item.describe()} was tried {_count(trouble.tries, 'time')} "
         f"since {trouble.began}, for {waited:.1f} s, by {_name_workers(trouble.workers)}. "
-        f"A closure waits {settings.server_seconds:g} s (JAXDIST_SERVER_SECONDS) for a server to "
+        f"A function waits {settings.server_seconds:g} s (JAXDIST_SERVER_SECONDS) for a server to "
         "come back"
         + ("" if settings.server_tries is None else f", and is tried {settings.server_tries} times")
         + ".\n\nStart the server again: it then serves from its snapshot. Set "
@@ -68,9 +68,9 @@ def make_all_lost_error(seconds: float, error: WorkerUnavailableError) -> Worker
     """Return the error of a job in which all workers are lost."""
     made = WorkerUnavailableError(
         f"All workers have been lost for {seconds:.1f} s: {_first_line(error)}\n\n"
-        "Closures wait for a worker as long as one is left, or comes back in time "
+        "Functions wait for a worker as long as one is left, or comes back in time "
         "(JAXDIST_WORKER_SECONDS).\n\n"
-        "Start the workers again, then schedule the closures again.",
+        "Start the workers again, then schedule the functions again.",
         error.processes,
     )
     made.__cause__ = error

@@ -54,7 +54,7 @@ class Scheduled:
 
     def describe(self) -> str:
         """Return how reports call the closure."""
-        return f"closure {self.number} ({self.name})"
+        return f"function {self.number} ({self.name})"
 
 
 @dataclasses.dataclass

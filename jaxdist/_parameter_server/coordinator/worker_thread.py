@@ -13,11 +13,13 @@ from jaxdist._parameter_server.coordinator.per_worker import PerWorkerValues
 from jaxdist._parameter_server.coordinator.protocols import WorkerLink
 from jaxdist._parameter_server.coordinator.scheduled import Scheduled
 from jaxdist._parameter_server.coordinator.settings import WaitSettings
-from jaxdist._parameter_server.coordinator.worker_index import set_worker_index
 from jaxdist._parameter_server.variables.fence import Fence
+from jaxdist._parameter_server.worker.dataset_errors import find_line
+from jaxdist._parameter_server.worker.worker_index import set_worker_index
 from jaxdist.errors import (
     CancelledError,
     DeadlineExceededError,
+    JaxdistError,
     PSUnavailableError,
     WorkerUnavailableError,
 )
@@ -146,6 +148,9 @@ class WorkerThread:
     def _fail(self, item: Scheduled, error: BaseException) -> None:
         if item.is_cancelled and isinstance(error, CancelledError):
             error = make_cancelled_error(item)
+        if isinstance(error, JaxdistError) and find_line(error) is None:
+            # Of another process: the frames of this thread say nothing about it.
+            error.__traceback__ = None
         self._queue.fail(item, error)
         item.result.set_error(error)
 

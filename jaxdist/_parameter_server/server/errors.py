@@ -10,13 +10,13 @@ def make_wait_error(
     caller: str, closure: int | None, seconds: float, s: int, holders: Sequence[str]
 ) -> DeadlineExceededError:
     """Return the error for a read or change that waited until its deadline."""
-    who = "a change without a closure" if closure is None else f"closure {closure}"
+    who = "a change outside of a function" if closure is None else f"function {closure}"
     held = format_lines(list(holders)) or "Reads that came before."
     return DeadlineExceededError(
-        f"{caller}: {who} waited {seconds:g} s for other closures:\n{held}\n\n"
-        f"With max_staleness={s}, at most {s + 1} closures have read a variable and not yet "
+        f"{caller}: {who} waited {seconds:g} s for other functions:\n{held}\n\n"
+        f"With max_staleness={s}, at most {s + 1} functions have read a variable and not yet "
         "changed it, and the oldest changes it first.\n\n"
-        "Wait longer, let those closures finish or release them, or make max_staleness larger."
+        "Wait longer, let those functions finish or release them, or make max_staleness larger."
     )
 
 

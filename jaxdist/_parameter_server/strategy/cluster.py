@@ -9,6 +9,7 @@ from jaxdist.cluster_resolver import ClusterResolver
 from jaxdist.errors import ArgumentTypeError, ClusterError
 
 _JOBS = ("chief", "worker", "ps", "evaluator")
+_RULE = "A ParameterServerStrategy needs tasks of both jobs: 'ps' and 'worker'."
 _EXAMPLE = "{'chief': ['host0:2222'], 'worker': ['host1:2222'], 'ps': ['host2:2222']}"
 
 
@@ -62,7 +63,7 @@ def read_cluster(caller: str, resolver: Any) -> Cluster:
         )
     for job, what in (("ps", "parameter servers"), ("worker", "workers")):
         if not lists.get(job):
-            raise _make_error(caller, f"a cluster without {what} (the job {job!r})", "It has both.")
+            raise _make_error(caller, f"a cluster without {what} (the job {job!r})", _RULE)
     task = resolver.task_type
     if task is not None and task not in _JOBS:
         raise _make_error(

@@ -22,19 +22,24 @@ from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.recorder import Recorders
 from jaxdist._parameter_server.closures.traced import TracedClosure
 from jaxdist._parameter_server.coordinator import (
+    PerWorkerDataset,
     PerWorkerIterator,
     PerWorkerValues,
     on_worker,
     raise_outside,
 )
+from jaxdist._parameter_server.strategy.check_arguments import check_arguments, raise_no_iterator
 from jaxdist._parameter_server.strategy.resources import Made
 from jaxdist._parameter_server.variables.ports import Port, WorkerIndex
 from jaxdist._parameter_server.worker.platforms import find_platform
+from jaxdist._parameter_server.worker.structures import is_value
 from jaxdist._program import WholeCalls, is_unit
 from jaxdist._typing import PyTree
-from jaxdist.errors import ContextError, DeadlineExceededError
+from jaxdist.errors import ArgumentTypeError, ContextError, DeadlineExceededError
 
 _SECONDS = 300.0
+# What Python says when `next` is called on a list.
+_NO_ITERATOR = "is not an iterator"
 
 
 # Moves the optimizers of a traced function to the servers of a strategy.
@@ -94,7 +99,7 @@ class Preparer:
     def __init__(
         self, caller: str, strategy: Any, finish: Finish, *, is_for_workers: bool = True
     ) -> None:
-        self._is_for_workers = is_for_workers
+        self._caller, self._is_for_workers = caller, is_for_workers
         self._strategy = weakref.ref(strategy)
         self._finish_with = finish
         self._calls = WholeCalls(caller)
@@ -120,6 +125,8 @@ class Preparer:
         leaves_of: dict[int, tuple[Any, LeafOf]] = {}
         sources: list[TemplateSource] = []
         iterators: list[PerWorkerIterator] = []
+        datasets: list[PerWorkerDataset] = []
+        given_args, given_kwargs = args, kwargs
 
         def replace(value: Any) -> Any:
             if not isinstance(value, PerWorkerValues):
@@ -132,6 +139,10 @@ class Preparer:
                 iterators.append(value)
                 sources.append(TemplateSource(made.template))
                 return sources[-1]
+            if isinstance(value, PerWorkerDataset):
+                datasets.append(value)
+                if not is_value(made.value):
+                    raise_no_iterator(self._caller, args, kwargs, value)
             leaves, treedef = jax.tree.flatten(made.value)
             copies = [np.array(x) for x in leaves]
             leaves_of.update({id(c): (c, LeafOf(value, n)) for n, c in enumerate(copies)})
@@ -144,16 +155,34 @@ class Preparer:
             is_leaf=lambda x: is_unit(x) or isinstance(x, PerWorkerValues),
         )
         with self._lock:
-            call = self._calls.read(fn, args, kwargs)
+            try:
+                call = self._calls.read(fn, args, kwargs)
+            except ArgumentTypeError:
+                self._check(given_args, given_kwargs)
+                raise
             arguments = jax.tree.leaves(call.arguments)
             specs = tuple(_describe(_find_made(i).template) for i in iterators)
 
             def make() -> ClosureProgram:
+                self._check(given_args, given_kwargs)
                 strategy = self._get_strategy()
-                state, layout = adopt(call, strategy), strategy.layout
-                return ClosureProgram(
-                    call, state, layout, sources, self._enter, self._finish, self._find_platforms
-                )
+                try:
+                    return ClosureProgram(
+                        call,
+                        adopt(call, strategy),
+                        strategy.layout,
+                        sources,
+                        self._enter,
+                        self._finish,
+                        self._find_platforms,
+                    )
+                except Exception as error:
+                    if datasets and isinstance(error, TypeError) and _NO_ITERATOR in str(error):
+                        raise_no_iterator(self._caller, given_args, given_kwargs, datasets[0])
+                    # Errors of JAX do not name the function.
+                    name = getattr(fn, "__name__", type(fn).__name__)
+                    error.add_note(f"It was raised while {name} was traced for the workers.")
+                    raise
 
             # A program reads the variables of the NNX objects that it was traced with.
             objects = () if call.graph is None else tuple(map(id, call.graph.variables))
@@ -161,16 +190,14 @@ class Preparer:
             if call.graph is not None:
                 adopted.send_new_values(call.graph.variables)
             key = fn, call.key(), find_shardings(arguments), specs, objects
-            try:
-                program = self._programs.find(key, make)
-            except Exception as error:
-                # Errors of JAX do not name the function.
-                name = getattr(fn, "__name__", type(fn).__name__)
-                error.add_note(f"It was raised while {name} was traced for the workers.")
-                raise
+            program = self._programs.find(key, make)
             adopted.send_new_values(program.captured)
         given = [leaves_of[id(x)][1] if id(x) in leaves_of else _as_plain(x) for x in arguments]
         return Prepared(program, [*given, *program.find_keys(), OwnIndex()], iterators)
+
+    def _check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if self._is_for_workers:
+            check_arguments(self._caller, args, kwargs)
 
     def _get_strategy(self) -> Any:
         strategy = self._strategy()

@@ -15,9 +15,11 @@ class Made:
         iterator: The iterator, for an iterator over a dataset.
         template: Arrays with the shapes of its first element.
         number: How a worker in another process calls it.
+        name: How errors call a dataset.
     """
 
     value: Any = None
     iterator: Any = None
     template: PyTree = None
     number: int = 0
+    name: str = ""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxdist._validate import as_integer, check_instance, show
-from jaxdist.cluster_resolver import ClusterSpec
+from jaxdist.cluster_resolver import ClusterResolver, ClusterSpec
 from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError, UnsupportedError
 
 CALLER = "jaxdist.Server"
@@ -61,6 +61,12 @@ def read_server_def(
         task_index = getattr(given, "task_index", None) if task_index is None else task_index
         protocol = (getattr(given, "protocol", None) or None) if protocol is None else protocol
         given = cluster_def
+    if isinstance(given, ClusterResolver):
+        raise ArgumentTypeError(
+            f"{CALLER} was given server_or_cluster_def={show(given)}.\n\n"
+            "It takes the cluster, the job and the number of the task. A resolver knows all three."
+            f"\n\nCall {CALLER}(resolver.cluster_spec(), resolver.task_type, resolver.task_id)."
+        )
     if not isinstance(given, (ClusterSpec, Mapping)) and not hasattr(given, "job"):
         raise ArgumentTypeError(
             f"{CALLER} was given server_or_cluster_def={show(given)}.\n\n"

@@ -1,8 +1,9 @@
 """`Session`: what a worker holds for one coordinator."""
 
+import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any
@@ -16,23 +17,25 @@ from jaxdist._parameter_server.coordinator import on_worker
 from jaxdist._parameter_server.transport import Message
 from jaxdist._parameter_server.transport.failures import describe_failure
 from jaxdist._parameter_server.variables.servers import Servers
+from jaxdist._parameter_server.worker.dataset_errors import name_dataset
 from jaxdist._parameter_server.worker.functions import find_function
-from jaxdist._parameter_server.worker.iterators import BatchIterator
+from jaxdist._parameter_server.worker.iterators import BatchIterator, put_back
 from jaxdist._parameter_server.worker.messages import LoadFields, MakeFields, RunFields
 from jaxdist._parameter_server.worker.platforms import find_platform
-from jaxdist._parameter_server.worker.structures import describe_tree, list_leaves
+from jaxdist._parameter_server.worker.structures import describe_tree, is_value, list_leaves
 from jaxdist._parameter_server.worker.worker import Request, Worker
 from jaxdist.errors import (
     CancelledError,
+    ClosureInputError,
     DeadlineExceededError,
     JaxdistError,
     PSUnavailableError,
+    UnknownError,
 )
 
 _PROGRAMS = 256
-# A list of more arrays is a dataset.
-_MOST_LEAVES = 256
-_ARRAYS = (np.ndarray, np.generic, jax.Array)
+# Errors of jaxdist whose cause is one of a dataset.
+_OF_USERS = (ClosureInputError, UnknownError)
 _Answer = tuple[dict[str, Any], Sequence[np.ndarray]]
 
 
@@ -45,7 +48,7 @@ class Session:
         servers: The parameter servers.
         max_staleness: Their bound.
         modules: The modules whose functions the coordinator may name.
-        log: Is called in an `except` block for errors that are none of jaxdist.
+        log: Is called with errors that are none of jaxdist.
 
     Attributes:
         platform: The platform of this worker, as `jax.export` names it.
@@ -58,7 +61,7 @@ class Session:
         servers: Servers,
         max_staleness: int | None,
         modules: Sequence[str],
-        log: Callable[[str], None],
+        log: Callable[[str, BaseException], None],
     ) -> None:
         self.client = client
         self._index, self._servers, self._modules, self._log = index, servers, modules, log
@@ -67,6 +70,7 @@ class Session:
         self._worker = Worker(servers, layout, max_staleness)
         self._programs: OrderedDict[str, tuple[TracedClosure, list[Any]]] = OrderedDict()
         self._made: dict[int, Any] = {}
+        self._names: dict[int, str] = {}
         self._cancelled = 0
         # One at a time, in one thread: closures of a worker do not compete.
         self._thread = ThreadPoolExecutor(1, "jaxdist-closures")
@@ -123,7 +127,9 @@ class Session:
             return call()
         except BaseException as error:  # Also SystemExit: the coordinator waits.
             if not isinstance(error, JaxdistError):
-                self._log(method)
+                self._log(method, error)
+            elif isinstance(error, _OF_USERS) and error.__cause__ is not None:
+                self._log(method, error.__cause__)
             failure = describe_failure(error, method)
             told = [failure.name, failure.text, list(failure.processes)]
             return {"state": "failed", "error": told}, ()
@@ -135,18 +141,18 @@ class Session:
             return {"state": "unknown"}, ()
         if self._cancelled == fields.number:
             raise CancelledError(
-                f"Closure {fields.number} was cancelled before worker {self._index} ran it.\n\n"
-                "Another closure had failed.\n\nSchedule it again."
+                f"Function {fields.number} was cancelled before worker {self._index} ran it.\n\n"
+                "Another function had failed.\n\nSchedule it again."
             )
         closure, shapes = known
         iterators: list[BatchIterator] = [self._made[n] for n in fields.iterators]
         taken: list[list[Any]] = []
         try:
             for iterator, count in zip(iterators, closure.batches, strict=True):
-                taken.append(iterator.take(closure.name, self._index, count))
+                taken.append(iterator.take(closure.name, count))
             found = [[describe_tree("A batch", b) for b in own] for own in taken]
             if found != shapes:
-                _put_back(iterators, taken)
+                put_back(iterators, taken)
                 return {"state": "shapes", "shapes": found}, ()
             sent = iter(arrays)
             arguments = [next(sent) if x is None else self._find_leaf(*x) for x in fields.arguments]
@@ -163,7 +169,7 @@ class Session:
             )
         except (PSUnavailableError, DeadlineExceededError):
             # The closure runs again.
-            _put_back(iterators, taken)
+            put_back(iterators, taken)
             raise
         counted = {str(place): incarnation for place, incarnation in finished.counted.items()}
         return {"state": "done", "counted": counted}, finished.results
@@ -174,25 +180,33 @@ class Session:
     def _make(self, fields: MakeFields) -> _Answer:
         self._forget(fields.forget)
         if fields.dataset is not None:
-            iterator = self._made[fields.number] = BatchIterator(self._made[fields.dataset])
+            dataset, name = self._made[fields.dataset], self._names[fields.dataset]
+            with _send_text():
+                iterator = BatchIterator(dataset, self._index, name)
+            self._made[fields.number] = iterator
             return {"state": "done", "tree": describe_tree("A batch", iterator.first)}, ()
         function = find_function(fields.functions, fields.script, self._modules, self._index)
-        with on_worker(self._index):
+        with on_worker(self._index), _send_text():
             value = self._made[fields.number] = function()
-        tree = describe_tree("A per-worker value", value) if _is_value(value) else None
+        self._names[fields.number] = name_dataset(function)
+        tree = describe_tree("A per-worker value", value) if is_value(value) else None
         return {"state": "done", "tree": tree}, ()
 
     def _forget(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             self._made.pop(number, None)
+            self._names.pop(number, None)
 
 
-def _is_value(value: Any) -> bool:
-    """Return whether what a function has made can be an argument of closures, and is no dataset."""
-    if not isinstance(value, (dict, list, tuple, *_ARRAYS)):
-        return False
-    leaves = jax.tree.leaves(value)
-    return 0 < len(leaves) <= _MOST_LEAVES and all(isinstance(x, _ARRAYS) for x in leaves)
+@contextlib.contextmanager
+def _send_text() -> Iterator[None]:
+    """Let the coordinator get the text of what a dataset raises: it has not its class."""
+    try:
+        yield
+    except JaxdistError:
+        raise
+    except Exception as error:
+        raise UnknownError(f"{type(error).__name__}: {error}") from error
 
 
 def _answer(future: "Future[_Answer]", seconds: float) -> Message:
@@ -201,8 +215,3 @@ def _answer(future: "Future[_Answer]", seconds: float) -> Message:
     except NotYet:
         return Message("", {"state": "running"})
     return Message("", fields, tuple(arrays))
-
-
-def _put_back(iterators: Sequence[BatchIterator], taken: Sequence[Sequence[Any]]) -> None:
-    for iterator, batches in zip(iterators, taken, strict=False):
-        iterator.put_back(batches)

@@ -92,8 +92,11 @@ class WorkerService:
             servers,
             fields.max_staleness,
             self._modules,
-            lambda method: _LOG.exception("%s: %r raised:", self._task, method),
+            self._log,
         )
+
+    def _log(self, method: str, error: BaseException) -> None:
+        _LOG.error("%s: %r raised:", self._task, method, exc_info=error)
 
     def _load(self, fields: LoadFields, message: Message) -> Message:
         session = self._find(fields.client)

@@ -7,24 +7,34 @@ from collections.abc import Iterable, Sequence
 import jax
 
 from jaxdist._parameter_server.variables.ports import make_zero
+from jaxdist._parameter_server.worker.dataset_errors import make_input_error
 from jaxdist._parameter_server.worker.elements import read_elements
+from jaxdist._parameter_server.worker.worker_index import on_worker
 from jaxdist._typing import PyTree
-from jaxdist.errors import OutOfRangeError
+from jaxdist.errors import ClosureInputError, OtherProcessError, OutOfRangeError
 
 
 class BatchIterator:
     """An iterator whose first element was looked at, for its shapes.
 
+    The code of a dataset runs only in its methods, with the index of the worker.
+
     Args:
         dataset: What it iterates over.
+        worker: The number of the worker.
+        name: What `name_dataset` returns for the dataset.
 
     Raises:
         OutOfRangeError: The dataset has no element.
+        Exception: What the dataset raised.
     """
 
-    def __init__(self, dataset: Iterable[PyTree]) -> None:
-        self._iterator = read_elements(dataset)
-        self._next: deque[PyTree] = deque(itertools.islice(self._iterator, 1))
+    def __init__(self, dataset: Iterable[PyTree], worker: int, name: str) -> None:
+        self._worker, self._name = worker, name
+        self._error: ClosureInputError | None = None
+        with on_worker(worker):
+            self._iterator = read_elements(dataset)
+            self._next: deque[PyTree] = deque(itertools.islice(self._iterator, 1))
         if not self._next:
             raise OutOfRangeError(
                 "A per-worker dataset has no element.\n\n"
@@ -41,28 +51,51 @@ class BatchIterator:
         """The first element, before one was taken."""
         return self._next[0]
 
-    def take(self, name: str, worker: int, count: int) -> list[PyTree]:
+    def take(self, function: str, count: int) -> list[PyTree]:
         """Return the next elements.
 
         Args:
-            name: The function that asks for them, for errors.
-            worker: The number of the worker, for errors.
+            function: The function that asks for them, for errors.
             count: How many.
 
         Raises:
             OutOfRangeError: Fewer are left.
+            ClosureInputError: The dataset raised an error.
+            OtherProcessError: It needs a task that does not answer.
         """
         batches = [self._next.popleft() for _ in range(min(count, len(self._next)))]
-        batches += itertools.islice(self._iterator, count - len(batches))
-        if len(batches) < count:
-            raise OutOfRangeError(
-                f"{name} asks for {count} batch(es), and the dataset of worker {worker} has "
-                f"ended: {len(batches)} were left.\n\n"
-                "A call takes all its batches from the dataset of the worker that runs it.\n\n"
-                "Schedule it as often as there are batches, or repeat the dataset."
-            )
-        return batches
+        try:
+            with on_worker(self._worker):
+                for batch in itertools.islice(self._iterator, count - len(batches)):
+                    batches.append(batch)
+                    self._error = None
+        except Exception as error:
+            self.put_back(batches)
+            if isinstance(error, OtherProcessError):
+                # It may be the server that a dataset reads: the function runs again.
+                raise
+            self._error = make_input_error(self._worker, "read a batch", self._name, error)
+            raise self._error from error
+        if len(batches) == count:
+            return batches
+        if self._error is not None:
+            # A generator that has raised seems to have ended after that.
+            self.put_back(batches)
+            raise ClosureInputError(str(self._error), self._error.original_exception)
+        left = f"{len(batches)} {'was' if len(batches) == 1 else 'were'} left"
+        raise OutOfRangeError(
+            f"{function} asks for {count} {'batch' if count == 1 else 'batches'}, and the dataset "
+            f"of worker {self._worker} has ended: {left}.\n\n"
+            "A call takes all its batches from the dataset of the worker that runs it.\n\n"
+            "Schedule it as often as there are batches, or repeat the dataset."
+        )
 
     def put_back(self, batches: Sequence[PyTree]) -> None:
         """Let elements be the next ones again."""
         self._next.extendleft(reversed(batches))
+
+
+def put_back(iterators: Sequence[BatchIterator], taken: Sequence[Sequence[PyTree]]) -> None:
+    """Let the elements that were taken from iterators be the next ones again."""
+    for iterator, batches in zip(iterators, taken, strict=False):
+        iterator.put_back(batches)

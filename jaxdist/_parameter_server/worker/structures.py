@@ -10,7 +10,18 @@ from jaxdist._parameter_server.variables.ports import make_zero
 from jaxdist._typing import PyTree
 from jaxdist.errors import UnsupportedError
 
+# A list of more arrays is a dataset.
+_MOST_LEAVES = 256
+_ARRAYS = (np.ndarray, np.generic, jax.Array)
 _KINDS = {dict: "dict", list: "list", tuple: "tuple"}
+
+
+def is_value(value: Any) -> bool:
+    """Return whether what a function has made can be an argument of closures, and is no dataset."""
+    if not isinstance(value, (dict, list, tuple, *_ARRAYS)):
+        return False
+    leaves = jax.tree.leaves(value)
+    return 0 < len(leaves) <= _MOST_LEAVES and all(isinstance(x, _ARRAYS) for x in leaves)
 
 
 def describe_tree(what: str, tree: PyTree) -> Any:

@@ -341,6 +341,6 @@ def _change(changes: Sequence[Change], options: Mapping[str, Any], link: Any) ->
 def _make_twice_error(function: str, update: Update, times: int) -> ContextError:
     return ContextError(
         f"{function} called {update.what} {times} times for {update.name!r}.\n\n"
-        "The servers update a variable once for each closure, when it has run.\n\n"
+        "The servers update a variable once for each function, when it has run.\n\n"
         "Schedule the function once for each step."
     )

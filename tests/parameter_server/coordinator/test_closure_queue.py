@@ -123,7 +123,7 @@ def test_wait_raises_the_first_error_once_and_the_queue_works_again() -> None:
     with pytest.raises(ValueError, match="first"):
         queue.wait()
     for item in items[2:]:
-        with pytest.raises(CancelledError, match=r"closure \d .step. was cancelled.*Please resch"):
+        with pytest.raises(CancelledError, match=r"function \d .step. was cancelled.*Please resch"):
             item.result.fetch()
     queue.wait()
     assert queue.is_done()

@@ -269,7 +269,7 @@ def test_schedule_refuses_the_result_of_a_call(coordinator: ClusterCoordinator) 
 def test_a_remote_value_is_no_argument(coordinator: ClusterCoordinator) -> None:
     value = coordinator.schedule(lambda: 1)
     for call in [((value,), None), (({"a": [value]},), None), ((), {"x": value})]:
-        with pytest.raises(ArgumentError, match="contains RemoteValue"):
+        with pytest.raises(ArgumentError, match=r"contains RemoteValue\(.*\)\.\n"):
             coordinator.schedule(lambda x: None, *call)
 
 
@@ -323,7 +323,7 @@ def test_a_function_knows_the_index_of_its_worker(coordinator: ClusterCoordinato
 
     values = [coordinator.schedule(index) for _ in range(2)]
     assert sorted(coordinator.fetch(values)) == [0, 1]
-    with pytest.raises(ContextError, match="outside of a closure"):
+    with pytest.raises(ContextError, match="outside of a function that runs on"):
         experimental_get_current_worker_index()
 
 

@@ -267,7 +267,7 @@ def test_a_closure_that_ends_every_worker_fails(
 
     value = coordinator.schedule(end)
     with pytest.raises(
-        WorkerUnavailableError, match=r"closure 1 \(end\) was running each of the 4"
+        WorkerUnavailableError, match=r"function 1 \(end\) was running each of the 4"
     ):
         coordinator.join()
     with pytest.raises(WorkerUnavailableError, match="JAXDIST_WORKER_TRIES=8"):
@@ -287,7 +287,7 @@ def test_a_server_that_does_not_come_back_is_an_error_that_says_what_was_tried(
         raise MAKERS[kind]()
 
     coordinator.schedule(step)
-    with pytest.raises(type(MAKERS[kind]()), match=r"ps 1 at h:2 .*\n\nclosure 1") as caught:
+    with pytest.raises(type(MAKERS[kind]()), match=r"ps 1 at h:2 .*\n\nfunction 1") as caught:
         coordinator.join()
     assert caught.value.processes == (1,)
     assert "JAXDIST_SERVER_SECONDS=0.6" in str(caught.value)

@@ -182,21 +182,21 @@ def test_a_closure_that_does_not_finish_is_reported_once_with_its_worker_and_sta
     coordinator.schedule(wait_here)
 
     def reports() -> list[str]:
-        return [r.getMessage() for r in caplog.records if "No closure has" in r.getMessage()]
+        return [r.getMessage() for r in caplog.records if "No function has" in r.getMessage()]
 
     wait_for(lambda: bool(reports()))
     time.sleep(0.5)  # Another report would come in this time.
     (text,) = reports()
     first, *rest = text.splitlines()
-    assert first.startswith("No closure has finished for 0.")
+    assert first.startswith("No function has finished for 0.")
     assert first.endswith(" s, and 2 wait or run.")
     assert "(wait_here) since 0." in rest[0]
-    assert rest[0].startswith("Worker 0 runs closure ")
+    assert rest[0].startswith("Worker 0 runs function ")
     assert any("gate.wait(30)" in line for line in rest)
     assert rest[-1].startswith("Worker 1 was lost ")
     gate.set()
     coordinator.join()
-    assert "Worker 0 runs no closure." in coordinator_report(coordinator)
+    assert "Worker 0 runs no function." in coordinator_report(coordinator)
 
 
 def coordinator_report(coordinator: ClusterCoordinator) -> str:

@@ -48,9 +48,9 @@ def test_a_read_is_admitted_while_at_most_s_others_are_in_flight(s: int) -> None
     server = _server(s)
     for n in range(s + 1):
         _read(server, n)
-    with pytest.raises(DeadlineExceededError, match=f"closure {s + 1} waited 0 s") as caught:
+    with pytest.raises(DeadlineExceededError, match=f"function {s + 1} waited 0 s") as caught:
         _read(server, s + 1)
-    assert "closure 0 of client 'c'" in str(caught.value)
+    assert "function 0 of client 'c'" in str(caught.value)
     _change(server, 0)
     _read(server, s + 1)
 
@@ -74,9 +74,9 @@ def test_a_change_waits_while_it_would_make_an_older_closure_too_stale() -> None
     _read(server, 2)
     _change(server, 2)  # Closure 1 may be one change late.
     _read(server, 3)
-    with pytest.raises(DeadlineExceededError, match="closure 3 waited") as caught:
+    with pytest.raises(DeadlineExceededError, match="function 3 waited") as caught:
         _change(server, 3)
-    assert "closure 1 of client 'c'" in str(caught.value)
+    assert "function 1 of client 'c'" in str(caught.value)
     assert _change(server, 1).staleness == (1,)
     assert _change(server, 3).staleness == (1,)
 
@@ -126,7 +126,7 @@ def test_writes_of_the_coordinator_take_their_turn_and_are_applied() -> None:
     _read(server, 1)
     reply = server.change([Change("assign", "w", _ONE)], client="c", seconds=0.0)
     assert (reply.status, reply.staleness) == ("counted", (None,))
-    with pytest.raises(DeadlineExceededError, match="a change without a closure"):
+    with pytest.raises(DeadlineExceededError, match="a change outside of a function"):
         server.change([Change("assign", "w", _ONE)], client="c", seconds=0.0)
     assert _change(server, 1).staleness == (1,)
 

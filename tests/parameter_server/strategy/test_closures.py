@@ -16,7 +16,13 @@ from jax import lax
 import jaxdist
 from jaxdist import IndexedSlices
 from jaxdist._parameter_server.coordinator import ClusterCoordinator
-from jaxdist.errors import ArgumentError, ContextError, OutOfRangeError, UnsupportedError
+from jaxdist.errors import (
+    ArgumentError,
+    ContextError,
+    OutOfRangeError,
+    ShapeError,
+    UnsupportedError,
+)
 from tests.parameter_server.strategy.making import make_strategy
 
 Coordinated = tuple[Any, ClusterCoordinator]
@@ -222,6 +228,47 @@ def test_a_value_that_is_written_into_a_model_reaches_the_workers() -> None:
     model.kernel.set_value(jnp.full((2, 2), 5.0))
     assert coordinator.schedule(total, (model,)).fetch() == 20
     assert float(model.kernel[...].sum()) == 20
+
+
+def test_values_of_a_wrong_shape_are_refused_and_none_of_them_counts() -> None:
+    coordinator = ClusterCoordinator(make_strategy())
+    model: Any = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+
+    def total(model: Any) -> Any:
+        return model.kernel[...].sum() + model.bias[...].sum()
+
+    before = coordinator.schedule(total, (model,)).fetch()
+    with pytest.raises(ShapeError, match=r"bias'.assign was given value=float32\[2\]"):
+        model.bias[...] = jnp.ones(2)
+    assert model.bias.shape == (3,)
+    model.bias.set_value(jnp.ones(3))
+    model.kernel.set_value(jnp.ones((3, 2)))
+    with pytest.raises(
+        ShapeError, match=r"kernel'.assign was given value=float32\[3, 2\]"
+    ) as caught:
+        coordinator.schedule(total, (model,))
+    assert "the model has their values again" in caught.value.__notes__[0]
+    assert model.kernel.shape == (2, 3)
+    assert coordinator.schedule(total, (model,)).fetch() == before
+
+
+def test_variables_of_a_model_are_called_by_the_parameter_of_the_function() -> None:
+    strategy = make_strategy()
+    coordinator = ClusterCoordinator(strategy)
+    layers = nnx.List([nnx.Linear(2, 2, rngs=nnx.Rngs(0))])
+    model: Any = nnx.Dict(layers=layers)
+    other: Any = _Net(nnx.Rngs(0))
+    third: Any = _Net(nnx.Rngs(1))
+
+    def step(model: Any, *rest: Any, other: Any) -> Any:
+        return model.layers[0].kernel[...].sum()
+
+    coordinator.schedule(step, (model, third), {"other": other}).fetch()
+    assert model.layers[0].kernel.get_raw_value().remote_name == "model.layers[0].kernel"
+    assert other.b.bias.get_raw_value().remote_name == "other.b.bias"
+    assert third.b.bias.get_raw_value().remote_name == "args[1].b.bias"
+    with pytest.raises(ShapeError, match=r"Variable 'model\.layers\[0\]\.kernel'"):
+        model.layers[0].kernel[...] = jnp.ones(3)
 
 
 def test_statistics_and_random_keys_of_a_module(coordinated: Coordinated) -> None:

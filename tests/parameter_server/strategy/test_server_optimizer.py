@@ -151,7 +151,7 @@ def test_what_an_optimizer_cannot_take_is_a_named_error() -> None:
         ServerOptimizer(tx, [v, v])
     with pytest.raises(MixedStrategyError, match="several strategies"):
         ServerOptimizer(tx, [v, foreign])
-    with pytest.raises(UnsupportedError, match="couples variables"):
+    with pytest.raises(UnsupportedError, match="update of 'v' needs 'Variable', because of clip"):
         ServerOptimizer(optax.clip_by_global_norm(1.0), [v, w])
     optimizer = ServerOptimizer(tx, [v, w])
     grad = np.ones(3)

@@ -30,6 +30,7 @@ from jaxdist.errors import (
     ContextError,
     InputContextError,
     OutOfRangeError,
+    PSUnavailableError,
     UnsupportedError,
 )
 from jaxdist.experimental.partitioners import FixedShardsPartitioner
@@ -61,8 +62,11 @@ def _make_from(jobs: dict[str, list[str]], **more: Any) -> jaxdist.ParameterServ
         # Each cluster has the faults that are looked for later, too.
         ({"trainer": ["a:1"], "chief": ["b:1", "b:2"]}, "the job 'trainer'"),
         ({"chief": ["b:1", "b:2"]}, "2 tasks of the job 'chief'"),
-        ({"chief": ["b:1"]}, "without parameter servers"),
-        ({"ps": ["b:1"]}, "without workers"),
+        (
+            {"chief": ["b:1"]},
+            "(?s)without parameter servers.*needs tasks of both jobs: 'ps' and 'worker'",
+        ),
+        ({"ps": ["b:1"]}, "(?s)without workers.*needs tasks of both jobs"),
     ],
 )
 def test_a_cluster_is_checked_in_the_order_of_tensorflow(jobs: Any, said: str) -> None:
@@ -338,6 +342,116 @@ def test_a_dataset_function_that_fails_is_the_error_of_functions_that_use_it(
     with pytest.raises(ClosureInputError, match=said):
         coordinator.schedule(lambda it: next(it), (broken,))
     coordinator.join()
+
+
+def test_a_dataset_that_fails_later_is_named_with_its_worker_and_cause(
+    coordinated: Coordinated,
+) -> None:
+    _, coordinator = coordinated
+
+    def make_batches() -> Iterator[np.ndarray]:
+        yield np.ones(2, "float32")
+        raise OSError("disk gone")
+
+    def take(iterator: Any) -> Any:
+        return next(iterator)
+
+    iterator = iter(coordinator.create_per_worker_dataset(make_batches))
+
+    def take_three() -> None:
+        for _ in range(3):
+            coordinator.schedule(take, (iterator,))
+        coordinator.join()
+
+    said = (
+        r"Worker [01] could not read a batch of make_batches\(\): OSError: disk gone \(.*:\d+, in"
+    )
+    with pytest.raises(ClosureInputError, match=said) as caught:
+        take_three()
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.original_exception is caught.value.__cause__
+    # The generator seems to have ended now, which is not what happened.
+    with pytest.raises(ClosureInputError, match=said):
+        take_three()
+
+
+def test_a_dataset_that_fails_once_goes_on_with_its_next_batch(coordinated: Coordinated) -> None:
+    _, coordinator = coordinated
+
+    class Batches:
+        """Raises once in four times."""
+
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def __iter__(self) -> Iterator[np.float32]:
+            return self
+
+        def __next__(self) -> np.float32:
+            self.calls += 1
+            if self.calls % 4 == 0:
+                raise OSError("network gone")
+            return np.float32(self.calls)
+
+    def take_two(iterator: Any) -> Any:
+        return jnp.stack([next(iterator), next(iterator)])
+
+    iterator = iter(coordinator.create_per_worker_dataset(Batches))
+    found: list[list[float]] = []
+    for _ in range(20):
+        try:
+            found.append(coordinator.schedule(take_two, (iterator,)).fetch().tolist())
+            coordinator.join()
+        except ClosureInputError:
+            with pytest.raises(ClosureInputError):
+                coordinator.join()
+    # A batch that was read before the error is not lost.
+    assert {(1.0, 2.0), (3.0, 5.0)} <= set(map(tuple, found))
+
+
+def test_a_function_runs_again_if_its_dataset_waits_for_a_server() -> None:
+    coordinator = ClusterCoordinator(make_strategy(workers=1))
+
+    class Batches:
+        """Raises when the third batch is asked for first."""
+
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def __iter__(self) -> Iterator[np.float32]:
+            return self
+
+        def __next__(self) -> np.float32:
+            self.calls += 1
+            if self.calls == 3:
+                raise PSUnavailableError("ps 0 does not answer", [0])
+            return np.float32(self.calls)
+
+    iterator = iter(coordinator.create_per_worker_dataset(Batches))
+    result = coordinator.schedule(lambda it: jnp.stack([next(it), next(it), next(it)]), (iterator,))
+    assert result.fetch().tolist() == [1, 2, 4]
+    assert coordinator.statistics().retried == 1
+
+
+def test_a_function_that_runs_again_gets_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = make_strategy(workers=1)
+    coordinator = ClusterCoordinator(strategy)
+    iterator = iter(coordinator.create_per_worker_dataset(lambda: [np.float32(n) for n in (5, 6)]))
+    [link] = strategy.links()
+    worker = link._worker  # type: ignore[attr-defined]
+    run, calls = worker.run, []
+
+    def fail_once(request: Any) -> Any:
+        calls.append(request)
+        if len(calls) == 1:
+            raise PSUnavailableError("ps 0 does not answer", [0])
+        return run(request)
+
+    monkeypatch.setattr(worker, "run", fail_once)
+    found = [coordinator.schedule(lambda it: next(it), (iterator,)) for _ in range(2)]
+    coordinator.join()
+    assert [float(one.fetch()) for one in found] == [5, 6]
+    assert len(calls) == 3
 
 
 def test_what_is_no_dataset_is_refused_at_once(coordinated: Coordinated) -> None:

@@ -46,7 +46,7 @@ def test_a_traced_function_gets_the_index_of_the_worker_that_runs_it() -> None:
 
 def test_a_function_that_runs_nowhere_or_here_has_no_index() -> None:
     strategy = make_strategy()
-    with pytest.raises(ContextError, match="outside of a closure"):
+    with pytest.raises(ContextError, match="outside of a function that runs on"):
         experimental_get_current_worker_index()
-    with pytest.raises(ContextError, match="outside of a closure"):
+    with pytest.raises(ContextError, match="outside of a function that runs on"):
         strategy.run(experimental_get_current_worker_index)

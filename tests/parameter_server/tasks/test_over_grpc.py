@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from jaxdist.errors import (
     ArgumentError,
+    ArgumentTypeError,
     CheckpointError,
     ClosureInputError,
     ClusterError,
@@ -68,6 +70,18 @@ def empty() -> Iterator[Any]:
 def fails() -> Iterator[Any]:
     """Raise."""
     raise OSError("no such file")
+
+
+def own_numbers() -> Iterator[Any]:
+    """Return the number of the worker, which is asked for with each batch."""
+    while True:
+        yield np.int32(experimental_get_current_worker_index())
+
+
+def fails_later() -> Iterator[Any]:
+    """Return one batch, then raise."""
+    yield np.float32(1)
+    raise OSError("disk gone")
 
 
 def of_strange_type() -> Iterator[Any]:
@@ -197,6 +211,48 @@ def test_a_dataset_function_knows_its_worker(cluster: _Cluster) -> None:
     assert found <= {10, 11}
 
 
+def test_a_generator_knows_its_worker_with_each_batch(cluster: _Cluster) -> None:
+    _, coordinator = cluster.make()
+
+    def step(iterator: Any, own: Any) -> Any:
+        index = experimental_get_current_worker_index()
+        return jnp.stack([next(iterator), next(iterator), index])
+
+    iterator = iter(coordinator.create_per_worker_dataset(own_numbers))
+    found = [coordinator.schedule(step, args=(iterator, np.int32(0))).fetch() for _ in range(10)]
+    assert all(len(set(each.tolist())) == 1 for each in found)
+    assert {int(each[0]) for each in found} <= {0, 1}
+
+
+def test_a_dataset_that_fails_later_is_named_with_its_worker_and_line(
+    cluster: _Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, coordinator = cluster.make()
+    iterator = iter(coordinator.create_per_worker_dataset(fails_later))
+
+    def take(iterator: Any) -> Any:
+        return next(iterator)
+
+    def take_three() -> None:
+        for _ in range(3):
+            coordinator.schedule(take, args=(iterator,))
+        coordinator.join()
+
+    with caplog.at_level(logging.CRITICAL, "jaxdist"):
+        with pytest.raises(ClosureInputError) as first:
+            take_three()
+        # The generator seems to have ended now, which is not what happened.
+        with pytest.raises(ClosureInputError, match="disk gone"):
+            take_three()
+    said = r"Worker [01] could not read a batch of fails_later\(\): OSError: disk gone "
+    assert re.match(said + r"\(.*test_over_grpc.py:\d+, in fails_later\)\n", str(first.value))
+    # What the worker has said is the whole cause: no frames of the thread that asked it.
+    assert first.value.__cause__ is None
+    assert first.value.__context__ is None
+    frames = [f.name for f in first.traceback]
+    assert "_exchange" not in frames
+
+
 def test_rows_of_a_sharded_variable_are_read_and_changed(cluster: _Cluster) -> None:
     strategy, coordinator = cluster.make(partitioners.FixedShardsPartitioner(2))
     with strategy.scope():
@@ -248,10 +304,22 @@ def test_errors_of_closures_and_datasets_arrive(
             run(dataset_fn)
         assert isinstance(e.value.original_exception, kind)
         assert said in str(e.value)
-    with pytest.raises(OutOfRangeError, match="asks for 1 batch"):
+        assert f" of {dataset_fn.__name__}(): " in str(e.value)
+        assert e.value.__cause__ is None
+        assert e.value.__suppress_context__
+    with pytest.raises(OutOfRangeError, match=r"asks for 1 batch, and .* has ended: 0 were left"):
         run(three, 7)
     with pytest.raises(OutOfRangeError):
         coordinator.join()
+
+
+@pytest.mark.parametrize("make", [three, empty])
+def test_a_dataset_in_the_place_of_its_iterator_is_refused(cluster: _Cluster, make: Any) -> None:
+    _, coordinator = cluster.make()
+    dataset = coordinator.create_per_worker_dataset(make)
+    with pytest.raises(ArgumentTypeError, match=r"given args\[0\], a per-worker dataset") as caught:
+        coordinator.schedule(lambda it: next(it), args=(dataset,))
+    assert "Call iterator = iter(dataset)" in str(caught.value)
 
 
 @pytest.mark.parametrize("dataset", [lambda: iter([X]), [X], np.ones, None])

@@ -14,7 +14,7 @@ from jaxdist._parameter_server.server import Change, Creation
 from jaxdist._parameter_server.transport import Message, connect
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist.cli import main
-from jaxdist.cluster_resolver import ClusterSpec
+from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -54,6 +54,12 @@ def test_a_server_is_one_task_of_a_cluster(
     ("given", "arguments", "kind", "said"),
     [
         (3, {}, ArgumentTypeError, "was given server_or_cluster_def=3"),
+        (
+            SimpleClusterResolver(ClusterSpec(_TWO), task_type="ps", task_id=0),
+            {},
+            ArgumentTypeError,
+            r"Server\(resolver.cluster_spec\(\), resolver.task_type, resolver.task_id\)",
+        ),
         ({}, {}, ArgumentError, "without a job"),
         ({"ps": 3}, {}, ArgumentTypeError, r"server_or_cluster_def\['ps'\]=3"),
         (_TWO, {}, ArgumentError, "no job_name, and a cluster with the jobs"),

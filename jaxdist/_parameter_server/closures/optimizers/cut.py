@@ -64,6 +64,7 @@ def cut_update(
     tx: optax.GradientTransformation,
     params: PyTree,
     shards: Mapping[str, Sequence[int]] | None = None,
+    labels: Sequence[str] | None = None,
 ) -> list[VariableUpdate]:
     """Cut an optax transformation into one update program for each parameter.
 
@@ -74,6 +75,7 @@ def cut_update(
         params: A pytree of arrays or of `jax.ShapeDtypeStruct`s.
         shards: The number of rows of each shard, for each parameter in shards along dim 0, by the
             path of the parameter, such as `embedding.table`.
+        labels: How errors call the parameters; None for by their paths.
 
     Returns:
         For each parameter its update, in the order of the leaves.
@@ -92,7 +94,7 @@ def cut_update(
             "Pass for instance optax.adam(1e-3); of optax.MultiSteps its "
             "gradient_transformation()."
         )
-    traced = OptimizerTrace(optax.with_extra_args_support(tx), params)
+    traced = OptimizerTrace(optax.with_extra_args_support(tx), params, labels)
     rows = _check_shards(shards or {}, traced)
     exported: dict[str, UpdateOfShape] = {}
     return [_cut_leaf(traced, i, rows.get(name), exported) for i, name in enumerate(traced.names)]
@@ -154,7 +156,7 @@ class _Cut:
         """Return the exported programs for the whole parameter, or for a shard of it."""
         whole = self.traced.leaves[self.leaf]
         value = jax.ShapeDtypeStruct(shape, whole.dtype)
-        name = self.traced.names[self.leaf]
+        name = self.traced.labels[self.leaf]
         evaluate, slots = _evaluate, [self.traced.slots[j] for j in self.slots]
         if shape != whole.shape:
             pieces = RowInterpreter(CALLER, name, whole.shape[0], shape[0])
@@ -207,25 +209,44 @@ def _check_alone(
     owners = [traced.get_owner(n) for n in needed]
     others = sorted({n for n in owners if n is not None} - {leaf})
     if others:
-        names = ", ".join(repr(traced.names[n]) for n in others[:5])
+        names = ", ".join(repr(traced.labels[n]) for n in others[:5])
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
-        what = _find_coupling(program, owners)
+        name, where = _find_coupling(program, owners)
         raise UnsupportedError(
             f"{CALLER}: the optimizer couples variables: the update of "
-            f"{traced.names[leaf]!r} needs {names}{more}, {what}.\n\n"
+            f"{traced.labels[leaf]!r} needs {names}{more}, {where}.\n\n"
             "A server updates each variable by itself, when its gradient comes, and the variables "
             "are on several servers.\n\n"
-            "Apply this transformation to the gradients in the step, before they are sent: for "
-            "instance grads, _ = optax.clip_by_global_norm(1.0).update(grads, "
-            "optax.EmptyState()). Give the server the rest of the chain."
+            f"{_advise(name)}"
         )
+
+
+def _advise(name: str | None) -> str:
+    """Return what to do without a transformation that couples variables."""
+    if name == "apply_if_finite":
+        return (
+            "Give the server the transformation that apply_if_finite wraps. In the step, set "
+            "gradients to zero if one of them is not finite: grads = jax.tree.map(lambda g: "
+            "jnp.where(is_finite, g, 0), grads)."
+        )
+    call = f"{name}(...)"
+    if name is None or not name.startswith("clip"):
+        return (
+            f"Leave {name or 'this transformation'} out, and compute it from all gradients in "
+            "the step, before they are sent. Give the server the rest of the chain."
+        )
+    call = "clip_by_global_norm(1.0)" if name == "clip_by_global_norm" else call
+    return (
+        "Apply this transformation to the gradients in the step, before they are sent: grads, _ = "
+        f"optax.{call}.update(grads, optax.EmptyState()). Give the server the rest of the chain."
+    )
 
 
 _UPDATE = re.compile(r"(\w+)\.<locals>\.(update\w*|init\w*)$")
 
 
-def _find_coupling(program: ClosedJaxpr, owners: Sequence[int | None]) -> str:
-    """Return which transformation first puts values of two variables together."""
+def _find_coupling(program: ClosedJaxpr, owners: Sequence[int | None]) -> tuple[str | None, str]:
+    """Return which transformation first puts values of two variables together, and where."""
     of: dict[Any, frozenset[int]] = {
         v: frozenset() if owner is None else frozenset({owner})
         for v, owner in zip(program.jaxpr.invars, owners, strict=True)
@@ -238,6 +259,6 @@ def _find_coupling(program: ClosedJaxpr, owners: Sequence[int | None]) -> str:
             functions = map(_UPDATE.match, _compat.find_functions(eqn))
             name = next((f.group(1) for f in functions if f is not None), None)
             where = _compat.find_source(eqn)
-            return f"in {where}" if name is None else f"because of {name} ({where})"
+            return name, f"in {where}" if name is None else f"because of {name} ({where})"
         of.update((v, joined) for v in eqn.outvars)
-    return "in one operation"
+    return None, "in one operation"

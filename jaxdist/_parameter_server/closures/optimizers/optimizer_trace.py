@@ -23,9 +23,11 @@ class OptimizerTrace:
     Args:
         tx: The transformation.
         params: A pytree of arrays or of `jax.ShapeDtypeStruct`s.
+        labels: How errors call the parameters; None for by their paths.
 
     Attributes:
         names: The paths of the parameters.
+        labels: How errors call them.
         leaves: Their shapes and dtypes.
         slots: The shapes and dtypes of the leaves of the state.
         slot_names: Their paths.
@@ -36,9 +38,15 @@ class OptimizerTrace:
         ArgumentError: The transformation cannot be traced, or its state changes its shape.
     """
 
-    def __init__(self, tx: optax.GradientTransformationExtraArgs, params: PyTree) -> None:
+    def __init__(
+        self,
+        tx: optax.GradientTransformationExtraArgs,
+        params: PyTree,
+        labels: Sequence[str] | None = None,
+    ) -> None:
         flat, structure = tree_flatten_with_path(params)
         self.names = [keystr(path, simple=True, separator=".") for path, _ in flat]
+        self.labels = self.names if labels is None else list(labels)
         self.leaves = [jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in flat]
         self.count = len(flat)
         try:

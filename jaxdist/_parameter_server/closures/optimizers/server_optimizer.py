@@ -88,7 +88,9 @@ class ServerOptimizer:
             for n, v in enumerate(given)
             if isinstance(v, ShardedVariable)
         }
-        for variable, update in zip(given, cut_update(tx, params, sharded), strict=True):
+        labels = [getattr(v, "remote_name", v.label) for v in given]
+        updates = cut_update(tx, params, sharded, labels)
+        for variable, update in zip(given, updates, strict=True):
             for shard in _find_shards(variable):
                 self._register(shard, update, prefix)
 

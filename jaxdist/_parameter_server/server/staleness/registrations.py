@@ -126,7 +126,7 @@ class Registrations:
         """Return a line for each closure: its number, its client, and since when it is there."""
         now = self._clock()
         return [
-            f"closure {number} of client {client!r}, which has read for {now - held.since:.1f} s"
+            f"function {number} of client {client!r}, which has read for {now - held.since:.1f} s"
             for (client, number), held in ((c, self._held[c]) for c in closures if c in self._held)
         ]
 

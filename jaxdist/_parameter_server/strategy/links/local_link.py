@@ -6,9 +6,11 @@ from typing import Any
 from jaxdist._parameter_server.coordinator import IteratorOf, on_worker
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.resources import Made
-from jaxdist._parameter_server.worker.iterators import BatchIterator
+from jaxdist._parameter_server.worker.dataset_errors import name_dataset
+from jaxdist._parameter_server.worker.iterators import BatchIterator, put_back
 from jaxdist._parameter_server.worker.structures import list_leaves
 from jaxdist._parameter_server.worker.worker import Request, Worker
+from jaxdist.errors import DeadlineExceededError, PSUnavailableError
 
 
 class LocalWorkerLink:
@@ -38,15 +40,21 @@ class LocalWorkerLink:
 
     def run(self, closure: Prepared, number: int, fence: int, done_below: int) -> Any:
         """Run a closure, and return its results."""
-        batches = [
-            values.of(self._index).iterator.take(closure.program.first.name, self._index, count)
-            for values, count in zip(closure.iterators, closure.program.first.batches, strict=True)
-        ]
-        traced = closure.program.find(batches)
-        leaves = dict(list_leaves(batches))
-        arguments = closure.find_arguments(self._index)
-        request = Request(traced, arguments, leaves, number, fence, done_below, self._client)
-        finished = self._worker.run(request)
+        first = closure.program.first
+        iterators: list[BatchIterator] = [v.of(self._index).iterator for v in closure.iterators]
+        taken: list[list[Any]] = []
+        try:
+            for iterator, count in zip(iterators, first.batches, strict=True):
+                taken.append(iterator.take(first.name, count))
+            traced = closure.program.find(taken)
+            leaves = dict(list_leaves(taken))
+            arguments = closure.find_arguments(self._index)
+            request = Request(traced, arguments, leaves, number, fence, done_below, self._client)
+            finished = self._worker.run(request)
+        except (PSUnavailableError, DeadlineExceededError):
+            # The closure runs again.
+            put_back(iterators, taken)
+            raise
         self._note(number, finished.counted)
         return traced.structure.build(finished.results)
 
@@ -57,10 +65,10 @@ class LocalWorkerLink:
     def create_resource(self, resource: Any) -> Made:
         """Make a dataset, or an iterator over one."""
         if isinstance(resource, IteratorOf):
-            iterator = BatchIterator(resource.dataset.value)
+            iterator = BatchIterator(resource.dataset.value, self._index, resource.dataset.name)
             return Made(iterator=iterator, template=iterator.make_template())
         with on_worker(self._index):
-            return Made(value=_make_dataset(resource))
+            return Made(value=_make_dataset(resource), name=name_dataset(resource))
 
     def cancel(self, number: int) -> None:
         """Do nothing: a program that runs cannot be stopped, and its end is waited for."""

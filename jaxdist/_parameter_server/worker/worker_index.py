@@ -40,13 +40,13 @@ def is_in_dataset_function() -> bool:
 
 
 def experimental_get_current_worker_index() -> Any:
-    """Return the index of the worker that runs the current closure or dataset function.
+    """Return the index of the worker that runs the current scheduled function or dataset function.
 
     Returns:
         An int; a traced value where the function is traced once for all workers.
 
     Raises:
-        ContextError: The caller is not part of a closure or of a dataset function.
+        ContextError: The caller is not part of a scheduled function or of a dataset function.
 
     Cost:
         Less than a microsecond.
@@ -73,9 +73,10 @@ def experimental_get_current_worker_index() -> Any:
 def raise_outside() -> NoReturn:
     """Raise the error for code that no worker runs."""
     raise ContextError(
-        "experimental_get_current_worker_index was called outside of a closure.\n\n"
-        "Only functions that run on a worker have an index: those given to "
-        "ClusterCoordinator.schedule and create_per_worker_dataset.\n\n"
+        "experimental_get_current_worker_index was called outside of a function that runs "
+        "on a worker.\n\n"
+        "They are those given to ClusterCoordinator.schedule and "
+        "create_per_worker_dataset, and have the index of their worker.\n\n"
         "Call it inside of such a function."
     )
 
