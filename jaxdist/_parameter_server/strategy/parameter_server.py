@@ -125,7 +125,7 @@ class ParameterServerStrategy(ServerStrategy):
         """Return the connections to the workers."""
         return self._tasks.links
 
-    def platforms_of_workers(self) -> Sequence[str]:
+    def _platforms_of_workers(self) -> Sequence[str]:
         """Return the platforms that functions are exported for."""
         return self._tasks.find_platforms()
 

@@ -217,7 +217,7 @@ class Preparer:
     def _find_platforms(self) -> Sequence[str]:
         strategy = self._get_strategy()
         if self._is_for_workers:
-            found: Sequence[str] = strategy.platforms_of_workers()
+            found: Sequence[str] = strategy._platforms_of_workers()
             return found
         return [find_platform(strategy.layout)]
 

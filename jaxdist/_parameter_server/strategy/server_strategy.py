@@ -75,7 +75,7 @@ class ServerStrategy(Strategy):
         # The worker keeps values between its steps, and runs one at a time.
         self._lock = threading.RLock()
 
-    def platforms_of_workers(self) -> Sequence[str]:
+    def _platforms_of_workers(self) -> Sequence[str]:
         """Return the platforms that functions are exported for."""
         return [find_platform(self.layout)]
 
