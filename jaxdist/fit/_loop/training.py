@@ -125,6 +125,7 @@ def fit(model: Any, given: FitArguments) -> History:
             callbacks.call("on_train_end", logs)
         finally:
             model._passes = feed.passes
+            callbacks.close()
             # Also after Ctrl-C or an error: no step may still change the model.
             compiled.runner.wait()
     return model.history
