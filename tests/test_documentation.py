@@ -22,7 +22,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-LANGUAGES = {"python", "text", "bash", "toml"}
+LANGUAGES = {"python", "text", "bash", "toml", "py"}
 MARK = "\x00block "
 
 
