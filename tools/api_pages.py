@@ -5,6 +5,7 @@ Modules are read and never imported, so the site is built without JAX.
 
 import ast
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Iterator
 
@@ -33,6 +34,11 @@ def _file_of(module: str) -> pathlib.Path:
     return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
 
 
+@functools.cache
+def _parse(module: str) -> ast.Module:
+    return ast.parse(_file_of(module).read_text())
+
+
 def list_modules() -> list[str]:
     """All public modules, the package first."""
     found = {PACKAGE}
@@ -53,7 +59,7 @@ def _read_all(body: list[ast.stmt]) -> list[str]:
 
 def _read_names(module: str) -> Iterator[tuple[str, str]]:
     """Each name of a module, and the module that it comes from."""
-    body = ast.parse(_file_of(module).read_text()).body
+    body = _parse(module).body
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name, module
@@ -63,7 +69,7 @@ def _read_names(module: str) -> Iterator[tuple[str, str]]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 if alias.name == "*":
-                    source = ast.parse(_file_of(node.module).read_text()).body
+                    source = _parse(node.module).body
                     yield from ((name, node.module) for name in _read_all(source))
                 elif alias.name == alias.asname:
                     yield alias.name, node.module
@@ -74,32 +80,32 @@ def _find_definition(module: str, name: str) -> str:
     if not _file_of(module).exists():
         return f"{module}.{name}"
     sources = dict(_read_names(module))
-    plain = ast.parse(_file_of(module).read_text()).body
-    for node in plain:
+    for node in _parse(module).body:
         if isinstance(node, ast.ImportFrom) and node.module:
             sources |= {a.asname or a.name: node.module for a in node.names if a.name == name}
     source = sources.get(name, module)
     return f"{module}.{name}" if source == module else _find_definition(source, name)
 
 
-def list_names() -> list[Name]:
+@functools.cache
+def list_names() -> tuple[Name, ...]:
     """Every public name of every public module; modules among them are left out."""
     modules = list_modules()
     first: dict[str, str] = {}
-    found = []
+    found: list[Name] = []
     for module in modules:
         for name, source in _read_names(module):
             path = f"{module}.{name}"
             if name.startswith("_") or path in modules or f"{source}.{name}" in modules:
                 continue
             found.append(Name(module, name, first.setdefault(_find_definition(source, name), path)))
-    return found
+    return tuple(found)
 
 
 def write_page(module: str) -> str:
     """The page of one module, in the Markdown of mkdocstrings."""
     own = [name for name in list_names() if name.module == module]
-    about = ast.get_docstring(ast.parse(_file_of(module).read_text())) or ""
+    about = ast.get_docstring(_parse(module)) or ""
     summary = about.partition("\n\n")[0].replace("\n", " ")
     same = [f"- `{n.path}` is [`{n.first}`][{n.first}]" for n in own if n.first != n.path]
     parts = [f"# {module}", summary, *(f"::: {n.path}" for n in own if n.first == n.path)]

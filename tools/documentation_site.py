@@ -19,7 +19,7 @@ API = "reference/api"
 
 def _as_page(notebook: pathlib.Path) -> str:
     """The cells of a notebook as Markdown, with the text that they print."""
-    parts = []
+    parts: list[str] = []
     for cell in json.loads(notebook.read_text())["cells"]:
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
