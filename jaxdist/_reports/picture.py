@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxdist._reports.words import plural
 from jaxdist.errors import ArgumentError, MissingExtraError
-from jaxdist.explain._words import plural
 from jaxdist.tpu.experimental import DeviceAssignment
 
 # Rows and columns of a plane that are printed, and planes that are printed. A terminal has room for
