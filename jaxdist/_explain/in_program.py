@@ -1,0 +1,143 @@
+"""What is worth a change in a compiled step, with the remedy in numbers."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jaxdist import hlo
+from jaxdist._explain.findings import LARGE, Finding
+from jaxdist._explain.shards import Leaf, list_axes
+from jaxdist._program import CompiledProgram, Explanation, InSlot, Program, find_carried_arguments
+from jaxdist._reports import plural, size
+from jaxdist._values import Kind
+
+_POSITION = re.compile(r"args\[(\d+)\]")
+# Where XLA adds one of these, the layouts of two operations do not agree.
+_RESHARDING = ("all-gather", "all-to-all", "collective-permute")
+
+
+def find_in_program(
+    program: Program, compiled: CompiledProgram, leaves: Sequence[Leaf], report: Explanation
+) -> Iterator[Finding]:
+    """Yield what is worth a change.
+
+    Args:
+        program: The program.
+        compiled: The same program, compiled.
+        leaves: Its arguments.
+        report: Its collectives.
+    """
+    count = program.layout.num_replicas
+    source = find_carried_arguments(program.signature, program.traced, count)
+    # Variables of NNX objects come first, among the inputs and among the results.
+    carried = {n: n for n in range(program.traced.num_graph)} | source
+    yield from _find_whole_batches(program, leaves, {*carried.values()})
+    yield from _find_kept_state(program, leaves, {*carried.values()})
+    yield from _find_repeated_gathers(compiled)
+    yield from _find_resharding(program, compiled, leaves, carried)
+    yield from _find_added(report)
+
+
+def _find_whole_batches(
+    program: Program, leaves: Sequence[Leaf], state: set[int]
+) -> Iterator[Finding]:
+    """Yield large arguments that every replica gets whole, and that are no state."""
+    count = program.layout.num_replicas
+    for number, (leaf, slot) in enumerate(zip(leaves, program.signature.inputs, strict=True)):
+        rows = leaf.shape[0] if leaf.shape else 0
+        is_whole = slot.kind is Kind.MIRRORED and count > 1 and not slot.is_variable
+        if number in state or not is_whole or leaf.device_bytes < LARGE or rows % count or not rows:
+            continue
+        piece = leaf.device_bytes // count
+        yield Finding(
+            "replicated",
+            f"{leaf.name}, {leaf.array}, is whole on each of {count} replicas "
+            f"({size(leaf.device_bytes)}), and the step does not return it as state. If its rows "
+            f"are a batch, each replica computes all {rows:,} of them.",
+            "jaxdist.PerReplica.of_global(jax.device_put(x, strategy.per_replica_sharding)) gives "
+            f"each replica {rows // count:,} rows, {size(piece)}.",
+            leaf.device_bytes - piece,
+        )
+
+
+def _find_kept_state(
+    program: Program, leaves: Sequence[Leaf], state: set[int]
+) -> Iterator[Finding]:
+    """Yield the state that exists twice, because it is not donated."""
+    kept = [leaves[n] for n in sorted(state) if n not in program.donated]
+    total = sum(leaf.device_bytes for leaf in kept)
+    if total < LARGE:
+        return
+    # The arguments that are donated already stay donated.
+    names = [leaf.name for leaf in kept] + [leaves[n].name for n in program.donated]
+    positions = tuple(sorted({int(m[1]) for name in names if (m := _POSITION.match(name))}))
+    yield Finding(
+        "kept state",
+        f"{size(total)} of old state in {plural(len(kept), 'array')} stay in memory beside the new "
+        "state, because they are not donated.",
+        f"strategy.run(..., options=jaxdist.RunOptions(donate_argnums={positions})) reuses them.",
+        total,
+    )
+
+
+def _find_repeated_gathers(compiled: CompiledProgram) -> Iterator[Finding]:
+    """Yield all-gathers in a loop that get the same array in each iteration."""
+    for gather in hlo.repeated_gathers(compiled.as_text()):
+        times = "in each iteration" if gather.times is None else f"{gather.times} times"
+        saved = (gather.times or 2) - 1
+        yield Finding(
+            "gather in a loop",
+            f"A loop gathers an array that it does not change {times}, {size(gather.num_bytes)} "
+            f"each: {gather.source or 'XLA recorded no line'}.",
+            f"Gather it before the loop with jaxdist.partition.gather: {size(gather.num_bytes)} "
+            "stay in memory, and "
+            + (
+                "one all-gather remains."
+                if gather.times is None
+                else f"{size(saved * gather.num_bytes)} less are gathered in a step."
+            ),
+            saved * gather.num_bytes,
+        )
+
+
+def _find_resharding(
+    program: Program, compiled: CompiledProgram, leaves: Sequence[Leaf], carried: dict[int, int]
+) -> Iterator[Finding]:
+    """Yield state whose layout after the step is another than before it."""
+    shardings: Any = compiled.executable.output_shardings
+    for result, argument in carried.items():
+        leaf, slot = leaves[argument], program.signature.inputs[argument]
+        after = shardings[result]
+        if leaf.num_bytes < LARGE or after.is_equivalent_to(slot.sharding, len(leaf.stored)):
+            continue
+        yield Finding(
+            "resharding",
+            f"{leaf.name}, {leaf.array}, enters the step with {slot.sharding.spec}, and leaves it "
+            f"with {getattr(after, 'spec', after)}: the next step compiles again, or moves "
+            f"{size(leaf.num_bytes)}.",
+            f"Return it as it came: jaxdist.partition.constrain(x, {_name_placement(slot)}) at the "
+            "end of the step; or place it with the other layout before the first step.",
+            leaf.num_bytes,
+        )
+
+
+def _name_placement(slot: InSlot) -> str:
+    """Return the placement that keeps the layout of an argument over the logical devices."""
+    cut = [dim for dim, axes in enumerate(list_axes(slot.sharding, len(slot.shape))) if axes]
+    return f"jaxdist.partition.Split({cut[0]})" if cut else "jaxdist.partition.Replicate()"
+
+
+def _find_added(report: Explanation) -> Iterator[Finding]:
+    """Yield large collectives that no line requested: XLA changes the layout inside the step."""
+    for row in report.compiled:
+        runs = row.count * (row.times or 1)
+        if row.added and row.kind in _RESHARDING and row.num_bytes * runs >= LARGE:
+            yield Finding(
+                "resharding",
+                f"XLA added {plural(row.count, row.kind)} of {size(row.num_bytes)}, "
+                f"{plural(runs, 'run')} in a step, to change a layout"
+                + (f" for {row.source}." if row.source else "."),
+                "jaxdist.partition.constrain on the value before that line keeps one layout, and "
+                f"saves {size(row.num_bytes * runs)} of communication.",
+                row.num_bytes * runs,
+            )
