@@ -17,8 +17,6 @@ _MOST_BARS = 32
 _MOST_NAMED = 128
 _MOST_CHIPS = 512
 _MOST_PLANES = 4
-# A colour map of matplotlib with ten distinct colours.
-_COLOURS = "tab10"
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
 
 
@@ -64,7 +62,7 @@ def _draw_replicas(axis: Any, cells: Sequence[tuple[int, int, Sequence[str]]], w
             label = f"process {process}"
             axis.barh(row, 0.92, left=column - 0.46, height=0.86, color=colour, label=label)
             if len(cells) * wide <= _MOST_NAMED:
-                axis.text(column, row, name, ha="center", va="center", fontsize=7)
+                axis.text(column, row, name, ha="center", va="center", fontsize=7, color="white")
     axis.set_xlim(-0.6, wide - 0.4)
     axis.set_ylim(len(cells) - 0.4, -0.6)
     axis.set_xticks(range(wide))
@@ -124,15 +122,21 @@ def draw_arrays(
         held: For each device, the bytes of each role.
     """
     target = picture_path(path)
-    placed = [leaf for leaf in leaves if leaf.shards][:_MOST_PANELS]
+    # Layers of a model have equal arrays, and one picture shows them all.
+    alike: dict[tuple[str, str], list[Leaf]] = collections.defaultdict(list)
+    for leaf in leaves:
+        if leaf.shards:
+            alike[leaf.array, leaf.describe()].append(leaf)
+    placed = list(alike.values())[:_MOST_PANELS]
     panels = 1 + len(placed)
     columns = min(panels, 3)
     rows = -(-panels // columns)
     figure = make_figure(4.6 * columns, 3.7 * rows)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     _draw_memory(axes[0], held)
-    for axis, leaf in zip(axes[1:], placed, strict=False):
-        _draw_parts(axis, leaf)
+    for axis, equal in zip(axes[1:], placed, strict=False):
+        more = f", and {len(equal) - 1} like it" if len(equal) > 1 else ""
+        _draw_parts(axis, equal[0], more)
     for axis in axes[panels:]:
         axis.set_axis_off()
     figure.suptitle(title, fontsize=9)
@@ -163,7 +167,7 @@ def _draw_memory(axis: Any, held: dict[jax.Device, dict[str, int]]) -> None:
     _add_legend(axis)
 
 
-def _draw_parts(axis: Any, leaf: Leaf) -> None:
+def _draw_parts(axis: Any, leaf: Leaf, more_arrays: str) -> None:
     """Draw the parts of one array: the first two dims that are cut, or the last two of it."""
     cut = [dim for dim, ranges in enumerate(leaf.cuts) if len(ranges) > 1]
     others = [dim for dim in range(len(leaf.stored)) if dim not in cut]
@@ -191,7 +195,8 @@ def _draw_parts(axis: Any, leaf: Leaf) -> None:
         if len(boxes) <= _MOST_BARS:
             more = f" and {len(devices) - 1} more" if len(devices) > 1 else ""
             middle = (x[0] + x[1]) / 2, (y[0] + y[1]) / 2
-            axis.text(*middle, shown + more, ha="center", va="center", fontsize=6)
+            text = shown + more
+            axis.text(*middle, text, ha="center", va="center", fontsize=6, color="white")
     axis.set_xlim(0, width)
     axis.set_ylim(height, 0)
     axis.set_xlabel("one element" if right is None else f"dim {right}")
@@ -199,7 +204,8 @@ def _draw_parts(axis: Any, leaf: Leaf) -> None:
     if down is None:
         axis.set_yticks([])
     axis.set_title(
-        f"{_shorten(leaf.name)}\n{leaf.array}, {size(leaf.device_bytes)} each", fontsize=7
+        f"{_shorten(leaf.name)}{more_arrays}\n{leaf.array}, {size(leaf.device_bytes)} each",
+        fontsize=7,
     )
     if len(boxes) <= 10:
         _add_legend(axis)
@@ -264,6 +270,8 @@ def _add_legend(axis: Any) -> None:
         once.values(),
         once.keys(),
         fontsize=6,
+        # Marks of chips are larger than a line of text.
+        markerscale=0.4,
         loc="upper left",
         bbox_to_anchor=(1.01, 1.0),
         borderaxespad=0.0,
@@ -275,6 +283,7 @@ def _choose_unit(num_bytes: float) -> tuple[int, str]:
 
 
 def _colour(number: int) -> str:
+    # The ten colours of matplotlib's cycle.
     return f"C{number % 10}"
 
 

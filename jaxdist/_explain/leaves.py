@@ -126,7 +126,7 @@ def _read(name: str, role: str, node: Any, layout: ReplicaMesh | None) -> Iterat
     size = int(array.dtype.itemsize)
     make = functools.partial(
         Leaf,
-        name or type(node).__name__,
+        name or "the array",
         role,
         str(array.dtype),
         tuple(node.shape) if isinstance(node, Sharded) else shape,

@@ -1,5 +1,6 @@
 """What `explain` returns for a strategy: devices, mesh, owners, topology and compilations."""
 
+import collections
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,9 +98,9 @@ class StrategyReport(Report):
             yield self._compiled()
         else:
             yield "Compiled so far: nothing"
-        if len(self.compilations) > _MOST_COMPILATIONS:
-            more = len(self.compilations) - _MOST_COMPILATIONS
-            yield f"  and {plural(more, 'program')} before these"
+        more = len({*self.compilations}) - _MOST_COMPILATIONS
+        if more > 0:
+            yield f"  and {plural(more, 'row')} before these"
         yield from show_findings(self.findings)
 
     def _mesh(self) -> str:
@@ -128,11 +129,17 @@ class StrategyReport(Report):
         return Table("Replicas", columns, tuple(rows))
 
     def _compiled(self) -> Table:
-        shown = self.compilations[-_MOST_COMPILATIONS:]
+        # Equal rows are functions that the same code made.
+        counted = collections.Counter(self.compilations)
+        shown = list(counted.items())[-_MOST_COMPILATIONS:]
         return Table(
             "Compiled so far",
-            ("step", "defined at", "why"),
-            tuple((c.function, shorten_source(c.source), c.why or "the first call") for c in shown),
+            ("step", "defined at", "programs", "why"),
+            tuple(
+                (c.function, shorten_source(c.source), str(n), c.why or "the first call")
+                for c, n in shown
+            ),
+            frozenset({"programs"}),
         )
 
 
