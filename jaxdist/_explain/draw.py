@@ -15,8 +15,8 @@ from jaxdist._reports import make_figure, picture_path, plural, size
 _MOST_PANELS = 6
 _MOST_BARS = 32
 _MOST_NAMED = 128
-_MOST_CHIPS = 512
 _MOST_PLANES = 4
+_CHIP_INCHES = 0.6
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
 
 
@@ -39,8 +39,13 @@ def draw_strategy(
     logical = max(len(devices) for _, _, devices in cells)
     tall = min(len(cells), _MOST_BARS)
     wide = max(3.5, 1.1 * logical + 2)
-    figure = make_figure(wide + 1.8 + 3.6 * planes, max(2.8, 0.36 * tall + 1.6))
-    widths = [wide, *[3.6] * planes]
+    chips_wide, chips_tall = 0.0, 0.0
+    if chips is not None:
+        chips_wide = max(3.6, _CHIP_INCHES * chips.shape[0] + 2.2)
+        chips_tall = _CHIP_INCHES * chips.shape[1] + 1.6
+    height = max(2.8, 0.36 * tall + 1.6, chips_tall)
+    figure = make_figure(wide + 1.8 + chips_wide * planes, height)
+    widths = [wide, *[chips_wide] * planes]
     axes = figure.subplots(1, 1 + planes, squeeze=False, width_ratios=widths)[0]
     _draw_replicas(axes[0], cells[:tall], logical)
     if len(cells) > tall:
@@ -81,6 +86,8 @@ def _draw_chips(axis: Any, chips: Chips, plane: int) -> None:
         label = f"{plural(len(here), 'link')} between neighbours" if not number else None
         axis.plot([a[0], b[0]], [a[1], b[1]], color="0.6", linewidth=1.5, zorder=1, label=label)
     x, y, _, _ = chips.shape
+    # In points: a mark takes at most half of the room of a chip.
+    area = min(28.0, 0.5 * _CHIP_INCHES * 72) ** 2
     for kind, colour in (("used", "tab:blue"), ("not used", "0.85")):
         at = [
             (i, j)
@@ -90,12 +97,12 @@ def _draw_chips(axis: Any, chips: Chips, plane: int) -> None:
         ]
         if at:
             label = f"{plural(len(at), 'chip')} {kind}"
-            axis.scatter(*zip(*at, strict=True), s=260, color=colour, zorder=2, label=label)
-    if chips.num_chips <= _MOST_CHIPS // 4:
-        for i in range(x):
-            for j in range(y):
-                name = chips.cell(i, j, plane)
-                axis.text(i, j, name, ha="center", va="center", fontsize=6, color="white", zorder=3)
+            axis.scatter(*zip(*at, strict=True), s=area, color=colour, zorder=2, label=label)
+    for i in range(x):
+        for j in range(y):
+            name = chips.cell(i, j, plane)
+            small = 6 if len(name) < 5 else 4.5
+            axis.text(i, j, name, ha="center", va="center", fontsize=small, color="white", zorder=3)
     title = f"z = {plane}" + (f", {plural(up, 'link')} to z = {plane + 1}" if up else "")
     axis.set_title(title, fontsize=8)
     axis.set_xlim(-0.6, x - 0.4)

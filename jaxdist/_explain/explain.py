@@ -1,5 +1,6 @@
 """`explain`: what a strategy, arrays or a program are, where they are, and what could change."""
 
+import re
 from typing import Any, cast
 
 from jaxdist._explain.arrays import ArraysReport
@@ -17,7 +18,8 @@ from jaxdist._validate import show
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.tpu import topology_of
 
-Explained = StrategyReport | ProgramReport | ArraysReport
+# The name of several slices ends with their number: v5e:2x4*2.
+_SLICES = re.compile(r"\*(\d+)$")
 
 
 def explain(
@@ -121,7 +123,9 @@ def _find_chips(
 ) -> tuple[Chips | None, dict[Any, tuple[int, ...]]]:
     """Return the chips of a strategy, and the coordinates of its devices."""
     places: dict[Any, tuple[int, ...]] = {}
+    named = None
     if isinstance(strategy, TPUStrategy):
+        named = _SLICES.search(strategy.cluster_resolver.tpu_name)
         assignment = strategy._assignment
         topology = assignment.topology
         cores = assignment.core_assignment
@@ -135,10 +139,12 @@ def _find_chips(
             places.update(zip(devices, map(tuple, coordinates.tolist()), strict=True))
     else:
         return None, places
+    # Virtual TPUs are CPU devices, which belong to no slice; the name says how many there are.
     slices = {getattr(d, "slice_index", None) or 0 for d in layout.devices}
+    num_slices = int(named[1]) if named else len(slices)
     at: dict[Any, tuple[int, int]] = {}
     for replica, devices in enumerate(layout.device_grid):
         for part, device in enumerate(devices):
             at[places[device]] = (replica, part)
     x, y, z, core = topology.mesh_shape.tolist()
-    return Chips((x, y, z, core), at, len(slices)), places
+    return Chips((x, y, z, core), at, num_slices), places

@@ -1,5 +1,6 @@
 """Readers of compiled programs in HLO text."""
 
+from jaxdist.hlo._categories import categories as categories
 from jaxdist.hlo._collectives import CompiledCollective as CompiledCollective
 from jaxdist.hlo._collectives import collectives as collectives
 from jaxdist.hlo._groups import decoded as decoded
