@@ -59,7 +59,7 @@ def _iterate(value: PyTree) -> Iterator[tuple[str, str, Any]]:
         if isinstance(node, nnx.Pytree):
             yield from _iterate_graph(name, node)
         elif _is_optax_state(node):
-            inner, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_node)
+            inner, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_value)
             for more, leaf in inner:
                 yield f"{name}{jax.tree_util.keystr(more)}", "optimizer", _unbox(leaf)
         else:
@@ -87,8 +87,11 @@ def _find_role(node: Any, path: tuple[Any, ...]) -> str:
 
 
 def _is_node(x: Any) -> bool:
-    nodes = (nnx.Pytree, nnx.Variable, PerReplica, Sharded, Variable)
-    return isinstance(x, nodes) or _is_optax_state(x)
+    return _is_value(x) or isinstance(x, nnx.Pytree) or _is_optax_state(x)
+
+
+def _is_value(x: Any) -> bool:
+    return isinstance(x, (nnx.Variable, PerReplica, Sharded, Variable))
 
 
 def _is_optax_state(x: Any) -> bool:
