@@ -1,13 +1,13 @@
 """What is worth a change in a compiled step, with the remedy in numbers."""
 
+import collections
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from jaxdist import hlo
 from jaxdist._explain.findings import LARGE, Finding
-from jaxdist._explain.shards import Leaf, list_axes
-from jaxdist._program import CompiledProgram, Explanation, InSlot, Program, find_carried_arguments
+from jaxdist._explain.shards import Leaf
+from jaxdist._program import CompiledProgram, Explanation, Program, find_carried_arguments
 from jaxdist._reports import plural, size
 from jaxdist._values import Kind
 
@@ -30,11 +30,10 @@ def find_in_program(
     count = program.layout.num_replicas
     source = find_carried_arguments(program.signature, program.traced, count)
     # Variables of NNX objects come first, among the inputs and among the results.
-    carried = {n: n for n in range(program.traced.num_graph)} | source
-    yield from _find_whole_batches(program, leaves, {*carried.values()})
-    yield from _find_kept_state(program, leaves, {*carried.values()})
+    state = {*range(program.traced.num_graph), *source.values()}
+    yield from _find_whole_batches(program, leaves, state)
+    yield from _find_kept_state(program, leaves, state)
     yield from _find_repeated_gathers(compiled)
-    yield from _find_resharding(program, compiled, leaves, carried)
     yield from _find_added(report)
 
 
@@ -43,10 +42,15 @@ def _find_whole_batches(
 ) -> Iterator[Finding]:
     """Yield large arguments that every replica gets whole, and that are no state."""
     count = program.layout.num_replicas
+    rows_of: dict[str, set[int]] = collections.defaultdict(set)
+    for leaf in leaves:
+        rows_of[_get_argument(leaf)].add(leaf.shape[0] if leaf.shape else 0)
     for number, (leaf, slot) in enumerate(zip(leaves, program.signature.inputs, strict=True)):
         rows = leaf.shape[0] if leaf.shape else 0
         is_whole = slot.kind is Kind.MIRRORED and count > 1 and not slot.is_variable
-        if number in state or not is_whole or leaf.device_bytes < LARGE or rows % count or not rows:
+        # The arrays of a batch have the same rows; those of parameters seldom do.
+        is_batch = len(rows_of[_get_argument(leaf)]) == 1 and rows and rows % count == 0
+        if number in state or not is_whole or not is_batch or leaf.device_bytes < LARGE:
             continue
         piece = leaf.device_bytes // count
         yield Finding(
@@ -58,6 +62,12 @@ def _find_whole_batches(
             f"each replica {rows // count:,} rows, {size(piece)}.",
             leaf.device_bytes - piece,
         )
+
+
+def _get_argument(leaf: Leaf) -> str:
+    """Return the argument that an array is in, such as `args[0]`."""
+    found = _POSITION.match(leaf.name)
+    return found[0] if found else leaf.name
 
 
 def _find_kept_state(
@@ -100,44 +110,18 @@ def _find_repeated_gathers(compiled: CompiledProgram) -> Iterator[Finding]:
         )
 
 
-def _find_resharding(
-    program: Program, compiled: CompiledProgram, leaves: Sequence[Leaf], carried: dict[int, int]
-) -> Iterator[Finding]:
-    """Yield state whose layout after the step is another than before it."""
-    shardings: Any = compiled.executable.output_shardings
-    for result, argument in carried.items():
-        leaf, slot = leaves[argument], program.signature.inputs[argument]
-        after = shardings[result]
-        if leaf.num_bytes < LARGE or after.is_equivalent_to(slot.sharding, len(leaf.stored)):
-            continue
-        yield Finding(
-            "resharding",
-            f"{leaf.name}, {leaf.array}, enters the step with {slot.sharding.spec}, and leaves it "
-            f"with {getattr(after, 'spec', after)}: the next step compiles again, or moves "
-            f"{size(leaf.num_bytes)}.",
-            f"Return it as it came: jaxdist.partition.constrain(x, {_name_placement(slot)}) at the "
-            "end of the step; or place it with the other layout before the first step.",
-            leaf.num_bytes,
-        )
-
-
-def _name_placement(slot: InSlot) -> str:
-    """Return the placement that keeps the layout of an argument over the logical devices."""
-    cut = [dim for dim, axes in enumerate(list_axes(slot.sharding, len(slot.shape))) if axes]
-    return f"jaxdist.partition.Split({cut[0]})" if cut else "jaxdist.partition.Replicate()"
-
-
 def _find_added(report: Explanation) -> Iterator[Finding]:
     """Yield large collectives that no line requested: XLA changes the layout inside the step."""
     for row in report.compiled:
         runs = row.count * (row.times or 1)
+        sent = round(row.bytes_sent * runs)
         if row.added and row.kind in _RESHARDING and row.num_bytes * runs >= LARGE:
             yield Finding(
                 "resharding",
                 f"XLA added {plural(row.count, row.kind)} of {size(row.num_bytes)}, "
                 f"{plural(runs, 'run')} in a step, to change a layout"
                 + (f" for {row.source}." if row.source else "."),
-                "jaxdist.partition.constrain on the value before that line keeps one layout, and "
-                f"saves {size(row.num_bytes * runs)} of communication.",
-                row.num_bytes * runs,
+                "jaxdist.partition.constrain on the value before that operation keeps one layout: "
+                f"a device sends {size(sent)} less.",
+                sent,
             )
