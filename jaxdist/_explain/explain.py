@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from jaxdist._explain.arrays import ArraysReport
 from jaxdist._explain.findings import find_in_arrays, find_in_compilations
-from jaxdist._explain.leaves import collect_leaves, has_arrays
+from jaxdist._explain.leaves import collect_leaves, find_tracer, has_arrays
 from jaxdist._explain.program import ProgramReport, explain_program
 from jaxdist._explain.strategy import ReplicaRow, StrategyReport, shorten_source
 from jaxdist._explain.topology import Chips
@@ -14,8 +14,8 @@ from jaxdist._parameter_server import ParameterServerStrategy
 from jaxdist._program import Program
 from jaxdist._strategies import Strategy, TPUStrategy, check_strategy
 from jaxdist._typing import PyTree
-from jaxdist._validate import show
-from jaxdist.errors import ArgumentTypeError
+from jaxdist._validate import check_keys, show
+from jaxdist.errors import ArgumentTypeError, ContextError
 from jaxdist.tpu import topology_of
 
 # The name of several slices ends with their number: v5e:2x4*2.
@@ -49,6 +49,8 @@ def explain(
     Raises:
         ArgumentTypeError: The value is nothing of these, or `strategy` is no strategy, or it was
             given with a strategy or a program.
+        ArgumentError: The keys of a dict in `value` cannot be sorted.
+        ContextError: Called inside a step or `jax.jit`, where values have no devices.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -74,6 +76,14 @@ def explain(
         return _explain_strategy(value)
     if isinstance(value, Program):
         return explain_program(value)
+    check_keys("explain was given", "value", value)
+    traced = find_tracer(value)
+    if traced is not None:
+        raise ContextError(
+            f"explain was called inside a step or jax.jit: {traced} is a tracer.\n\n"
+            "A traced value has no devices and no memory.\n\n"
+            "Explain the arguments before the call, or the program: strategy.lower(step, args)."
+        )
     if not has_arrays(value):
         raise ArgumentTypeError(
             f"explain was given value={show(value)}, which has no arrays.\n\n"

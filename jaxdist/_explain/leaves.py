@@ -120,9 +120,10 @@ def _read(name: str, role: str, node: Any, layout: ReplicaMesh | None) -> Iterat
             yield from _read(f"{name}.values[{number}]", role, value, layout)
         return
     array = _get_held(node)
-    if not isinstance(array, _ARRAYS):
+    if not _is_array(array):
         return  # A number or a text needs no memory of a device.
-    array = _open_keys(array)
+    if not (isinstance(array, jax.Array) and array.is_deleted()):
+        array = _open_keys(array)
     shape, sharding = tuple(array.shape), getattr(array, "sharding", None)
     if sharding is None and layout is not None and isinstance(array, jax.ShapeDtypeStruct):
         sharding = _find_sharding(node, layout)
@@ -136,6 +137,9 @@ def _read(name: str, role: str, node: Any, layout: ReplicaMesh | None) -> Iterat
         shape,
         size,
     )
+    if isinstance(array, jax.Array) and array.is_deleted():
+        yield make("donated or deleted"), node
+        return
     if sharding is None:
         host = isinstance(array, (np.ndarray, np.generic))
         yield make("on the host" if host else "abstract"), node
@@ -178,6 +182,19 @@ def _open_keys(array: Any) -> Any:
 def has_arrays(value: PyTree) -> bool:
     """Whether a pytree has an array, or an NNX object with one."""
     return any(
-        isinstance(_get_held(node), _ARRAYS) or isinstance(node, PerReplica) or is_sharded(node)
+        _is_array(_get_held(node)) or isinstance(node, PerReplica) or is_sharded(node)
         for _, _, node in _iterate(value)
     )
+
+
+def find_tracer(value: PyTree) -> str | None:
+    """Return the name of a leaf that is traced, or None."""
+    for name, _, node in _iterate(value):
+        if isinstance(_get_held(node), jax.core.Tracer):
+            return name or "the array"
+    return None
+
+
+def _is_array(value: Any) -> bool:
+    # Arrays of texts and of Python objects cannot be on a device.
+    return isinstance(value, _ARRAYS) and getattr(value.dtype, "kind", "V") not in "OSUMm"

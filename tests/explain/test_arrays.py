@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxdist
 from jaxdist import partition
 from jaxdist._explain.arrays import ArraysReport
-from jaxdist.errors import ArgumentTypeError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from tests.tables import examples
 
 
@@ -186,3 +186,30 @@ def test_a_strategy_explains_itself_alone() -> None:
         jaxdist.explain(strategy, strategy)
     with pytest.raises(ArgumentTypeError, match="strategy is a strategy of jaxdist"):
         jaxdist.explain(jnp.ones(2), "cpu")  # pyrefly: ignore[bad-argument-type]
+
+
+def test_donated_arrays_and_texts_need_no_memory() -> None:
+    x = jnp.ones(4)
+    x.delete()
+    key = jax.random.key(0)
+    key.delete()
+    texts = np.array(["a", "b"])
+    report = explained(
+        {"gone": x, "key": key, "texts": texts, "objects": np.array([None]), "y": jnp.ones(2)}
+    )
+    assert [(leaf.name, leaf.placed) for leaf in report.leaves] == [
+        ("['gone']", "donated or deleted"),
+        ("['key']", "donated or deleted"),
+        ("['y']", "on one device"),
+    ]
+    assert report.bytes_on(jax.devices()[0]) == 8
+
+
+def test_a_traced_value_is_refused_by_name() -> None:
+    with pytest.raises(ContextError, match=r"\['w'\] is a tracer"):
+        jax.jit(lambda x: jaxdist.explain({"w": x}))(1.0)
+
+
+def test_keys_that_cannot_be_sorted_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="explain was given"):
+        jaxdist.explain({1: jnp.ones(2), "a": jnp.ones(2)})
