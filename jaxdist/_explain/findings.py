@@ -177,6 +177,6 @@ def _advise_on_signatures(changed: Sequence[str]) -> str:
     if static > len(changed) // 2:
         return "Pass the value as an array (jnp.asarray(x)): then all values share 1 program."
     return (
-        "Pad the batches to one shape: PartialBatch.PAD of jaxdist.data does it, and then "
+        "Pad the batches to one shape: jaxdist.PartialBatch.PAD does it, and then "
         f"{len(changed) + 1} programs are 1."
     )
