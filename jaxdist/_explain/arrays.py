@@ -32,7 +32,7 @@ class ArraysReport(Report):
         >>> x = jax.device_put(np.zeros((16, 4), "float32"), strategy.per_replica_sharding)
         >>> report = jaxdist.explain(x)
         >>> report.bytes_on(jax.devices()[0]), report.leaves[0].describe()
-        (32, "dim 0 in 8 parts over replica")
+        (32, 'dim 0 in 8 parts over replica')
     """
 
     leaves: tuple[Leaf, ...]
