@@ -244,12 +244,12 @@ def _divide(
 
 
 def _sum_operations(work: Iterable[_Event], scale: float) -> list[Operation]:
-    times: collections.Counter[tuple[str, str]] = collections.Counter()
+    times: dict[tuple[str, str], float] = collections.defaultdict(float)
     runs: collections.Counter[tuple[str, str]] = collections.Counter()
     for event in work:
         times[event.name, event.category] += event.end - event.start
         runs[event.name, event.category] += 1
     return [
         Operation(name, category, value * scale, runs[name, category] * scale / _MICRO)
-        for (name, category), value in times.most_common()
+        for (name, category), value in sorted(times.items(), key=lambda item: -item[1])
     ]

@@ -1,7 +1,7 @@
 """`explain`: what a strategy, arrays or a program are, where they are, and what could change."""
 
 import re
-from typing import Any, cast
+from typing import Any, cast, overload
 
 from jaxdist._explain.arrays import ArraysReport
 from jaxdist._explain.findings import find_in_arrays, find_in_compilations
@@ -20,6 +20,18 @@ from jaxdist.tpu import topology_of
 
 # The name of several slices ends with their number: v5e:2x4*2.
 _SLICES = re.compile(r"\*(\d+)$")
+
+
+@overload
+def explain(value: Strategy, strategy: None = None) -> StrategyReport: ...
+
+
+@overload
+def explain(value: Program, strategy: None = None) -> ProgramReport: ...
+
+
+@overload
+def explain(value: PyTree, strategy: Strategy | None = None) -> ArraysReport: ...
 
 
 def explain(

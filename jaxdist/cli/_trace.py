@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from jaxdist import _compat, hlo, jobs
+from jaxdist import hlo, jobs
 from jaxdist._devices import chips
 from jaxdist._explain import BATCH, DISPATCH, STEP, StepTimes, read_step_times
 from jaxdist.cli._job_arguments import add_job_arguments
@@ -122,18 +122,25 @@ def _choose_platforms() -> None:
     """Keep JAX from loading libtpu where there is no TPU.
 
     Raises:
-        BackendStartedError: JAX has started, so it may have loaded it.
+        BackendStartedError: It is loaded already.
     """
     # Without a TPU, the profiler of libtpu ends the process with a signal.
     if chips.chips_of_this_machine():
         return
+    if _has_loaded_libtpu():
+        raise BackendStartedError(
+            "jaxdist trace was called in a process that has loaded libtpu, on a machine without a "
+            "TPU.\n\n"
+            "The profiler of libtpu needs a TPU. JAX loads it with the first array, unless "
+            "JAX_PLATFORMS leaves it out.\n\n"
+            "Run the command in a process of its own: jaxdist trace CONFIG."
+        )
     if getattr(jax.config, "jax_platforms", None) is None:
-        if _compat.have_backends_started():
-            raise BackendStartedError(
-                "jaxdist trace was called after JAX started, on a machine without a TPU, and with "
-                "jax_platforms=None.\n\n"
-                "JAX has then loaded libtpu if it is installed, whose profiler needs a TPU.\n\n"
-                "Start the process with JAX_PLATFORMS=cpu, or =cuda,cpu with a GPU."
-            )
         found = "cuda,cpu" if Path("/dev/nvidia0").exists() else "cpu"
         jax.config.update("jax_platforms", found)
+
+
+def _has_loaded_libtpu() -> bool:
+    # JAX imports the package early and loads the library later, so only the memory map tells.
+    maps = Path("/proc/self/maps")
+    return maps.exists() and "libtpu.so" in maps.read_text()

@@ -2,6 +2,7 @@
 
 import io
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +81,7 @@ def test_replicated_dims_and_devices_are_told() -> None:
 def test_padding_of_a_sharded_value_is_counted() -> None:
     strategy = jaxdist.MirroredStrategy()
     rules = [("*", partition.Shard(0, pad=True, min_bytes=0))]
-    placed = partition.place(strategy, {"w": jnp.ones((13, 2))}, rules)
+    placed: dict[str, Any] = partition.place(strategy, {"w": jnp.ones((13, 2))}, rules)
     report = explained(placed, strategy)
     (leaf,) = report.leaves
     held = placed["w"].held
@@ -184,8 +185,9 @@ def test_a_strategy_explains_itself_alone() -> None:
     strategy = jaxdist.OneDeviceStrategy("cpu:0")
     with pytest.raises(ArgumentTypeError, match="Leave strategy out"):
         jaxdist.explain(strategy, strategy)
+    wrong: Any = "cpu"
     with pytest.raises(ArgumentTypeError, match="strategy is a strategy of jaxdist"):
-        jaxdist.explain(jnp.ones(2), "cpu")  # pyrefly: ignore[bad-argument-type]
+        jaxdist.explain(jnp.ones(2), wrong)
 
 
 def test_donated_arrays_and_texts_need_no_memory() -> None:
