@@ -92,21 +92,22 @@ def _find_kept_state(
 
 def _find_repeated_gathers(compiled: CompiledProgram) -> Iterator[Finding]:
     """Yield all-gathers in a loop that get the same array in each iteration."""
-    for gather in hlo.repeated_gathers(compiled.as_text()):
+    # Layers of a model, and the lines of one layer, have many equal ones.
+    counted = collections.Counter(hlo.repeated_gathers(compiled.as_text()))
+    for gather, count in counted.items():
         times = "in each iteration" if gather.times is None else f"{gather.times} times"
-        saved = (gather.times or 2) - 1
+        arrays = "an array" if count == 1 else f"{count} arrays"
+        # Of a loop without a known length, at least one repetition.
+        saved = count * ((gather.times or 2) - 1) * gather.num_bytes
+        least = " at least" if gather.times is None else ""
         yield Finding(
             "gather in a loop",
-            f"A loop gathers an array that it does not change {times}, {size(gather.num_bytes)} "
+            f"A loop gathers {arrays} that it does not change {times}, {size(gather.num_bytes)} "
             f"each: {gather.source or 'XLA recorded no line'}.",
-            f"Gather it before the loop with jaxdist.partition.gather: {size(gather.num_bytes)} "
-            "stay in memory, and "
-            + (
-                "one all-gather remains."
-                if gather.times is None
-                else f"{size(saved * gather.num_bytes)} less are gathered in a step."
-            ),
-            saved * gather.num_bytes,
+            "Gather before the loop with jaxdist.partition.gather: "
+            f"{size(count * gather.num_bytes)} stay in memory, and{least} {size(saved)} less are "
+            "gathered in a step.",
+            saved,
         )
 
 

@@ -145,9 +145,10 @@ def test_a_gather_of_the_same_array_in_a_loop_is_found_with_what_it_repeats() ->
     x = jaxdist.PerReplica([jnp.ones((8, 64))] * 8)
     report = of_step(strategy, jaxdist.accumulate_gradients(grad, 4), params, x)
     found = only(report, "gather in a loop")
-    [row] = [r for r in report.communication.compiled if r.kind == "all-gather" and r.in_loop]
-    assert (row.times, row.num_bytes) == (4, 64 * 64 * 4)
-    assert found.num_bytes == 3 * row.num_bytes
+    rows = [r for r in report.communication.compiled if r.kind == "all-gather" and r.in_loop]
+    assert {(row.times, row.num_bytes) for row in rows} == {(4, 64 * 64 * 4)}
+    # Versions of JAX recompute one or both layers in the backward pass.
+    assert found.num_bytes == sum(3 * row.num_bytes * row.count for row in rows)
     assert "4 times, 16 KiB each" in found.what
     assert "test_findings.py" in found.what
 

@@ -1,0 +1,147 @@
+"""How the steps of `fit` run: on all replicas together, or on workers that are not in step."""
+
+import abc
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxdist._parameter_server import ClusterCoordinator, ParameterServerStrategy
+from jaxdist._strategies import Strategy
+from jaxdist.fit._step.steps import Steps
+from jaxdist.training import multi_step
+
+# How many steps a worker may have in the queue: enough that it never waits, and few enough that
+# Ctrl-C and the end of an epoch come soon.
+_QUEUED = 4
+
+
+class _Step:
+    """A function that `strategy.run` calls inside a replica.
+
+    An object of its own for each compiled model: `strategy.run` knows its programs by the object.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def __repr__(self) -> str:
+        return f"fit.Model, {type(self).__name__}"
+
+
+class TrainStep(_Step):
+    """One step of training."""
+
+    def __call__(
+        self, module: nnx.Module, optimizer: "nnx.Optimizer[Any]", batch: Any, classes: Any
+    ) -> jax.Array:
+        return self._steps.train(module, optimizer, batch, classes)
+
+
+class TrainSteps(_Step):
+    """Several steps of training; returns the sums of each, `[steps, n]`."""
+
+    def __call__(
+        self, module: nnx.Module, optimizer: "nnx.Optimizer[Any]", batches: Any, classes: Any
+    ) -> jax.Array:
+        def run_one(state: Any, batch: Any) -> tuple[Any, jax.Array]:
+            return state, self._steps.train(state[0], state[1], batch, classes)
+
+        return multi_step(run_one)((module, optimizer), batches)[1]
+
+
+class EvaluateStep(_Step):
+    """The evaluation of one batch."""
+
+    def __call__(self, module: nnx.Module, batch: Any, mask: jax.Array) -> jax.Array:
+        return self._steps.evaluate(module, batch, mask)
+
+
+class PredictStep(_Step):
+    """The prediction of one batch."""
+
+    def __call__(self, module: nnx.Module, batch: Any) -> Any:
+        return self._steps.predict(module, batch)
+
+
+class Runner(abc.ABC):
+    """Runs training steps, and returns their sums later."""
+
+    def __init__(self, strategy: Strategy, steps: Steps) -> None:
+        self.strategy = strategy
+        self._train_step, self._train_steps = TrainStep(steps), TrainSteps(steps)
+
+    def train(self, module: Any, optimizer: Any, batches: Sequence[Any], classes: Any) -> Any:
+        """Dispatch one step for each batch; what it returns is for `fetch`."""
+        if len(batches) == 1:
+            return self._run(self._train_step, (module, optimizer, batches[0], classes))
+        return self._run(self._train_steps, (module, optimizer, list(batches), classes))
+
+    @abc.abstractmethod
+    def _run(self, step: Any, args: tuple[Any, ...]) -> Any: ...
+
+    @abc.abstractmethod
+    def fetch(self, output: Any) -> np.ndarray:
+        """Return the sums of dispatched steps, `[n]` or `[steps, n]`. Waits for them."""
+
+    @abc.abstractmethod
+    def wait(self) -> None:
+        """Wait until all dispatched steps have changed the model."""
+
+
+class SynchronousRunner(Runner):
+    """All replicas run each step together."""
+
+    def _run(self, step: Any, args: tuple[Any, ...]) -> Any:
+        return self.strategy.run(step, args)
+
+    def fetch(self, output: Any) -> np.ndarray:
+        return np.asarray(output)
+
+    def wait(self) -> None:
+        """Do nothing: a later step waits for the ones before it on the devices."""
+
+
+class ServerRunner(Runner):
+    """Workers take steps from the queue of a coordinator; variables are on servers."""
+
+    def __init__(self, strategy: ParameterServerStrategy, steps: Steps) -> None:
+        super().__init__(strategy, steps)
+        self.coordinator = ClusterCoordinator(strategy)
+        # Batches go to the workers with the steps, and evaluations run in this process.
+        strategy._allow_work_here()
+        self._most = _QUEUED * len(strategy.links())
+        self._queued: deque[Any] = deque()
+        run_one, run_many = self._train_step, self._train_steps
+
+        def train_step(*args: Any) -> Any:
+            return strategy.run(run_one, args)
+
+        def train_steps(*args: Any) -> Any:
+            return strategy.run(run_many, args)
+
+        self._scheduled = {run_one: train_step, run_many: train_steps}
+
+    def _run(self, step: Any, args: tuple[Any, ...]) -> Any:
+        if len(self._queued) == self._most:
+            self._queued.popleft().get()
+        output = self.coordinator.schedule(self._scheduled[step], args)
+        self._queued.append(output)
+        return output
+
+    def fetch(self, output: Any) -> np.ndarray:
+        return np.asarray(output.fetch())
+
+    def wait(self) -> None:
+        self._queued.clear()
+        self.coordinator.join()
+
+
+def make_runner(strategy: Strategy, steps: Steps) -> Runner:
+    """Return the runner for a strategy."""
+    if isinstance(strategy, ParameterServerStrategy):
+        return ServerRunner(strategy, steps)
+    return SynchronousRunner(strategy, steps)
