@@ -92,7 +92,8 @@ class Model:
                 "mae", "huber", "log_cosh".
             metrics: Names, functions like `loss`, or `fit.Metric`s. Each example counts once.
             weighted_metrics: The same. Each example counts with its weight.
-            steps_per_execution: How many steps are one dispatch.
+            steps_per_execution: How many steps are one dispatch. Has no effect with parameter
+                servers, where each step is a function of its own; this is logged.
             mixed_precision: "bfloat16": layers compute in bfloat16, and parameters, losses and
                 statistics stay in float32.
             gradient_accumulation_steps: Update the parameters after this many steps, with the mean

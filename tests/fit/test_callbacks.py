@@ -3,7 +3,7 @@
 import csv
 import json
 import pathlib
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -235,7 +235,11 @@ def test_logs_are_written_to_files(tmp_path: pathlib.Path) -> None:
     assert [json.loads(line)["loss"] for line in lines.read_text().splitlines()] == history["loss"]
     more = [fit.CSVLogger(table, append=True), fit.JSONLogger(lines, append=True)]
     _fit(model, epochs=5, initial_epoch=3, callbacks=more)
-    assert len(list(csv.DictReader(table.read_text().splitlines()))) == len(lines.read_text().splitlines()) == 5
+    assert (
+        len(list(csv.DictReader(table.read_text().splitlines())))
+        == len(lines.read_text().splitlines())
+        == 5
+    )
     with pytest.raises(ArgumentError, match="separator"):
         fit.CSVLogger(table, separator="")
 
@@ -283,6 +287,6 @@ def test_a_function_that_is_no_method_is_named() -> None:
     with pytest.raises(ArgumentError, match=r"given on_epoch\."):
         fit.LambdaCallback(on_epoch=print)
     with pytest.raises(ArgumentTypeError, match=r"on_epoch_end"):
-        fit.LambdaCallback(on_epoch_end=3)
+        fit.LambdaCallback(on_epoch_end=cast(Any, 3))
     with pytest.raises(ArgumentTypeError, match=r"schedule"):
-        fit.LearningRateScheduler(0.1)
+        fit.LearningRateScheduler(cast(Any, 0.1))

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jaxdist._parameter_server import ClusterCoordinator, ParameterServerStrategy
 from jaxdist._strategies import Strategy
+from jaxdist._validate import log_without_effect
 from jaxdist.fit._step.steps import Steps
 from jaxdist.training import multi_step
 
@@ -115,24 +116,33 @@ class ServerRunner(Runner):
         strategy._allow_work_here()
         self._most = _QUEUED * len(strategy.links())
         self._queued: deque[Any] = deque()
-        run_one, run_many = self._train_step, self._train_steps
+        run_one = self._train_step
 
         def train_step(*args: Any) -> Any:
             return strategy.run(run_one, args)
 
-        def train_steps(*args: Any) -> Any:
-            return strategy.run(run_many, args)
+        self._scheduled_step = train_step
 
-        self._scheduled = {run_one: train_step, run_many: train_steps}
+    def train(self, module: Any, optimizer: Any, batches: Sequence[Any], classes: Any) -> Any:
+        if len(batches) > 1:
+            why = "servers compute the new parameters after each step, so each is a function"
+            log_without_effect("fit.Model.compile", "steps_per_execution", why)
+        outputs = [
+            self._run(self._scheduled_step, (module, optimizer, batch, classes))
+            for batch in batches
+        ]
+        return outputs[0] if len(outputs) == 1 else outputs
 
     def _run(self, step: Any, args: tuple[Any, ...]) -> Any:
         if len(self._queued) == self._most:
             self._queued.popleft().get()
-        output = self.coordinator.schedule(self._scheduled[step], args)
+        output = self.coordinator.schedule(step, args)
         self._queued.append(output)
         return output
 
     def fetch(self, output: Any) -> np.ndarray:
+        if isinstance(output, list):
+            return np.stack([np.asarray(one.fetch()) for one in output])
         return np.asarray(output.fetch())
 
     def wait(self) -> None:
