@@ -1,6 +1,7 @@
 """The arrays of a pytree or of NNX objects, with their paths and places."""
 
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -122,12 +123,10 @@ def _read(name: str, role: str, node: Any, layout: ReplicaMesh | None) -> Iterat
     array = _get_held(node)
     if not _is_array(array):
         return  # A number or a text needs no memory of a device.
-    if not (isinstance(array, jax.Array) and array.is_deleted()):
-        array = _open_keys(array)
     shape, sharding = tuple(array.shape), getattr(array, "sharding", None)
     if sharding is None and layout is not None and isinstance(array, jax.ShapeDtypeStruct):
         sharding = _find_sharding(node, layout)
-    size = int(array.dtype.itemsize)
+    size = find_itemsize(array.dtype)
     make = functools.partial(
         Leaf,
         name or "the array",
@@ -170,13 +169,13 @@ def _find_kind(node: Any, array: Any, sharding: Any, layout: ReplicaMesh | None)
     return "mirrored" if sharding.is_fully_replicated else "sharded"
 
 
-def _open_keys(array: Any) -> Any:
-    """Return the numbers of random keys, whose dtype has no size."""
-    if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        return array
-    if isinstance(array, jax.ShapeDtypeStruct):
-        return jax.eval_shape(jax.random.key_data, array)
-    return jax.random.key_data(array)
+def find_itemsize(dtype: Any) -> int:
+    """Return the bytes of one element; a random key is several numbers."""
+    if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return int(dtype.itemsize)
+    # The sharding of keys is about the keys; each of them is whole on its device.
+    key = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
+    return math.prod(key.shape) * int(key.dtype.itemsize)
 
 
 def has_arrays(value: PyTree) -> bool:

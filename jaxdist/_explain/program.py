@@ -8,6 +8,7 @@ from typing import Any
 from jaxdist._explain.draw import draw_program
 from jaxdist._explain.findings import Finding, show_findings
 from jaxdist._explain.in_program import find_in_program
+from jaxdist._explain.leaves import find_itemsize
 from jaxdist._explain.shards import Leaf, list_axes, list_shards
 from jaxdist._planning import get_roles
 from jaxdist._program import Explanation, InSlot, Program
@@ -188,7 +189,7 @@ def _read_memory(analysis: Any) -> ProgramMemory:
 
 def _make_leaf(name: str, role: str, slot: InSlot) -> Leaf:
     """Return an argument as an array of a pytree."""
-    shape, item = slot.shape, int(slot.dtype.itemsize)
+    shape, item = slot.shape, find_itemsize(slot.dtype)
     logical = shape
     if slot.cut is not None:
         logical = (*shape[: slot.cut.dim], slot.cut.size, *shape[slot.cut.dim + 1 :])

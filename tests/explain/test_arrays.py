@@ -117,6 +117,17 @@ def test_values_of_replicas_variables_and_keys_are_arrays_too() -> None:
     assert report.bytes_on(jax.devices()[1], "batch") == 16
 
 
+def test_keys_have_the_bytes_of_their_numbers_on_each_device() -> None:
+    strategy = jaxdist.MirroredStrategy()
+    keys = jax.device_put(jax.random.split(jax.random.key(0), 16), strategy.per_replica_sharding)
+    (leaf,) = explained(keys).leaves
+    data = jax.random.key_data(keys)
+    assert leaf.num_bytes == data.nbytes
+    assert {s.device: s.num_bytes for s in leaf.shards} == {
+        s.device: s.data.nbytes for s in data.addressable_shards
+    }
+
+
 def test_an_array_at_two_places_is_counted_once() -> None:
     x = jnp.ones(4)
     assert explained({"a": x, "b": [x, x]}).num_bytes == 16

@@ -191,3 +191,9 @@ def test_small_values_are_no_findings(rows: int) -> None:
     assert jaxdist.explain(value, strategy).findings == ()
     report = of_step(strategy, lambda x: jax.tree.map(jnp.sin, x), value)
     assert report.findings == ()
+
+
+def test_a_random_key_is_an_argument_of_its_own_bytes() -> None:
+    strategy = jaxdist.MirroredStrategy()
+    report = of_step(strategy, lambda key: jax.random.uniform(key, (2,)), jax.random.key(0))
+    assert report.memory.arguments == report.arguments[0].leaf.device_bytes == 8
