@@ -69,6 +69,8 @@ class ModelCheckpoint(Callback):
             self._monitor.reset(restored.notes["best"])
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        if not self.model.writes_checkpoints:
+            return
         if self._only_best:
             value = self._monitor.read(logs)
             if not self._monitor.is_better(value):
