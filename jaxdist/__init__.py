@@ -19,6 +19,7 @@ from jaxdist._collectives import NcclAllReduce as NcclAllReduce
 from jaxdist._collectives import ReduceOp as ReduceOp
 from jaxdist._collectives import ReductionToOneDevice as ReductionToOneDevice
 from jaxdist._collectives import assume_replicated as assume_replicated
+from jaxdist._explain import explain as explain
 from jaxdist._not_there import explain_missing as _explain_missing
 from jaxdist._parameter_server import ParameterServerStrategy as ParameterServerStrategy
 from jaxdist._parameter_server import Server as Server

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self, final
 
 import jax
 
-from jaxdist import _collectives, _compat, _processes, _replica, data, explain
+from jaxdist import _collectives, _compat, _processes, _replica, _reports, data
 from jaxdist._checks import DriftChecks, GradientReport, check_gradients
 from jaxdist._collectives import ReduceOp
 from jaxdist._hooks import COMPILE_FOR
@@ -307,7 +307,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
     def _planner(
         self, fn: Callable[..., Any], options: RunOptions | None
-    ) -> Callable[..., explain.SlicePlan]:
+    ) -> Callable[..., _reports.SlicePlan]:
         # Planning is a higher room, so it is called through a hook.
         return functools.partial(COMPILE_FOR.call, self, fn, options)
 

@@ -13,6 +13,7 @@ from jaxdist.cli._lint import add_lint
 from jaxdist.cli._plan import add_plan
 from jaxdist.cli._resolve import add_resolve
 from jaxdist.cli._server import add_server
+from jaxdist.cli._trace import add_trace
 from jaxdist.cli._train import train
 from jaxdist.errors import JaxdistError
 from jaxdist.jobs import TASKS, versions
@@ -72,6 +73,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     _add_train(commands, shared)
     add_plan(commands, shared)
+    add_trace(commands, shared)
     add_bench(commands, shared)
     add_lint(commands, shared)
     add_resolve(commands, shared)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxdist._reports.words import plural
 from jaxdist.errors import ArgumentError, MissingExtraError
-from jaxdist.explain._words import plural
 from jaxdist.tpu.experimental import DeviceAssignment
 
 # Rows and columns of a plane that are printed, and planes that are printed. A terminal has room for
@@ -99,7 +99,7 @@ class Picture:
         rows = -(-z // columns)
         # An image has two dims, so the cores of a chip are neighbours in x.
         flat = replicas.transpose(2, 1, 0, 3).reshape(z, y, x * cores)
-        figure = _figure(2.2 * columns + 1, 2.2 * rows * max(0.4, y / x) + 1)
+        figure = make_figure(2.2 * columns + 1, 2.2 * rows * max(0.4, y / x) + 1)
         axes = figure.subplots(rows, columns, squeeze=False)
         for plane, axis in enumerate(axes.flat):
             axis.set_axis_off()
@@ -136,7 +136,7 @@ def picture_path(path: str | Path) -> Path:
         ArgumentError: The folder does not exist or is not writable, the path is a folder, or
             matplotlib does not know the suffix.
     """
-    formats = _figure(1, 1).canvas.get_supported_filetypes()
+    formats = make_figure(1, 1).canvas.get_supported_filetypes()
     target = Path(path)
     folder = target.absolute().parent
     wanted = f"A picture was to be written to {str(path)!r}"
@@ -165,7 +165,7 @@ def picture_path(path: str | Path) -> Path:
     return target
 
 
-def _figure(width: float, height: float) -> Any:
+def make_figure(width: float, height: float) -> Any:
     """Return an empty figure of matplotlib."""
     # Imported here, because matplotlib is an optional package. The Agg canvas needs no display, and
     # leaves the user's pyplot backend alone.
@@ -174,7 +174,7 @@ def _figure(width: float, height: float) -> Any:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtraError(
-            "matplotlib is needed to draw an assignment, and it is not installed.\n\n"
+            "matplotlib is needed to draw a picture, and it is not installed.\n\n"
             "jaxdist is installed without its optional packages.\n\n"
             "Install it with: pip install matplotlib"
         ) from None

@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
+from jaxdist._reports.parts import Memory, Times, Traffic
+from jaxdist._reports.picture import Picture
+from jaxdist._reports.tables import Report, Table
+from jaxdist._reports.words import count, plural, seconds, share, size
 from jaxdist.cost import Chip
-from jaxdist.explain._assignment import Picture
-from jaxdist.explain._parts import Memory, Times, Traffic
-from jaxdist.explain._tables import Report, Table
-from jaxdist.explain._words import count, plural, seconds, share, size
 from jaxdist.tpu.experimental import DeviceAssignment
 
 # The table of memory leaves out parts that are smaller than this fraction of the arguments.

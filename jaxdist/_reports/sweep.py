@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Iterator
 
-from jaxdist.explain._plan import CAVEAT, SlicePlan
-from jaxdist.explain._tables import Report, Table
-from jaxdist.explain._words import seconds, size
+from jaxdist._reports.plan import CAVEAT, SlicePlan
+from jaxdist._reports.tables import Report, Table
+from jaxdist._reports.words import seconds, size
 
 
 @dataclasses.dataclass(frozen=True)
