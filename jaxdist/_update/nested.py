@@ -8,6 +8,8 @@ from jaxdist._collectives import ReduceOp
 from jaxdist.errors import ArgumentError
 
 SHARDED, COMPRESSED = "sharded_update", "compressed_update"
+# It reduces gradients before the transformation gets them.
+REDUCED = "training.reduce_and_update"
 
 # The wrapped transformation may hide the inner one in a closure, so it is found when it is called.
 _WRAPPER: ContextVar[str | None] = ContextVar("jaxdist_update", default=None)
@@ -21,12 +23,23 @@ def mark_wrapper(caller: str) -> contextlib.AbstractContextManager[None]:
 def check_nesting(caller: str, op: ReduceOp) -> None:
     """Check that no outer transformation has reduced the gradients already.
 
-    A `sharded_update` that takes the mean may be inside a `compressed_update`.
+    A `sharded_update` that takes the mean may be inside a `compressed_update`. Both may be where
+    the gradients are reduced already, if they take the mean.
     """
     # The mean of gradients that are equal on all replicas is the gradients themselves.
     outer = _WRAPPER.get()
     if outer is None or ((outer, caller, op) == (COMPRESSED, SHARDED, ReduceOp.MEAN)):
         return
+    if outer == REDUCED:
+        if op is ReduceOp.MEAN:
+            return
+        raise ArgumentError(
+            f"{outer} was given an optimizer in which there is a {caller} with reduce_op='sum', "
+            "inside another transformation.\n\n"
+            "The gradients are summed over the replicas before the optimizer gets them, so they "
+            "would be multiplied by the number of replicas.\n\n"
+            f"Put it outside: {caller}(optax.chain(...)), or leave out reduce_op='sum'."
+        )
     remedy = f"Leave the {caller} inside out: {outer}(tx) of the transformation itself."
     if outer == SHARDED and caller == COMPRESSED:
         remedy = f"For both, put them the other way round: {COMPRESSED}({SHARDED}(tx))."

@@ -12,12 +12,12 @@ from jaxdist.fit._callbacks.saving import ModelCheckpoint as ModelCheckpoint
 from jaxdist.fit._callbacks.stopping import EarlyStopping as EarlyStopping
 from jaxdist.fit._history import History as History
 from jaxdist.fit._model import Model as Model
-from jaxdist.fit._step.metrics import Accuracy as Accuracy
-from jaxdist.fit._step.metrics import BinaryAccuracy as BinaryAccuracy
+from jaxdist.fit._step.class_metrics import Accuracy as Accuracy
+from jaxdist.fit._step.class_metrics import TopKAccuracy as TopKAccuracy
+from jaxdist.fit._step.decision_metrics import BinaryAccuracy as BinaryAccuracy
+from jaxdist.fit._step.decision_metrics import Precision as Precision
+from jaxdist.fit._step.decision_metrics import Recall as Recall
 from jaxdist.fit._step.metrics import Mean as Mean
 from jaxdist.fit._step.metrics import Metric as Metric
-from jaxdist.fit._step.metrics import Precision as Precision
-from jaxdist.fit._step.metrics import Recall as Recall
 from jaxdist.fit._step.metrics import RootMeanSquaredError as RootMeanSquaredError
-from jaxdist.fit._step.metrics import TopKAccuracy as TopKAccuracy
 from jaxdist.fit._summary import Summary as Summary

@@ -11,8 +11,8 @@ from flax import nnx
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer, as_list, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist.fit._step.find_metrics import find_metrics
 from jaxdist.fit._step.losses import CALLER, find_loss
-from jaxdist.fit._step.metrics import find_metrics
 from jaxdist.fit._step.runners import EvaluateStep, PredictStep, Runner, make_runner
 from jaxdist.fit._step.steps import Steps
 
@@ -130,13 +130,13 @@ def _find_optimizer(optimizer: Any) -> optax.GradientTransformation:
 
 
 def _find_dtype(name: Any) -> Any:
-    if name in ("float16", "mixed_float16"):
+    if isinstance(name, str) and name in ("float16", "mixed_float16"):
         raise ArgumentError(
             f"{CALLER} was given mixed_precision={name!r}.\n\n"
             "Gradients in float16 underflow without a loss scale, which jaxdist does not keep.\n\n"
             "Pass mixed_precision='bfloat16', which has the range of float32."
         )
-    if name not in _PRECISIONS:
+    if not isinstance(name, str | None) or name not in _PRECISIONS:
         raise ArgumentError(
             f"{CALLER} was given mixed_precision={show(name)}.\n\n"
             "It is the dtype in which layers compute; parameters and losses stay in float32.\n\n"

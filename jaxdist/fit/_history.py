@@ -65,6 +65,8 @@ class History:
                 "fit.History.plot was called, and no epoch is complete.\n\n"
                 "It draws values over epochs.\n\nCall fit first."
             )
+        if path is not None:
+            path = as_path("fit.History.plot", "path", path, "history.png")
         require_extra("matplotlib", "draw the history")
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -87,7 +89,5 @@ class History:
         if path is not None:
             drawn = io.BytesIO()
             figure.savefig(drawn, format="png")
-            replace_file(
-                Path(as_path("fit.History.plot", "path", path, "history.png")), drawn.getvalue()
-            )
+            replace_file(Path(path), drawn.getvalue())
         return figure

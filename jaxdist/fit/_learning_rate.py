@@ -12,11 +12,11 @@ from jaxdist.errors import ArgumentError
 _NAME = "learning_rate"
 
 
-def _find_all(state: Any) -> Iterator[dict[str, Any]]:
-    """Yield all dicts of hyperparameters in the state of an optimizer."""
+def _find_all(state: Any) -> Iterator[Any]:
+    """Yield all parts of the state of an optimizer that have a learning rate."""
     hyperparams = getattr(state, "hyperparams", None)
     if hyperparams is not None and _NAME in hyperparams:
-        yield hyperparams
+        yield state
         return
     if hasattr(state, "_fields"):
         children: Any = (getattr(state, name) for name in state._fields)
@@ -30,8 +30,8 @@ def _find_all(state: Any) -> Iterator[dict[str, Any]]:
         yield from _find_all(child)
 
 
-def find_rate(optimizer: "nnx.Optimizer[Any]") -> Any:
-    """Return the variable with the learning rate.
+def _find(optimizer: "nnx.Optimizer[Any]") -> Any:
+    """Return the part of the state with the learning rate.
 
     Raises:
         ArgumentError: The learning rate is no part of the optimizer's state.
@@ -46,17 +46,28 @@ def find_rate(optimizer: "nnx.Optimizer[Any]") -> Any:
             "Pass an optimizer by name, such as 'adam', or "
             "optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)."
         )
-    return found[0][_NAME]
+    return found[0]
 
 
 def get_rate(optimizer: "nnx.Optimizer[Any]") -> float:
     """Return the learning rate."""
-    return float(jax.device_get(find_rate(optimizer)[...]))
+    return float(jax.device_get(_find(optimizer).hyperparams[_NAME][...]))
 
 
 def set_rate(optimizer: "nnx.Optimizer[Any]", rate: float) -> None:
-    """Set the learning rate of the steps that come."""
-    variable = find_rate(optimizer)
+    """Set the learning rate of the steps that come.
+
+    Raises:
+        ArgumentError: The learning rate is no part of the optimizer's state, or a schedule sets it.
+    """
+    state = _find(optimizer)
+    if _NAME in getattr(state, "hyperparams_states", {}):
+        raise ArgumentError(
+            f"fit.Model was given learning_rate={rate}, and a schedule of optax sets it.\n\n"
+            "A schedule computes the learning rate in each step, so this one would not be used.\n\n"
+            "Give the optimizer a number: optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)."
+        )
+    variable = state.hyperparams[_NAME]
     old = variable[...]
     # The same dtype and placement, so that no step is compiled again.
     new = jnp.asarray(rate, old.dtype)

@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from jaxdist._strategies import Strategy, get_strategy
-from jaxdist._validate import as_number, check_instance
+from jaxdist._validate import CallerRename, as_flag, as_number, check_instance
 from jaxdist.errors import ContextError
 from jaxdist.fit import _files
 from jaxdist.fit._callbacks.base import Callback
@@ -67,6 +67,8 @@ class Model:
         self.stop_training = False
         # How many passes over the data are behind: each has its own order of examples.
         self._passes = 0
+        # After how many epochs the current `fit` evaluates; None without a validation.
+        self._validates_every: int | None = None
         self._compiled: Compiled | None = None
         self._predict_step: PredictStep | None = None
 
@@ -207,7 +209,8 @@ class Model:
             verbose: 1 shows a bar, 2 prints a line for each epoch, 0 nothing; "auto" is 1 on a
                 terminal, and else 2.
             callbacks: Callbacks, in the order in which they are called.
-            validation_split: The fraction of the last examples that is held out.
+            validation_split: The fraction of the last examples that is held out. Not used with
+                `validation_data`.
             validation_data: `(x, y)`, `(x, y, sample_weight)` or a dataset, evaluated after an
                 epoch.
             shuffle: Whether each epoch has its own order of examples; not with a dataset.
@@ -282,6 +285,7 @@ class Model:
             ContextError: Before `compile`.
             ShapeError: As for `fit`, or there are no examples.
         """
+        as_dict = as_flag("fit.Model.evaluate", "return_dict", return_dict)
         logs = evaluation.evaluate(
             self,
             "evaluate",
@@ -293,10 +297,7 @@ class Model:
             verbose=verbose,
             callbacks=callbacks,
         )
-        if return_dict:
-            return logs
-        values = list(logs.values())
-        return values[0] if len(values) == 1 else values
+        return _choose_result(logs, as_dict)
 
     def predict(
         self,
@@ -345,25 +346,25 @@ class Model:
         Returns:
             As for `evaluate`.
         """
+        as_dict = as_flag("fit.Model.train_on_batch", "return_dict", return_dict)
         logs = training.train_on_batch(self, x, y, sample_weight, class_weight)
-        if return_dict:
-            return logs
-        values = list(logs.values())
-        return values[0] if len(values) == 1 else values
+        return _choose_result(logs, as_dict)
 
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
         """Return the loss and the metrics of one global batch, as `evaluate` does."""
         batch_size = training.count_examples("test_on_batch", x, y, sample_weight)
-        return self.evaluate(
-            x, y, batch_size, verbose=0, sample_weight=sample_weight, return_dict=return_dict
-        )
+        with CallerRename("fit.Model.evaluate", "fit.Model.test_on_batch"):
+            return self.evaluate(
+                x, y, batch_size, verbose=0, sample_weight=sample_weight, return_dict=return_dict
+            )
 
     def predict_on_batch(self, x: Any) -> Any:
         """Return the outputs for one global batch, as `predict` does."""
         batch_size = training.count_examples("predict_on_batch", x, None, None)
-        return self.predict(x, batch_size, verbose=0)
+        with CallerRename("fit.Model.predict", "fit.Model.predict_on_batch"):
+            return self.predict(x, batch_size, verbose=0)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module, as it is, on one device."""
@@ -422,3 +423,11 @@ class Model:
     def __repr__(self) -> str:
         count = self.strategy.num_replicas_in_sync
         return f"fit.Model({type(self.module).__name__}, {count} replica(s))"
+
+
+def _choose_result(logs: dict[str, float], as_dict: bool) -> Any:
+    """Return the loss, or a list with the loss and the metrics, or a dict, as Keras does."""
+    if as_dict:
+        return logs
+    values = list(logs.values())
+    return values[0] if len(values) == 1 else values

@@ -1,17 +1,28 @@
 """The update of a step whose replicas may have different numbers of examples."""
 
+import contextlib
+import math
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxdist._collectives import ReduceOp
 from jaxdist._strategies import get_replica_context
 from jaxdist._typing import PyTree
 from jaxdist._update import CompressedUpdate, ShardedUpdate
-from jaxdist._validate import as_array, check_has_arrays, check_instance
-from jaxdist.errors import ContextError
+from jaxdist._update.nested import REDUCED, mark_wrapper
+from jaxdist._validate import (
+    CallerRename,
+    as_array,
+    check_has_arrays,
+    check_instance,
+    format_lines,
+    show,
+)
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 
 Sums = TypeVar("Sums")
 
@@ -49,6 +60,9 @@ def reduce_and_update(
     Raises:
         ContextError: Across replicas.
         ArgumentTypeError: The optimizer is no `nnx.Optimizer`, or `count` is no number.
+        ShapeError: The gradients are not those of the parameters.
+        ArgumentError: `sharded_update` or `compressed_update` with `reduce_op="sum"` is inside
+            another transformation.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -70,7 +84,7 @@ def reduce_and_update(
         The loss of `tf.nn.compute_average_loss` with the gradient reduction of
         `Optimizer.apply_gradients`.
     """
-    caller = "training.reduce_and_update"
+    caller = REDUCED
     replica = get_replica_context()
     if replica is None:
         raise ContextError(
@@ -80,15 +94,75 @@ def reduce_and_update(
         )
     remedy = "Pass nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)."
     check_instance(caller, "optimizer", optimizer, nnx.Optimizer, "an nnx.Optimizer", remedy)
-    check_has_arrays(caller, "grads", grads)
-    total = as_array(caller, "count", count).astype(jnp.float32)
+    what, remedy = "a Flax NNX module", "Pass the module that the optimizer was made with."
+    check_instance(caller, "model", model, nnx.Module, what, remedy)
+    _check_grads(model, optimizer, grads)
+    check_has_arrays(caller, "sums", sums, "a pytree of arrays")
+    total = _as_count(count)
     # These transforms all-reduce the gradients themselves. A second all-reduce would multiply them.
-    if isinstance(optimizer.tx, (ShardedUpdate, CompressedUpdate)):
-        total, sums = replica.all_reduce(ReduceOp.SUM, (total, sums))
+    tx, share = optimizer.tx, 1
+    if isinstance(tx, (ShardedUpdate, CompressedUpdate)):
+        with CallerRename("ReplicaContext.all_reduce", f"{caller}, for sums,"):
+            total, sums = replica.all_reduce(ReduceOp.SUM, (total, sums))
+        # What they take the mean of is divided by the number of replicas once more.
+        update: Any = tx.update
+        share = replica.num_replicas_in_sync if update.op is ReduceOp.MEAN else 1
+        mark: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     else:
-        total, sums, grads = replica.all_reduce(ReduceOp.SUM, (total, sums, grads))
+        with CallerRename("ReplicaContext.all_reduce", f"{caller}, for sums,"):
+            total, sums, grads = replica.all_reduce(ReduceOp.SUM, (total, sums, grads))
+        mark = mark_wrapper(REDUCED)
     # A step may have no examples on any replica; its gradients are zero, and not 0 / 0.
     divisor = jnp.where(total == 0, 1, total)
-    grads = jax.tree.map(lambda g: (g / divisor).astype(g.dtype), grads)
-    optimizer.update(model, grads)
+    grads = jax.tree.map(lambda g: (g * share / divisor).astype(g.dtype), grads)
+    with mark:
+        optimizer.update(model, grads)
     return divisor, sums
+
+
+def _as_count(count: Any) -> jax.Array:
+    found = as_array(REDUCED, "count", count)
+    is_real = found.ndim == 0 and jnp.issubdtype(found.dtype, jnp.number)
+    if not is_real or jnp.issubdtype(found.dtype, jnp.complexfloating):
+        raise ArgumentTypeError(
+            f"{REDUCED} was given count={show(count)}.\n\n"
+            "count is the number of examples of this replica, or the sum of their weights: one "
+            "number.\n\nPass for instance count=x.shape[0]."
+        )
+    # Only a number that is known while the program is made can be looked at.
+    is_known = not isinstance(count, jax.core.Tracer)
+    if is_known and not 0 <= float(np.asarray(count)) < math.inf:
+        raise ArgumentError(
+            f"{REDUCED} was given count={show(count)}.\n\n"
+            "count is finite, and 0 or more.\n\nPass for instance count=x.shape[0]."
+        )
+    return found.astype(jnp.float32)
+
+
+def _check_grads(model: nnx.Module, optimizer: "nnx.Optimizer[Any]", grads: Any) -> None:
+    """Raise if the gradients are not those of the parameters that the optimizer updates."""
+    wanted = _describe(nnx.state(model, optimizer.wrt))
+    found = _describe(grads)
+    wrong = [
+        f"{path}: {found.get(path, 'none')} for {wanted.get(path, 'no parameter')}"
+        for path in sorted({*wanted, *found})
+        if wanted.get(path) != found.get(path)
+    ]
+    if wrong:
+        raise ShapeError(
+            f"{REDUCED} was given grads={show(grads)}, which are not those of the parameters:\n"
+            f"{format_lines(wrong)}\n\n"
+            "Each parameter has a gradient of its shape.\n\n"
+            "Pass what nnx.grad or nnx.value_and_grad returned for this model."
+        )
+
+
+def _describe(tree: Any) -> dict[str, str]:
+    pure = nnx.as_pure(tree) if isinstance(tree, nnx.State) else tree
+    leaves = jax.tree_util.tree_flatten_with_path(pure)[0]
+    return {
+        jax.tree_util.keystr(path): str(list(leaf.shape))
+        if hasattr(leaf, "shape")
+        else f"an object of type {type(leaf).__name__}"
+        for path, leaf in leaves
+    }

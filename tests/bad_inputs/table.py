@@ -1,5 +1,6 @@
 """The table of valid calls, and what of the public names is none of it."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from tests.bad_inputs import (
     calls_cost,
     calls_data,
     calls_devices,
+    calls_fit,
     calls_preemption,
     calls_rpc,
     calls_servers,
@@ -27,6 +29,7 @@ CALLS: dict[str, Call] = {
     **calls_data.CALLS,
     **calls_devices.CALLS,
     **calls_training.CALLS,
+    **calls_fit.CALLS,
     **calls_v1.CALLS,
     **calls_cost.CALLS,
     **calls_clusters.CALLS,
@@ -55,6 +58,8 @@ MADE_BY_JAXDIST = {
     "jaxdist.data.Examples",
     "jaxdist.data.Files",
     "jaxdist.data.OptionalBatch",
+    "jaxdist.fit.History",
+    "jaxdist.fit.Summary",
     "jaxdist.experimental.rpc.StatusOrResult",
     "jaxdist.tpu.TPUSystem",
     "jaxdist.tpu.experimental.TPUSystemMetadata",
@@ -70,6 +75,8 @@ FOR_SUBCLASSES = {
     "jaxdist.cluster_resolver.ClusterResolver.master",
     "jaxdist.cluster_resolver.ClusterResolver.num_accelerators",
     "jaxdist.experimental.partitioners.Partitioner.__call__",
+    "jaxdist.fit.Callback",
+    "jaxdist.fit.Metric",
     *(
         f"jaxdist.jobs.Task.{name}"
         for name in "batch check finish load make_model measures".split()
@@ -109,6 +116,12 @@ OF_ROOMS = {
     "jaxdist.data.checked_options",
     "jaxdist.data.distribute_dataset",
     "jaxdist.data.distribute_datasets_from_function",
+    "jaxdist.fit.History.add",
+    # The arguments are those of the user's module.
+    "jaxdist.fit.Model.__call__",
+    "jaxdist.fit.Model.get_compiled",
+    "jaxdist.fit.Model.get_predict_step",
+    "jaxdist.fit.Model.objects",
     "jaxdist.jobs.Task.build",
     "jaxdist.jobs.has_cluster",
     "jaxdist.jobs.is_chief",
@@ -121,6 +134,8 @@ OF_ROOMS = {
     "jaxdist.tpu.experimental.Topology.place",
     "jaxdist.tpu.experimental.Topology.present",
 }
+# Methods of callbacks and metrics, which `fit` calls.
+OF_FIT = re.compile(r"jaxdist\.fit\.\w+\.(on_\w+|set_model|set_params|close|result)")
 HOOKS = ("_implementation", ".summing", ".sums", ".all_reduced")
 
 
@@ -130,7 +145,7 @@ def users_callables() -> dict[str, Callable[..., Any]]:
     return {
         name: value
         for name, value in public_callables().items()
-        if name not in others and not name.endswith(HOOKS)
+        if name not in others and not name.endswith(HOOKS) and not OF_FIT.fullmatch(name)
     }
 
 

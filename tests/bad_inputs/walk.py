@@ -15,6 +15,7 @@ import jaxdist.compat.v1
 import jaxdist.compat.v1.experimental
 import jaxdist.cost
 import jaxdist.data
+import jaxdist.fit
 import jaxdist.jobs
 import jaxdist.training
 from jaxdist._values.variable.slices import VariableSlice
@@ -37,6 +38,7 @@ MODULES = (
     jaxdist.compat.v1.experimental,
     jaxdist.cost,
     jaxdist.data,
+    jaxdist.fit,
     jaxdist.jobs,
     jaxdist.training,
 )

@@ -102,10 +102,10 @@ def test_a_generator_that_is_read_once_is_an_error_in_the_second_epoch() -> None
     with pytest.raises(ContextError, match=r"this dataset was passed over already"):
         model.fit(source, steps_per_epoch=5, verbose=0)
     with pytest.raises(ArgumentError, match=r"read 0 batch\(es\) in epoch 1"):
-        model.fit([], verbose=0)
-    with pytest.raises(ShapeError, match=r"evaluate was given a dataset without batches"):
+        model.fit(iter([]), verbose=0)
+    with pytest.raises(ShapeError, match=r"evaluate was given x, a dataset without batches"):
         model.evaluate(iter([]), verbose=0)
-    with pytest.raises(ShapeError, match=r"predict was given a dataset without batches"):
+    with pytest.raises(ShapeError, match=r"predict was given x, a dataset without batches"):
         model.predict(iter([]))
 
 
@@ -218,7 +218,7 @@ def test_a_dataset_takes_no_batch_size_and_cannot_be_split() -> None:
         model.train_on_batch(pieces)
     with pytest.raises(ArgumentError, match=r"tuples of 4 entries"):
         model.fit([(data.x, data.y, data.weight, data.y)], verbose=0)
-    with pytest.raises(ArgumentTypeError, match=r"fit.Model was given no y"):
+    with pytest.raises(ArgumentTypeError, match=r"fit.Model.fit was given no y"):
         model.fit(data.x, verbose=0)
 
 

@@ -60,7 +60,7 @@ def test_weights_are_copied_and_set_together_or_not_at_all() -> None:
     wrong = [weights[0], weights[1].T, *weights[2:]]
     with pytest.raises(ShapeError, match=r"\['hidden'\]\['kernel'\].*: \[8, 4\] for \[4, 8\]"):
         model.set_weights(wrong)
-    with pytest.raises(ShapeError, match=r"given 3 array\(s\) for 4"):
+    with pytest.raises(ShapeError, match=r"weights with 3 array\(s\) for 4"):
         model.set_weights(weights[:3])
     for one, two in zip(weights, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)

@@ -3,6 +3,9 @@
 import inspect
 import logging
 from collections.abc import Callable
+from typing import Any
+
+import jax
 
 from jaxdist._validate import as_integer, as_number, check_callable, show
 from jaxdist.errors import ArgumentError
@@ -33,7 +36,12 @@ class LearningRateScheduler(Callback):
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
         model = self.model
         args = (epoch, model.learning_rate) if self._takes_rate else (epoch,)
-        model.learning_rate = float(self._schedule(*args))
+        rate: Any = self._schedule(*args)
+        # A schedule of optax returns an array.
+        if isinstance(rate, jax.Array) and rate.ndim == 0:
+            rate = rate.item()
+        caller, name = "fit.LearningRateScheduler", f"a schedule that returned, for epoch {epoch},"
+        model.learning_rate = as_number(caller, name, rate, least=0.0, example=0.01)
 
 
 class ReduceLROnPlateau(Callback):
@@ -84,7 +92,9 @@ class ReduceLROnPlateau(Callback):
         self._wait = self._cooling = 0
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        value = self._monitor.read(logs)
+        value = self._monitor.read(logs, self.model)
+        if value is None:
+            return
         if self._cooling > 0:
             self._cooling -= 1
             self._wait = 0

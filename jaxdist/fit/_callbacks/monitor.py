@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from jaxdist._validate import as_number, check_text, show
 from jaxdist.errors import ArgumentError
@@ -22,7 +23,7 @@ class Monitor:
 
     def __init__(self, caller: str, name: str, mode: str, min_delta: float = 0.0) -> None:
         check_text(caller, "monitor", name, "val_loss")
-        if mode not in ("auto", "min", "max"):
+        if not isinstance(mode, str) or mode not in ("auto", "min", "max"):
             raise ArgumentError(
                 f"{caller} was given mode={show(mode)}.\n\n"
                 "It says whether the best value is the smallest or the largest.\n\n"
@@ -36,9 +37,16 @@ class Monitor:
         self._delta = as_number(caller, "min_delta", min_delta, least=0.0)
         self.best = math.inf * self._sign
 
-    def read(self, logs: Mapping[str, float]) -> float:
-        """Return the value, or raise if the logs do not have it."""
+    def read(self, logs: Mapping[str, float], model: Any) -> float | None:
+        """Return the value, or None after an epoch without validation.
+
+        Raises:
+            ArgumentError: The logs of no epoch have it.
+        """
         if self.name not in logs:
+            validates_every = getattr(model, "_validates_every", None)
+            if self.name.startswith("val_") and (validates_every or 1) > 1:
+                return None
             raise ArgumentError(
                 f"{self._caller} was given monitor={self.name!r}, and the epoch has "
                 f"{', '.join(logs) or 'no values'}.\n\n"

@@ -72,8 +72,8 @@ class ModelCheckpoint(Callback):
         if not self.model.writes_checkpoints:
             return
         if self._only_best:
-            value = self._monitor.read(logs)
-            if not self._monitor.is_better(value):
+            value = self._monitor.read(logs, self.model)
+            if value is None or not self._monitor.is_better(value):
                 return
             self._monitor.best = value
         best = self._monitor.best if self._only_best else None

@@ -53,8 +53,8 @@ class EarlyStopping(Callback):
         self.stopped_epoch = self.best_epoch = None
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        value = self._monitor.read(logs)
-        if epoch < self._start:
+        value = self._monitor.read(logs, self.model)
+        if value is None or epoch < self._start:
             return
         if self._monitor.is_better(value):
             self._monitor.best, self.best_epoch = value, epoch

@@ -13,6 +13,7 @@ from jaxdist.data import Batches, DistributedDataset, batches
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 BATCH_SIZE = 32  # as in Keras
+MOST = 2**31 - 1  # of epochs and steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,9 @@ class Examples:
         return Examples(x, y, weight, len(range(*rows.indices(self.count))))
 
 
-def read_examples(caller: str, x: Any, y: Any, weight: Any) -> "Examples | None":
+def read_examples(
+    caller: str, x: Any, y: Any, weight: Any, *, needs_y: bool = False
+) -> "Examples | None":
     """Return the examples if `x` has arrays, and None if it is a dataset.
 
     Raises:
@@ -76,7 +79,25 @@ def read_examples(caller: str, x: Any, y: Any, weight: Any) -> "Examples | None"
             f"{caller} was given x=None.\n\nx is an array [N, ...], a dict or tuple of arrays, or "
             "a dataset of batches.\n\nPass x."
         )
+    if y is None and needs_y:
+        raise ArgumentTypeError(
+            f"{caller} was given no y, and the loss compares the outputs of the model with it.\n\n"
+            "x and y are arrays [N, ...], or dicts or tuples of them.\n\n"
+            "Pass y; a model that predicts its own input takes y=x."
+        )
     parts = {"x": x, "y": y, "sample_weight": weight}
+    for name, part in parts.items():
+        if part is not None and not jax.tree.leaves(part):
+            raise ArgumentTypeError(
+                f"{caller} was given {name}={show(part)}, which has no arrays.\n\n"
+                f"{name} has at least one array, [N, ...].\n\nPass {name} with an array."
+            )
+    if isinstance(weight, (dict, tuple)):
+        raise ArgumentTypeError(
+            f"{caller} was given sample_weight={show(weight)}.\n\n"
+            "It is one array: the weights of the examples, [N], or of the values of the loss.\n\n"
+            "Pass for instance sample_weight=np.ones(len(y))."
+        )
     arrays = {name: _as_arrays(caller, name, part) for name, part in parts.items()}
     sizes = [
         (f"{name}{keystr(path)}", leaf.shape)
@@ -99,7 +120,8 @@ def is_dataset(x: Any) -> bool:
     """Whether `x` is a dataset of batches, and not arrays."""
     if isinstance(x, (Batches, DistributedDataset)):
         return True
-    if hasattr(x, "__array__") or isinstance(x, (dict, tuple, str, bytes, int, float)):
+    # A set has no order.
+    if hasattr(x, "__array__") or isinstance(x, (dict, tuple, str, bytes, int, float, set)):
         return False
     if isinstance(x, list):
         # A list of numbers is an array in writing; a list of pairs is a list of batches.
@@ -116,29 +138,50 @@ def _as_arrays(caller: str, name: str, tree: Any) -> Any:
                 "Its leaves are arrays of numbers, [N, ...].\n\n"
                 f"Convert it first: np.asarray({name}, np.float32), or numbers for texts."
             )
+        _check_range(caller, f"{name}{keystr(path)}", array)
         return array
 
     # A list of numbers is one array, and not a pytree of scalars.
     if isinstance(tree, list):
+        if any(getattr(entry, "ndim", 0) for entry in tree):
+            raise ArgumentTypeError(
+                f"{caller} was given {name}={show(tree)}, a list of arrays.\n\n"
+                "It could be the arguments of the module, or examples.\n\n"
+                f"Pass tuple({name}) for arguments, or np.stack({name}) for examples."
+            )
         return convert((), tree)
     return jax.tree_util.tree_map_with_path(
         convert, tree, is_leaf=lambda node: isinstance(node, list)
     )
 
 
-def check_class_weight(value: Any) -> dict[int, float] | None:
+def _check_range(caller: str, name: str, array: np.ndarray | jax.Array) -> None:
+    """Raise if JAX would cut off bits of an integer."""
+    is_wide = isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.itemsize == 8
+    if not is_wide or not array.size or jax.config.jax_enable_x64:
+        return
+    bounds = np.iinfo(np.int32 if array.dtype.kind == "i" else np.uint32)
+    low, high = int(array.min()), int(array.max())
+    if low < bounds.min or high > bounds.max:
+        raise ArgumentError(
+            f"{caller} was given {name} with integers from {low} to {high}.\n\n"
+            f"JAX makes {bounds.dtype} of {array.dtype}, which would cut off bits.\n\n"
+            "Pass smaller integers, or turn on 64 bits: jax.config.update('jax_enable_x64', True)."
+        )
+
+
+def check_class_weight(caller: str, value: Any) -> dict[int, float] | None:
     """Return the weights of classes, or raise."""
     if value is None:
         return None
-    caller = "fit.Model.fit"
     remedy = "Pass for instance class_weight={0: 1.0, 1: 5.0}."
     check_instance(caller, "class_weight", value, Mapping, "a dict from class to weight", remedy)
     if not value:
         return None
     return {
-        as_integer(caller, "a class of class_weight", label, least=0, remedy=remedy): as_number(
-            caller, f"class_weight[{label!r}]", weight, least=0.0, example=1.0
-        )
+        as_integer(
+            caller, "a class of class_weight", label, least=0, most=MOST, remedy=remedy
+        ): as_number(caller, f"class_weight[{label!r}]", weight, least=0.0, example=1.0)
         for label, weight in value.items()
     }
 
@@ -153,6 +196,12 @@ def unpack_validation(data: Any) -> tuple[Any, Any, Any]:
                 "Pass validation_data=(x, y)."
             )
         return data[0], data[1], data[2] if len(data) == 3 else None
+    if not is_dataset(data):
+        raise ArgumentTypeError(
+            f"fit.Model.fit was given validation_data={show(data)}.\n\n"
+            "It is (x, y), (x, y, sample_weight), or a dataset.\n\n"
+            "Pass validation_data=(x, y)."
+        )
     return data, None, None
 
 

@@ -13,7 +13,7 @@ from jaxdist._validate import as_integer
 from jaxdist._values import PerReplica
 from jaxdist.errors import ShapeError
 from jaxdist.fit._callbacks.base import Callback, CallbackList
-from jaxdist.fit._loop.arguments import as_batch_size, read_examples
+from jaxdist.fit._loop.arguments import MOST, as_batch_size, read_examples
 from jaxdist.fit._loop.feed import distribute_padded
 from jaxdist.fit._loop.progress import as_verbose, print_result
 
@@ -36,18 +36,24 @@ def evaluate(
     """Return the loss and the metrics; `Model.evaluate` documents it."""
     caller = f"fit.Model.{method}"
     model.get_compiled(method)
-    examples = read_examples(caller, x, y, weight)
+    examples = read_examples(caller, x, y, weight, needs_y=True)
     size = as_batch_size(caller, batch_size, examples)
-    steps = None if steps is None else as_integer(caller, "steps", steps, least=1)
+    steps = None if steps is None else as_integer(caller, "steps", steps, least=1, most=MOST)
+    prints = as_verbose(caller, verbose) and model.writes_logs
     each = CallbackList(caller, callbacks, model, {"steps": steps, "verbose": verbose})
-    logs = measure(model, x if examples is None else examples, size, steps, each)
-    if as_verbose(caller, verbose) and model.writes_logs:
+    logs = measure(model, caller, x if examples is None else examples, size, steps, each)
+    if prints:
         print_result(logs)
     return logs
 
 
 def measure(
-    model: Any, source: Any, batch_size: int, steps: int | None, callbacks: CallbackList
+    model: Any,
+    caller: str,
+    source: Any,
+    batch_size: int,
+    steps: int | None,
+    callbacks: CallbackList,
 ) -> dict[str, float]:
     """Return the loss and the metrics over the batches of a source."""
     compiled, strategy = model.get_compiled("evaluate"), model.strategy
@@ -68,7 +74,7 @@ def measure(
     for vector in pending:
         total = total + np.asarray(vector, np.float64)
     if index < 0:
-        raise _make_empty_error("evaluate")
+        raise _make_empty_error(caller)
     logs: dict[str, float] = compiled.steps.results(total)
     callbacks.call("on_test_end", logs)
     return logs
@@ -88,7 +94,7 @@ def predict(
     strategy: Strategy = model.strategy
     examples = read_examples(caller, x, None, None)
     size = as_batch_size(caller, batch_size, examples)
-    steps = None if steps is None else as_integer(caller, "steps", steps, least=1)
+    steps = None if steps is None else as_integer(caller, "steps", steps, least=1, most=MOST)
     as_verbose(caller, verbose)
     each = CallbackList(caller, callbacks, model, {"steps": steps, "verbose": verbose})
     begins, ends = each.has("on_predict_batch_begin"), each.has("on_predict_batch_end")
@@ -107,7 +113,7 @@ def predict(
             each.call("on_predict_batch_end", index, {})
     found += [_fetch_rows(strategy, *entry) for entry in pending]
     if not found:
-        raise _make_empty_error("predict")
+        raise _make_empty_error(caller)
     each.call("on_predict_end", {})
     return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
 
@@ -122,13 +128,15 @@ def _fetch_rows(strategy: Strategy, outputs: Any, mask: Any) -> Any:
         # A plain array is proved equal on all replicas, so each of them has these rows.
         return np.concatenate([np.asarray(leaf)] * count)
 
-    is_real = gather(mask).astype(bool)
     is_leaf = lambda leaf: isinstance(leaf, PerReplica)  # noqa: E731
     rows = jax.tree.map(gather, outputs, is_leaf=is_leaf)
+    if mask is None:
+        return rows
+    is_real = gather(mask).astype(bool)
     for leaf in jax.tree.leaves(rows):
         if leaf.shape[:1] != is_real.shape:
             raise ShapeError(
-                f"fit.Model.predict called the module with {is_real.size} examples, and it "
+                f"fit.Model.predict called the module with {is_real.size} examples of x, and it "
                 f"returned an array of shape {list(leaf.shape)}.\n\n"
                 "Dim 0 of what a module returns is the examples.\n\n"
                 "Return one output for each example."
@@ -136,9 +144,9 @@ def _fetch_rows(strategy: Strategy, outputs: Any, mask: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf[is_real], rows)
 
 
-def _make_empty_error(method: str) -> ShapeError:
+def _make_empty_error(caller: str) -> ShapeError:
     return ShapeError(
-        f"fit.Model.{method} was given a dataset without batches.\n\n"
+        f"{caller} was given x, a dataset without batches.\n\n"
         "It needs at least one example. A generator can be read only once.\n\n"
         "Pass arrays, or a dataset that starts again at each iter()."
     )

@@ -1,7 +1,7 @@
 """The batches of each epoch."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jaxdist._strategies import Strategy
@@ -103,8 +103,13 @@ class Feed:
         return f"Its batch has the examples {show(indices) if len(indices) > 64 else indices}."
 
 
-def distribute_padded(strategy: Strategy, source: Any, batch_size: int) -> DistributedDataset:
-    """Return `(batch, mask)` for evaluation; all batches have one size, so one program runs."""
+def distribute_padded(strategy: Strategy, source: Any, batch_size: int) -> Iterable[Any]:
+    """Return `(batch, mask)` for evaluation; all batches have one size, so one program runs.
+
+    A distributed dataset has divided its batches already: their mask is None.
+    """
+    if isinstance(source, DistributedDataset):
+        return ((batch, None) for batch in source)
     if isinstance(source, Examples):
         source = source.make_batches(batch_size)
     options = InputOptions(

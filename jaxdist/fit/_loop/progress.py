@@ -18,7 +18,7 @@ _SECONDS_BETWEEN_DRAWINGS = 0.1
 
 def as_verbose(caller: str, verbose: Any) -> int:
     """Return 0, 1 or 2."""
-    if verbose == "auto":
+    if isinstance(verbose, str) and verbose == "auto":
         return 1 if sys.stdout.isatty() else 2
     if isinstance(verbose, (bool, int)) and verbose in (0, 1, 2):
         return int(verbose)

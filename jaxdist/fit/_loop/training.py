@@ -5,17 +5,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxdist._checkpoints import Interrupts
 from jaxdist._strategies import Strategy
-from jaxdist._validate import as_flag, as_integer, as_number
+from jaxdist._validate import as_flag, as_integer, as_number, show
 from jaxdist._values import PerReplica
 from jaxdist.errors import ArgumentError
 from jaxdist.fit._callbacks.base import Callback, CallbackList
 from jaxdist.fit._history import History
 from jaxdist.fit._loop import evaluation
 from jaxdist.fit._loop.arguments import (
+    MOST,
     as_batch_size,
     check_class_weight,
     read_examples,
@@ -25,9 +25,10 @@ from jaxdist.fit._loop.feed import Feed
 from jaxdist.fit._loop.nonfinite import StateBefore
 from jaxdist.fit._loop.progress import Progress, as_verbose
 from jaxdist.fit._loop.totals import Totals
-from jaxdist.fit._step.steps import make_class_table
+from jaxdist.fit._step.classes import ClassWeights, make_class_weights
 
 _CALLER = "fit.Model.fit"
+_CALLER_OF_VALIDATION = "fit.Model.fit, for validation_data,"
 
 
 @dataclasses.dataclass
@@ -54,13 +55,14 @@ class FitArguments:
 
     def check(self) -> None:
         """Raise if a number or flag is none."""
-        as_integer(_CALLER, "epochs", self.epochs, least=1)
+        as_integer(_CALLER, "epochs", self.epochs, least=1, most=MOST)
+        as_verbose(_CALLER, self.verbose)
         as_integer(_CALLER, "initial_epoch", self.initial_epoch, least=0)
         as_integer(_CALLER, "validation_freq", self.validation_freq, least=1)
         as_integer(_CALLER, "seed", self.seed, least=0)
         for name in ("steps_per_epoch", "validation_steps", "validation_batch_size"):
             if getattr(self, name) is not None:
-                as_integer(_CALLER, name, getattr(self, name), least=1)
+                as_integer(_CALLER, name, getattr(self, name), least=1, most=MOST)
         as_flag(_CALLER, "shuffle", self.shuffle)
         fraction = as_number(_CALLER, "validation_split", self.validation_split, least=0.0)
         if fraction >= 1:
@@ -75,7 +77,7 @@ def fit(model: Any, given: FitArguments) -> History:
     """Train a model; `Model.fit` documents it."""
     compiled = model.get_compiled("fit")
     given.check()
-    examples = read_examples(_CALLER, given.x, given.y, given.sample_weight)
+    examples = read_examples(_CALLER, given.x, given.y, given.sample_weight, needs_y=True)
     size = as_batch_size(_CALLER, given.batch_size, examples)
     held_out = given.validation_data
     if given.validation_split and held_out is None:
@@ -86,7 +88,7 @@ def fit(model: Any, given: FitArguments) -> History:
             )
         examples, kept = examples.split(given.validation_split)
         held_out = (kept.x, kept.y, kept.weight)
-    classes = check_class_weight(given.class_weight)
+    classes = check_class_weight(_CALLER, given.class_weight)
     model._passes = max(model._passes, given.initial_epoch)
     feed = Feed(
         model.strategy,
@@ -103,7 +105,8 @@ def fit(model: Any, given: FitArguments) -> History:
     callbacks = CallbackList(_CALLER, given.callbacks, model, params)
     model.history = History(params=params)
     model.stop_training = False
-    table = None if classes is None else make_class_table(classes)
+    model._validates_every = None if held_out is None else given.validation_freq
+    table = None if classes is None else make_class_weights(classes)
     loop = _Loop(model, compiled, feed, callbacks, progress, table)
     validate = _make_validation(model, given, held_out, size, callbacks)
     logs: dict[str, float] = {}
@@ -143,7 +146,7 @@ class _Loop:
         feed: Feed,
         callbacks: CallbackList,
         progress: Progress,
-        classes: np.ndarray | None,
+        classes: ClassWeights | None,
     ) -> None:
         self._model, self._compiled, self._feed = model, compiled, feed
         self._callbacks, self._progress, self._classes = callbacks, progress, classes
@@ -213,12 +216,19 @@ def _make_validation(
     if held_out is None:
         return None
     x, y, weight = unpack_validation(held_out)
-    examples = read_examples("fit.Model.fit, for validation_data,", x, y, weight)
+    examples = read_examples(_CALLER_OF_VALIDATION, x, y, weight, needs_y=True)
+    if examples is None and given.validation_batch_size is not None:
+        raise ArgumentError(
+            f"{_CALLER} was given validation_batch_size={given.validation_batch_size} and a "
+            "dataset as validation_data.\n\nA dataset has batches of its own size.\n\n"
+            "Leave out validation_batch_size."
+        )
     size = given.validation_batch_size or batch_size
     source = x if examples is None else examples
+    steps = given.validation_steps
 
     def validate() -> dict[str, float]:
-        return evaluation.measure(model, source, size, given.validation_steps, callbacks)
+        return evaluation.measure(model, _CALLER_OF_VALIDATION, source, size, steps, callbacks)
 
     return validate
 
@@ -228,7 +238,7 @@ def count_examples(method: str, x: Any, y: Any, weight: Any) -> int:
     examples = read_examples(f"fit.Model.{method}", x, y, weight)
     if examples is None:
         raise ArgumentError(
-            f"fit.Model.{method} was given a dataset.\n\nIt takes one batch.\n\n"
+            f"fit.Model.{method} was given x={show(x)}, a dataset.\n\nIt takes one batch.\n\n"
             "Pass arrays, or call fit, evaluate or predict with the dataset."
         )
     return examples.count
@@ -241,9 +251,9 @@ def train_on_batch(
     compiled = model.get_compiled("train_on_batch")
     strategy: Strategy = model.strategy
     count = count_examples("train_on_batch", x, y, weight)
-    examples = read_examples("fit.Model.train_on_batch", x, y, weight)
-    classes = check_class_weight(class_weight)
-    table = None if classes is None else make_class_table(classes)
+    examples = read_examples("fit.Model.train_on_batch", x, y, weight, needs_y=True)
+    classes = check_class_weight("fit.Model.train_on_batch", class_weight)
+    table = None if classes is None else make_class_weights(classes)
     feed = Feed(
         strategy, examples, batch_size=count, shuffle=False, seed=0, first_pass=0, steps=None
     )

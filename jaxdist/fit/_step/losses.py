@@ -9,20 +9,36 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdist._validate import check_callable, show
+from jaxdist._validate import check_callable, is_array, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 Loss = Callable[[Any, Any], Any]
 
-# Parameters that say that a function takes the predictions first, as those of optax do.
-_PREDICTIONS = {"logits", "log_predictions", "y_pred", "predictions", "prediction", "outputs"}
+# Parameters that say that a function takes the predictions first, as those of optax do: the first
+# one is a prediction, or the second one is a target.
+_PREDICTIONS = {
+    *("logits", "log_predictions", "y_pred", "predictions", "prediction", "predicted", "preds"),
+    *("pred", "output", "outputs", "predictor_outputs", "scores", "y_hat", "yhat"),
+}
+_TARGETS = {"labels", "label", "targets", "target", "log_targets", "y_true"}
+
+
+def _compare(name: str, compare: Callable[[Any, Any], Any]) -> Loss:
+    """Return a loss of one array of predictions and one of targets, of the same shape."""
+
+    def loss(y_true: Any, y_pred: Any) -> Any:
+        check_same_shape(f"the loss or metric {name!r}", y_true, y_pred)
+        return compare(y_true, y_pred)
+
+    return loss
+
 
 # Names of Keras whose values do not depend on whether a model returns logits or probabilities.
 _BY_NAME: dict[str, Loss] = {
-    "mean_squared_error": lambda y_true, y_pred: jnp.square(y_pred - y_true),
-    "mean_absolute_error": lambda y_true, y_pred: jnp.abs(y_pred - y_true),
-    "huber": lambda y_true, y_pred: optax.huber_loss(y_pred, y_true),
-    "log_cosh": lambda y_true, y_pred: optax.log_cosh(y_pred, y_true),
+    "mean_squared_error": _compare("mse", lambda y_true, y_pred: jnp.square(y_pred - y_true)),
+    "mean_absolute_error": _compare("mae", lambda y_true, y_pred: jnp.abs(y_pred - y_true)),
+    "huber": _compare("huber", lambda y_true, y_pred: optax.huber_loss(y_pred, y_true)),
+    "log_cosh": _compare("log_cosh", lambda y_true, y_pred: optax.log_cosh(y_pred, y_true)),
 }
 _SHORT = {"mse": "mean_squared_error", "mae": "mean_absolute_error"}
 # Keras takes probabilities for these names. A model of Flax usually returns logits, and nothing in
@@ -54,7 +70,9 @@ def order_arguments(function: Callable[..., Any]) -> Loss:
         names = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return function
-    if names and names[0] in _PREDICTIONS:
+    is_first = names[:1] and names[0] in _PREDICTIONS
+    is_second = len(names) > 1 and names[1] in _TARGETS and names[0] not in _TARGETS
+    if is_first or is_second:
         return lambda y_true, y_pred: function(y_pred, y_true)
     return function
 
@@ -75,6 +93,90 @@ def _find_by_name(name: str) -> Loss:
             "Pass one of these, or a function (y_true, y_pred) -> [b], or one of optax."
         )
     return _BY_NAME[name]
+
+
+def align(y_true: Any, y_pred: Any) -> tuple[Any, Any]:
+    """Return targets and predictions of the same rank where one of them has a last dim of 1.
+
+    Keras does the same. Without it, `[b]` minus `[b, 1]` is `[b, b]`.
+    """
+    if not (is_array(y_true) and is_array(y_pred)):
+        return y_true, y_pred
+    true, pred = jnp.shape(y_true), jnp.shape(y_pred)
+    if (*true, 1) == pred:
+        return (y_true[..., None], y_pred) if len(true) == 1 else (y_true, y_pred[..., 0])
+    if (*pred, 1) == true:
+        return y_true[..., 0], y_pred
+    return y_true, y_pred
+
+
+def check_same_shape(what: str, y_true: Any, y_pred: Any) -> None:
+    """Raise if targets and predictions are no two arrays of one shape."""
+    for name, value in (("the targets, y,", y_true), ("the outputs of the model", y_pred)):
+        if not is_array(value):
+            raise ArgumentTypeError(
+                f"fit.Model called {what}, and {name} are {show(value)}.\n\n"
+                "It compares one array of targets with one of outputs.\n\n"
+                "Pass a function (y_true, y_pred) -> [b] that takes what it needs of them."
+            )
+    if jnp.shape(y_true) != jnp.shape(y_pred):
+        raise ShapeError(
+            f"fit.Model called {what} with targets y of local shape {list(jnp.shape(y_true))}, and "
+            f"outputs of the model of local shape {list(jnp.shape(y_pred))}.\n\n"
+            "It compares each output with its own target, and nothing is repeated.\n\n"
+            "Pass y with the shape of the outputs."
+        )
+
+
+def measure_examples(
+    caller: str, what: str, function: Loss, y_true: Any, y_pred: Any, rows: int
+) -> jax.Array:
+    """Return the values of a loss or metric, or raise if they are not those of single examples.
+
+    Raises:
+        ArgumentTypeError: They are no array.
+        ShapeError: There is not one for each example, or one depends on several examples.
+    """
+    try:
+        found = function(y_true, y_pred)
+    except Exception as error:
+        shapes = [
+            [list(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree)] for tree in (y_true, y_pred)
+        ]
+        error.add_note(
+            f"Raised by {what}, for targets y of local shape {shapes[0]} and outputs of the model "
+            f"of local shape {shapes[1]}. Losses of classes take y [N] and not [N, 1]: y[:, 0]."
+        )
+        raise
+    values = check_values(caller, what, found, rows)
+    # A dim of the size of the batch may be a coincidence. So see whether it grows with the batch.
+    if rows in values.shape[1:] and rows > 1:
+        twice = shapes_of_twice(function, (y_true, y_pred), rows)
+        if twice is not None and twice[1:] != values.shape[1:]:
+            raise ShapeError(
+                f"{caller} called {what} with {rows} examples, and it returned values of shape "
+                f"{list(values.shape)}: each example was compared with all others.\n\n"
+                "It returns the values of single examples, [b] or [b, ...]. Arrays [b] and "
+                "[b, 1] together give [b, b] without an error.\n\n"
+                "Give both the same dims in it, such as y_pred[:, 0]; or if you want all pairs, "
+                "return the mean of each row: losses.mean(axis=-1)."
+            )
+    return values
+
+
+def shapes_of_twice(function: Callable[..., Any], args: tuple[Any, ...], rows: int) -> Any:
+    """Return the shapes that a function returns for twice the examples; None if it raises."""
+
+    def double(leaf: Any) -> Any:
+        if jnp.shape(leaf)[:1] != (rows,):
+            return leaf
+        return jax.ShapeDtypeStruct((2 * rows, *leaf.shape[1:]), leaf.dtype)
+
+    try:
+        found = jax.eval_shape(function, *jax.tree.map(double, args))
+    except Exception:  # The function is the user's, and may be for this number of examples only.
+        return None
+    return jax.tree.map(lambda leaf: tuple(leaf.shape), found)
 
 
 def check_values(caller: str, what: str, values: Any, rows: int) -> jax.Array:

@@ -58,7 +58,7 @@ class TrainSteps(_Step):
 class EvaluateStep(_Step):
     """The evaluation of one batch."""
 
-    def __call__(self, module: nnx.Module, batch: Any, mask: jax.Array) -> jax.Array:
+    def __call__(self, module: nnx.Module, batch: Any, mask: jax.Array | None) -> jax.Array:
         return self._steps.evaluate(module, batch, mask)
 
 

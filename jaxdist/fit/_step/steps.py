@@ -14,7 +14,9 @@ from jaxdist._collectives import ReduceOp
 from jaxdist._strategies import get_replica_context
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
-from jaxdist.fit._step.losses import Loss, check_values, sum_weighted
+from jaxdist.fit._step.classes import weigh_classes
+from jaxdist.fit._step.find_metrics import measure_sums
+from jaxdist.fit._step.losses import Loss, align, measure_examples, sum_weighted
 from jaxdist.fit._step.metrics import Metric
 from jaxdist.training import reduce_and_update
 
@@ -77,7 +79,8 @@ class Steps:
             (f"weighted_{m.name}" if m.name in taken else m.name, m, True) for m in weighted
         ]
         self._mode = _find_mode_argument(module)
-        self.layout: Layout = ()
+        # By the size of the vector: a metric may have other shapes in an evaluation of other data.
+        self._layouts: dict[int, Layout] = {}
 
     @property
     def names(self) -> list[str]:
@@ -91,14 +94,16 @@ class Steps:
     ) -> jax.Array:
         """Update the module in place, and return the sums over all replicas as one vector.
 
-        `classes` has the weight of each class, or is None.
+        `classes` are classes and their weights, or None.
         """
         x, y, weight = split_batch(batch)
         rows = count_rows(x)
 
         def total_loss(module: nnx.Module) -> tuple[jax.Array, dict[Any, jax.Array]]:
             outputs = self.call(module, x, is_training=True)
-            of_example = weight if classes is None else _weigh_classes(classes, y, weight)
+            of_example = weight
+            if classes is not None:
+                of_example = weigh_classes(classes, y, outputs, weight)
             sums = self._measure(y, outputs, of_example, None, rows)
             return sums[LOSS, ""], sums
 
@@ -107,8 +112,11 @@ class Steps:
         _, vector = reduce_and_update(module, optimizer, grads, rows, self._pack(sums))
         return vector
 
-    def evaluate(self, module: nnx.Module, batch: Any, mask: jax.Array) -> jax.Array:
-        """Return the sums over the real examples of all replicas as one vector."""
+    def evaluate(self, module: nnx.Module, batch: Any, mask: jax.Array | None) -> jax.Array:
+        """Return the sums over the real examples of all replicas as one vector.
+
+        `mask` is 0 for padding, or None without padding.
+        """
         x, y, weight = split_batch(batch)
         view = as_view(module, is_training=False)
         outputs = self.call(view, x, is_training=False)
@@ -150,8 +158,9 @@ class Steps:
             weight = jnp.asarray(weight, jnp.float32)
             shape = counts.shape + (1,) * (weight.ndim - 1)
             weight = jnp.where(counts.reshape(shape) > 0, weight, 0)
-        losses = self._loss(y, outputs)
-        losses = check_values("fit.Model", "the loss", losses, rows)
+        losses = measure_examples("fit.Model", "the loss", self._loss, *align(y, outputs), rows)
+        if weight is not None and weight.shape == (*losses.shape, 1):
+            weight = weight[..., 0]
         if weight is not None and weight.shape != losses.shape[: weight.ndim]:
             raise ShapeError(
                 f"fit.Model was given sample_weight of local shape {list(weight.shape)}, and the "
@@ -164,18 +173,21 @@ class Steps:
         sums = {(LOSS, ""): sum_weighted(losses, of_loss), (ROWS, ""): jnp.sum(counts)}
         of_example = counts if weight is None else _reduce_weight(weight)
         for index, (_, metric, is_weighted) in enumerate(self._metrics):
-            found = metric.sums(y, outputs, of_example if is_weighted else counts)
-            for name, value in sorted(found.items()):
-                sums[str(index), name] = jnp.asarray(value)
+            given = counts
+            if is_weighted:
+                given = weight if metric._takes_all_weights and weight is not None else of_example
+            for name, value in sorted(measure_sums(metric, y, outputs, given, rows).items()):
+                sums[str(index), name] = value
         return sums
 
     def _pack(self, sums: dict[tuple[str, str], jax.Array]) -> jax.Array:
         # The loss is first. JAX sorts the keys of a dict that passes through `grad`, and those of
         # an evaluation do not, so the order is made here.
         keys = sorted(sums, key=lambda key: (key[0] != LOSS, key))
-        self.layout = tuple((key, sums[key].shape) for key in keys)
         kind = jnp.promote_types(jnp.float32, sums[LOSS, ""].dtype)
-        return jnp.concatenate([jnp.ravel(sums[key]).astype(kind) for key in keys])
+        vector = jnp.concatenate([jnp.ravel(sums[key]).astype(kind) for key in keys])
+        self._layouts[vector.size] = tuple((key, sums[key].shape) for key in keys)
+        return vector
 
     # Outside of a step
 
@@ -183,7 +195,7 @@ class Steps:
         """Return loss and metrics for the sums over all examples."""
         found: dict[tuple[str, str], np.ndarray] = {}
         at = 0
-        for key, shape in self.layout:
+        for key, shape in self._layouts[vector.size]:
             size = math.prod(shape)
             found[key] = vector[at : at + size].reshape(shape)
             at += size
@@ -241,24 +253,3 @@ def _find_mode_argument(module: nnx.Module) -> str | None:
 
 def _reduce_weight(weight: jax.Array) -> jax.Array:
     return weight if weight.ndim == 1 else jnp.mean(weight, axis=tuple(range(1, weight.ndim)))
-
-
-def make_class_table(weights: Mapping[int, float]) -> np.ndarray:
-    """Return the weight of each class up to the largest one; a class without one has 1."""
-    table = np.ones(max(weights) + 1, np.float32)
-    for label, weight in weights.items():
-        table[label] = weight
-    return table
-
-
-def _weigh_classes(table: Any, y: jax.Array, weight: Any) -> jax.Array:
-    """Return the weight of each example: that of its class, times its own."""
-    if y.ndim > 1 and y.shape[-1] > 1:
-        labels = jnp.argmax(y, axis=-1)
-    else:
-        labels = y.reshape(y.shape[0], *y.shape[2:]) if y.ndim > 1 else y
-    # A class that `class_weight` does not name has weight 1.
-    labels = labels.astype(jnp.int32)
-    known = jnp.asarray(table)[jnp.clip(labels, 0, table.size - 1)]
-    found = jnp.where(labels < table.size, known, 1.0)
-    return found if weight is None else found * weight

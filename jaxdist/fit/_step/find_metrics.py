@@ -1,0 +1,94 @@
+"""Metrics by name, and the check of what they return."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist._validate import check_callable, is_array, show
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.fit._step.class_metrics import Accuracy
+from jaxdist.fit._step.losses import find_loss, shapes_of_twice
+from jaxdist.fit._step.metrics import Mean, Metric, RootMeanSquaredError
+
+_BY_NAME: dict[str, Callable[[], Metric]] = {
+    "accuracy": Accuracy,
+    "acc": lambda: Accuracy("acc"),
+    "mse": lambda: Mean(find_loss("mse"), "mse"),
+    "mae": lambda: Mean(find_loss("mae"), "mae"),
+    "mean_squared_error": lambda: Mean(find_loss("mse"), "mean_squared_error"),
+    "mean_absolute_error": lambda: Mean(find_loss("mae"), "mean_absolute_error"),
+    "root_mean_squared_error": RootMeanSquaredError,
+}
+
+
+def find_metrics(caller: str, name: str, metrics: Sequence[Any]) -> list[Metric]:
+    """Return metrics from names, functions and metrics.
+
+    Raises:
+        ArgumentError: An unknown name, or two metrics of one name.
+        ArgumentTypeError: An entry is none of the three.
+    """
+    found = []
+    for index, entry in enumerate(metrics):
+        if isinstance(entry, str):
+            if entry not in _BY_NAME:
+                raise ArgumentError(
+                    f"{caller} was given {name}[{index}]={entry!r}.\n\n"
+                    f"Metrics with a name are {', '.join(_BY_NAME)}.\n\n"
+                    "Pass one of these, a function (y_true, y_pred) -> [b], or a fit.Metric."
+                )
+            found.append(_BY_NAME[entry]())
+        elif isinstance(entry, Metric):
+            found.append(entry)
+        elif isinstance(entry, type) and issubclass(entry, Metric):
+            raise ArgumentTypeError(
+                f"{caller} was given {name}[{index}]={show(entry)}, a class.\n\n"
+                f"Entries of {name} are names, functions, and objects of fit.Metric.\n\n"
+                f"Make an object: fit.{entry.__name__}(...)."
+            )
+        else:
+            remedy = "Pass for instance 'accuracy', fit.TopKAccuracy(5), or a function."
+            check_callable(caller, entry, f"{name}[{index}]", remedy)
+            found.append(Mean(entry))
+    names = [metric.name for metric in found]
+    twice = sorted({n for n in names if names.count(n) > 1 or n == "loss"})
+    if twice:
+        raise ArgumentError(
+            f"{caller} was given {name} with the names {names}.\n\n"
+            "Each metric has its own name, and 'loss' is the loss.\n\n"
+            f"Give another name to {', '.join(twice)}: fit.Mean(function, 'another name')."
+        )
+    return found
+
+
+def measure_sums(
+    metric: Metric, y_true: Any, y_pred: Any, weight: jax.Array, rows: int
+) -> dict[str, jax.Array]:
+    """Return the sums of a metric, or raise if they are no sums over the examples.
+
+    Raises:
+        ArgumentTypeError: They are no dict of arrays.
+        ShapeError: One has a value for each example.
+    """
+    found = metric.sums(y_true, y_pred, weight)
+    caller = f"fit.Model called the metric {metric.name!r}"
+    if not isinstance(found, dict) or not all(map(is_array, found.values())):
+        raise ArgumentTypeError(
+            f"{caller}, and its sums returned {show(found)}.\n\n"
+            "sums returns a dict from names to arrays, each a sum over examples.\n\n"
+            "Return for instance {'total': jnp.sum(weight * values), 'count': jnp.sum(weight)}."
+        )
+    suspects = [name for name, value in found.items() if rows > 1 and rows in jnp.shape(value)]
+    if suspects:
+        twice = shapes_of_twice(metric.sums, (y_true, y_pred, weight), rows)
+        grown = [n for n in suspects if twice is not None and twice[n] != jnp.shape(found[n])]
+        if grown:
+            raise ShapeError(
+                f"{caller} with {rows} examples, and the sum {grown[0]!r} has the shape "
+                f"{list(jnp.shape(found[grown[0]]))}.\n\n"
+                "sums returns sums over the examples; their shapes do not depend on how many these "
+                "are.\n\nReturn for instance jnp.sum(weight * values)."
+            )
+    return {name: jnp.asarray(value) for name, value in found.items()}
