@@ -1,8 +1,10 @@
 """The update of a step whose replicas may have different numbers of examples."""
 
 import contextlib
+import dataclasses
 import math
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -100,24 +102,33 @@ def reduce_and_update(
     check_has_arrays(caller, "sums", sums, "a pytree of arrays")
     total = _as_count(count)
     # These transforms all-reduce the gradients themselves. A second all-reduce would multiply them.
-    tx, share = optimizer.tx, 1
-    if isinstance(tx, (ShardedUpdate, CompressedUpdate)):
-        with CallerRename("ReplicaContext.all_reduce", f"{caller}, for sums,"):
+    reduces_itself = isinstance(optimizer.tx, (ShardedUpdate, CompressedUpdate))
+    with CallerRename("ReplicaContext.all_reduce", f"{caller}, for sums,"):
+        if reduces_itself:
             total, sums = replica.all_reduce(ReduceOp.SUM, (total, sums))
-        # What they take the mean of is divided by the number of replicas once more.
-        update: Any = tx.update
-        share = replica.num_replicas_in_sync if update.op is ReduceOp.MEAN else 1
-        mark: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    else:
-        with CallerRename("ReplicaContext.all_reduce", f"{caller}, for sums,"):
+        else:
             total, sums, grads = replica.all_reduce(ReduceOp.SUM, (total, sums, grads))
-        mark = mark_wrapper(REDUCED)
     # A step may have no examples on any replica; its gradients are zero, and not 0 / 0.
     divisor = jnp.where(total == 0, 1, total)
-    grads = jax.tree.map(lambda g: (g * share / divisor).astype(g.dtype), grads)
-    with mark:
+    grads = jax.tree.map(lambda g: (g / divisor).astype(g.dtype), grads)
+    with _take_sums(optimizer) if reduces_itself else mark_wrapper(REDUCED):
         optimizer.update(model, grads)
     return divisor, sums
+
+
+@contextlib.contextmanager
+def _take_sums(optimizer: "nnx.Optimizer[Any]") -> Iterator[None]:
+    """Let a transformation that reduces the gradients itself sum them.
+
+    They are divided by the number of all examples. A mean would divide them by the number of
+    replicas once more.
+    """
+    own, update = optimizer.tx, optimizer.tx.update
+    optimizer.tx = type(own)(own.init, dataclasses.replace(cast(Any, update), op=ReduceOp.SUM))
+    try:
+        yield
+    finally:
+        optimizer.tx = own
 
 
 def _as_count(count: Any) -> jax.Array:
