@@ -5,7 +5,7 @@ import pathlib
 import sys
 
 from jaxdist._launching import ClusterJob, Patience, Program, connect_to_ray, launch_cluster
-from jaxdist.cli._launch_files import print_task_file
+from jaxdist.cli._launch_command.files import print_task_file
 from jaxdist.errors import ArgumentError
 
 # Options of jobs whose processes are all alike.
