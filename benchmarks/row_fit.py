@@ -144,7 +144,8 @@ def by_hand(n: int, model: str) -> Loop:
     def loop(steps: int) -> None:
         x, y = made.setdefault(steps, _examples(kind, steps))
         order = rng.permutation(len(x))
-        value, losses = held[0], []
+        losses: list[jax.Array] = []
+        value = held[0]
         for index in range(steps):
             chosen = order[index * kind.batch : (index + 1) * kind.batch]
             batch = jax.device_put((x[chosen], y[chosen]), rows)
