@@ -155,5 +155,5 @@ def _names_for_doctests(doctest_namespace: dict[str, object]) -> None:
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
     libraries = {"np": np, "jax": jax, "jnp": jnp, "optax": optax, "nnx": nnx, "jaxdist": jaxdist}
-    rooms = {"partition": jaxdist.partition}
+    rooms = {name: getattr(jaxdist, name) for name in ("fit", "partition", "training")}
     doctest_namespace.update({**public, **libraries, **rooms})

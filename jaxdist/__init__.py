@@ -8,6 +8,7 @@ from jaxdist import contrib as contrib
 from jaxdist import coordinator as coordinator
 from jaxdist import errors as errors
 from jaxdist import experimental as experimental
+from jaxdist import fit as fit
 from jaxdist import nn as nn
 from jaxdist import partition as partition
 from jaxdist import testing as testing

@@ -29,7 +29,6 @@ _TOP = {
         "Optimizers are optax's, which never all-reduce: a step all-reduces its gradients in a "
         "line of its own, and leaves that line out for experimental_aggregate_gradients=False."
     ),
-    "fit": FIT,
     "lookup": (
         "There are no lookup tables: arrays hold numbers, and no strings.\n\n"
         "Look keys up in the dataset, with a dict or numpy.searchsorted. A table from integers to "

@@ -44,6 +44,7 @@ DOCUMENTED = {
     "contrib",
     "coordinator",
     "experimental",
+    "fit",
     "experimental_set_strategy",
     "function",
     "get_replica_context",

@@ -392,7 +392,6 @@ FIT = "fit and Estimator"
 TO_COME = {
     "contrib.DistributeConfig": FIT,
     "estimator": FIT,
-    "fit": FIT,
 }
 
 # There under the same name, with other arguments: what the page on differences says of it.

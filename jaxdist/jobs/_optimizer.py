@@ -1,15 +1,11 @@
-"""The configured optimizer of all tasks, and the update of a step."""
+"""The configured optimizer of all tasks."""
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from jaxdist._collectives import ReduceOp
-from jaxdist._strategies import get_replica_context
-from jaxdist._update import CompressedUpdate, ShardedUpdate, compressed_update, sharded_update
+from jaxdist._update import compressed_update, sharded_update
 from jaxdist.jobs._config.schema import OptimizerConfig
 
 
@@ -37,36 +33,3 @@ def make_optimizer(
             transform, config.compression, workers=config.workers, reduce_op="sum"
         )
     return nnx.Optimizer(model, transform, wrt=nnx.Param)
-
-
-def reduce_and_update(
-    model: nnx.Module,
-    optimizer: "nnx.Optimizer[Any]",
-    total: jax.Array,
-    grads: Any,
-    num_examples: int | jax.Array,
-) -> jax.Array:
-    """Update the model in place with the gradients of the mean loss, and return the mean `[]`.
-
-    The mean is over the examples of all replicas. Replicas may have different numbers of them.
-
-    Args:
-        model: The model.
-        optimizer: Its optimizer, from `make_optimizer`.
-        total: The sum of the losses over the examples of this replica.
-        grads: The gradients of that sum.
-        num_examples: The number of these examples.
-    """
-    replica = get_replica_context()
-    count = jnp.float32(num_examples)
-    # These transforms all-reduce the gradients themselves. A second all-reduce would multiply them.
-    reduces = isinstance(optimizer.tx, (ShardedUpdate, CompressedUpdate))
-    if reduces:
-        total, count = replica.all_reduce(ReduceOp.SUM, (total, count))
-    else:
-        total, count, grads = replica.all_reduce(ReduceOp.SUM, (total, count, grads))
-    # At least 1: a step may have no rows on any replica.
-    divisor = jnp.maximum(count, 1)
-    grads = jax.tree.map(lambda g: (g / divisor).astype(g.dtype), grads)
-    optimizer.update(model, grads)
-    return total / divisor

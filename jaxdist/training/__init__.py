@@ -10,5 +10,6 @@ from jaxdist.training._extras import require_extra as require_extra
 from jaxdist.training._loop import Every as Every
 from jaxdist.training._loop import LoopEnd as LoopEnd
 from jaxdist.training._loop import run_loop as run_loop
+from jaxdist.training._reduce_and_update import reduce_and_update as reduce_and_update
 from jaxdist.training._steps import accumulate_gradients as accumulate_gradients
 from jaxdist.training._steps import multi_step as multi_step

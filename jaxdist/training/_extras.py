@@ -64,6 +64,7 @@ EXTRAS = (
         (("grpcio-health-checking", "grpc_health"), ("flatbuffers", "flatbuffers")),
     ),
     Extra("libtpu", "libtpu", "planning for TPU pods, on a machine without one"),
+    Extra("tensorboardX", "tensorboardX", "logs for TensorBoard"),
     Extra("scikit-learn", "sklearn", "the handwritten digits of `jaxdist train`"),
     Extra("matplotlib", "matplotlib", "pictures of learning curves"),
     Extra("kubernetes", "kubernetes", "addresses of pods, listed by labels"),

@@ -12,8 +12,7 @@ from flax import nnx
 from msgspec import Meta
 
 from jaxdist.jobs._config.schema import Change, entry
-from jaxdist.jobs._optimizer import reduce_and_update
-from jaxdist.training import weighted_sums
+from jaxdist.training import reduce_and_update, weighted_sums
 
 Batch = dict[str, jax.Array]
 
@@ -76,7 +75,9 @@ def total_loss(net: DigitsNet, batch: Batch) -> jax.Array:
 def train_step(net: DigitsNet, optimizer: "nnx.Optimizer[Any]", batch: Batch) -> jax.Array:
     """Update the net in place, and return the mean loss over the global batch `[]`."""
     total, grads = nnx.value_and_grad(total_loss)(net, batch)
-    return reduce_and_update(net, optimizer, total, grads, batch["label"].size)
+    size = batch["label"].size
+    count, total = reduce_and_update(net, optimizer, grads, size, total)
+    return total / count
 
 
 def evaluation_step(net: DigitsNet, batch: Batch, mask: jax.Array) -> Batch:

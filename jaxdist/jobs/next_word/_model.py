@@ -9,14 +9,11 @@ import optax
 from flax import nnx
 from msgspec import Meta
 
-from jaxdist._collectives import ReduceOp
-from jaxdist._strategies import get_replica_context
 from jaxdist._values import IndexedSlices, Variable, VariableAggregation
 from jaxdist.jobs._config.schema import Change, Positive, entry
-from jaxdist.jobs._optimizer import reduce_and_update
 from jaxdist.jobs._tables import Table
 from jaxdist.nn import embedding_lookup
-from jaxdist.training import weighted_sums
+from jaxdist.training import reduce_and_update, weighted_sums
 
 Batch = dict[str, jax.Array]
 
@@ -76,13 +73,11 @@ def train_step(net: NextWordNet, optimizer: "nnx.Optimizer[Any]", batch: Batch) 
     rows = embedding_lookup(table, ids)
     find = nnx.value_and_grad(total_loss, argnums=(0, 1))
     total, (grads, row_grads) = find(net, rows, batch)
-    loss = reduce_and_update(net, optimizer, total, grads, batch["label"].size)
-    count = jnp.float32(batch["label"].size)
-    replica = get_replica_context()
-    count = jnp.maximum(replica.all_reduce(ReduceOp.SUM, count), 1)
+    size = batch["label"].size
+    count, total = reduce_and_update(net, optimizer, grads, size, total)
     steps = row_grads.reshape(-1, row_grads.shape[-1]) * (net.table_learning_rate / count)
     table.scatter_sub(IndexedSlices(steps, ids.reshape(-1)))
-    return loss
+    return total / count
 
 
 def evaluation_step(net: NextWordNet, batch: Batch, mask: jax.Array) -> Batch:

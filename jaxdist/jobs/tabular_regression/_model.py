@@ -9,8 +9,7 @@ from flax import nnx
 from msgspec import Meta
 
 from jaxdist.jobs._config.schema import Change, entry
-from jaxdist.jobs._optimizer import reduce_and_update
-from jaxdist.training import weighted_sums
+from jaxdist.training import reduce_and_update, weighted_sums
 
 Batch = dict[str, jax.Array]
 
@@ -55,7 +54,9 @@ def total_loss(net: Regressor, batch: Batch) -> jax.Array:
 def train_step(net: Regressor, optimizer: "nnx.Optimizer[Any]", batch: Batch) -> jax.Array:
     """Update the net in place, and return the mean loss over the known targets `[]`."""
     total, grads = nnx.value_and_grad(total_loss)(net, batch)
-    return reduce_and_update(net, optimizer, total, grads, jnp.sum(batch["is_known"]))
+    known = jnp.sum(batch["is_known"])
+    count, total = reduce_and_update(net, optimizer, grads, known, total)
+    return total / count
 
 
 def evaluation_step(net: Regressor, batch: Batch, mask: jax.Array) -> Batch:

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxdist.jobs._optimizer import reduce_and_update
 from jaxdist.jobs.topics_lm._model import Transformer
 from jaxdist.nn import example_keys
-from jaxdist.training import weighted_sums
+from jaxdist.training import reduce_and_update, weighted_sums
 
 Batch = dict[str, jax.Array]
 
@@ -39,7 +38,9 @@ def train_step(model: Transformer, optimizer: "nnx.Optimizer[Any]", batch: Batch
         return jnp.sum(byte_losses(model, tokens, keys))
 
     total, grads = nnx.value_and_grad(total_loss)(model)
-    return reduce_and_update(model, optimizer, total, grads, tokens[:, 1:].size)
+    size = tokens[:, 1:].size
+    count, total = reduce_and_update(model, optimizer, grads, size, total)
+    return total / count
 
 
 def evaluation_step(model: Transformer, batch: Batch, mask: jax.Array) -> Batch:

@@ -1,0 +1,1 @@
+"""What runs at the beginning and end of epochs and batches."""

@@ -1,0 +1,129 @@
+"""`Callback`, the base class, and the list that calls all callbacks of a `fit`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxdist._validate import as_list
+
+Logs = Mapping[str, float]
+
+
+class Callback:
+    """What runs at the beginning and end of training, epochs and batches.
+
+    Override any of the methods. `self.model` is the `fit.Model`, and `self.params` has `epochs`,
+    `steps` (of an epoch, or None) and `verbose`. Set `self.model.stop_training = True` to end the
+    training after this epoch; in `on_train_batch_end`, after this batch.
+
+    Cost:
+        `on_train_batch_end` and `on_test_batch_end` get the loss and metrics up to this batch, so
+        a callback that overrides one waits for the devices after each batch.
+
+    Example:
+        >>> class PrintLoss(fit.Callback):
+        ...     def on_epoch_end(self, epoch, logs):
+        ...         print(epoch, sorted(logs))
+        >>> PrintLoss().on_epoch_end(0, {"loss": 1.0})
+        0 ['loss']
+
+    Source:
+        `keras.callbacks.Callback`.
+    """
+
+    model: Any = None
+    params: Mapping[str, Any] = {}
+
+    def set_model(self, model: Any) -> None:
+        """Set the model. Called before training."""
+        self.model = model
+
+    def set_params(self, params: Mapping[str, Any]) -> None:
+        """Set the parameters of the call. Called before training."""
+        self.params = params
+
+    def on_train_begin(self, logs: Logs) -> None:
+        """Called before the first epoch."""
+
+    def on_train_end(self, logs: Logs) -> None:
+        """Called after the last epoch, with its logs. Not called after an error."""
+
+    def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
+        """Called before an epoch; epochs are counted from 0."""
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        """Called after an epoch and its validation, whose values begin with `val_`."""
+
+    def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
+        """Called before a dispatch; `batch` is the first of its batches."""
+
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
+        """Called after a dispatch; `batch` is the last of its batches."""
+
+    def on_test_begin(self, logs: Logs) -> None:
+        """Called before an evaluation."""
+
+    def on_test_end(self, logs: Logs) -> None:
+        """Called after an evaluation, with its logs."""
+
+    def on_test_batch_begin(self, batch: int, logs: Logs) -> None:
+        """Called before a batch of an evaluation."""
+
+    def on_test_batch_end(self, batch: int, logs: Logs) -> None:
+        """Called after a batch of an evaluation."""
+
+    def on_predict_begin(self, logs: Logs) -> None:
+        """Called before a prediction."""
+
+    def on_predict_end(self, logs: Logs) -> None:
+        """Called after a prediction."""
+
+    def on_predict_batch_begin(self, batch: int, logs: Logs) -> None:
+        """Called before a batch of a prediction."""
+
+    def on_predict_batch_end(self, batch: int, logs: Logs) -> None:
+        """Called after a batch of a prediction."""
+
+
+class CallbackList:
+    """Calls a method of all callbacks that have one of their own.
+
+    Args:
+        caller: The method of the model, for messages.
+        callbacks: The user's.
+        model: The model.
+        params: For `set_params`.
+    """
+
+    def __init__(
+        self, caller: str, callbacks: Iterable[Any], model: Any, params: Mapping[str, Any]
+    ) -> None:
+        what, remedy = "a list of fit.Callback", "Pass callbacks=[fit.EarlyStopping()]."
+        self._callbacks: Sequence[Callback] = as_list(
+            caller, "callbacks", callbacks, what, remedy, kind=Callback
+        )
+        for callback in self._callbacks:
+            callback.set_model(model)
+            callback.set_params(params)
+
+    def has(self, method: str) -> bool:
+        """Whether a callback overrides a method. The others cost nothing."""
+        return any(
+            getattr(type(callback), method) is not getattr(Callback, method)
+            for callback in self._callbacks
+        )
+
+    def call(self, method: str, *args: Any) -> None:
+        """Call a method of all callbacks in their order.
+
+        An exception keeps its type, and gets a note that says which callback raised it.
+        """
+        for callback in self._callbacks:
+            try:
+                getattr(callback, method)(*args)
+            except Exception as error:
+                where = f" of {args[0]}" if isinstance(args[0], int) else ""
+                error.add_note(
+                    f"Raised by the callback {type(callback).__name__}.{method}{where}. The model "
+                    "has the state after the last complete step, and fit can be called again."
+                )
+                raise

@@ -1,0 +1,47 @@
+"""`LambdaCallback`: functions instead of a class."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxdist._validate import check_callable
+from jaxdist.errors import ArgumentError
+from jaxdist.fit._callbacks.base import Callback
+
+_METHODS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
+class LambdaCallback(Callback):
+    """A callback of functions.
+
+    Args:
+        functions: By the name of the method, such as `on_epoch_end=lambda epoch, logs: ...`.
+
+    Raises:
+        ArgumentError: A name is no method of a callback.
+
+    Example:
+        >>> printer = fit.LambdaCallback(on_epoch_end=lambda epoch, logs: print(epoch))
+        >>> printer.on_epoch_end(3, {})
+        3
+
+    Source:
+        `keras.callbacks.LambdaCallback`.
+    """
+
+    def __new__(cls, **functions: Callable[..., Any]) -> "LambdaCallback":
+        wrong = sorted(set(functions) - set(_METHODS))
+        if wrong:
+            raise ArgumentError(
+                f"fit.LambdaCallback was given {', '.join(wrong)}.\n\n"
+                f"The methods of a callback are {', '.join(_METHODS)}.\n\n"
+                "Pass functions by these names."
+            )
+        for name, function in functions.items():
+            check_callable("fit.LambdaCallback", function, name)
+        # A class of its own: which methods a callback overrides is read from its class.
+        methods = {name: staticmethod(function) for name, function in functions.items()}
+        kind = type("LambdaCallback", (cls,), {**methods, "__module__": cls.__module__})
+        return object.__new__(kind)
+
+    def __init__(self, **functions: Callable[..., Any]) -> None:
+        super().__init__()

@@ -1,0 +1,101 @@
+"""Callbacks that change the learning rate."""
+
+import inspect
+import logging
+from collections.abc import Callable
+
+from jaxdist._validate import as_integer, as_number, check_callable, show
+from jaxdist.errors import ArgumentError
+from jaxdist.fit._callbacks.base import Callback, Logs
+from jaxdist.fit._callbacks.monitor import Monitor
+
+_LOG = logging.getLogger("jaxdist")
+
+
+class LearningRateScheduler(Callback):
+    """Sets the learning rate before each epoch.
+
+    Args:
+        schedule: `(epoch) -> rate` or `(epoch, rate) -> rate`.
+
+    Example:
+        >>> halves = fit.LearningRateScheduler(lambda epoch, rate: rate / 2)
+
+    Source:
+        `keras.callbacks.LearningRateScheduler`.
+    """
+
+    def __init__(self, schedule: Callable[..., float]) -> None:
+        check_callable("fit.LearningRateScheduler", schedule, "schedule", "Pass (epoch, rate).")
+        self._schedule = schedule
+        self._takes_rate = len(inspect.signature(schedule).parameters) > 1
+
+    def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
+        model = self.model
+        args = (epoch, model.learning_rate) if self._takes_rate else (epoch,)
+        model.learning_rate = float(self._schedule(*args))
+
+
+class ReduceLROnPlateau(Callback):
+    """Lowers the learning rate when a value has not become better for some epochs.
+
+    Args:
+        monitor: The name of the value.
+        factor: What the rate is multiplied by, below 1.
+        patience: After how many epochs without a better value.
+        mode: "min", "max", or "auto" by the name.
+        min_delta: How much better a value has to be to count.
+        cooldown: How many epochs do not count after a change.
+        min_lr: The lowest rate.
+
+    Example:
+        >>> calmer = fit.ReduceLROnPlateau(factor=0.2, patience=5)
+
+    Source:
+        `keras.callbacks.ReduceLROnPlateau`.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        factor: float = 0.1,
+        patience: int = 10,
+        mode: str = "auto",
+        min_delta: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+    ) -> None:
+        caller = "fit.ReduceLROnPlateau"
+        self._monitor = Monitor(caller, monitor, mode, min_delta)
+        self._factor = as_number(caller, "factor", factor, least=0.0, example=0.1)
+        if self._factor >= 1:
+            raise ArgumentError(
+                f"{caller} was given factor={show(factor)}.\n\n"
+                "The rate is multiplied by it and becomes lower, so it is below 1.\n\n"
+                "Pass for instance factor=0.1."
+            )
+        self._patience = as_integer(caller, "patience", patience, least=0)
+        self._cooldown = as_integer(caller, "cooldown", cooldown, least=0)
+        self._least = as_number(caller, "min_lr", min_lr, least=0.0)
+        self._wait = self._cooling = 0
+
+    def on_train_begin(self, logs: Logs) -> None:
+        self._monitor.reset()
+        self._wait = self._cooling = 0
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        value = self._monitor.read(logs)
+        if self._cooling > 0:
+            self._cooling -= 1
+            self._wait = 0
+        if self._monitor.is_better(value):
+            self._monitor.best, self._wait = value, 0
+            return
+        if self._cooling > 0:
+            return
+        self._wait += 1
+        rate = self.model.learning_rate
+        if self._wait >= self._patience and rate > self._least:
+            self.model.learning_rate = max(rate * self._factor, self._least)
+            _LOG.info("the learning rate is %g after epoch %d", self.model.learning_rate, epoch + 1)
+            self._wait, self._cooling = 0, self._cooldown

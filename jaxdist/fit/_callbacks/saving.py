@@ -1,0 +1,72 @@
+"""`ModelCheckpoint`: checkpoints of all epochs or of the best, and going on from them."""
+
+from pathlib import Path
+
+from jaxdist._checkpoints import Checkpoints
+from jaxdist._validate import as_flag, as_integer
+from jaxdist.fit._callbacks.base import Callback, Logs
+from jaxdist.fit._callbacks.monitor import Monitor
+
+
+class ModelCheckpoint(Callback):
+    """Saves the model after each epoch, or after the best ones only.
+
+    Files are written in the background, and a checkpoint is complete or absent.
+
+    Args:
+        directory: Where; `training.Checkpoints` writes there.
+        monitor: The name of the value that says which epoch is better.
+        save_best_only: Whether only an epoch that is the best so far is saved.
+        mode: "min", "max", or "auto" by the name.
+        keep: How many of the newest checkpoints to keep.
+        resume: Whether the training begins with the newest checkpoint, if there is one. Pass
+            `initial_epoch=callback.epochs_done()` to `fit` then.
+
+    Example:
+        >>> import tempfile
+        >>> fit.ModelCheckpoint(tempfile.mkdtemp()).epochs_done()
+        0
+
+    Source:
+        `keras.callbacks.ModelCheckpoint` and `BackupAndRestore`.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        monitor: str = "val_loss",
+        save_best_only: bool = False,
+        mode: str = "auto",
+        keep: int = 3,
+        resume: bool = False,
+    ) -> None:
+        caller = "fit.ModelCheckpoint"
+        self._monitor = Monitor(caller, monitor, mode)
+        self._only_best = as_flag(caller, "save_best_only", save_best_only)
+        self._resumes = as_flag(caller, "resume", resume)
+        keep = as_integer(caller, "keep", keep, least=1)
+        self._checkpoints = Checkpoints(directory, keep=keep)
+
+    def epochs_done(self) -> int:
+        """Return the number of epochs of the newest checkpoint; 0 without one."""
+        steps = self._checkpoints.steps()
+        return steps[-1] if steps else 0
+
+    def on_train_begin(self, logs: Logs) -> None:
+        if not self._resumes:
+            return
+        restored = self._checkpoints.restore(self.model.objects())
+        if restored is not None and restored.notes.get("best") is not None:
+            self._monitor.reset(restored.notes["best"])
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        if self._only_best:
+            value = self._monitor.read(logs)
+            if not self._monitor.is_better(value):
+                return
+            self._monitor.best = value
+        best = self._monitor.best if self._only_best else None
+        self._checkpoints.save(epoch + 1, self.model.objects(), {"logs": dict(logs), "best": best})
+
+    def on_train_end(self, logs: Logs) -> None:
+        self._checkpoints.wait_until_finished()

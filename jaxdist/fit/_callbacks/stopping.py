@@ -1,0 +1,80 @@
+"""`EarlyStopping`."""
+
+from typing import Any
+
+from jaxdist._validate import as_flag, as_integer, as_number
+from jaxdist.fit._callbacks.base import Callback, Logs
+from jaxdist.fit._callbacks.monitor import Monitor
+
+
+class EarlyStopping(Callback):
+    """Ends the training when a value has not become better for some epochs.
+
+    Args:
+        monitor: The name of the value.
+        min_delta: How much better a value has to be to count.
+        patience: After how many epochs without a better value the training ends.
+        mode: "min", "max", or "auto" by the name.
+        baseline: A value that the first epochs have to be better than.
+        restore_best_weights: Whether the model gets the weights of the best epoch at the end.
+        start_from_epoch: Epochs before this one do not count.
+
+    Example:
+        >>> fit.EarlyStopping(patience=3).stopped_epoch
+
+    Source:
+        `keras.callbacks.EarlyStopping`.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        min_delta: float = 0.0,
+        patience: int = 0,
+        mode: str = "auto",
+        baseline: float | None = None,
+        restore_best_weights: bool = False,
+        start_from_epoch: int = 0,
+    ) -> None:
+        caller = "fit.EarlyStopping"
+        self._monitor = Monitor(caller, monitor, mode, min_delta)
+        self._patience = as_integer(caller, "patience", patience, least=0)
+        self._baseline = None if baseline is None else as_number(caller, "baseline", baseline)
+        self._restores = as_flag(caller, "restore_best_weights", restore_best_weights)
+        self._start = as_integer(caller, "start_from_epoch", start_from_epoch, least=0)
+        self._wait = 0
+        self._weights: Any = None
+        self.stopped_epoch: int | None = None
+        self.best_epoch: int | None = None
+
+    def on_train_begin(self, logs: Logs) -> None:
+        self._monitor.reset()
+        self._wait, self._weights = 0, None
+        self.stopped_epoch = self.best_epoch = None
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        value = self._monitor.read(logs)
+        if epoch < self._start:
+            return
+        if self._monitor.is_better(value):
+            self._monitor.best, self.best_epoch = value, epoch
+            if self._restores:
+                self._weights = self.model.get_weights()
+            is_enough = self._baseline is None or self._is_beyond_baseline(value)
+            self._wait = 0 if is_enough else self._wait + 1
+        else:
+            self._wait += 1
+        if self._wait > 0 and self._wait >= self._patience:
+            self.stopped_epoch = epoch
+            self.model.stop_training = True
+
+    def on_train_end(self, logs: Logs) -> None:
+        if self._weights is not None:
+            self.model.set_weights(self._weights)
+
+    def _is_beyond_baseline(self, value: float) -> bool:
+        best = self._monitor.best
+        self._monitor.best = self._baseline if self._baseline is not None else best
+        is_beyond = self._monitor.is_better(value)
+        self._monitor.best = best
+        return is_beyond

@@ -1,0 +1,139 @@
+"""What `compile` makes: the optimizer, the steps and how they run."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from jaxdist._strategies import Strategy
+from jaxdist._validate import as_flag, as_integer, as_list, show
+from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist.fit._step.losses import CALLER, find_loss
+from jaxdist.fit._step.metrics import find_metrics
+from jaxdist.fit._step.runners import Runner, make_runner
+from jaxdist.fit._step.steps import Steps
+
+# The names and defaults of Keras. Their learning rate is part of the state, so that it can change.
+_OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
+    "sgd": lambda: optax.inject_hyperparams(optax.sgd)(learning_rate=0.01),
+    "adam": lambda: optax.inject_hyperparams(optax.adam)(learning_rate=0.001, eps=1e-7),
+    "adamw": lambda: optax.inject_hyperparams(optax.adamw)(
+        learning_rate=0.001, eps=1e-7, weight_decay=0.004
+    ),
+    "rmsprop": lambda: optax.inject_hyperparams(optax.rmsprop)(
+        learning_rate=0.001, decay=0.9, eps=1e-7
+    ),
+    "adagrad": lambda: optax.inject_hyperparams(optax.adagrad)(learning_rate=0.001, eps=1e-7),
+}
+_PRECISIONS = {None: None, "bfloat16": jnp.bfloat16, "mixed_bfloat16": jnp.bfloat16}
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What `compile` made.
+
+    Attributes:
+        optimizer: The optimizer of the module.
+        steps: What one step does inside a replica.
+        runner: How steps run.
+        steps_per_execution: How many steps are one dispatch.
+        find_nonfinite: Whether to look for the first layer whose output is not finite.
+    """
+
+    optimizer: "nnx.Optimizer[Any]"
+    steps: Steps
+    runner: Runner
+    steps_per_execution: int
+    find_nonfinite: bool
+
+
+def compile_model(
+    module: nnx.Module,
+    strategy: Strategy,
+    *,
+    optimizer: Any,
+    loss: Any,
+    metrics: Sequence[Any],
+    weighted_metrics: Sequence[Any],
+    steps_per_execution: int,
+    mixed_precision: str | None,
+    gradient_accumulation_steps: int | None,
+    find_nonfinite: bool,
+) -> Compiled:
+    """Check the arguments of `compile`, and make what the steps need."""
+    function = find_loss(loss)
+    what, remedy = "a list of metrics", "Pass metrics=['accuracy']."
+    plain = find_metrics(CALLER, "metrics", as_list(CALLER, "metrics", metrics, what, remedy))
+    weighted = find_metrics(
+        CALLER,
+        "weighted_metrics",
+        as_list(CALLER, "weighted_metrics", weighted_metrics, what, remedy),
+    )
+    count = as_integer(CALLER, "steps_per_execution", steps_per_execution, least=1)
+    is_looking = as_flag(CALLER, "find_nonfinite", find_nonfinite)
+    if is_looking and count > 1:
+        raise ArgumentError(
+            f"{CALLER} was given find_nonfinite=True and steps_per_execution={count}.\n\n"
+            "find_nonfinite looks at the model between two steps, and these are one dispatch.\n\n"
+            "Pass steps_per_execution=1 while you look."
+        )
+    transform = _find_optimizer(optimizer)
+    if gradient_accumulation_steps is not None:
+        every = as_integer(
+            CALLER, "gradient_accumulation_steps", gradient_accumulation_steps, least=2
+        )
+        transform = optax.MultiSteps(transform, every).gradient_transformation()
+    steps = Steps(module, function, plain, weighted, _find_dtype(mixed_precision))
+    with strategy.scope():
+        made = nnx.Optimizer(module, transform, wrt=nnx.Param)
+    return Compiled(
+        optimizer=made,
+        steps=steps,
+        runner=make_runner(strategy, steps),
+        steps_per_execution=count,
+        find_nonfinite=is_looking,
+    )
+
+
+def make_predicting_steps(module: nnx.Module) -> Steps:
+    """Return the steps of a model that is not compiled: it can only predict."""
+    return Steps(module, find_loss("mse"), (), (), None)
+
+
+def _find_optimizer(optimizer: Any) -> optax.GradientTransformation:
+    if isinstance(optimizer, str):
+        if optimizer not in _OPTIMIZERS:
+            raise ArgumentError(
+                f"{CALLER} was given optimizer={optimizer!r}.\n\n"
+                f"Optimizers with a name are {', '.join(_OPTIMIZERS)}.\n\n"
+                "Pass one of these, or a transformation of optax: optax.adam(1e-3)."
+            )
+        return _OPTIMIZERS[optimizer]()
+    if isinstance(optimizer, nnx.Optimizer) or not (
+        hasattr(optimizer, "init") and hasattr(optimizer, "update")
+    ):
+        raise ArgumentTypeError(
+            f"{CALLER} was given optimizer={show(optimizer)}.\n\n"
+            "optimizer is a transformation of optax; compile makes the nnx.Optimizer of the "
+            "module.\n\nPass for instance optimizer=optax.adam(1e-3)."
+        )
+    return optimizer
+
+
+def _find_dtype(name: Any) -> Any:
+    if name in ("float16", "mixed_float16"):
+        raise ArgumentError(
+            f"{CALLER} was given mixed_precision={name!r}.\n\n"
+            "Gradients in float16 underflow without a loss scale, which jaxdist does not keep.\n\n"
+            "Pass mixed_precision='bfloat16', which has the range of float32."
+        )
+    if name not in _PRECISIONS:
+        raise ArgumentError(
+            f"{CALLER} was given mixed_precision={show(name)}.\n\n"
+            "It is the dtype in which layers compute; parameters and losses stay in float32.\n\n"
+            "Pass 'bfloat16' or None."
+        )
+    return _PRECISIONS[name]

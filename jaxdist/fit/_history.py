@@ -1,0 +1,93 @@
+"""`History`: the loss and metrics of all epochs."""
+
+import dataclasses
+import io
+from pathlib import Path
+from typing import Any
+
+from jaxdist._checkpoints import replace_file
+from jaxdist._validate import as_path
+from jaxdist.errors import ContextError
+from jaxdist.training import require_extra
+
+
+@dataclasses.dataclass
+class History:
+    """The loss and metrics of all epochs of a `fit`.
+
+    Attributes:
+        history: A list of values for each name; those of the validation begin with `val_`.
+        epoch: The numbers of the epochs, from `initial_epoch`.
+        params: `epochs`, `steps` of an epoch, and `verbose`.
+
+    Example:
+        >>> fit.History({"loss": [2.0, 1.0]}, [0, 1])
+        History of 2 epochs: loss 2 to 1
+
+    Source:
+        `keras.callbacks.History`; `plot` is new.
+    """
+
+    history: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    epoch: list[int] = dataclasses.field(default_factory=list)
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # Validation may run every few epochs only.
+    _epochs_of: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+
+    def add(self, epoch: int, logs: dict[str, float]) -> None:
+        """Add the logs of an epoch."""
+        self.epoch.append(epoch)
+        for name, value in logs.items():
+            self.history.setdefault(name, []).append(value)
+            self._epochs_of.setdefault(name, []).append(epoch)
+
+    def __repr__(self) -> str:
+        ends = [
+            f"{name} {values[0]:.4g} to {values[-1]:.4g}" for name, values in self.history.items()
+        ]
+        return f"History of {len(self.epoch)} epochs" + (": " if ends else "") + ", ".join(ends)
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Draw each value over the epochs, with the values of training and validation together.
+
+        Args:
+            path: Where to write a PNG; None does not write one.
+
+        Returns:
+            A `matplotlib.figure.Figure`, which a notebook shows.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+            ContextError: No epoch is complete yet.
+        """
+        if not self.epoch:
+            raise ContextError(
+                "fit.History.plot was called, and no epoch is complete.\n\n"
+                "It draws values over epochs.\n\nCall fit first."
+            )
+        require_extra("matplotlib", "draw the history")
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+
+        names = [name for name in self.history if not name.startswith("val_")]
+        # pyplot would change the matplotlib state of the user; a figure with its own canvas does
+        # not.
+        figure = Figure(figsize=(4.5 * len(names), 3.5), dpi=120, layout="constrained")
+        FigureCanvasAgg(figure)
+        for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+            for kind, label in ((name, "training"), (f"val_{name}", "validation")):
+                values = self.history.get(kind, [])
+                if values:
+                    epochs = self._epochs_of.get(kind, self.epoch)
+                    axes.plot([e + 1 for e in epochs], values, "o-", markersize=3, label=label)
+            axes.set(xlabel="epoch", ylabel=name)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.legend()
+        if path is not None:
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format="png")
+            replace_file(
+                Path(as_path("fit.History.plot", "path", path, "history.png")), drawn.getvalue()
+            )
+        return figure

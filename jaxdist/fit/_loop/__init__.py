@@ -1,0 +1,1 @@
+"""Epochs, batches, and what is shown of them."""

@@ -1,0 +1,168 @@
+"""The arguments of `fit`, `evaluate` and `predict`: examples in memory, or a dataset."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from jaxdist._validate import as_integer, as_number, check_instance, format_lines, show
+from jaxdist.data import Batches, DistributedDataset, batches
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+
+BATCH_SIZE = 32  # as in Keras
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Examples in memory; every leaf is `[N, ...]`.
+
+    Attributes:
+        x: What the module gets.
+        y: The targets, or None.
+        weight: A weight for each example, or None.
+        count: `N`.
+    """
+
+    x: Any
+    y: Any
+    weight: Any
+    count: int
+
+    def make_batches(self, batch_size: int, *, shuffle: bool = False, seed: int = 0) -> Batches:
+        """Return the batches of an epoch. The order of an epoch depends on the seed alone."""
+        return batches((self.x, self.y, self.weight), batch_size, shuffle=shuffle, seed=seed)
+
+    def split(self, fraction: float) -> tuple["Examples", "Examples"]:
+        """Return the examples before the last `fraction`, and those after, as Keras does."""
+        first = int(self.count * (1.0 - fraction))
+        if not 0 < first < self.count:
+            raise ArgumentError(
+                f"fit.Model.fit was given validation_split={fraction} and {self.count} example(s)."
+                f"\n\nBoth parts need an example; this one would leave {first} to train on.\n\n"
+                "Pass another validation_split, or validation_data=(x, y)."
+            )
+        return self._take(slice(None, first)), self._take(slice(first, None))
+
+    def _take(self, rows: slice) -> "Examples":
+        x, y, weight = jax.tree.map(lambda leaf: leaf[rows], (self.x, self.y, self.weight))
+        return Examples(x, y, weight, len(range(*rows.indices(self.count))))
+
+
+def read_examples(caller: str, x: Any, y: Any, weight: Any) -> "Examples | None":
+    """Return the examples if `x` has arrays, and None if it is a dataset.
+
+    Raises:
+        ArgumentError: A dataset together with `y` or weights, which its batches contain.
+        ArgumentTypeError: `x` is neither, or a leaf is no array.
+        ShapeError: Arrays have different numbers of examples. The error lists all of them.
+    """
+    if is_dataset(x):
+        given = [n for n, v in (("y", y), ("sample_weight", weight)) if v is not None]
+        if given:
+            raise ArgumentError(
+                f"{caller} was given a dataset as x, and {' and '.join(given)}.\n\n"
+                "The batches of a dataset contain them: (x, y) or (x, y, sample_weight).\n\n"
+                f"Leave out {' and '.join(given)}."
+            )
+        return None
+    if x is None:
+        raise ArgumentTypeError(
+            f"{caller} was given x=None.\n\nx is an array [N, ...], a dict or tuple of arrays, or "
+            "a dataset of batches.\n\nPass x."
+        )
+    parts = {"x": x, "y": y, "sample_weight": weight}
+    arrays = {name: _as_arrays(caller, name, part) for name, part in parts.items()}
+    sizes = [
+        (f"{name}{keystr(path)}", leaf.shape)
+        for name, part in arrays.items()
+        for path, leaf in tree_flatten_with_path(part)[0]
+    ]
+    counts = {shape[0] if shape else 0 for _, shape in sizes}
+    if len(counts) != 1 or 0 in counts:
+        lines = [f"{name}: {list(shape)}" for name, shape in sizes]
+        raise ShapeError(
+            f"{caller} was given arrays with different numbers of examples, or none:\n"
+            f"{format_lines(lines)}\n\n"
+            "Dim 0 of all arrays is the examples.\n\n"
+            "Pass arrays of one length, with at least one example."
+        )
+    return Examples(arrays["x"], arrays["y"], arrays["sample_weight"], counts.pop())
+
+
+def is_dataset(x: Any) -> bool:
+    """Whether `x` is a dataset of batches, and not arrays."""
+    if isinstance(x, (Batches, DistributedDataset)):
+        return True
+    if hasattr(x, "__array__") or isinstance(x, (dict, tuple, str, bytes, int, float)):
+        return False
+    if isinstance(x, list):
+        # A list of numbers is an array in writing; a list of pairs is a list of batches.
+        return bool(x) and isinstance(x[0], (tuple, dict))
+    return isinstance(x, Iterable)
+
+
+def _as_arrays(caller: str, name: str, tree: Any) -> Any:
+    def convert(path: Any, leaf: Any) -> np.ndarray | jax.Array:
+        if isinstance(leaf, (np.ndarray, jax.Array)):
+            return leaf
+        array = np.asarray(leaf)
+        if array.dtype == object or array.dtype.kind in "USOMm":
+            raise ArgumentTypeError(
+                f"{caller} was given {name}{keystr(path)}={show(leaf)}.\n\n"
+                "Its leaves are arrays of numbers, [N, ...].\n\n"
+                f"Convert it first: np.asarray({name}, np.float32), or numbers for texts."
+            )
+        return array
+
+    # A list of numbers is one array, and not a pytree of scalars.
+    if isinstance(tree, list):
+        return convert((), tree)
+    return jax.tree_util.tree_map_with_path(
+        convert, tree, is_leaf=lambda node: isinstance(node, list)
+    )
+
+
+def check_class_weight(value: Any) -> dict[int, float] | None:
+    """Return the weights of classes, or raise."""
+    if value is None:
+        return None
+    caller = "fit.Model.fit"
+    remedy = "Pass for instance class_weight={0: 1.0, 1: 5.0}."
+    check_instance(caller, "class_weight", value, Mapping, "a dict from class to weight", remedy)
+    if not value:
+        return None
+    return {
+        as_integer(caller, "a class of class_weight", label, least=0, remedy=remedy): as_number(
+            caller, f"class_weight[{label!r}]", weight, least=0.0, example=1.0
+        )
+        for label, weight in value.items()
+    }
+
+
+def unpack_validation(data: Any) -> tuple[Any, Any, Any]:
+    """Return `(x, y, sample_weight)` of `validation_data`."""
+    if isinstance(data, (tuple, list)) and not is_dataset(data):
+        if not 2 <= len(data) <= 3:
+            raise ArgumentError(
+                f"fit.Model.fit was given validation_data with {len(data)} entries.\n\n"
+                "It is (x, y), (x, y, sample_weight), or a dataset.\n\n"
+                "Pass validation_data=(x, y)."
+            )
+        return data[0], data[1], data[2] if len(data) == 3 else None
+    return data, None, None
+
+
+def as_batch_size(caller: str, batch_size: Any, examples: Examples | None) -> int:
+    """Return the size of a global batch; a dataset has its own."""
+    if batch_size is None:
+        return BATCH_SIZE
+    size = as_integer(caller, "batch_size", batch_size, least=1, example=BATCH_SIZE)
+    if examples is None:
+        raise ArgumentError(
+            f"{caller} was given batch_size={size} and a dataset.\n\n"
+            "A dataset has batches of its own size.\n\nLeave out batch_size."
+        )
+    return size

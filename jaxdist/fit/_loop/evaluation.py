@@ -1,0 +1,145 @@
+"""`evaluate` and `predict`: every example counts exactly once."""
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdist._strategies import Strategy
+from jaxdist._validate import as_integer
+from jaxdist._values import PerReplica
+from jaxdist.errors import ShapeError
+from jaxdist.fit._callbacks.base import Callback, CallbackList
+from jaxdist.fit._loop.arguments import as_batch_size, read_examples
+from jaxdist.fit._loop.feed import distribute_padded
+from jaxdist.fit._loop.progress import as_verbose, print_result
+from jaxdist.fit._step.runners import evaluate_step, predict_step
+
+# How many batches may be on the devices before the oldest result is fetched.
+_MOST_PENDING = 3
+
+
+def evaluate(
+    model: Any,
+    method: str,
+    x: Any,
+    y: Any,
+    weight: Any,
+    *,
+    batch_size: int | None,
+    steps: int | None,
+    verbose: Any,
+    callbacks: Sequence[Callback],
+) -> dict[str, float]:
+    """Return the loss and the metrics; `Model.evaluate` documents it."""
+    caller = f"fit.Model.{method}"
+    model.get_compiled(method)
+    examples = read_examples(caller, x, y, weight)
+    size = as_batch_size(caller, batch_size, examples)
+    steps = None if steps is None else as_integer(caller, "steps", steps, least=1)
+    each = CallbackList(caller, callbacks, model, {"steps": steps, "verbose": verbose})
+    logs = measure(model, x if examples is None else examples, size, steps, each)
+    if as_verbose(caller, verbose):
+        print_result(logs)
+    return logs
+
+
+def measure(
+    model: Any, source: Any, batch_size: int, steps: int | None, callbacks: CallbackList
+) -> dict[str, float]:
+    """Return the loss and the metrics over the batches of a source."""
+    compiled, strategy = model.get_compiled("evaluate"), model.strategy
+    begins, ends = callbacks.has("on_test_batch_begin"), callbacks.has("on_test_batch_end")
+    callbacks.call("on_test_begin", {})
+    total: Any = 0.0
+    pending: deque[Any] = deque()
+    data = iter(distribute_padded(strategy, source, batch_size))
+    index = -1
+    for index, (batch, mask) in enumerate(itertools.islice(data, steps)):
+        if begins:
+            callbacks.call("on_test_batch_begin", index, {})
+        pending.append(strategy.run(evaluate_step, (compiled.steps, model.module, batch, mask)))
+        while len(pending) > (0 if ends else _MOST_PENDING):
+            total = total + np.asarray(pending.popleft(), np.float64)
+        if ends:
+            callbacks.call("on_test_batch_end", index, compiled.steps.results(total))
+    for vector in pending:
+        total = total + np.asarray(vector, np.float64)
+    if index < 0:
+        raise _make_empty_error("evaluate")
+    logs: dict[str, float] = compiled.steps.results(total)
+    callbacks.call("on_test_end", logs)
+    return logs
+
+
+def predict(
+    model: Any,
+    x: Any,
+    *,
+    batch_size: int | None,
+    steps: int | None,
+    verbose: Any,
+    callbacks: Sequence[Callback],
+) -> Any:
+    """Return the outputs for all examples; `Model.predict` documents it."""
+    caller = "fit.Model.predict"
+    strategy: Strategy = model.strategy
+    examples = read_examples(caller, x, None, None)
+    size = as_batch_size(caller, batch_size, examples)
+    steps = None if steps is None else as_integer(caller, "steps", steps, least=1)
+    as_verbose(caller, verbose)
+    each = CallbackList(caller, callbacks, model, {"steps": steps, "verbose": verbose})
+    begins, ends = each.has("on_predict_batch_begin"), each.has("on_predict_batch_end")
+    each.call("on_predict_begin", {})
+    found: list[Any] = []
+    pending: deque[Any] = deque()
+    data = iter(distribute_padded(strategy, x if examples is None else examples, size))
+    for index, (batch, mask) in enumerate(itertools.islice(data, steps)):
+        if begins:
+            each.call("on_predict_batch_begin", index, {})
+        outputs = strategy.run(predict_step, (model.get_steps(), model.module, batch))
+        pending.append((outputs, mask))
+        while len(pending) > (0 if ends else _MOST_PENDING):
+            found.append(_fetch_rows(strategy, *pending.popleft()))
+        if ends:
+            each.call("on_predict_batch_end", index, {})
+    found += [_fetch_rows(strategy, *entry) for entry in pending]
+    if not found:
+        raise _make_empty_error("predict")
+    each.call("on_predict_end", {})
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+
+
+def _fetch_rows(strategy: Strategy, outputs: Any, mask: Any) -> Any:
+    """Return the rows of all replicas without padding, on the host."""
+    count = strategy.num_replicas_in_sync
+
+    def gather(leaf: Any) -> np.ndarray:
+        if isinstance(leaf, PerReplica):
+            return np.asarray(strategy.gather(leaf, 0))
+        # A plain array is proved equal on all replicas, so each of them has these rows.
+        return np.concatenate([np.asarray(leaf)] * count)
+
+    is_real = gather(mask).astype(bool)
+    is_leaf = lambda leaf: isinstance(leaf, PerReplica)  # noqa: E731
+    rows = jax.tree.map(gather, outputs, is_leaf=is_leaf)
+    for leaf in jax.tree.leaves(rows):
+        if leaf.shape[:1] != is_real.shape:
+            raise ShapeError(
+                f"fit.Model.predict called the module with {is_real.size} examples, and it "
+                f"returned an array of shape {list(leaf.shape)}.\n\n"
+                "Dim 0 of what a module returns is the examples.\n\n"
+                "Return one output for each example."
+            )
+    return jax.tree.map(lambda leaf: leaf[is_real], rows)
+
+
+def _make_empty_error(method: str) -> ShapeError:
+    return ShapeError(
+        f"fit.Model.{method} was given a dataset without batches.\n\n"
+        "It needs at least one example. A generator can be read only once.\n\n"
+        "Pass arrays, or a dataset that starts again at each iter()."
+    )

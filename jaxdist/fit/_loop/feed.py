@@ -1,0 +1,111 @@
+"""The batches of each epoch."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from jaxdist._strategies import Strategy
+from jaxdist._validate import show
+from jaxdist.data import Batches, DistributedDataset, InputOptions, PartialBatch
+from jaxdist.errors import ArgumentError
+from jaxdist.fit._loop.arguments import Examples
+
+# Reading ahead by two: one batch is copied to the devices while another one is read.
+_AHEAD = 2
+
+
+class Feed:
+    """Batches of training, epoch by epoch.
+
+    Args:
+        strategy: Splits the batches over its replicas.
+        source: Examples in memory, or a dataset of batches.
+        batch_size: The size of a global batch, for examples in memory.
+        shuffle: Whether each epoch has its own order, for examples in memory.
+        seed: The seed of these orders.
+        first_pass: The number of the first order: that of the passes before.
+        steps: The number of batches of an epoch; None is a whole pass.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        source: Any,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        first_pass: int,
+        steps: int | None,
+    ) -> None:
+        self.passes, self._steps = first_pass, steps
+        self._batches: Batches | None = None
+        if isinstance(source, Examples):
+            self._batches = source.make_batches(batch_size, shuffle=shuffle, seed=seed)
+            self._batches.next_epoch = first_pass
+            source = self._batches
+        options = InputOptions(experimental_per_replica_buffer_size=_AHEAD)
+        self._data: DistributedDataset = (
+            source
+            if isinstance(source, DistributedDataset)
+            else strategy.experimental_distribute_dataset(source, options)
+        )
+        self._rest: Iterator[Any] | None = None
+
+    @property
+    def num_steps(self) -> int | None:
+        """The number of batches of an epoch, or None if it is unknown."""
+        if self._steps is not None:
+            return self._steps
+        return None if self._batches is None else self._batches.batches_per_epoch
+
+    def epoch(self) -> Iterator[Any]:
+        """Return the batches of the next epoch."""
+        if self._steps is None:
+            self.passes += 1
+            return iter(self._data)
+        if self._rest is None:
+            self._rest = self._endless()
+        return itertools.islice(self._rest, self._steps)
+
+    def _endless(self) -> Iterator[Any]:
+        while True:
+            self.passes += 1
+            is_empty = True
+            for batch in self._data:
+                is_empty = False
+                yield batch
+            if is_empty:
+                return
+
+    def check_not_empty(self, count: int, epoch: int) -> None:
+        """Raise if an epoch had no batches, or fewer than asked for."""
+        if count and (self._steps is None or count == self._steps):
+            return
+        wanted = "a batch" if self._steps is None else f"{self._steps} batches"
+        raise ArgumentError(
+            f"fit.Model.fit read {count} batch(es) in epoch {epoch + 1}.\n\n"
+            f"An epoch has {wanted}. A generator can be read only once.\n\n"
+            "Pass arrays, a list of batches, data.batches(...), or a dataset that starts again at "
+            "each iter()."
+        )
+
+    def describe_batch(self, step: int) -> str:
+        """Say which examples a step of the last epoch had."""
+        if self._batches is None or self._steps is not None:
+            return "The dataset does not say which examples they were."
+        size = self._batches.batch_size
+        rows = range(step * size, min((step + 1) * size, self._batches.num_examples))
+        order = self._batches.order(self.passes - 1)
+        indices = list(rows) if order is None else order[rows.start : rows.stop].tolist()
+        return f"Its batch has the examples {show(indices) if len(indices) > 64 else indices}."
+
+
+def distribute_padded(strategy: Strategy, source: Any, batch_size: int) -> DistributedDataset:
+    """Return `(batch, mask)` for evaluation; all batches have one size, so one program runs."""
+    if isinstance(source, Examples):
+        source = source.make_batches(batch_size)
+    options = InputOptions(
+        partial_batch=PartialBatch.PAD, experimental_per_replica_buffer_size=_AHEAD
+    )
+    return strategy.experimental_distribute_dataset(source, options)

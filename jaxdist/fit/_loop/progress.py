@@ -1,0 +1,112 @@
+"""The progress of `fit`: a bar on a terminal, a line for each epoch elsewhere."""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from jaxdist._validate import show
+from jaxdist.errors import ArgumentError
+from jaxdist.fit._loop.totals import Totals
+
+_SECONDS_BETWEEN_DRAWINGS = 0.1
+
+
+def as_verbose(caller: str, verbose: Any) -> int:
+    """Return 0, 1 or 2."""
+    if verbose == "auto":
+        return 1 if sys.stdout.isatty() else 2
+    if isinstance(verbose, (bool, int)) and verbose in (0, 1, 2):
+        return int(verbose)
+    raise ArgumentError(
+        f"{caller} was given verbose={show(verbose)}.\n\n"
+        "1 shows a bar, 2 prints a line for each epoch, 0 nothing; 'auto' is 1 on a terminal, and "
+        "else 2.\n\nPass 'auto', 0, 1 or 2."
+    )
+
+
+def format_logs(logs: Mapping[str, float]) -> str:
+    """Return names and values on one line."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in logs.items())
+
+
+def print_result(logs: Mapping[str, float]) -> None:
+    """Print the result of an evaluation."""
+    Console().print(format_logs(logs), markup=False, highlight=False, soft_wrap=True)
+
+
+class Progress:
+    """A context manager that shows epochs, loss, metrics and time.
+
+    No thread refreshes the bar: it moves when a step was dispatched.
+
+    Args:
+        verbose: 0, 1 or 2.
+        epochs: The number of the last epoch.
+        num_steps: The steps of an epoch, or None.
+    """
+
+    def __init__(self, verbose: int, epochs: int, num_steps: int | None) -> None:
+        self._verbose, self._epochs, self._num_steps = verbose, epochs, num_steps
+        self._console = Console()
+        self._bar: Bar | None = None
+        self._task: Any = None
+        self._began = self._drawn = time.perf_counter()
+        self._epoch = 0
+
+    def __enter__(self) -> Self:
+        if self._verbose == 1:
+            columns = (
+                TextColumn("{task.fields[epoch]}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.description}"),
+            )
+            self._bar = Bar(*columns, console=self._console, auto_refresh=False)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def begin(self, epoch: int) -> None:
+        """Begin an epoch."""
+        self._epoch, self._began = epoch, time.perf_counter()
+        if self._bar is not None:
+            title = f"epoch {epoch + 1}/{self._epochs}"
+            self._task = self._bar.add_task("", total=self._num_steps, epoch=title)
+
+    def advance(self, step: int, totals: Totals) -> None:
+        """Move the bar, at most every 0.1 s, with the loss of the steps that are known."""
+        if self._bar is None:
+            return
+        now = time.perf_counter()
+        if now - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
+            text = format_logs(totals.logs())
+            self._bar.update(self._task, completed=step, description=text, refresh=True)
+            self._drawn = now
+
+    def end(self, logs: Mapping[str, float]) -> None:
+        """End an epoch with its logs."""
+        seconds = time.perf_counter() - self._began
+        text = f"{format_logs(logs)}  {seconds:.1f} s"
+        if self._bar is not None:
+            self._bar.update(
+                self._task,
+                completed=self._num_steps or self._bar.tasks[self._task].completed,
+                description=text,
+                refresh=True,
+            )
+        elif self._verbose == 2:
+            self._console.print(
+                f"epoch {self._epoch + 1}/{self._epochs}  {text}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )

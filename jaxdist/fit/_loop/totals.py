@@ -1,0 +1,64 @@
+"""The sums of an epoch: fetched a few steps late, so that no step waits for them."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxdist.errors import NonFiniteLossError
+from jaxdist.fit._step.runners import Runner
+from jaxdist.fit._step.steps import Steps
+
+# How many dispatches may be ahead of the last one whose sums are known.
+_MOST_PENDING = 8
+
+
+class Totals:
+    """Adds up the sums of steps in 64 bits.
+
+    Args:
+        runner: Fetches what it returned for a step.
+        steps: Turns sums into a loss and metrics.
+        describe_batch: Says which examples a step of this epoch had, for a loss that is not finite.
+    """
+
+    def __init__(self, runner: Runner, steps: Steps, describe_batch: Callable[[int], str]) -> None:
+        self._runner, self._steps, self._describe_batch = runner, steps, describe_batch
+        self._pending: deque[tuple[int, Any]] = deque()
+        self._total: np.ndarray | None = None
+
+    def add(self, first_step: int, output: Any) -> None:
+        """Add the output of a dispatch; `first_step` is the number of its first step."""
+        self._pending.append((first_step, output))
+        self.fetch(_MOST_PENDING)
+
+    def fetch(self, most_pending: int = 0) -> None:
+        """Fetch the oldest outputs until only `most_pending` are left.
+
+        Raises:
+            NonFiniteLossError: A loss is not finite.
+        """
+        while len(self._pending) > most_pending:
+            first_step, output = self._pending.popleft()
+            vectors = np.atleast_2d(self._runner.fetch(output).astype(np.float64))
+            for index, vector in enumerate(vectors):
+                if not math.isfinite(vector[0]):
+                    raise self._make_error(first_step + index, vector[0])
+            total = vectors.sum(axis=0)
+            self._total = total if self._total is None else self._total + total
+
+    def logs(self) -> dict[str, float]:
+        """Return loss and metrics over all steps whose sums are fetched."""
+        return {} if self._total is None else self._steps.results(self._total)
+
+    def _make_error(self, step: int, total: float) -> NonFiniteLossError:
+        return NonFiniteLossError(
+            f"fit.Model.fit stopped: the loss of step {step + 1} of this epoch is {total}.\n"
+            f"{self._describe_batch(step)}\n\n"
+            "A loss is finite; steps after this one have used parameters that are not.\n\n"
+            "Lower the learning rate, clip the gradients with optax.clip_by_global_norm(1.0), or "
+            "look at these examples. With compile(find_nonfinite=True), fit names the first layer "
+            "whose output is not finite, and leaves the model as it was before the step."
+        )

@@ -1,0 +1,252 @@
+"""The loop of `fit`: epochs, dispatches of one or several steps, callbacks and validation."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdist._checkpoints import Interrupts
+from jaxdist._strategies import Strategy
+from jaxdist._validate import as_flag, as_integer, as_number
+from jaxdist._values import PerReplica
+from jaxdist.errors import ArgumentError
+from jaxdist.fit._callbacks.base import Callback, CallbackList
+from jaxdist.fit._history import History
+from jaxdist.fit._loop import evaluation
+from jaxdist.fit._loop.arguments import (
+    as_batch_size,
+    check_class_weight,
+    read_examples,
+    unpack_validation,
+)
+from jaxdist.fit._loop.feed import Feed
+from jaxdist.fit._loop.nonfinite import StateBefore
+from jaxdist.fit._loop.progress import Progress, as_verbose
+from jaxdist.fit._loop.totals import Totals
+from jaxdist.fit._step.steps import make_class_table
+
+_CALLER = "fit.Model.fit"
+
+
+@dataclasses.dataclass
+class FitArguments:
+    """The arguments of `Model.fit`, which documents them."""
+
+    x: Any
+    y: Any
+    batch_size: int | None
+    epochs: int
+    verbose: Any
+    callbacks: Sequence[Callback]
+    validation_split: float
+    validation_data: Any
+    shuffle: bool
+    class_weight: Mapping[int, float] | None
+    sample_weight: Any
+    initial_epoch: int
+    steps_per_epoch: int | None
+    validation_steps: int | None
+    validation_batch_size: int | None
+    validation_freq: int
+    seed: int
+
+    def check(self) -> None:
+        """Raise if a number or flag is none."""
+        as_integer(_CALLER, "epochs", self.epochs, least=1)
+        as_integer(_CALLER, "initial_epoch", self.initial_epoch, least=0)
+        as_integer(_CALLER, "validation_freq", self.validation_freq, least=1)
+        as_integer(_CALLER, "seed", self.seed, least=0)
+        for name in ("steps_per_epoch", "validation_steps", "validation_batch_size"):
+            if getattr(self, name) is not None:
+                as_integer(_CALLER, name, getattr(self, name), least=1)
+        as_flag(_CALLER, "shuffle", self.shuffle)
+        fraction = as_number(_CALLER, "validation_split", self.validation_split, least=0.0)
+        if fraction >= 1:
+            raise ArgumentError(
+                f"{_CALLER} was given validation_split={fraction}.\n\n"
+                "It is the fraction of the examples that is held out, below 1.\n\n"
+                "Pass for instance validation_split=0.1."
+            )
+
+
+def fit(model: Any, given: FitArguments) -> History:
+    """Train a model; `Model.fit` documents it."""
+    compiled = model.get_compiled("fit")
+    given.check()
+    examples = read_examples(_CALLER, given.x, given.y, given.sample_weight)
+    size = as_batch_size(_CALLER, given.batch_size, examples)
+    held_out = given.validation_data
+    if given.validation_split and held_out is None:
+        if examples is None:
+            raise ArgumentError(
+                f"{_CALLER} was given validation_split={given.validation_split} and a dataset.\n\n"
+                "Only examples in memory can be split.\n\nPass validation_data=another dataset."
+            )
+        examples, kept = examples.split(given.validation_split)
+        held_out = (kept.x, kept.y, kept.weight)
+    classes = check_class_weight(given.class_weight)
+    model._passes = max(model._passes, given.initial_epoch)
+    feed = Feed(
+        model.strategy,
+        given.x if examples is None else examples,
+        batch_size=size,
+        shuffle=given.shuffle,
+        seed=given.seed,
+        first_pass=model._passes,
+        steps=given.steps_per_epoch,
+    )
+    verbose = as_verbose(_CALLER, given.verbose)
+    params = {"epochs": given.epochs, "steps": feed.num_steps, "verbose": verbose}
+    progress = Progress(verbose, given.epochs, feed.num_steps)
+    callbacks = CallbackList(_CALLER, given.callbacks, model, params)
+    model.history = History(params=params)
+    model.stop_training = False
+    table = None if classes is None else make_class_table(classes)
+    loop = _Loop(model, compiled, feed, callbacks, progress, table)
+    validate = _make_validation(model, given, held_out, size, callbacks)
+    logs: dict[str, float] = {}
+    with Interrupts() as interrupts, progress:
+        loop.check_interrupt = interrupts.check
+        try:
+            callbacks.call("on_train_begin", {})
+            for epoch in range(given.initial_epoch, given.epochs):
+                callbacks.call("on_epoch_begin", epoch, {})
+                progress.begin(epoch)
+                logs = loop.run_epoch(epoch)
+                if validate is not None and (epoch + 1) % given.validation_freq == 0:
+                    logs |= {f"val_{name}": value for name, value in validate().items()}
+                model.history.add(epoch, logs)
+                progress.end(logs)
+                callbacks.call("on_epoch_end", epoch, logs)
+                if model.stop_training:
+                    break
+            callbacks.call("on_train_end", logs)
+        finally:
+            model._passes = feed.passes
+            # Also after Ctrl-C or an error: no step may still change the model.
+            compiled.runner.wait()
+    return model.history
+
+
+class _Loop:
+    """The steps of an epoch."""
+
+    def __init__(
+        self,
+        model: Any,
+        compiled: Any,
+        feed: Feed,
+        callbacks: CallbackList,
+        progress: Progress,
+        classes: np.ndarray | None,
+    ) -> None:
+        self._model, self._compiled, self._feed = model, compiled, feed
+        self._callbacks, self._progress, self._classes = callbacks, progress, classes
+        self._begins = callbacks.has("on_train_batch_begin")
+        self._ends = callbacks.has("on_train_batch_end")
+        self.check_interrupt: Callable[[], None] = lambda: None
+
+    def run_epoch(self, epoch: int) -> dict[str, float]:
+        """Run all steps of an epoch, and return its loss and metrics."""
+        compiled, model = self._compiled, self._model
+        totals = Totals(compiled.runner, compiled.steps, self._feed.describe_batch)
+        most = compiled.steps_per_execution
+        step = 0
+        for group in group_batches(self._feed.epoch(), most):
+            self.check_interrupt()
+            if self._begins:
+                self._callbacks.call("on_train_batch_begin", step, {})
+            before = StateBefore(model, group) if compiled.find_nonfinite else None
+            output = compiled.runner.train(model.module, compiled.optimizer, group, self._classes)
+            if before is not None:
+                before.check(compiled.runner.fetch(output), step, self._feed.describe_batch(step))
+            totals.add(step, output)
+            step += len(group)
+            self._progress.advance(step, totals)
+            if self._ends:
+                totals.fetch()
+                self._callbacks.call("on_train_batch_end", step - 1, totals.logs())
+                if model.stop_training:
+                    break
+        if not model.stop_training:
+            self._feed.check_not_empty(step, epoch)
+        compiled.runner.wait()
+        totals.fetch()
+        return totals.logs()
+
+
+def group_batches(batches: Iterable[Any], most: int) -> Iterator[list[Any]]:
+    """Yield up to `most` batches for one dispatch. Only batches of one shape are in a group."""
+    if most == 1:
+        for batch in batches:
+            yield [batch]
+        return
+    group: list[Any] = []
+    for batch in batches:
+        if group and (len(group) == most or _describe(batch) != _describe(group[0])):
+            yield group
+            group = []
+        group.append(batch)
+    if group:
+        yield group
+
+
+def _describe(batch: Any) -> Any:
+    """Return structure, shapes and dtypes of a batch, for each replica where they may differ."""
+    leaves, tree = jax.tree.flatten(batch, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
+    return tree, [
+        tuple((v.shape, v.dtype) for v in leaf.values)
+        if isinstance(leaf, PerReplica)
+        else (leaf.shape, leaf.dtype)
+        for leaf in leaves
+    ]
+
+
+def _make_validation(
+    model: Any, given: FitArguments, held_out: Any, batch_size: int, callbacks: CallbackList
+) -> Callable[[], dict[str, float]] | None:
+    if held_out is None:
+        return None
+    x, y, weight = unpack_validation(held_out)
+    examples = read_examples("fit.Model.fit, for validation_data,", x, y, weight)
+    size = given.validation_batch_size or batch_size
+    source = x if examples is None else examples
+
+    def validate() -> dict[str, float]:
+        return evaluation.measure(model, source, size, given.validation_steps, callbacks)
+
+    return validate
+
+
+def count_examples(method: str, x: Any, y: Any, weight: Any) -> int:
+    """Return the number of examples of one batch in memory."""
+    examples = read_examples(f"fit.Model.{method}", x, y, weight)
+    if examples is None:
+        raise ArgumentError(
+            f"fit.Model.{method} was given a dataset.\n\nIt takes one batch.\n\n"
+            "Pass arrays, or call fit, evaluate or predict with the dataset."
+        )
+    return examples.count
+
+
+def train_on_batch(
+    model: Any, x: Any, y: Any, weight: Any, class_weight: Mapping[int, float] | None
+) -> dict[str, float]:
+    """Run one step; `Model.train_on_batch` documents it."""
+    compiled = model.get_compiled("train_on_batch")
+    strategy: Strategy = model.strategy
+    count = count_examples("train_on_batch", x, y, weight)
+    examples = read_examples("fit.Model.train_on_batch", x, y, weight)
+    classes = check_class_weight(class_weight)
+    table = None if classes is None else make_class_table(classes)
+    feed = Feed(
+        strategy, examples, batch_size=count, shuffle=False, seed=0, first_pass=0, steps=None
+    )
+    totals = Totals(compiled.runner, compiled.steps, feed.describe_batch)
+    for batch in feed.epoch():
+        totals.add(0, compiled.runner.train(model.module, compiled.optimizer, [batch], table))
+    compiled.runner.wait()
+    totals.fetch()
+    return totals.logs()

@@ -1,0 +1,408 @@
+"""`Model`: a Flax NNX module with `compile`, `fit`, `evaluate` and `predict`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from flax import nnx
+
+from jaxdist._strategies import Strategy, get_strategy
+from jaxdist._validate import as_number, check_instance
+from jaxdist.errors import ContextError
+from jaxdist.fit import _files
+from jaxdist.fit._callbacks.base import Callback
+from jaxdist.fit._compiled import Compiled, compile_model, make_predicting_steps
+from jaxdist.fit._history import History
+from jaxdist.fit._learning_rate import get_rate, set_rate
+from jaxdist.fit._loop import evaluation, training
+from jaxdist.fit._step.steps import Steps
+from jaxdist.fit._summary import Summary, summarize
+
+Verbose = Literal["auto", 0, 1, 2]
+
+
+class Model:
+    """A Flax NNX module that is trained on all replicas of a strategy.
+
+    The names and meanings of all arguments are those of Keras. Every number that is printed or
+    returned counts each example exactly once, with its weight, for any number of examples and
+    replicas.
+
+    Args:
+        module: A Flax NNX module. `module(x)` returns predictions; if its `__call__` has an
+            argument `training`, `train` or `deterministic`, it is passed. Dropout and BatchNorm
+            of NNX are set for training and for evaluation without it.
+        strategy: The strategy; None is the current one.
+
+    Raises:
+        ArgumentTypeError: `module` is no NNX module.
+
+    Example:
+        >>> strategy = MirroredStrategy()
+        >>> with strategy.scope():
+        ...     model = fit.Model(nnx.Linear(2, 1, rngs=nnx.Rngs(0)))
+        ...     model.compile(optimizer=optax.sgd(0.3), loss="mse", metrics=["mae"])
+        >>> x = np.random.default_rng(0).uniform(size=(100, 2)).astype("float32")
+        >>> history = model.fit(x, x @ [[1.0], [2.0]], batch_size=32, epochs=30, verbose=0)
+        >>> history.history["loss"][-1] < 1e-3
+        True
+
+    Source:
+        `keras.Model`.
+    """
+
+    def __init__(self, module: nnx.Module, strategy: Strategy | None = None) -> None:
+        what, remedy = (
+            "a Flax NNX module",
+            "Pass for instance fit.Model(nnx.Linear(2, 1, rngs=...)).",
+        )
+        check_instance("fit.Model", "module", module, nnx.Module, what, remedy)
+        if strategy is not None:
+            what, remedy = "a strategy", "Pass jaxdist.MirroredStrategy(), or None."
+            check_instance("fit.Model", "strategy", strategy, Strategy, what, remedy)
+        self.module = module
+        self.strategy: Strategy = get_strategy() if strategy is None else strategy
+        self.history = History()
+        self.stop_training = False
+        # How many passes over the data are behind: each has its own order of examples.
+        self._passes = 0
+        self._compiled: Compiled | None = None
+        self._predicting: Steps | None = None
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        metrics: Sequence[Any] = (),
+        weighted_metrics: Sequence[Any] = (),
+        *,
+        steps_per_execution: int = 1,
+        mixed_precision: str | None = None,
+        gradient_accumulation_steps: int | None = None,
+        find_nonfinite: bool = False,
+    ) -> None:
+        """Set what the model is trained with. The state of the optimizer begins anew.
+
+        Args:
+            optimizer: A transformation of optax, or "sgd", "adam", "adamw", "rmsprop" or
+                "adagrad" with the defaults of Keras.
+            loss: A function that returns one value for each example, `[b]` or `[b, ...]`:
+                `(y_true, y_pred)`, or one of optax, which takes predictions first. Or "mse",
+                "mae", "huber", "log_cosh".
+            metrics: Names, functions like `loss`, or `fit.Metric`s. Each example counts once.
+            weighted_metrics: The same. Each example counts with its weight.
+            steps_per_execution: How many steps are one dispatch.
+            mixed_precision: "bfloat16": layers compute in bfloat16, and parameters, losses and
+                statistics stay in float32.
+            gradient_accumulation_steps: Update the parameters after this many steps, with the mean
+                of their gradients (`optax.MultiSteps`).
+            find_nonfinite: Keep the state before each step. If a loss is not finite, the model
+                goes back to it, and the error names the first layer whose output is not finite.
+
+        Raises:
+            ArgumentError: An unknown name; a name that means probabilities in Keras.
+            ArgumentTypeError: An argument of another type.
+        """
+        self._compiled = compile_model(
+            self.module,
+            self.strategy,
+            optimizer=optimizer,
+            loss=loss,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
+            steps_per_execution=steps_per_execution,
+            mixed_precision=mixed_precision,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            find_nonfinite=find_nonfinite,
+        )
+
+    def get_compiled(self, method: str) -> Compiled:
+        """Return what `compile` made, for a method of the model.
+
+        Raises:
+            ContextError: `compile` was not called.
+        """
+        if self._compiled is None:
+            raise ContextError(
+                f"fit.Model.{method} was called before compile.\n\n"
+                "compile sets the optimizer and the loss.\n\n"
+                "Call model.compile(optimizer=optax.adam(1e-3), loss='mse') first."
+            )
+        return self._compiled
+
+    def objects(self) -> dict[str, Any]:
+        """Return what a checkpoint of the model contains: the module, and its optimizer."""
+        if self._compiled is None:
+            return {"module": self.module}
+        return {"module": self.module, "optimizer": self._compiled.optimizer}
+
+    def get_steps(self) -> Steps:
+        """Return what runs inside a replica. `predict` needs no `compile`."""
+        if self._compiled is not None:
+            return self._compiled.steps
+        if self._predicting is None:
+            self._predicting = make_predicting_steps(self.module)
+        return self._predicting
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Verbose = "auto",
+        callbacks: Sequence[Callback] = (),
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int = 1,
+        *,
+        seed: int = 0,
+    ) -> History:
+        """Train the model.
+
+        Shapes:
+            In: every leaf of `x` and `y` is `[N, ...]`. A global batch is `[batch_size, ...]`; the
+            last one of an epoch has the examples that are left.
+
+        Cost:
+            One all-reduce of the gradients and a few sums in each step. Losses are fetched some
+            steps later, so no step waits for them.
+
+        Guarantees:
+            The gradient of a step is that of the sum of weighted losses over the global batch,
+            divided by its number of examples, for any number of replicas. The loss of an epoch is
+            the same mean over all its examples. Ctrl-C takes effect between two steps, and `fit`
+            can be called again.
+
+        Args:
+            x: An array, a dict of arrays, or a tuple of arrays, which are the arguments of the
+                module; or a dataset whose batches are `(x, y)` or `(x, y, sample_weight)`.
+            y: The targets; not with a dataset.
+            batch_size: The size of a global batch, 32 unless given; not with a dataset.
+            epochs: The number of the last epoch, from `initial_epoch`.
+            verbose: 1 shows a bar, 2 prints a line for each epoch, 0 nothing; "auto" is 1 on a
+                terminal, and else 2.
+            callbacks: Callbacks, in the order in which they are called.
+            validation_split: The fraction of the last examples that is held out.
+            validation_data: `(x, y)`, `(x, y, sample_weight)` or a dataset, evaluated after an
+                epoch.
+            shuffle: Whether each epoch has its own order of examples; not with a dataset.
+            class_weight: A weight for each class. Classes without one have 1.
+            sample_weight: A weight for each example, `[N]`, or for each value of the loss.
+            initial_epoch: The number of epochs that are already done.
+            steps_per_epoch: The number of batches of an epoch; needed for endless data.
+            validation_steps: How many batches of the validation are read.
+            validation_batch_size: Of the validation; `batch_size` unless given.
+            validation_freq: Evaluate after every n-th epoch.
+            seed: The seed of the orders of examples.
+
+        Returns:
+            The history, also `model.history`.
+
+        Raises:
+            ContextError: Before `compile`.
+            ShapeError: Arrays have different numbers of examples (all are listed), or a loss has
+                no value for each example.
+            NonFiniteLossError: A loss is not finite. The error names the step and its examples.
+        """
+        return training.fit(
+            self,
+            training.FitArguments(
+                x=x,
+                y=y,
+                batch_size=batch_size,
+                epochs=epochs,
+                verbose=verbose,
+                callbacks=callbacks,
+                validation_split=validation_split,
+                validation_data=validation_data,
+                shuffle=shuffle,
+                class_weight=class_weight,
+                sample_weight=sample_weight,
+                initial_epoch=initial_epoch,
+                steps_per_epoch=steps_per_epoch,
+                validation_steps=validation_steps,
+                validation_batch_size=validation_batch_size,
+                validation_freq=validation_freq,
+                seed=seed,
+            ),
+        )
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Verbose = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Sequence[Callback] = (),
+        return_dict: bool = False,
+    ) -> Any:
+        """Return the loss and the metrics over all examples; each counts exactly once.
+
+        Args:
+            x: As for `fit`.
+            y: As for `fit`.
+            batch_size: As for `fit`.
+            verbose: 1 or 2 print the result; "auto" is 2.
+            sample_weight: As for `fit`.
+            steps: How many batches are read; None is all.
+            callbacks: Callbacks whose `on_test_` methods are called.
+            return_dict: Whether to return a dict.
+
+        Returns:
+            The loss, or a list with the loss and the metrics, or a dict, as Keras does.
+
+        Raises:
+            ContextError: Before `compile`.
+            ShapeError: As for `fit`, or there are no examples.
+        """
+        logs = evaluation.evaluate(
+            self,
+            "evaluate",
+            x,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            steps=steps,
+            verbose=verbose,
+            callbacks=callbacks,
+        )
+        if return_dict:
+            return logs
+        values = list(logs.values())
+        return values[0] if len(values) == 1 else values
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Verbose = "auto",
+        steps: int | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Any:
+        """Return the outputs of the module for all examples, in their order.
+
+        Args:
+            x: As for `fit`; a dataset may have batches `(x, y)`, of which `y` is not used.
+            batch_size: As for `fit`.
+            verbose: 1 shows progress on a terminal.
+            steps: How many batches are read; None is all.
+            callbacks: Callbacks whose `on_predict_` methods are called.
+
+        Returns:
+            NumPy arrays `[N, ...]`, in the structure that the module returns.
+
+        Raises:
+            ShapeError: As for `fit`, or there are no examples.
+        """
+        return evaluation.predict(
+            self, x, batch_size=batch_size, steps=steps, verbose=verbose, callbacks=callbacks
+        )
+
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Train on one global batch, and return its loss and metrics.
+
+        Args:
+            x: As for `fit`, without datasets.
+            y: As for `fit`.
+            sample_weight: As for `fit`.
+            class_weight: As for `fit`.
+            return_dict: As for `evaluate`.
+
+        Returns:
+            As for `evaluate`.
+        """
+        logs = training.train_on_batch(self, x, y, sample_weight, class_weight)
+        if return_dict:
+            return logs
+        values = list(logs.values())
+        return values[0] if len(values) == 1 else values
+
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+    ) -> Any:
+        """Return the loss and the metrics of one global batch, as `evaluate` does."""
+        batch_size = training.count_examples("test_on_batch", x, y, sample_weight)
+        return self.evaluate(
+            x, y, batch_size, verbose=0, sample_weight=sample_weight, return_dict=return_dict
+        )
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Return the outputs for one global batch, as `predict` does."""
+        batch_size = training.count_examples("predict_on_batch", x, None, None)
+        return self.predict(x, batch_size, verbose=0)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module, as it is, on one device."""
+        return self.module(*args, **kwargs)
+
+    @property
+    def optimizer(self) -> "nnx.Optimizer[Any]":
+        """The optimizer that `compile` made."""
+        return self.get_compiled("optimizer").optimizer
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate. Assign to it to change it for the steps that come.
+
+        Raises:
+            ArgumentError: It is no part of the optimizer's state.
+        """
+        return get_rate(self.optimizer)
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        set_rate(self.optimizer, as_number("fit.Model", "learning_rate", rate, least=0.0))
+
+    def summary(self) -> Summary:
+        """Return a table of layers: shapes, parameters, shardings, and bytes of a device."""
+        return summarize(self.module, self._compiled)
+
+    def save(self, directory: str | Path) -> None:
+        """Save the parameters, all other state of the module, and the optimizer.
+
+        Raises:
+            CheckpointError: The directory cannot be written.
+        """
+        _files.save(self, directory)
+
+    def load(self, directory: str | Path) -> None:
+        """Load what `save` wrote into this model, on any number of devices.
+
+        Raises:
+            CheckpointError: The directory has no model, or another one. The model is as it was.
+        """
+        _files.load(self, directory)
+
+    def get_weights(self) -> list[np.ndarray]:
+        """Return copies of all parameters and statistics, in the order of `nnx.state`."""
+        return _files.get_weights(self.module)
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Set all parameters and statistics to what `get_weights` returned.
+
+        Raises:
+            ShapeError: The number of arrays or a shape differs; all differences are listed.
+        """
+        _files.set_weights(self.module, weights)
+
+    def __repr__(self) -> str:
+        count = self.strategy.num_replicas_in_sync
+        return f"fit.Model({type(self.module).__name__}, {count} replica(s))"

@@ -1,0 +1,1 @@
+"""What one step computes, and how steps run."""

@@ -1,0 +1,263 @@
+"""What one step of training, evaluation or prediction does inside a replica."""
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxdist._collectives import ReduceOp
+from jaxdist._strategies import get_replica_context
+from jaxdist._validate import show
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.fit._step.losses import Loss, check_values, sum_weighted
+from jaxdist.fit._step.metrics import Metric
+from jaxdist.training import reduce_and_update
+
+LOSS, ROWS = "loss", "rows"
+# What a step returns is one vector, so that fetching the sums of a step is one copy of one array.
+# The layout has the name and shape of each part; index i of a name is that metric.
+Layout = tuple[tuple[tuple[str, str], tuple[int, ...]], ...]
+
+
+def split_batch(batch: Any) -> tuple[Any, Any, Any]:
+    """Return `x`, `y` and the weights of a batch; those that it does not have are None."""
+    if not isinstance(batch, (tuple, list)):
+        return batch, None, None
+    if not 1 <= len(batch) <= 3:
+        raise ArgumentError(
+            f"fit.Model was given a dataset whose batches are {type(batch).__name__}s of "
+            f"{len(batch)} entries.\n\n"
+            "A batch is x, (x,), (x, y) or (x, y, sample_weight).\n\n"
+            "If x has several arrays, put them into a dict or a tuple of their own: ((a, b), y)."
+        )
+    return (*batch, None, None)[0], (*batch, None, None)[1], (*batch, None, None)[2]
+
+
+def count_rows(x: Any) -> int:
+    """Return the number of examples of this replica."""
+    leaves = jax.tree.leaves(x)
+    if not leaves or jnp.ndim(leaves[0]) == 0:
+        raise ShapeError(
+            f"fit.Model was given x={show(x)}.\n\n"
+            "x is an array [N, ...], or a dict or tuple of such arrays.\n\n"
+            "Add a dim for the examples: x[None]."
+        )
+    return int(leaves[0].shape[0])
+
+
+class Steps:
+    """The steps of a compiled model.
+
+    Args:
+        module: The module, to see which arguments it takes.
+        loss: A function of `(y_true, y_pred)`.
+        metrics: Metrics in which each example counts once.
+        weighted: Metrics in which each example counts with its weight.
+        compute_dtype: The dtype of parameters and inputs during a call; None is as they are.
+    """
+
+    def __init__(
+        self,
+        module: nnx.Module,
+        loss: Loss,
+        metrics: Sequence[Metric],
+        weighted: Sequence[Metric],
+        compute_dtype: Any,
+    ) -> None:
+        self._loss, self._dtype = loss, compute_dtype
+        self._metrics = [(m.name, m, False) for m in metrics]
+        taken = {m.name for m in metrics}
+        # As in Keras: the weighted metric of two with one name gets a prefix.
+        self._metrics += [
+            (f"weighted_{m.name}" if m.name in taken else m.name, m, True) for m in weighted
+        ]
+        self._mode = _find_mode_argument(module)
+        self.layout: Layout = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the loss and the metrics, in the order of the logs."""
+        return [LOSS, *(name for name, _, _ in self._metrics)]
+
+    # Inside a replica
+
+    def train(
+        self, module: nnx.Module, optimizer: "nnx.Optimizer[Any]", batch: Any, classes: Any
+    ) -> jax.Array:
+        """Update the module in place, and return the sums over all replicas as one vector.
+
+        `classes` has the weight of each class, or is None.
+        """
+        x, y, weight = split_batch(batch)
+        rows = count_rows(x)
+
+        def total_loss(module: nnx.Module) -> tuple[jax.Array, dict[Any, jax.Array]]:
+            outputs = self._call(module, x, is_training=True)
+            of_example = weight if classes is None else _weigh_classes(classes, y, weight)
+            sums = self._measure(y, outputs, of_example, None, rows)
+            return sums[LOSS, ""], sums
+
+        find = nnx.value_and_grad(total_loss, has_aux=True)
+        (_, sums), grads = find(_as_view(module, is_training=True))
+        _, vector = reduce_and_update(module, optimizer, grads, rows, self._pack(sums))
+        return vector
+
+    def evaluate(self, module: nnx.Module, batch: Any, mask: jax.Array) -> jax.Array:
+        """Return the sums over the real examples of all replicas as one vector."""
+        x, y, weight = split_batch(batch)
+        view = _as_view(module, is_training=False)
+        outputs = self._call(view, x, is_training=False)
+        sums = self._measure(y, outputs, weight, mask, count_rows(x))
+        context = get_replica_context()
+        packed = self._pack(sums)
+        return packed if context is None else context.all_reduce(ReduceOp.SUM, packed)
+
+    def predict(self, module: nnx.Module, batch: Any) -> Any:
+        """Return the outputs for the examples of this replica."""
+        x, _, _ = split_batch(batch)
+        view = _as_view(module, is_training=False)
+        return self._call(view, x, is_training=False)
+
+    def _call(self, module: nnx.Module, x: Any, *, is_training: bool) -> Any:
+        given: dict[str, bool] = {} if self._mode is None else {self._mode: is_training}
+        if self._mode == "deterministic":
+            given = {self._mode: not is_training}
+        args = x if isinstance(x, (tuple, list)) else (x,)
+        if self._dtype is None:
+            return module(*args, **given)
+        outputs = call_in_dtype(module, self._dtype, args, given)
+        return jax.tree.map(lambda leaf: _cast(leaf, jnp.float32), outputs)
+
+    def _measure(
+        self, y: Any, outputs: Any, weight: Any, mask: jax.Array | None, rows: int
+    ) -> dict[tuple[str, str], jax.Array]:
+        """Return the sums of loss and metrics over the examples of this replica."""
+        if y is None:
+            raise ArgumentTypeError(
+                "fit.Model was given no y, and the loss compares the outputs of the model with "
+                "it.\n\nA batch is (x, y) or (x, y, sample_weight).\n\n"
+                "Pass y; a model that predicts its own input takes y=x."
+            )
+        counts = jnp.ones(rows, jnp.float32) if mask is None else mask.astype(jnp.float32)
+        if weight is not None:
+            # The weights of padding are zeros already, but those of a whole epoch may be absent.
+            weight = jnp.asarray(weight, jnp.float32)
+            shape = counts.shape + (1,) * (weight.ndim - 1)
+            weight = jnp.where(counts.reshape(shape) > 0, weight, 0)
+        losses = self._loss(y, outputs)
+        losses = check_values("fit.Model", "the loss", losses, rows)
+        if weight is not None and weight.shape != losses.shape[: weight.ndim]:
+            raise ShapeError(
+                f"fit.Model was given sample_weight of local shape {list(weight.shape)}, and the "
+                f"loss has values of local shape {list(losses.shape)}.\n\n"
+                "A weight belongs to an example, [N], or has the first dims of the values of the "
+                "loss.\n\n"
+                f"Pass sample_weight with {losses.ndim} dims or fewer, such as [N]."
+            )
+        of_loss = weight if weight is not None or mask is None else counts
+        sums = {(LOSS, ""): sum_weighted(losses, of_loss), (ROWS, ""): jnp.sum(counts)}
+        of_example = counts if weight is None else _reduce_weight(weight)
+        for index, (_, metric, is_weighted) in enumerate(self._metrics):
+            found = metric.sums(y, outputs, of_example if is_weighted else counts)
+            for name, value in sorted(found.items()):
+                sums[str(index), name] = jnp.asarray(value)
+        return sums
+
+    def _pack(self, sums: dict[tuple[str, str], jax.Array]) -> jax.Array:
+        # The loss is first. JAX sorts the keys of a dict that passes through `grad`, and those of
+        # an evaluation do not, so the order is made here.
+        keys = sorted(sums, key=lambda key: (key[0] != LOSS, key))
+        self.layout = tuple((key, sums[key].shape) for key in keys)
+        kind = jnp.promote_types(jnp.float32, sums[LOSS, ""].dtype)
+        return jnp.concatenate([jnp.ravel(sums[key]).astype(kind) for key in keys])
+
+    # Outside of a step
+
+    def results(self, vector: np.ndarray) -> dict[str, float]:
+        """Return loss and metrics for the sums over all examples."""
+        found: dict[tuple[str, str], np.ndarray] = {}
+        at = 0
+        for key, shape in self.layout:
+            size = math.prod(shape)
+            found[key] = vector[at : at + size].reshape(shape)
+            at += size
+        rows = float(found[ROWS, ""])
+        logs = {LOSS: float(found[LOSS, ""]) / rows if rows else math.nan}
+        for index, (name, metric, _) in enumerate(self._metrics):
+            parts = {part: v for (i, part), v in found.items() if i == str(index)}
+            logs[name] = float(metric.result(parts))
+        return logs
+
+
+def call_in_dtype(
+    module: nnx.Module, dtype: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Call a module with parameters and inputs of another dtype; its other state keeps its own."""
+    graph, params, rest = nnx.split(module, nnx.Param, ...)
+    lower = jax.tree.map(lambda leaf: _cast(leaf, dtype), params)
+    other = nnx.merge(graph, lower, rest)
+    outputs = other(*(jax.tree.map(lambda a: _cast(a, dtype), arg) for arg in args), **kwargs)
+    # Statistics and random streams are those of the copy; the parameters stay in full precision.
+    _, changed = nnx.state(other, nnx.Param, ...)
+    nnx.update(module, changed)
+    return outputs
+
+
+def _cast(leaf: Any, dtype: Any) -> Any:
+    is_float = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+    return leaf.astype(dtype) if is_float else leaf
+
+
+def _as_view(module: nnx.Module, *, is_training: bool) -> nnx.Module:
+    """Return the module with its dropout and batch statistics set for training or for use.
+
+    The view shares all variables. The attributes of the user's module do not change.
+    """
+    view = nnx.view(
+        module,
+        raise_if_not_found=False,
+        deterministic=not is_training,
+        use_running_average=not is_training,
+    )
+    # Modules of a user may have these attributes without NNX's way to set them in a view.
+    view.train() if is_training else view.eval()
+    return view
+
+
+def _find_mode_argument(module: nnx.Module) -> str | None:
+    """Return the argument with which a module is told that it trains, or None."""
+    try:
+        names = inspect.signature(type(module).__call__).parameters
+    except (AttributeError, TypeError, ValueError):
+        return None
+    return next((n for n in ("training", "train", "deterministic") if n in names), None)
+
+
+def _reduce_weight(weight: jax.Array) -> jax.Array:
+    return weight if weight.ndim == 1 else jnp.mean(weight, axis=tuple(range(1, weight.ndim)))
+
+
+def make_class_table(weights: Mapping[int, float]) -> np.ndarray:
+    """Return the weight of each class up to the largest one; a class without one has 1."""
+    table = np.ones(max(weights) + 1, np.float32)
+    for label, weight in weights.items():
+        table[label] = weight
+    return table
+
+
+def _weigh_classes(table: Any, y: jax.Array, weight: Any) -> jax.Array:
+    """Return the weight of each example: that of its class, times its own."""
+    if y.ndim > 1 and y.shape[-1] > 1:
+        labels = jnp.argmax(y, axis=-1)
+    else:
+        labels = y.reshape(y.shape[0], *y.shape[2:]) if y.ndim > 1 else y
+    # A class that `class_weight` does not name has weight 1.
+    labels = labels.astype(jnp.int32)
+    known = jnp.asarray(table)[jnp.clip(labels, 0, table.size - 1)]
+    found = jnp.where(labels < table.size, known, 1.0)
+    return found if weight is None else found * weight
