@@ -16,6 +16,7 @@ from jaxdist.estimator._model import EstimatorSpec as EstimatorSpec
 from jaxdist.estimator._model import ModeKeys as ModeKeys
 from jaxdist.estimator._model import get_global_step as get_global_step
 from jaxdist.estimator._model import get_module as get_module
+from jaxdist.estimator._run_config import DistributeConfig as DistributeConfig
 from jaxdist.estimator._run_config import RunConfig as RunConfig
 from jaxdist.estimator._run_config import TaskType as TaskType
 from jaxdist.estimator._specs import EvalSpec as EvalSpec

@@ -6,15 +6,15 @@ import pathlib
 import time
 
 from jaxdist._checkpoints import read_dict, replace_file
+from jaxdist._launching import FINISHED, LAUNCH_ID
 
 _NAME = "training_end.json"
-_JOB, _LAUNCHER = "JAXDIST_JOB_ID", "JAXDIST_LAUNCHER"
-FINISHED = "finished"
+_LAUNCHER = "JAXDIST_LAUNCHER"
 
 
 def tell_end(model_dir: str, step: int) -> None:
     """Write that the training has ended, at which step, and in which job."""
-    content = {"step": step, "job": os.environ.get(_JOB), "time": time.time()}
+    content = {"step": step, "job": os.environ.get(LAUNCH_ID), "time": time.time()}
     replace_file(pathlib.Path(model_dir, _NAME), json.dumps(content).encode())
 
 
@@ -29,7 +29,7 @@ def find_end(model_dir: str, since: float) -> int | None:
     try:
         if found is None:
             return None
-        own = os.environ.get(_JOB)
+        own = os.environ.get(LAUNCH_ID)
         is_own = found["job"] == own if own else found["time"] >= since
         return int(found["step"]) if is_own else None
     except (LookupError, TypeError, ValueError):
