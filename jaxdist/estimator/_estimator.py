@@ -420,7 +420,7 @@ class Estimator:
         return make_input_fn(caller, input_fn, mode=mode, params=self._params, config=self._config)
 
     def _make_call(self, mode: str) -> Callable[[Any, Any], Any]:
-        params = {} if self._params is None else self._params
+        params: dict[str, Any] = self._params or {}
         return lambda features, labels: self._model_fn(features, labels, mode, params, self._config)
 
     def _find_strategy(self, caller: str, given: Strategy | None) -> Strategy:

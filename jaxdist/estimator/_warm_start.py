@@ -97,7 +97,8 @@ def warm_start(settings: WarmStartSettings, built: Built) -> None:
     leaves = choice.read_leaves()
     with Checkpoints(choice.folder) as checkpoints:
         saved = checkpoints.restore(choice.step, like=leaves).state
-    values, taken = [], 0
+    values: list[Any] = []
+    taken = 0
     for path, leaf in flat:
         name = keystr(path, simple=True, separator=".").removeprefix("modules.")
         if not re.fullmatch(settings.vars_to_warm_start, name):

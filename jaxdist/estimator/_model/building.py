@@ -94,8 +94,7 @@ def build(
             "Write model = jaxdist.estimator.get_module(lambda rngs: MyModel(rngs=rngs))."
         )
     optimizer = None
-    if mode == ModeKeys.TRAIN:
-        assert spec.train_op is not None
+    if mode == ModeKeys.TRAIN and spec.train_op is not None:
         with strategy.scope():
             optimizer = nnx.Optimizer(modules, spec.train_op, wrt=nnx.Param)
     return Built(mode, strategy, call, modules, spec, optimizer)

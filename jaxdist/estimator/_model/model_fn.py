@@ -63,9 +63,9 @@ def make_model_fn(
 def _adapt(given: Callable[..., Any], params: Mapping[str, Any] | None) -> ModelFn:
     """Return a function of five arguments that passes on those that `given` has."""
     try:
-        found = inspect.signature(given).parameters
+        found = dict(inspect.signature(given).parameters)
     except (TypeError, ValueError):
-        found = {}
+        found = dict[str, inspect.Parameter]()
     takes_all = any(p.kind is p.VAR_KEYWORD for p in found.values())
     names = [n for n in _NAMES if takes_all or n in found]
     others = [

@@ -202,7 +202,7 @@ def check_spec(spec: Any, mode: str, rows: int) -> EstimatorSpec:
     if shape not in ((), (rows,)):
         raise ShapeError(
             f"model_fn returned a loss of shape {list(shape)}, for a batch of {rows} row(s).\n\n"
-            f"The loss is a scalar, the mean over the rows, or one value for each row, [{rows}].\n\n"
+            f"The loss is a scalar, the mean over the rows, or [{rows}], a value of each row.\n\n"
             "Take the mean over the other dims: jnp.mean(losses, axis=range(1, losses.ndim))."
         )
     return spec

@@ -91,7 +91,7 @@ class RunConfig:
         eval_distribute: Strategy | None = None,
         experimental_distribute: Any = None,
     ) -> None:
-        self._given = {
+        self._given: dict[str, Any] = {
             "model_dir": model_dir,
             "tf_random_seed": tf_random_seed,
             "save_summary_steps": save_summary_steps,

@@ -26,9 +26,9 @@ def make_input_fn(caller: str, input_fn: Any, *, mode: str, params: Any, config:
     example = "Pass a function: lambda: jaxdist.data.batches(arrays, 32)."
     check_callable(caller, input_fn, "input_fn", example)
     try:
-        found = inspect.signature(input_fn).parameters
+        found = dict(inspect.signature(input_fn).parameters)
     except (TypeError, ValueError):
-        found = {}
+        found = dict[str, inspect.Parameter]()
     others = [
         name
         for name, p in found.items()

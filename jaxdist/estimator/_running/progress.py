@@ -6,7 +6,6 @@ import time
 from collections import deque
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxdist.errors import NonFiniteLossError
@@ -58,7 +57,8 @@ class Losses:
 
 
 def _is_ready(loss: Any) -> bool:
-    return not isinstance(loss, jax.Array) or loss.is_ready()
+    # Not every array of JAX has the method, by its types.
+    return bool(getattr(loss, "is_ready", lambda: True)())
 
 
 class Progress:

@@ -4,9 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
-from jaxdist._checkpoints import Checkpoints
 from jaxdist.estimator._hooks import CheckpointSaverListener, Session, name_failure
-from jaxdist.estimator._run_config import RunConfig
 from jaxdist.estimator._running.folder import ModelFolder
 from jaxdist.estimator._running.state import TrainState
 
@@ -21,8 +19,6 @@ class Saver:
 
     def __init__(self, folder: ModelFolder, listeners: Sequence[CheckpointSaverListener]) -> None:
         self._folder, self._listeners = folder, list(listeners)
-        self._checkpoints: Checkpoints | None = None
-        self._session: Session | None = None
         self._is_chief = False
         self._step, self._time = 0, time.monotonic()
 
@@ -34,9 +30,8 @@ class Saver:
                 listener.begin()
 
     @contextlib.contextmanager
-    def open(self, config: RunConfig, session: Session) -> Iterator[None]:
+    def open(self, session: Session) -> Iterator[None]:
         """Keep the folder for this job."""
-        del config
         self._session = session
         with self._folder.open() as self._checkpoints:
             yield
@@ -52,19 +47,18 @@ class Saver:
     def save_first(self, state: TrainState) -> None:
         """Save the state before the first step, if it is in no checkpoint."""
         self._step, self._time = state.step, time.monotonic()
-        if state.is_as_restored and state.step not in self._get_checkpoints().steps():
+        if state.is_as_restored and state.step not in self._checkpoints.steps():
             self.save(state)
 
     def save(self, state: TrainState) -> bool:
         """Save a checkpoint; return whether a listener wants the training to end."""
-        checkpoints = self._get_checkpoints()
+        checkpoints = self._checkpoints
         # Workers go on while the chief saves, so the step is that at the beginning.
         step = state.read_step()
         self._step, self._time = step, time.monotonic()
         if step in checkpoints.steps():
             return False
-        session = self._session
-        listeners = self._listeners if self._is_chief and session is not None else []
+        session, listeners = self._session, self._listeners if self._is_chief else []
         for listener in listeners:
             with name_failure(listener, "before_save"):
                 listener.before_save(session, step)
@@ -80,11 +74,6 @@ class Saver:
     def end(self, state: TrainState) -> None:
         """Save the last step, and call `end` of all listeners."""
         self.save(state)
-        if self._is_chief and self._session is not None:
-            for listener in self._listeners:
-                with name_failure(listener, "end"):
-                    listener.end(self._session, self._step)
-
-    def _get_checkpoints(self) -> Checkpoints:
-        assert self._checkpoints is not None
-        return self._checkpoints
+        for listener in self._listeners if self._is_chief else []:
+            with name_failure(listener, "end"):
+                listener.end(self._session, self._step)

@@ -144,7 +144,7 @@ class _Loop:
         chain.add(spec.training_hooks or ())
         if training.is_chief:
             chain.add(spec.training_chief_hooks or ())
-        with self._saver.open(training.config, self._session) if self._saves else _nothing():
+        with self._saver.open(self._session) if self._saves else _nothing():
             context = chain.open(self._session)
             if self._saves:
                 self._saver.save_first(state)

@@ -40,12 +40,12 @@ class Evaluations:
 
     def finish(self) -> None:
         """Call the exporters for the last evaluation."""
-        if self._path is not None:
-            self._export(is_final=True)
+        self._export(is_final=True)
 
     def _export(self, *, is_final: bool) -> None:
         result, path = self.result, self._path
-        assert result is not None and path is not None
+        if result is None or path is None:
+            return
         base = pathlib.Path(self._estimator.model_dir, "export")
         found = []
         for exporter in self._spec.exporters:
