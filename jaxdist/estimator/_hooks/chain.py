@@ -1,11 +1,10 @@
 """`HookChain`: calls all hooks, and says which one has failed."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jaxdist._validate import as_list, show
-from jaxdist.errors import ArgumentTypeError
+from jaxdist.errors import ArgumentTypeError, UnknownError
 from jaxdist.estimator._hooks.hook import SessionRunContext, SessionRunHook, SessionRunValues
 from jaxdist.estimator._hooks.session import Session
 
@@ -22,25 +21,30 @@ def check_hooks(caller: str, name: str, hooks: Any, kind: type[Any] = SessionRun
     return as_list(caller, name, hooks, what, f"Pass for instance {name}=[Mine()].", kind=kind)
 
 
-@contextlib.contextmanager
-def name_failure(hook: Any, method: str) -> Iterator[None]:
-    """Add to an error which hook has raised it, and what is left of the state."""
-    try:
-        yield
-    except StopIteration as error:
-        # TensorFlow ends a loop by it, too, but a hook that means this calls `request_stop`.
-        error.add_note(_describe(hook, method))
-        raise RuntimeError(f"{_describe(hook, method)}: {error!r}") from error
-    except BaseException as error:
-        error.add_note(_describe(hook, method))
-        raise
+class NameFailure:
+    """A context manager that adds to an error which hook has raised it, and what is left."""
 
+    def __init__(self, hook: Any, method: str) -> None:
+        self._hook, self._method = hook, method
 
-def _describe(hook: Any, method: str) -> str:
-    return (
-        f"It was raised by {type(hook).__qualname__}.{method}. The loop has ended without `end` of "
-        "its hooks. The newest checkpoint is complete, and the next call goes on from it."
-    )
+    def __enter__(self) -> None:
+        """Do nothing on entry."""
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            return
+        note = (
+            f"It was raised by {type(self._hook).__qualname__}.{self._method}. The loop has ended "
+            "without `end` of its hooks. The newest checkpoint is complete, and the next call goes "
+            "on from it."
+        )
+        error.add_note(note)
+        if isinstance(error, StopIteration):
+            # An iterator that the hook reads has ended. Loops around would take it for their end.
+            raise UnknownError(
+                f"{error!r} left a hook.\n\n{note}\n\n"
+                "Let the hook call run_context.request_stop() to end the loop."
+            ) from error
 
 
 class HookChain:
@@ -57,7 +61,7 @@ class HookChain:
     def begin(self) -> None:
         """Call `begin` of all hooks."""
         for hook in self._hooks:
-            with name_failure(hook, "begin"):
+            with NameFailure(hook, "begin"):
                 hook.begin()
 
     def add(self, hooks: Sequence[SessionRunHook]) -> None:
@@ -70,7 +74,7 @@ class HookChain:
         """Call `after_create_session` of all hooks; return the context of the loop."""
         context = self._context = SessionRunContext(session)
         for hook in self._hooks:
-            with name_failure(hook, "after_create_session"):
+            with NameFailure(hook, "after_create_session"):
                 hook.after_create_session(session, context)
         return context
 
@@ -81,7 +85,7 @@ class HookChain:
             ArgumentTypeError: A hook asks for values, as hooks of TensorFlow do.
         """
         for hook in self._hooks:
-            with name_failure(hook, "before_run"):
+            with NameFailure(hook, "before_run"):
                 # A hook of TensorFlow may return SessionRunArgs.
                 given: Any = hook.before_run(context)  # type: ignore[func-returns-value]
                 if given is not None:
@@ -95,11 +99,11 @@ class HookChain:
     def after_run(self, context: SessionRunContext, values: SessionRunValues) -> None:
         """Call `after_run` of all hooks."""
         for hook in self._hooks:
-            with name_failure(hook, "after_run"):
+            with NameFailure(hook, "after_run"):
                 hook.after_run(context, values)
 
     def end(self, session: Session) -> None:
         """Call `end` of all hooks."""
         for hook in self._hooks:
-            with name_failure(hook, "end"):
+            with NameFailure(hook, "end"):
                 hook.end(session)

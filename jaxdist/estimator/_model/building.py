@@ -44,7 +44,8 @@ class Built:
     ) -> EstimatorSpec:
         """Call the model function in a step, with the modules that the step was given."""
         with enter_model_fn(Frame(modules, find_step, can_add=False)):
-            return check_spec(self.call(features, labels), self.mode, count_rows(features))
+            rows = count_rows(features)
+            return check_spec(self.call(features, labels), self.mode, rows)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -115,7 +116,8 @@ def _trace(
         inside = nnx.merge(graph, state)
         zero = lambda: jnp.zeros((), jnp.int32)  # noqa: E731
         with enter_model_fn(Frame(inside, zero, can_add=True)):
-            spec = check_spec(call(features, labels), mode, count_rows(features))
+            rows = count_rows(features)
+            spec = check_spec(call(features, labels), mode, rows)
         # The arrays belong to this trace.
         arrays = dict.fromkeys(("predictions", "loss", "eval_metric_ops", "export_outputs"))
         found.append(_without(spec, arrays))

@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
-from jaxdist.estimator._hooks import CheckpointSaverListener, Session, name_failure
+from jaxdist.estimator._hooks import CheckpointSaverListener, NameFailure, Session
 from jaxdist.estimator._running.folder import ModelFolder
 from jaxdist.estimator._running.state import TrainState
 
@@ -26,7 +26,7 @@ class Saver:
         """Call `begin` of all listeners. Only those of the chief are called."""
         self._is_chief = True
         for listener in self._listeners:
-            with name_failure(listener, "begin"):
+            with NameFailure(listener, "begin"):
                 listener.begin()
 
     @contextlib.contextmanager
@@ -60,14 +60,14 @@ class Saver:
             return False
         session, listeners = self._session, self._listeners if self._is_chief else []
         for listener in listeners:
-            with name_failure(listener, "before_save"):
+            with NameFailure(listener, "before_save"):
                 listener.before_save(session, step)
         self._folder.save(checkpoints, step, state.built.state)
         if self._is_chief:
             self._folder.delete_old()
         wishes = []
         for listener in listeners:
-            with name_failure(listener, "after_save"):
+            with NameFailure(listener, "after_save"):
                 wishes.append(listener.after_save(session, step) is True)
         return any(wishes)
 
@@ -75,5 +75,5 @@ class Saver:
         """Save the last step, and call `end` of all listeners."""
         self.save(state)
         for listener in self._listeners if self._is_chief else []:
-            with name_failure(listener, "end"):
+            with NameFailure(listener, "end"):
                 listener.end(self._session, self._step)
