@@ -30,7 +30,7 @@ class _Run:
         self.folder, self.model, self.job = folder, folder / "model", job
 
     def read_events(self) -> list[dict[str, Any]]:
-        text = self.job.read_output(0)
+        text = "\n".join(self.job.lines(0))
         found = re.findall(r"^\[\w+ \d+\] (\{.*\})$", text, re.MULTILINE)
         return [json.loads(line) for line in found]
 

@@ -264,7 +264,7 @@ def test_a_chief_goes_on_from_what_is_newer_checkpoint_or_servers(
 ) -> None:
     def train(job: str, steps: int) -> tuple[est.Estimator, int, np.ndarray]:
         estimator = _make_worker(tmp_path, "chief", monkeypatch, job)
-        estimator.train(lambda: [(X, Y)] * steps)
+        estimator.train(lambda: [(X, Y)] * 9, steps=steps)
         step = int(str(estimator.latest_checkpoint()).rpartition("/")[2])
         return estimator, step, read_weights(estimator)
 
