@@ -13,7 +13,7 @@ from jaxdist._validate import as_flag, as_integer, as_list, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist.fit._step.losses import CALLER, find_loss
 from jaxdist.fit._step.metrics import find_metrics
-from jaxdist.fit._step.runners import Runner, make_runner
+from jaxdist.fit._step.runners import EvaluateStep, PredictStep, Runner, make_runner
 from jaxdist.fit._step.steps import Steps
 
 # The names and defaults of Keras. Their learning rate is part of the state, so that it can change.
@@ -41,6 +41,8 @@ class Compiled:
         runner: How steps run.
         steps_per_execution: How many steps are one dispatch.
         find_nonfinite: Whether to look for the first layer whose output is not finite.
+        evaluate_step: One step of an evaluation.
+        predict_step: One step of a prediction.
     """
 
     optimizer: "nnx.Optimizer[Any]"
@@ -48,6 +50,8 @@ class Compiled:
     runner: Runner
     steps_per_execution: int
     find_nonfinite: bool
+    evaluate_step: EvaluateStep
+    predict_step: PredictStep
 
 
 def compile_model(
@@ -95,12 +99,14 @@ def compile_model(
         runner=make_runner(strategy, steps),
         steps_per_execution=count,
         find_nonfinite=is_looking,
+        evaluate_step=EvaluateStep(steps),
+        predict_step=PredictStep(steps),
     )
 
 
-def make_predicting_steps(module: nnx.Module) -> Steps:
-    """Return the steps of a model that is not compiled: it can only predict."""
-    return Steps(module, find_loss("mse"), (), (), None)
+def make_predict_step(module: nnx.Module) -> PredictStep:
+    """Return the step of a model that is not compiled: it can only predict."""
+    return PredictStep(Steps(module, find_loss("mse"), (), (), None))
 
 
 def _find_optimizer(optimizer: Any) -> optax.GradientTransformation:

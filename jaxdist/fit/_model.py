@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from flax import nnx
@@ -12,14 +12,14 @@ from jaxdist._validate import as_number, check_instance
 from jaxdist.errors import ContextError
 from jaxdist.fit import _files
 from jaxdist.fit._callbacks.base import Callback
-from jaxdist.fit._compiled import Compiled, compile_model, make_predicting_steps
+from jaxdist.fit._compiled import Compiled, compile_model, make_predict_step
 from jaxdist.fit._history import History
 from jaxdist.fit._learning_rate import get_rate, set_rate
 from jaxdist.fit._loop import evaluation, training
-from jaxdist.fit._step.steps import Steps
+from jaxdist.fit._step.runners import PredictStep
 from jaxdist.fit._summary import Summary, summarize
 
-Verbose = Literal["auto", 0, 1, 2]
+Verbose = str | int  # "auto", 0, 1 or 2
 
 
 class Model:
@@ -68,7 +68,7 @@ class Model:
         # How many passes over the data are behind: each has its own order of examples.
         self._passes = 0
         self._compiled: Compiled | None = None
-        self._predicting: Steps | None = None
+        self._predict_step: PredictStep | None = None
 
     def compile(
         self,
@@ -92,7 +92,8 @@ class Model:
                 "mae", "huber", "log_cosh".
             metrics: Names, functions like `loss`, or `fit.Metric`s. Each example counts once.
             weighted_metrics: The same. Each example counts with its weight.
-            steps_per_execution: How many steps are one dispatch.
+            steps_per_execution: How many steps are one dispatch. Has no effect with parameter
+                servers, where each step is a function of its own; this is logged.
             mixed_precision: "bfloat16": layers compute in bfloat16, and parameters, losses and
                 statistics stay in float32.
             gradient_accumulation_steps: Update the parameters after this many steps, with the mean
@@ -137,13 +138,13 @@ class Model:
             return {"module": self.module}
         return {"module": self.module, "optimizer": self._compiled.optimizer}
 
-    def get_steps(self) -> Steps:
-        """Return what runs inside a replica. `predict` needs no `compile`."""
+    def get_predict_step(self) -> PredictStep:
+        """Return the step of `predict`, which needs no `compile`."""
         if self._compiled is not None:
-            return self._compiled.steps
-        if self._predicting is None:
-            self._predicting = make_predicting_steps(self.module)
-        return self._predicting
+            return self._compiled.predict_step
+        if self._predict_step is None:
+            self._predict_step = make_predict_step(self.module)
+        return self._predict_step
 
     def fit(
         self,

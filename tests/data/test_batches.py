@@ -246,3 +246,14 @@ def test_an_array_of_objects_is_refused_and_does_not_end_the_process() -> None:
         batches({"x": rows}, 2)
     # The copy that a dataset hands on is made of references, not of raw bytes.
     assert allocate_aligned((2,), np.dtype(object)).tolist() == [None, None]
+
+
+@pytest.mark.parametrize("first", [0, 1, 5])
+def test_a_pass_that_begins_with_a_later_epoch_has_its_order(first: int) -> None:
+    passes = batches(np.arange(10), 4, shuffle=True, seed=3)
+    for _ in range(first):
+        list(passes)
+    late = batches(np.arange(10), 4, shuffle=True, seed=3, first_epoch=first)
+    for _ in range(2):
+        for one, other in zip(late, passes, strict=True):
+            np.testing.assert_array_equal(one, other)

@@ -38,6 +38,7 @@ def batches(
     seed: int = 0,
     drop_remainder: bool = False,
     repeat: int | None = 1,
+    first_epoch: int = 0,
 ) -> "Batches":
     """Return a dataset of batches from arrays in memory, for `experimental_distribute_dataset`.
 
@@ -63,11 +64,12 @@ def batches(
         seed: Seed of the orders.
         drop_remainder: Whether to drop the incomplete last batch of an epoch.
         repeat: Number of epochs in one pass; `None` for no end.
+        first_epoch: Number of the epoch that the first pass begins with, for its order.
 
     Raises:
         ShapeError: A leaf is a scalar, leaves have different numbers of examples, or there are
             too few examples for one batch.
-        ArgumentError: `batch_size` or `repeat` is below 1, or `seed` below 0.
+        ArgumentError: `batch_size` or `repeat` is below 1, or `seed` or `first_epoch` below 0.
         ArgumentTypeError: One of them is not an int.
 
     Example:
@@ -84,6 +86,7 @@ def batches(
     as_integer(caller, "seed", seed, least=0)
     if repeat is not None:
         as_integer(caller, "repeat", repeat, least=1)
+    as_integer(caller, "first_epoch", first_epoch, least=0)
     as_flag("batches", "shuffle", shuffle)
     as_flag("batches", "drop_remainder", drop_remainder)
     num_examples = check_arrays(caller, arrays)
@@ -91,7 +94,9 @@ def batches(
         raise _too_few_error(num_examples, batch_size)
     # Once here, and not once in each batch: JAX arrays on a device are copied to the host.
     host = jax.tree.map(np.asarray, arrays)
-    return Batches(host, num_examples, batch_size, shuffle, seed, drop_remainder, repeat)
+    return Batches(
+        host, num_examples, batch_size, shuffle, seed, drop_remainder, repeat, first_epoch
+    )
 
 
 @dataclasses.dataclass(repr=False, eq=False)
@@ -105,7 +110,11 @@ class Batches:
     seed: int
     drop_remainder: bool
     repeat: int | None
+    first_epoch: int = 0
     next_epoch: int = dataclasses.field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.next_epoch = self.first_epoch
 
     @property
     def batches_per_epoch(self) -> int:
@@ -135,7 +144,7 @@ class Batches:
         return count * self.repeat
 
     def restarted(self) -> "Batches":
-        """Return a dataset of the same arrays whose count of epochs starts at 0."""
+        """Return a dataset of the same arrays whose count of epochs starts at `first_epoch`."""
         return dataclasses.replace(self)
 
     def order(self, epoch: int) -> np.ndarray | None:

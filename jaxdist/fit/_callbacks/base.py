@@ -41,6 +41,9 @@ class Callback:
         """Set the parameters of the call. Called before training."""
         self.params = params
 
+    def close(self) -> None:
+        """Release files and threads. Called when a `fit` ends, also after an error."""
+
     def on_train_begin(self, logs: Logs) -> None:
         """Called before the first epoch."""
 
@@ -111,6 +114,11 @@ class CallbackList:
             getattr(type(callback), method) is not getattr(Callback, method)
             for callback in self._callbacks
         )
+
+    def close(self) -> None:
+        """Close all callbacks."""
+        for callback in self._callbacks:
+            callback.close()
 
     def call(self, method: str, *args: Any) -> None:
         """Call a method of all callbacks in their order.

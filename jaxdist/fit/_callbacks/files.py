@@ -121,7 +121,7 @@ class TensorBoard(Callback):
         for writer in self._writers.values():
             writer.flush()
 
-    def on_train_end(self, logs: Logs) -> None:
+    def close(self) -> None:
         while self._writers:
             self._writers.popitem()[1].close()
 
@@ -173,6 +173,9 @@ class Profiler(Callback):
                 self._stop()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        self._stop()
+
+    def close(self) -> None:
         self._stop()
 
     def _stop(self) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from jaxdist._checkpoints import Checkpoints
-from jaxdist._validate import as_flag, as_integer
+from jaxdist._validate import as_flag, as_integer, as_path
 from jaxdist.fit._callbacks.base import Callback, Logs
 from jaxdist.fit._callbacks.monitor import Monitor
 
@@ -44,15 +44,24 @@ class ModelCheckpoint(Callback):
         self._monitor = Monitor(caller, monitor, mode)
         self._only_best = as_flag(caller, "save_best_only", save_best_only)
         self._resumes = as_flag(caller, "resume", resume)
-        keep = as_integer(caller, "keep", keep, least=1)
-        self._checkpoints = Checkpoints(directory, keep=keep)
+        self._directory = as_path(caller, "directory", directory, "runs/digits")
+        self._keep = as_integer(caller, "keep", keep, least=1)
+        self._opened: Checkpoints | None = None
 
     def epochs_done(self) -> int:
         """Return the number of epochs of the newest checkpoint; 0 without one."""
         steps = self._checkpoints.steps()
         return steps[-1] if steps else 0
 
+    @property
+    def _checkpoints(self) -> Checkpoints:
+        # The first save takes the lock of the directory, and `close` gives it back.
+        if self._opened is None:
+            self._opened = Checkpoints(self._directory, keep=self._keep)
+        return self._opened
+
     def on_train_begin(self, logs: Logs) -> None:
+        self._monitor.reset()
         if not self._resumes:
             return
         restored = self._checkpoints.restore(self.model.objects())
@@ -70,3 +79,8 @@ class ModelCheckpoint(Callback):
 
     def on_train_end(self, logs: Logs) -> None:
         self._checkpoints.wait_until_finished()
+
+    def close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()

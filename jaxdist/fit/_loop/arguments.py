@@ -31,9 +31,12 @@ class Examples:
     weight: Any
     count: int
 
-    def make_batches(self, batch_size: int, *, shuffle: bool = False, seed: int = 0) -> Batches:
-        """Return the batches of an epoch. The order of an epoch depends on the seed alone."""
-        return batches((self.x, self.y, self.weight), batch_size, shuffle=shuffle, seed=seed)
+    def make_batches(
+        self, batch_size: int, *, shuffle: bool = False, seed: int = 0, first_epoch: int = 0
+    ) -> Batches:
+        """Return the batches. The order of an epoch depends on its number and the seed alone."""
+        arrays = (self.x, self.y, self.weight)
+        return batches(arrays, batch_size, shuffle=shuffle, seed=seed, first_epoch=first_epoch)
 
     def split(self, fraction: float) -> tuple["Examples", "Examples"]:
         """Return the examples before the last `fraction`, and those after, as Keras does."""
@@ -106,10 +109,8 @@ def is_dataset(x: Any) -> bool:
 
 def _as_arrays(caller: str, name: str, tree: Any) -> Any:
     def convert(path: Any, leaf: Any) -> np.ndarray | jax.Array:
-        if isinstance(leaf, (np.ndarray, jax.Array)):
-            return leaf
-        array = np.asarray(leaf)
-        if array.dtype == object or array.dtype.kind in "USOMm":
+        array = leaf if isinstance(leaf, (np.ndarray, jax.Array)) else np.asarray(leaf)
+        if array.dtype.kind in "USOMm":
             raise ArgumentTypeError(
                 f"{caller} was given {name}{keystr(path)}={show(leaf)}.\n\n"
                 "Its leaves are arrays of numbers, [N, ...].\n\n"

@@ -16,7 +16,6 @@ from jaxdist.fit._callbacks.base import Callback, CallbackList
 from jaxdist.fit._loop.arguments import as_batch_size, read_examples
 from jaxdist.fit._loop.feed import distribute_padded
 from jaxdist.fit._loop.progress import as_verbose, print_result
-from jaxdist.fit._step.runners import evaluate_step, predict_step
 
 # How many batches may be on the devices before the oldest result is fetched.
 _MOST_PENDING = 3
@@ -61,7 +60,7 @@ def measure(
     for index, (batch, mask) in enumerate(itertools.islice(data, steps)):
         if begins:
             callbacks.call("on_test_batch_begin", index, {})
-        pending.append(strategy.run(evaluate_step, (compiled.steps, model.module, batch, mask)))
+        pending.append(strategy.run(compiled.evaluate_step, (model.module, batch, mask)))
         while len(pending) > (0 if ends else _MOST_PENDING):
             total = total + np.asarray(pending.popleft(), np.float64)
         if ends:
@@ -100,7 +99,7 @@ def predict(
     for index, (batch, mask) in enumerate(itertools.islice(data, steps)):
         if begins:
             each.call("on_predict_batch_begin", index, {})
-        outputs = strategy.run(predict_step, (model.get_steps(), model.module, batch))
+        outputs = strategy.run(model.get_predict_step(), (model.module, batch))
         pending.append((outputs, mask))
         while len(pending) > (0 if ends else _MOST_PENDING):
             found.append(_fetch_rows(strategy, *pending.popleft()))

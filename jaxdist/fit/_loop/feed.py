@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxdist._strategies import Strategy
-from jaxdist._validate import show
+from jaxdist._validate import CallerRename, show
 from jaxdist.data import Batches, DistributedDataset, InputOptions, PartialBatch
 from jaxdist.errors import ArgumentError
 from jaxdist.fit._loop.arguments import Examples
@@ -41,8 +41,9 @@ class Feed:
         self.passes, self._steps = first_pass, steps
         self._batches: Batches | None = None
         if isinstance(source, Examples):
-            self._batches = source.make_batches(batch_size, shuffle=shuffle, seed=seed)
-            self._batches.next_epoch = first_pass
+            self._batches = source.make_batches(
+                batch_size, shuffle=shuffle, seed=seed, first_epoch=first_pass
+            )
             source = self._batches
         options = InputOptions(experimental_per_replica_buffer_size=_AHEAD)
         self._data: DistributedDataset = (
@@ -63,7 +64,8 @@ class Feed:
         """Return the batches of the next epoch."""
         if self._steps is None:
             self.passes += 1
-            return iter(self._data)
+            with CallerRename("experimental_distribute_dataset", "fit.Model.fit"):
+                return iter(self._data)
         if self._rest is None:
             self._rest = self._endless()
         return itertools.islice(self._rest, self._steps)

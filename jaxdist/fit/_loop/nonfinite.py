@@ -1,8 +1,7 @@
 """The state before a step, and the first layer whose output is not finite."""
 
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist._values import PerReplica
 from jaxdist.errors import NonFiniteLossError
-from jaxdist.fit._step.steps import split_batch
+from jaxdist.fit._step.steps import Steps, as_view, split_batch
 
 
 class StateBefore:
@@ -43,7 +42,8 @@ class StateBefore:
             return
         for node, state in zip(self._objects, self._states, strict=True):
             nnx.update(node, state)
-        where = find_first_nonfinite(self._model.module, self._batch)
+        steps = self._model.get_compiled("fit").steps
+        where = find_first_nonfinite(steps, self._model.module, self._batch)
         raise NonFiniteLossError(
             f"fit.Model.fit stopped: the loss of step {step + 1} of this epoch is {loss}.\n"
             f"{batch}\n{where}\n\n"
@@ -53,7 +53,7 @@ class StateBefore:
         )
 
 
-def find_first_nonfinite(module: nnx.Module, batch: Any) -> str:
+def find_first_nonfinite(steps: Steps, module: nnx.Module, batch: Any) -> str:
     """Say which array is the first that is not finite: a parameter, an input or an output.
 
     The module is called on a copy, layer by layer, on the examples of all replicas.
@@ -65,11 +65,11 @@ def find_first_nonfinite(module: nnx.Module, batch: Any) -> str:
     for path, leaf in tree_flatten_with_path(x)[0]:
         if not _is_finite(leaf):
             return f"The input x{keystr(path)} is not finite."
-    copy = nnx.clone(module)
     found: list[str] = []
-    with _watch_layers(copy, found):
-        args = x if isinstance(x, (tuple, list)) else (x,)
-        copy(*args)
+    # A copy: neither the classes of the layers nor statistics of the model may change.
+    watched = as_view(nnx.clone(module), is_training=True)
+    _watch_layers(watched, found)
+    steps.call(watched, x, is_training=True)
     if found:
         return f"The first layer whose output is not finite is {found[0]}."
     return (
@@ -78,15 +78,13 @@ def find_first_nonfinite(module: nnx.Module, batch: Any) -> str:
     )
 
 
-@contextlib.contextmanager
-def _watch_layers(module: nnx.Module, found: list[str]) -> Iterator[None]:
+def _watch_layers(module: nnx.Module, found: list[str]) -> None:
     """Record the layers of a module whose output is not finite, in the order of the calls."""
     for path, layer in nnx.iter_modules(module):
         kind = type(layer)
         if callable(layer):
             name = ".".join(map(str, path)) or "the module itself"
             layer.__class__ = _make_watched(kind, f"{name} ({kind.__name__})", found)
-    yield
 
 
 def _make_watched(kind: type, name: str, found: list[str]) -> type:

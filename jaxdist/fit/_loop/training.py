@@ -120,11 +120,14 @@ def fit(model: Any, given: FitArguments) -> History:
                 model.history.add(epoch, logs)
                 progress.end(logs)
                 callbacks.call("on_epoch_end", epoch, logs)
+                # Also one that came in the last step of the last epoch is not lost.
+                interrupts.check()
                 if model.stop_training:
                     break
             callbacks.call("on_train_end", logs)
         finally:
             model._passes = feed.passes
+            callbacks.close()
             # Also after Ctrl-C or an error: no step may still change the model.
             compiled.runner.wait()
     return model.history

@@ -11,6 +11,7 @@ from flax import nnx
 
 from jaxdist._parameter_server import ClusterCoordinator, ParameterServerStrategy
 from jaxdist._strategies import Strategy
+from jaxdist._validate import log_without_effect
 from jaxdist.fit._step.steps import Steps
 from jaxdist.training import multi_step
 
@@ -19,50 +20,66 @@ from jaxdist.training import multi_step
 _QUEUED = 4
 
 
-# Functions of this module, with the steps as a static argument: `strategy.run` knows its programs
-# by the function, and warns of functions that are made again and again.
+class _Step:
+    """A function that `strategy.run` calls inside a replica.
+
+    An object of its own for each compiled model: `strategy.run` knows its programs by the object.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def __repr__(self) -> str:
+        return f"fit.Model, {type(self).__name__}"
 
 
-def train_step(
-    steps: Steps, module: nnx.Module, optimizer: "nnx.Optimizer[Any]", batch: Any, classes: Any
-) -> jax.Array:
-    """Run one step inside a replica."""
-    return steps.train(module, optimizer, batch, classes)
+class TrainStep(_Step):
+    """One step of training."""
+
+    def __call__(
+        self, module: nnx.Module, optimizer: "nnx.Optimizer[Any]", batch: Any, classes: Any
+    ) -> jax.Array:
+        return self._steps.train(module, optimizer, batch, classes)
 
 
-def train_steps(
-    steps: Steps, module: nnx.Module, optimizer: "nnx.Optimizer[Any]", batches: Any, classes: Any
-) -> jax.Array:
-    """Run several steps inside a replica, and return the sums of each, `[steps, n]`."""
+class TrainSteps(_Step):
+    """Several steps of training; returns the sums of each, `[steps, n]`."""
 
-    def run_one(state: Any, batch: Any) -> tuple[Any, jax.Array]:
-        return state, steps.train(state[0], state[1], batch, classes)
+    def __call__(
+        self, module: nnx.Module, optimizer: "nnx.Optimizer[Any]", batches: Any, classes: Any
+    ) -> jax.Array:
+        def run_one(state: Any, batch: Any) -> tuple[Any, jax.Array]:
+            return state, self._steps.train(state[0], state[1], batch, classes)
 
-    return multi_step(run_one)((module, optimizer), batches)[1]
-
-
-def evaluate_step(steps: Steps, module: nnx.Module, batch: Any, mask: jax.Array) -> jax.Array:
-    """Evaluate one batch inside a replica."""
-    return steps.evaluate(module, batch, mask)
+        return multi_step(run_one)((module, optimizer), batches)[1]
 
 
-def predict_step(steps: Steps, module: nnx.Module, batch: Any) -> Any:
-    """Predict one batch inside a replica."""
-    return steps.predict(module, batch)
+class EvaluateStep(_Step):
+    """The evaluation of one batch."""
+
+    def __call__(self, module: nnx.Module, batch: Any, mask: jax.Array) -> jax.Array:
+        return self._steps.evaluate(module, batch, mask)
+
+
+class PredictStep(_Step):
+    """The prediction of one batch."""
+
+    def __call__(self, module: nnx.Module, batch: Any) -> Any:
+        return self._steps.predict(module, batch)
 
 
 class Runner(abc.ABC):
     """Runs training steps, and returns their sums later."""
 
     def __init__(self, strategy: Strategy, steps: Steps) -> None:
-        self.strategy, self._steps = strategy, steps
+        self.strategy = strategy
+        self._train_step, self._train_steps = TrainStep(steps), TrainSteps(steps)
 
     def train(self, module: Any, optimizer: Any, batches: Sequence[Any], classes: Any) -> Any:
         """Dispatch one step for each batch; what it returns is for `fetch`."""
         if len(batches) == 1:
-            args = (self._steps, module, optimizer, batches[0], classes)
-            return self._run(train_step, args)
-        return self._run(train_steps, (self._steps, module, optimizer, list(batches), classes))
+            return self._run(self._train_step, (module, optimizer, batches[0], classes))
+        return self._run(self._train_steps, (module, optimizer, list(batches), classes))
 
     @abc.abstractmethod
     def _run(self, step: Any, args: tuple[Any, ...]) -> Any: ...
@@ -99,24 +116,33 @@ class ServerRunner(Runner):
         strategy._allow_work_here()
         self._most = _QUEUED * len(strategy.links())
         self._queued: deque[Any] = deque()
-        own = steps
+        run_one = self._train_step
 
-        def run_step(*args: Any) -> Any:
-            return strategy.run(train_step, (own, *args))
+        def train_step(*args: Any) -> Any:
+            return strategy.run(run_one, args)
 
-        def run_steps(*args: Any) -> Any:
-            return strategy.run(train_steps, (own, *args))
+        self._scheduled_step = train_step
 
-        self._scheduled = {train_step: run_step, train_steps: run_steps}
+    def train(self, module: Any, optimizer: Any, batches: Sequence[Any], classes: Any) -> Any:
+        if len(batches) > 1:
+            why = "servers compute the new parameters after each step, so each is a function"
+            log_without_effect("fit.Model.compile", "steps_per_execution", why)
+        outputs = [
+            self._run(self._scheduled_step, (module, optimizer, batch, classes))
+            for batch in batches
+        ]
+        return outputs[0] if len(outputs) == 1 else outputs
 
     def _run(self, step: Any, args: tuple[Any, ...]) -> Any:
         if len(self._queued) == self._most:
             self._queued.popleft().get()
-        output = self.coordinator.schedule(self._scheduled[step], args[1:])
+        output = self.coordinator.schedule(step, args)
         self._queued.append(output)
         return output
 
     def fetch(self, output: Any) -> np.ndarray:
+        if isinstance(output, list):
+            return np.stack([np.asarray(one.fetch()) for one in output])
         return np.asarray(output.fetch())
 
     def wait(self) -> None:

@@ -97,21 +97,21 @@ class Steps:
         rows = count_rows(x)
 
         def total_loss(module: nnx.Module) -> tuple[jax.Array, dict[Any, jax.Array]]:
-            outputs = self._call(module, x, is_training=True)
+            outputs = self.call(module, x, is_training=True)
             of_example = weight if classes is None else _weigh_classes(classes, y, weight)
             sums = self._measure(y, outputs, of_example, None, rows)
             return sums[LOSS, ""], sums
 
         find = nnx.value_and_grad(total_loss, has_aux=True)
-        (_, sums), grads = find(_as_view(module, is_training=True))
+        (_, sums), grads = find(as_view(module, is_training=True))
         _, vector = reduce_and_update(module, optimizer, grads, rows, self._pack(sums))
         return vector
 
     def evaluate(self, module: nnx.Module, batch: Any, mask: jax.Array) -> jax.Array:
         """Return the sums over the real examples of all replicas as one vector."""
         x, y, weight = split_batch(batch)
-        view = _as_view(module, is_training=False)
-        outputs = self._call(view, x, is_training=False)
+        view = as_view(module, is_training=False)
+        outputs = self.call(view, x, is_training=False)
         sums = self._measure(y, outputs, weight, mask, count_rows(x))
         context = get_replica_context()
         packed = self._pack(sums)
@@ -120,10 +120,11 @@ class Steps:
     def predict(self, module: nnx.Module, batch: Any) -> Any:
         """Return the outputs for the examples of this replica."""
         x, _, _ = split_batch(batch)
-        view = _as_view(module, is_training=False)
-        return self._call(view, x, is_training=False)
+        view = as_view(module, is_training=False)
+        return self.call(view, x, is_training=False)
 
-    def _call(self, module: nnx.Module, x: Any, *, is_training: bool) -> Any:
+    def call(self, module: nnx.Module, x: Any, *, is_training: bool) -> Any:
+        """Call a module as `compile` says, in training or not."""
         given: dict[str, bool] = {} if self._mode is None else {self._mode: is_training}
         if self._mode == "deterministic":
             given = {self._mode: not is_training}
@@ -213,7 +214,7 @@ def _cast(leaf: Any, dtype: Any) -> Any:
     return leaf.astype(dtype) if is_float else leaf
 
 
-def _as_view(module: nnx.Module, *, is_training: bool) -> nnx.Module:
+def as_view(module: nnx.Module, *, is_training: bool) -> nnx.Module:
     """Return the module with its dropout and batch statistics set for training or for use.
 
     The view shares all variables. The attributes of the user's module do not change.
