@@ -2,6 +2,7 @@
 
 import logging
 import pathlib
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,15 +12,15 @@ import optax
 from jaxdist import data
 from jaxdist._strategies import Strategy, get_strategy, has_strategy
 from jaxdist._validate import (
-    CallerRename,
     as_flag,
     as_integer,
     as_list,
     as_path,
     check_instance,
+    check_text,
     show,
 )
-from jaxdist.errors import ArgumentError, ContextError, ShapeError, UnsupportedError
+from jaxdist.errors import ArgumentError, ContextError, JaxdistError, ShapeError, UnsupportedError
 from jaxdist.estimator._exporting import check_features, write_export
 from jaxdist.estimator._hooks import (
     CheckpointSaverListener,
@@ -35,6 +36,7 @@ from jaxdist.estimator._running import (
     Training,
     count_processes,
     make_input_fn,
+    rename_input,
     run_evaluation,
     run_prediction,
     run_training,
@@ -157,7 +159,7 @@ class Estimator:
             hooks: Hooks of this worker.
             steps: How many steps this worker takes.
             max_steps: The global step at which to end; all workers count. Where workers are not in
-                step, each of them may take one step more.
+                step, each of them may take one or two steps more.
             saving_listeners: What is called around each checkpoint.
 
         Returns:
@@ -244,6 +246,8 @@ class Estimator:
         chain = check_hooks(caller, "hooks", hooks)
         if steps is not None:
             as_integer(caller, "steps", steps, least=1)
+        # A larger number means all batches too.
+        most = None if steps is None else min(steps, sys.maxsize)
         check_name(caller, name)
         read = self._make_input(caller, input_fn, ModeKeys.EVAL)
         strategy = self._find_strategy(caller, self._config.eval_distribute)
@@ -264,7 +268,7 @@ class Estimator:
         own = built.spec.evaluation_hooks or ()
         HookChain(own).begin()
         result: dict[str, Any] = run_evaluation(
-            built, _chain_first(first, rest), choice.step, steps, [*chain, *own]
+            built, _chain_first(first, rest), choice.step, most, [*chain, *own]
         )
         result["global_step"] = choice.step
         folder = self._folder.path / (f"eval_{name}" if name else "eval")
@@ -363,8 +367,19 @@ class Estimator:
         check_features(caller, features, any_batch=any_batch)
         strategy = self._find_strategy(caller, None)
         choice = self._choose(caller, checkpoint_path)
-        built = self._build(ModeKeys.PREDICT, strategy, features, choice)
-        return str(write_export(built, features, base, choice.step, any_batch=any_batch))
+        try:
+            built = self._build(ModeKeys.PREDICT, strategy, features, choice)
+            return str(write_export(built, features, base, choice.step, any_batch=any_batch))
+        except (TypeError, ValueError) as error:
+            if isinstance(error, JaxdistError):
+                raise
+            raise ArgumentError(
+                f"{caller} was given features={show(features)}, and the model raised "
+                f"{type(error).__name__}: {str(error).splitlines()[0]}.\n\n"
+                "The model is traced with features of these shapes and dtypes, and, with "
+                "any_batch, of any number of rows.\n\n"
+                "Pass features as those of input_fn, or any_batch=False."
+            ) from error
 
     # What is in the folder
 
@@ -400,6 +415,7 @@ class Estimator:
         Source:
             `tf.estimator.Estimator.get_variable_value`.
         """
+        check_text("Estimator.get_variable_value", "name", name, "modules.model.kernel")
         return self._choose("Estimator.get_variable_value", None).read(name)
 
     def eval_dir(self, name: str | None = None) -> str:
@@ -435,7 +451,8 @@ class Estimator:
     def _choose(self, caller: str, path: Any) -> CheckpointChoice:
         if path is not None:
             as_path(caller, "checkpoint_path", path, "runs/a/checkpoints/100")
-        return find_checkpoint(caller, self._folder.path if path is None else path)
+            return find_checkpoint(f"{caller} was given checkpoint_path={path!r}, and", path)
+        return find_checkpoint(caller, self._folder.path)
 
     def _build(
         self, mode: str, strategy: Strategy, element: Any, choice: CheckpointChoice
@@ -469,7 +486,7 @@ def _find_folder(given: Any, config: RunConfig) -> ModelFolder:
 def _open_elements(caller: str, read: Callable[[Any], Any]) -> Iterator[Any]:
     """Yield the batches of an input function, one after the other."""
     options = data.InputOptions(experimental_fetch_to_device=False)
-    with CallerRename("distribute_datasets_from_function", caller):
+    with rename_input(caller):
         dataset = get_strategy().distribute_datasets_from_function(read, options)
         with iter(dataset) as batches:
             yield from batches

@@ -46,7 +46,10 @@ def read_settings(caller: str, given: Any) -> WarmStartSettings | None:
     if given is None:
         return None
     settings = given if isinstance(given, WarmStartSettings) else WarmStartSettings(given)
-    as_path(caller, "warm_start_from", settings.ckpt_to_initialize_from, "runs/a")
+    is_settings = isinstance(given, WarmStartSettings)
+    name = "ckpt_to_initialize_from" if is_settings else "warm_start_from"
+    caller = "estimator.WarmStartSettings" if is_settings else caller
+    as_path(caller, name, settings.ckpt_to_initialize_from, "runs/a")
     check_text(caller, "vars_to_warm_start", settings.vars_to_warm_start, ".*")
     try:
         re.compile(settings.vars_to_warm_start)
@@ -91,7 +94,10 @@ def warm_start(settings: WarmStartSettings, built: Built) -> None:
         ArgumentError: The pattern matches no variable.
     """
     caller = "Estimator.train"
-    choice = find_checkpoint(caller, settings.ckpt_to_initialize_from)
+    given = settings.ckpt_to_initialize_from
+    choice = find_checkpoint(
+        f"estimator.WarmStartSettings was given ckpt_to_initialize_from={given!r}, and", given
+    )
     target = {"modules": built.modules}
     flat, treedef = tree_flatten_with_path(to_plain(target))
     leaves = choice.read_leaves()
@@ -124,7 +130,8 @@ def warm_start(settings: WarmStartSettings, built: Built) -> None:
         values.append(found)
     if not taken:
         raise ArgumentError(
-            f"{caller}: vars_to_warm_start={settings.vars_to_warm_start!r} matches no variable.\n\n"
+            "estimator.WarmStartSettings was given vars_to_warm_start="
+            f"{settings.vars_to_warm_start!r}, which matches no variable.\n\n"
             f"The model has {', '.join(keystr(p, simple=True, separator='.')[8:] for p, _ in flat)}"
             ".\n\nPass for instance '.*', which matches all."
         )

@@ -53,12 +53,12 @@ class _Run:
         steps = sorted(
             int(p.name) for p in (self.model / "checkpoints").iterdir() if p.name.isdigit()
         )
-        # Each of the three that train may take a step more.
-        assert most_steps <= steps[-1] <= most_steps + 3
+        # Each of the three that train may take two steps more.
+        assert most_steps <= steps[-1] <= most_steps + 6
         assert self.list_evaluated()[-1] == steps[-1]
         results = est.experimental.read_eval_metrics(self.model / "eval")
         losses = [values["loss"] for values in results.values()]
-        assert losses[-1] < losses[0]
+        assert losses[-1] < 0.5
         exports = list((self.model / "export" / "final").glob("[0-9]*"))
         assert len(exports) >= 1
         exported = est.load_export(max(exports, key=lambda p: int(p.name)))

@@ -17,7 +17,7 @@ from tests.estimator.models import X, Y, batches, descend, model_fn, read_weight
 
 
 def _make(folder: pathlib.Path, **config: Any) -> est.Estimator:
-    given = {"save_checkpoints_steps": 2, **config}
+    given: dict[str, Any] = {"save_checkpoints_steps": 2, **config}
     return est.Estimator(model_fn, config=est.RunConfig(folder, **given))
 
 
@@ -250,7 +250,7 @@ def test_workers_end_together_at_max_steps_and_when_the_chief_stops_early(
     many = lambda: batches(5)() * 100  # noqa: E731
     _run_together(*(lambda e=e: e.train(many, max_steps=20) for e in (chief, worker)))
     step = int(str(chief.latest_checkpoint()).rpartition("/")[2])
-    assert 20 <= step <= 21
+    assert 20 <= step <= 24
 
     hook = est.experimental.make_early_stopping_hook(chief, lambda: True, None, 10)
     _run_together(

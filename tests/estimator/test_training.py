@@ -385,6 +385,7 @@ class _Keras:
 
 
 _Keras.__module__ = "keras.src.models"
+_SETTINGS: Any = est.WarmStartSettings
 
 
 @pytest.mark.parametrize(
@@ -405,7 +406,7 @@ _Keras.__module__ = "keras.src.models"
             "vars_to_warm_start='\\('",
         ),
         (
-            {"warm_start_from": est.WarmStartSettings("a", "x", 3)},
+            {"warm_start_from": _SETTINGS("a", "x", 3)},
             ArgumentTypeError,
             "prev_var_name=3",
         ),  # type: ignore[arg-type]
@@ -432,7 +433,7 @@ _Keras.__module__ = "keras.src.models"
 def test_an_estimator_that_cannot_be_made_is_a_named_error(
     arguments: dict[str, Any], kind: type[Exception], said: str, tmp_path: pathlib.Path
 ) -> None:
-    given = {"model_fn": model_fn, "model_dir": tmp_path, **arguments}
+    given: dict[str, Any] = {"model_fn": model_fn, "model_dir": tmp_path, **arguments}
     with pytest.raises(kind, match=said):
         est.Estimator(**given)
 

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jaxdist._checkpoints import Checkpoints
-from jaxdist._validate import as_path, show
+from jaxdist._validate import as_path, is_array, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError
 from jaxdist.estimator._model import Built
 from jaxdist.training import require_extra
@@ -155,7 +155,7 @@ def check_features(caller: str, features: Any, *, any_batch: bool) -> None:
     """
     leaves = jax.tree.leaves(features)
     for leaf in leaves:
-        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        if not (is_array(leaf) and hasattr(leaf, "dtype")):
             raise ArgumentTypeError(
                 f"{caller} was given features with {show(leaf)}.\n\n"
                 "Example features are arrays, or jax.ShapeDtypeStructs.\n\n"

@@ -93,7 +93,7 @@ class EstimatorSpec:
     prediction_hooks: Sequence[SessionRunHook] | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in _MODES:
+        if not isinstance(self.mode, str) or self.mode not in _MODES:
             raise ArgumentError(
                 f"{_CALLER} was given mode={show(self.mode)}.\n\n"
                 f"mode is one of {', '.join(map(repr, _MODES))}.\n\n"

@@ -6,6 +6,7 @@ from jaxdist.estimator._running.folder import CheckpointChoice as CheckpointChoi
 from jaxdist.estimator._running.folder import ModelFolder as ModelFolder
 from jaxdist.estimator._running.input import InputFn as InputFn
 from jaxdist.estimator._running.input import make_input_fn as make_input_fn
+from jaxdist.estimator._running.input import rename_input as rename_input
 from jaxdist.estimator._running.input import split_batch as split_batch
 from jaxdist.estimator._running.input import take_local as take_local
 from jaxdist.estimator._running.predict import predict_batches as predict_batches

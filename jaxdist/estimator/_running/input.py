@@ -8,7 +8,7 @@ import jax
 
 from jaxdist import data
 from jaxdist._strategies import Strategy
-from jaxdist._validate import check_callable, show
+from jaxdist._validate import CallerRename, check_callable, show
 from jaxdist._values import PerReplica
 from jaxdist.errors import ArgumentError
 
@@ -54,6 +54,12 @@ def make_input_fn(caller: str, input_fn: Any, *, mode: str, params: Any, config:
         return made
 
     return call
+
+
+def rename_input(caller: str) -> CallerRename:
+    """Return a context manager by which errors of the dataset name `input_fn`."""
+    name = "distribute_datasets_from_function was given dataset_fn"
+    return CallerRename(name, f"{caller} was given input_fn")
 
 
 def split_batch(element: Any) -> tuple[Any, Any]:

@@ -22,12 +22,13 @@ from jaxdist.estimator._model import Built, ModeKeys, build
 from jaxdist.estimator._run_config import RunConfig
 from jaxdist.estimator._running.agreement import Agreement
 from jaxdist.estimator._running.folder import ModelFolder
-from jaxdist.estimator._running.input import InputFn, split_batch, take_local
+from jaxdist.estimator._running.input import InputFn, rename_input, split_batch, take_local
 from jaxdist.estimator._running.progress import Losses, Progress
 from jaxdist.estimator._running.saver import Saver
 from jaxdist.estimator._running.state import TrainState
 
 _LOG = logging.getLogger("jaxdist")
+_STEPS_OF_OTHERS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,10 +102,11 @@ def _open_input(training: Training) -> Any:
     # A mean over a batch that only some replicas have would weigh its rows differently.
     is_one = training.strategy.num_replicas_in_sync == 1
     policy = PartialBatch.UNEVEN if is_one else PartialBatch.DROP
-    dataset = training.strategy.distribute_datasets_from_function(
-        training.input_fn, InputOptions(partial_batch=policy)
-    )
-    return iter(dataset)
+    with rename_input("Estimator.train"):
+        dataset = training.strategy.distribute_datasets_from_function(
+            training.input_fn, InputOptions(partial_batch=policy)
+        )
+        return iter(dataset)
 
 
 def _make_state(training: Training, batch: Any) -> TrainState:
@@ -171,6 +173,8 @@ class _Loop:
             self._chain.after_run(context, values)
             if self._agreement.decide(self._own, context.should_stop()) or state.is_stopped:
                 return
+            if self._is_near_end():
+                state.read_step()
             if self._is_complete(state.step):
                 return
             batch = next(batches, None)
@@ -195,6 +199,16 @@ class _Loop:
         return self._agreement.decide(
             self._own, self._saver.is_due_by_time(config.save_checkpoints_secs)
         )
+
+    def _is_near_end(self) -> bool:
+        """Whether other workers may have reached the last step.
+
+        The step that this worker sees is as old as its own last change. A newer one costs an
+        exchange, and lets it read all variables again.
+        """
+        most = self._training.max_steps
+        margin = _STEPS_OF_OTHERS * self._training.config.num_worker_replicas
+        return most is not None and self._state.step >= most - margin
 
     def _is_complete(self, step: int) -> bool:
         steps, most = self._training.steps, self._training.max_steps

@@ -136,7 +136,7 @@ def _make_threshold_hook(
     steps: Any,
 ) -> SessionRunHook:
     caller = f"estimator.experimental.{name}"
-    _check_common(caller, estimator, metric_name, min_steps)
+    _check_common(caller, estimator, metric_name, eval_dir, min_steps)
     as_number(caller, "threshold", threshold)
 
     def should_stop() -> bool:
@@ -162,7 +162,7 @@ def _make_progress_hook(
     steps: Any,
 ) -> SessionRunHook:
     caller = f"estimator.experimental.{name}"
-    _check_common(caller, estimator, metric_name, min_steps)
+    _check_common(caller, estimator, metric_name, eval_dir, min_steps)
 
     def should_stop() -> bool:
         best: tuple[float, int] | None = None
@@ -179,10 +179,14 @@ def _make_progress_hook(
     return _make_hook(caller, estimator, should_stop, seconds, steps)
 
 
-def _check_common(caller: str, estimator: Any, metric_name: Any, min_steps: Any) -> None:
+def _check_common(
+    caller: str, estimator: Any, metric_name: Any, eval_dir: Any, min_steps: Any
+) -> None:
     example = "Pass the estimator that trains."
     check_instance(caller, "estimator", estimator, Estimator, "an estimator.Estimator", example)
     check_text(caller, "metric_name", metric_name, "loss")
+    if eval_dir is not None:
+        as_path(caller, "eval_dir", eval_dir, "runs/eval")
     as_integer(caller, "min_steps", min_steps, least=0)
 
 
