@@ -7,6 +7,7 @@ from jaxdist import config as config
 from jaxdist import contrib as contrib
 from jaxdist import coordinator as coordinator
 from jaxdist import errors as errors
+from jaxdist import estimator as estimator
 from jaxdist import experimental as experimental
 from jaxdist import fit as fit
 from jaxdist import nn as nn

@@ -9,6 +9,7 @@ from tests.bad_inputs import (
     calls_cost,
     calls_data,
     calls_devices,
+    calls_estimator,
     calls_preemption,
     calls_rpc,
     calls_servers,
@@ -34,6 +35,7 @@ CALLS: dict[str, Call] = {
     **calls_preemption.CALLS,
     **calls_rpc.CALLS,
     **calls_servers.CALLS,
+    **calls_estimator.CALLS,
     **calls_sharding.CALLS,
 }
 
@@ -58,6 +60,12 @@ MADE_BY_JAXDIST = {
     "jaxdist.experimental.rpc.StatusOrResult",
     "jaxdist.tpu.TPUSystem",
     "jaxdist.tpu.experimental.TPUSystemMetadata",
+    "jaxdist.estimator.Exported",
+    "jaxdist.estimator.Exported.__call__",
+    "jaxdist.estimator.SessionRunContext",
+    "jaxdist.estimator.SessionRunContext.request_stop",
+    "jaxdist.estimator.SessionRunContext.should_stop",
+    "jaxdist.estimator.SessionRunValues",
     "jaxdist.jobs.LoadedConfig",
     "jaxdist.training.LoopEnd",
     "jaxdist.training.Restored",
@@ -70,6 +78,15 @@ FOR_SUBCLASSES = {
     "jaxdist.cluster_resolver.ClusterResolver.master",
     "jaxdist.cluster_resolver.ClusterResolver.num_accelerators",
     "jaxdist.experimental.partitioners.Partitioner.__call__",
+    *(
+        f"jaxdist.estimator.SessionRunHook{name}"
+        for name in ("", *".begin|.after_create_session|.before_run|.after_run|.end".split("|"))
+    ),
+    *(
+        f"jaxdist.estimator.CheckpointSaverListener{name}"
+        for name in ("", *".begin|.before_save|.after_save|.end".split("|"))
+    ),
+    *(f"jaxdist.estimator.{name}Exporter.export" for name in ("", "Best", "Final", "Latest")),
     *(
         f"jaxdist.jobs.Task.{name}"
         for name in "batch check finish load make_model measures".split()
@@ -110,6 +127,7 @@ OF_ROOMS = {
     "jaxdist.data.distribute_dataset",
     "jaxdist.data.distribute_datasets_from_function",
     "jaxdist.jobs.Task.build",
+    "jaxdist.estimator.RunConfig.move_to",
     "jaxdist.jobs.has_cluster",
     "jaxdist.jobs.is_chief",
     "jaxdist.jobs.is_server_task",
