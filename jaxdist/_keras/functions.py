@@ -1,0 +1,160 @@
+"""The train, test and predict functions of a Keras model on a strategy."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdist._keras.place import count_rows, place_batch, place_state
+from jaxdist._keras.probe import find_means
+from jaxdist._keras.rows import Rows, use_rows
+from jaxdist._keras.source import keras_module
+from jaxdist._keras.step import Step, UnknownLossError
+from jaxdist._program import EAGERLY, RunOptions, run_eagerly
+from jaxdist._replica import current_frame
+from jaxdist._values import PerReplica
+from jaxdist.errors import StateDivergenceError
+
+_DONATE = RunOptions(donate_argnums=(0,))
+
+
+class StepFunction:
+    """What Keras calls with its state and an iterator over batches.
+
+    Args:
+        strategy: The strategy of the model.
+        model: The Keras model.
+        kind: "train", "test" or "predict".
+    """
+
+    def __init__(self, strategy: Any, model: Any, kind: str) -> None:
+        self._strategy = strategy
+        self._model = model
+        self._kind = kind
+        self._step = Step(model)
+        self._programs: dict[tuple[int, int], Callable[..., Any]] = {}
+        self._last: Any = None
+
+    def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        """Run the next `steps_per_execution` steps; return the logs or outputs, and the state."""
+        batches = [next(iterator)]
+        for _ in range(self._model.steps_per_execution - 1):
+            batch = next(iterator, None)
+            if batch is None:
+                break
+            batches.append(batch)
+        layout = self._strategy.layout
+        if state is not self._last:
+            state = place_state(state, layout)
+        outputs: list[Any] = []
+        for rows, group in _group(batches):
+            placed = [place_batch(b, rows, layout) for b in group]
+            results, state = self._run(state, placed, rows, group[0])
+            outputs += results
+        self._last = state
+        if self._kind != "predict":
+            return outputs[-1], state
+        if len(outputs) == 1:
+            return outputs[0], state
+        joined = jax.tree.map(lambda *x: np.concatenate([np.asarray(p) for p in x]), *outputs)
+        return joined, state
+
+    def _run(self, state: Any, placed: list[Any], rows: int, batch: Any) -> tuple[list[Any], Any]:
+        key = (rows, len(placed))
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = self._make_program(rows, len(placed))
+        eagerly = self._model.run_eagerly or not self._model.jit_compile
+        try:
+            if eagerly and not EAGERLY:
+                with run_eagerly():
+                    results, state = self._strategy.run(program, (state, placed))
+            else:
+                results, state = self._strategy.run(program, (state, placed), options=_DONATE)
+        except UnknownLossError:
+            self._step.added = find_means(self._model, state, batch, self._kind == "train")
+            del self._programs[key]
+            return self._run(state, placed, rows, batch)
+        self._check_equal(state)
+        if self._kind == "predict":
+            return [jax.tree.map(_join_rows, r, is_leaf=_is_per_replica) for r in results], state
+        return results, state
+
+    def _make_program(self, total: int, count: int) -> Callable[..., Any]:
+        step = self._find_step()
+
+        def keras_step(state: Any, batches: Any) -> tuple[list[Any], Any]:
+            results = []
+            for batch in batches:
+                logs, state = step(state, batch, total)
+                results.append(logs)
+            return (results if self._kind == "predict" else results[-1:]), state
+
+        return keras_step
+
+    def _find_step(self) -> Callable[..., Any]:
+        own, name, model = getattr(self._step, self._kind), f"{self._kind}_step", self._model
+        written = getattr(model, name)
+        if getattr(type(model), name) is not getattr(keras_module("backend.jax.trainer").JAXTrainer, name):
+            own = self._call_users(written)
+
+        def step(state: Any, batch: Any, total: int) -> Any:
+            frame = current_frame()
+            replica = None if frame is None else frame.replica
+            return own(state, batch, Rows(jax.tree.leaves(batch)[0].shape[0], total, replica))
+
+        return step
+
+    def _call_users(self, written: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a step that the user wrote, for the rows of one replica."""
+
+        def own(state: Any, batch: Any, rows: Rows) -> Any:
+            with use_rows(dataclasses.replace(rows, has_shares=False)):
+                result, new = written(state, batch)
+            return result, ((state[0], new) if self._kind == "predict" else new)
+
+        return own
+
+    def _check_equal(self, state: Any) -> None:
+        leaves = jax.tree.leaves(state, is_leaf=_is_per_replica)
+        differ = [n for n, x in enumerate(leaves) if _is_per_replica(x)]
+        if not differ:
+            return
+        raise StateDivergenceError(
+            f"{self._kind}_step of the Keras model {self._model.name!r} left {len(differ)} of "
+            f"{len(leaves)} variables with a different value on each of "
+            f"{self._strategy.num_replicas_in_sync} replicas, the first at position {differ[0]}.\n"
+            "\nAll replicas have the same variables, so all must compute the same new values.\n\n"
+            "All-reduce gradients and what is computed from the rows of one replica: "
+            "jaxdist.get_replica_context().all_reduce('mean', value)."
+        )
+
+
+def _group(batches: list[Any]) -> Iterator[tuple[int, list[Any]]]:
+    """Return runs of batches with equal shapes, each with its number of rows."""
+    group: list[Any] = []
+    last: Any = None
+    for batch in batches:
+        leaves, treedef = jax.tree.flatten(batch)
+        rows = count_rows(batch)
+        form = (rows, treedef, tuple((x.shape, x.dtype) for x in leaves))
+        if group and form != last:
+            yield last[0], group
+            group = []
+        group.append(batch)
+        last = form
+    if group:
+        yield last[0], group
+
+
+def _is_per_replica(value: Any) -> bool:
+    return isinstance(value, PerReplica)
+
+
+def _join_rows(value: Any) -> Any:
+    """Return the rows of all replicas as one array."""
+    if not isinstance(value, PerReplica):
+        return value
+    return np.concatenate([np.asarray(x) for x in value.values])
