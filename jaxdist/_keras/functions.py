@@ -1,6 +1,9 @@
 """The train, test and predict functions of a Keras model on a strategy."""
 
+import contextlib
 import dataclasses
+import itertools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +20,8 @@ from jaxdist._replica import current_frame
 from jaxdist._values import PerReplica
 from jaxdist.errors import StateDivergenceError
 
-_DONATE = RunOptions(donate_argnums=(0,))
+_OPTIONS = RunOptions(donate_argnums=(0,), static_argnames=("total",))
+_NUMBERS = itertools.count()
 
 
 class StepFunction:
@@ -34,7 +38,7 @@ class StepFunction:
         self._model = model
         self._kind = kind
         self._step = Step(model)
-        self._programs: dict[tuple[int, int], Callable[..., Any]] = {}
+        self._program = self._make_program()
         self._last: Any = None
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
@@ -62,37 +66,37 @@ class StepFunction:
         return joined, state
 
     def _run(self, state: Any, placed: list[Any], rows: int, batch: Any) -> tuple[list[Any], Any]:
-        key = (rows, len(placed))
-        program = self._programs.get(key)
-        if program is None:
-            program = self._programs[key] = self._make_program(rows, len(placed))
         eagerly = self._model.run_eagerly or not self._model.jit_compile
+        block = run_eagerly() if eagerly and not EAGERLY else contextlib.nullcontext()
         try:
-            if eagerly and not EAGERLY:
-                with run_eagerly():
-                    results, state = self._strategy.run(program, (state, placed))
-            else:
-                results, state = self._strategy.run(program, (state, placed), options=_DONATE)
+            with block:
+                arguments = (state, placed, rows)
+                results, state = self._strategy.run(self._program, arguments, options=_OPTIONS)
         except UnknownLossError:
             self._step.added = find_means(self._model, state, batch, self._kind == "train")
-            del self._programs[key]
+            self._program = self._make_program()
             return self._run(state, placed, rows, batch)
         self._check_equal(state)
         if self._kind == "predict":
             return [jax.tree.map(_join_rows, r, is_leaf=_is_per_replica) for r in results], state
         return results, state
 
-    def _make_program(self, total: int, count: int) -> Callable[..., Any]:
+    def _make_program(self) -> Callable[..., Any]:
         step = self._find_step()
 
-        def keras_step(state: Any, batches: Any) -> tuple[list[Any], Any]:
+        def keras_step(state: Any, batches: Any, total: int) -> tuple[list[Any], Any]:
             results = []
             for batch in batches:
                 logs, state = step(state, batch, total)
                 results.append(logs)
             return (results if self._kind == "predict" else results[-1:]), state
 
-        return keras_step
+        # `run` warns of many functions with one code object, since each is compiled. Here each
+        # belongs to another model.
+        name = f"{self._model.name}_{self._kind}_step_{next(_NUMBERS)}"
+        code = keras_step.__code__.replace(co_name=name)
+        made = types.FunctionType(code, globals(), name, None, keras_step.__closure__)
+        return made
 
     def _find_step(self) -> Callable[..., Any]:
         own, name, model = getattr(self._step, self._kind), f"{self._kind}_step", self._model

@@ -1,12 +1,14 @@
 """Layers of Keras that depend on the replica: random numbers and synchronized statistics."""
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 
+from jaxdist import _replica
 from jaxdist._keras.rows import Rows, current_rows
 from jaxdist._keras.source import keras_module
 
@@ -31,6 +33,21 @@ def draw_by_replica(draw: Callable[..., Any]) -> Callable[..., Any]:
         return seed.at[0].set(mixed)
 
     return draw_own
+
+
+def allow_synchronized(initialize: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `BatchNormalization.__init__` so that it takes `synchronized=True` in a scope."""
+
+    @functools.wraps(initialize)
+    def make(self: Any, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
+        in_scope = _replica.current_frame() is not None
+        # Keras refuses it for every backend but TensorFlow.
+        initialize(self, *args, synchronized=synchronized and not in_scope, **kwargs)
+        self.synchronized = synchronized
+
+    # Keras reads the signature to save the arguments of a layer, and does not follow wrappers.
+    make.__signature__ = inspect.signature(initialize)  # type: ignore[attr-defined]
+    return make
 
 
 def synchronize(moments: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,12 +6,13 @@ from typing import Any
 
 from jaxdist._keras.current import current_model, use_model
 from jaxdist._keras.functions import StepFunction
-from jaxdist._keras.layers import draw_by_replica, synchronize
+from jaxdist._keras.layers import allow_synchronized, draw_by_replica, synchronize
 from jaxdist._keras.losses import add_shares_to
 from jaxdist._keras.models import check_call, remember_strategy, strategy_of
 from jaxdist._keras.place import take_local
 from jaxdist._keras.shuffle import share_random_state
 from jaxdist._keras.source import keras_module
+from jaxdist._keras.variables import assign_in_step, make_outside, read_in_step
 
 _CALLS = (
     "fit",
@@ -49,7 +50,13 @@ def install() -> None:
     seeds = keras_module("random.seed_generator").SeedGenerator
     seeds.next = draw_by_replica(seeds.next)
     norm = keras_module("layers.normalization.batch_normalization").BatchNormalization
+    norm.__init__ = allow_synchronized(norm.__init__)
     norm._moments = synchronize(norm._moments)
+    common = keras_module("backend.common.variables").Variable
+    common.value = read_in_step(common.value)
+    common.__init__ = make_outside(common.__init__)
+    variable = keras_module("backend.jax.core").JaxVariable
+    variable._direct_assign = assign_in_step(variable._direct_assign)
 
 
 def _remember_in(method: Callable[..., Any], what: str) -> Callable[..., Any]:

@@ -10,14 +10,14 @@ from jaxdist._keras.source import keras_module
 from jaxdist.errors import UnsupportedError
 
 # What `add_loss` gets is a number: the model has to compute, to show what it is.
-_ROWS = 3
+_ROWS = 4
 
 
 def find_means(model: Any, state: Any, batch: Any, train: bool) -> tuple[bool, ...]:
     """Return for each loss that the model adds whether it is a mean over the rows, and not a sum.
 
-    The model computes once on a few rows, and once on the same rows twice: a mean does not change,
-    a sum doubles.
+    The model computes on a few rows, and on two parts of them: the sum of the parts is that of all
+    rows, and so is the mean, if each part has the weight of its rows.
 
     Raises:
         UnsupportedError: A loss is neither.
@@ -37,8 +37,8 @@ def find_means(model: Any, state: Any, batch: Any, train: bool) -> tuple[bool, .
     raise UnsupportedError(
         f"The Keras model {model.name!r} adds {wanted} loss(es) with add_loss or activity "
         f"regularizers, and number {unknown} is neither a mean nor a sum over the rows of a "
-        f"batch: with the same {len(jax.tree.leaves(rows)[0])} rows twice it neither stays nor "
-        "doubles.\n\n"
+        "batch: what it is for the first rows does not follow from what it is for parts of them."
+        "\n\n"
         "Each replica adds a loss of its own rows, and only means and sums can be combined.\n\n"
         "Compute the loss in compute_loss, which gets the rows of all replicas, or pass a function "
         "to compile(loss=...)."
@@ -55,12 +55,14 @@ def _compare_rows(
         _, _, losses = model.stateless_call(trainable, fixed, x, return_losses=True, **kwargs)
         return [float(jnp.sum(loss)) for loss in losses[: len(losses) - num_fixed]]
 
-    twice = jax.tree.map(lambda a: np.concatenate([a, a]), rows)
-    return [_compare(a, b) for a, b in zip(add(rows), add(twice), strict=True)]
+    size = jax.tree.leaves(rows)[0].shape[0]
+    parts = [jax.tree.map(lambda a, at=at: a[at], rows) for at in (slice(0, 1), slice(1, None))]
+    added = [add(x) for x in (rows, *parts)]
+    return [_compare(*losses, size) for losses in zip(*added, strict=True)]
 
 
-def _compare(once: float, twice: float) -> bool | None:
-    """Whether a loss is a mean; None if it is neither a mean nor a sum, or zero."""
-    is_mean = bool(np.isclose(once, twice, rtol=1e-3))
-    is_sum = bool(np.isclose(2 * once, twice, rtol=1e-3))
+def _compare(both: float, first: float, rest: float, size: int) -> bool | None:
+    """Whether a loss of `size` rows is a mean; None if it is neither a mean nor a sum."""
+    is_mean = bool(np.isclose(both, (first + (size - 1) * rest) / size, rtol=1e-3))
+    is_sum = bool(np.isclose(both, first + rest, rtol=1e-3))
     return None if is_mean == is_sum else is_mean

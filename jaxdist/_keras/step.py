@@ -120,7 +120,9 @@ class Step:
             # Metrics of Keras that count rows need one.
             if rows.own:
                 after = metrics.scale_loss_trackers(model, after, rows.total / rows.own)
-                after = metrics.update_compiled(model, after, y, y_pred, weight)
+                # `train_step` of Keras loses the masks of its outputs, which `test_step` keeps.
+                shown = jax.tree.map(jax.lax.stop_gradient, y_pred) if train else y_pred
+                after = metrics.update_compiled(model, after, y, shown, weight)
         elif everything is None:
             everything = self._gather(x, y, y_pred, weight, rows)
         unscaled = loss
@@ -177,7 +179,8 @@ class Step:
         """Return the losses that the forward pass added, for the global batch or as shares."""
         num_fixed = sum(v.regularizer is not None for v in self.model.trainable_variables)
         own, of_weights = added[: len(added) - num_fixed], added[len(added) - num_fixed :]
-        if own and self.added is None and rows.count > 1:
+        # One row is all there is, so a mean and a sum are the same.
+        if own and self.added is None and rows.count > 1 and rows.total > 1:
             raise UnknownLossError
         means = self.added or (True,) * len(own)
         shares: list[Any] = []
