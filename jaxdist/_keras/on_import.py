@@ -1,4 +1,4 @@
-"""Changes of Keras that happen as soon as a scope is entered and Keras is imported."""
+"""Changes of Keras that happen as soon as a strategy exists and Keras is imported."""
 
 import importlib.abc
 import importlib.machinery
@@ -12,7 +12,7 @@ from jaxdist._keras.patch import install
 from jaxdist._keras.source import is_keras_imported
 
 
-def enter_scope() -> None:
+def change_keras() -> None:
     """Change Keras if it is imported; else, change it at the end of its import."""
     if is_keras_imported():
         install()

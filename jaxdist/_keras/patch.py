@@ -22,6 +22,14 @@ _CALLS = (
     "test_on_batch",
     "predict_on_batch",
 )
+# Classes that a step may have as arguments and in its closure; `_program` reads the mark.
+_WITH_VARIABLES = (
+    ("backend.common.variables", "Variable"),
+    ("layers.layer", "Layer"),
+    ("metrics.metric", "Metric"),
+    ("optimizers.base_optimizer", "BaseOptimizer"),
+    ("random.seed_generator", "SeedGenerator"),
+)
 _INSTALLED: list[bool] = []
 
 
@@ -55,6 +63,8 @@ def install() -> None:
     common = keras_module("backend.common.variables").Variable
     common.value = read_in_step(common.value)
     common.__init__ = make_outside(common.__init__)
+    for module, kind in _WITH_VARIABLES:
+        setattr(getattr(keras_module(module), kind), "_jaxdist_is_lifted", True)
     variable = keras_module("backend.jax.core").JaxVariable
     variable._direct_assign = assign_in_step(variable._direct_assign)
 

@@ -8,7 +8,6 @@ from typing import Any, NoReturn, final
 import jax
 
 from jaxdist import _mesh, _replica
-from jaxdist._hooks import ENTER_SCOPE
 from jaxdist._replica import ReplicaContext
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.contexts.where_called import refuse_mixing
@@ -161,7 +160,6 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
             "strategy is a strategy of jaxdist, or None, which clears it.\n\n"
             "Pass for instance jaxdist.MirroredStrategy()."
         )
-    ENTER_SCOPE.call()
     _replica.set_ambient(strategy)
 
 
