@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import re
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._keras.models import name_of
 from jaxdist._keras.place import count_rows, place_batch, place_state
 from jaxdist._keras.probe import find_means
 from jaxdist._keras.rows import Rows, use_rows
@@ -76,9 +78,11 @@ class StepFunction:
             self._step.added = find_means(self._model, state, batch, self._kind == "train")
             self._program = self._make_program()
             return self._run(state, placed, rows, batch)
-        self._check_equal(state)
+        except StateDivergenceError as error:
+            raise self._name_variables(error) from error
         if self._kind == "predict":
             return [jax.tree.map(_join_rows, r, is_leaf=_is_per_replica) for r in results], state
+        self._check_logs(results[-1])
         return results, state
 
     def _make_program(self) -> Callable[..., Any]:
@@ -93,7 +97,7 @@ class StepFunction:
 
         # `run` warns of many functions with one code object, since each is compiled. Here each
         # belongs to another model.
-        name = f"{self._model.name}_{self._kind}_step_{next(_NUMBERS)}"
+        name = f"{name_of(self._model)}_{self._kind}_step_{next(_NUMBERS)}"
         code = keras_step.__code__.replace(co_name=name)
         made = types.FunctionType(code, globals(), name, None, keras_step.__closure__)
         return made
@@ -101,7 +105,9 @@ class StepFunction:
     def _find_step(self) -> Callable[..., Any]:
         own, name, model = getattr(self._step, self._kind), f"{self._kind}_step", self._model
         written = getattr(model, name)
-        if getattr(type(model), name) is not getattr(keras_module("backend.jax.trainer").JAXTrainer, name):
+        if getattr(type(model), name) is not getattr(
+            keras_module("backend.jax.trainer").JAXTrainer, name
+        ):
             own = self._call_users(written)
 
         def step(state: Any, batch: Any, total: int) -> Any:
@@ -121,18 +127,32 @@ class StepFunction:
 
         return own
 
-    def _check_equal(self, state: Any) -> None:
-        leaves = jax.tree.leaves(state, is_leaf=_is_per_replica)
-        differ = [n for n, x in enumerate(leaves) if _is_per_replica(x)]
+    def _name_variables(self, error: StateDivergenceError) -> StateDivergenceError:
+        """Return an error of `run` with the names of variables in place of positions."""
+        model = self._model
+        groups = [model.trainable_variables, model.non_trainable_variables]
+        groups += [model.optimizer.variables] if self._kind == "train" else []
+        groups.append(model.metrics_variables)
+
+        def name(found: re.Match[str]) -> str:
+            group, position = map(int, found.groups())
+            return str(groups[group][position].path)
+
+        text = re.sub(r"args\[0\]\[(\d+)\]\[(\d+)\]", name, str(error))
+        text = text.replace("args[0]", "the state of the model")
+        where = f"{self._kind}_step of the Keras model {name_of(model)!r}"
+        return StateDivergenceError(text.replace("strategy.run", where, 1))
+
+    def _check_logs(self, logs: Any) -> None:
+        named = jax.tree_util.tree_flatten_with_path(logs, is_leaf=_is_per_replica)[0]
+        differ = [jax.tree_util.keystr(path) for path, x in named if _is_per_replica(x)]
         if not differ:
             return
         raise StateDivergenceError(
-            f"{self._kind}_step of the Keras model {self._model.name!r} left {len(differ)} of "
-            f"{len(leaves)} variables with a different value on each of "
-            f"{self._strategy.num_replicas_in_sync} replicas, the first at position {differ[0]}.\n"
-            "\nAll replicas have the same variables, so all must compute the same new values.\n\n"
-            "All-reduce gradients and what is computed from the rows of one replica: "
-            "jaxdist.get_replica_context().all_reduce('mean', value)."
+            f"{self._kind}_step of the Keras model {name_of(self._model)!r} returned logs with a "
+            f"different value on each of {self._strategy.num_replicas_in_sync} replicas: "
+            f"{differ}.\n\nKeras shows one number for all rows of a batch.\n\n"
+            "Return jaxdist.get_replica_context().all_reduce('mean', value)."
         )
 
 

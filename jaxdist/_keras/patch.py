@@ -64,7 +64,7 @@ def install() -> None:
     common.value = read_in_step(common.value)
     common.__init__ = make_outside(common.__init__)
     for module, kind in _WITH_VARIABLES:
-        setattr(getattr(keras_module(module), kind), "_jaxdist_is_lifted", True)
+        getattr(keras_module(module), kind)._jaxdist_is_lifted = True
     variable = keras_module("backend.jax.core").JaxVariable
     variable._direct_assign = assign_in_step(variable._direct_assign)
 
@@ -113,7 +113,10 @@ def _sync(method: Callable[..., Any]) -> Callable[..., Any]:
     def sync(self: Any) -> None:
         state = getattr(self, "_jax_state", None)
         if state and not self._jax_state_synced and strategy_of(self) is not None:
-            self._jax_state = take_local(state)
+            # Keras wraps what is set as an attribute, so that JAX finds no leaves in it.
+            self._jax_state = {
+                name: [take_local(x) for x in values or ()] for name, values in state.items()
+            }
         method(self)
 
     return sync

@@ -86,11 +86,7 @@ def place_state(state: Any, layout: ReplicaMesh) -> Any:
     return treedef.unflatten(leaves)
 
 
-def take_local(state: Any) -> Any:
-    """Return state on one device of this process, as Keras keeps it; nothing is copied."""
-
-    def take(array: Any) -> Any:
-        is_spread = isinstance(array, jax.Array) and len(array.sharding.device_set) > 1
-        return array.addressable_data(0) if is_spread else array
-
-    return jax.tree.map(take, state)
+def take_local(array: Any) -> Any:
+    """Return an array on one device of this process, as Keras keeps it; nothing is copied."""
+    is_spread = isinstance(array, jax.Array) and len(array.sharding.device_set) > 1
+    return array.addressable_data(0) if is_spread else array

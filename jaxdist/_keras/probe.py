@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist._keras.models import name_of
 from jaxdist._keras.source import keras_module
 from jaxdist.errors import UnsupportedError
 
@@ -35,7 +36,7 @@ def find_means(model: Any, state: Any, batch: Any, train: bool) -> tuple[bool, .
         return tuple(bool(k) for k in kinds[0])
     unknown = [n for n, kind in enumerate(tried[-1]) if kind is None]
     raise UnsupportedError(
-        f"The Keras model {model.name!r} adds {wanted} loss(es) with add_loss or activity "
+        f"The Keras model {name_of(model)!r} adds {wanted} loss(es) with add_loss or activity "
         f"regularizers, and number {unknown} is neither a mean nor a sum over the rows of a "
         "batch: what it is for the first rows does not follow from what it is for parts of them."
         "\n\n"

@@ -15,8 +15,9 @@ def share_random_state(layout: ReplicaMesh, method: str) -> None:
     agreement = get_agreement() if layout.is_shared else None
     if agreement is None:
         return
-    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002 (Keras uses it)
     own = json.dumps([name, np.asarray(keys).tolist(), position, has_gauss, gauss])
     said = agreement.gather(_CHANNEL, own, None, purpose=f"the order of rows in {method}")
     name, keys, position, has_gauss, gauss = json.loads(said[0])
-    np.random.set_state((name, np.array(keys, np.uint32), position, has_gauss, gauss))
+    state = (name, np.array(keys, np.uint32), position, has_gauss, gauss)
+    np.random.set_state(state)  # noqa: NPY002 (Keras uses it)

@@ -49,7 +49,7 @@ def read_in_step(value: Any) -> Any:
 
 
 def assign_in_step(assign: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `_direct_assign` of Keras' variables so that a step assigns a result of its program."""
+    """Return `_direct_assign` of Keras' variables so that a step assigns a result of `run`."""
 
     @functools.wraps(assign)
     def set_value(self: Any, value: Any) -> None:
@@ -65,7 +65,7 @@ def assign_in_step(assign: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def make_outside(initialize: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `__init__` of Keras' variables so that one made in a step has a value, and no tracer."""
+    """Return `__init__` of Keras' variables so that one made in a step has a value at once."""
 
     @functools.wraps(initialize)
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
