@@ -26,7 +26,7 @@ ROWS = [
     {"_update"},
     {"_checks", "_checkpoints"},
     {"_strategies", "_preemption"},
-    {"_planning", "training"},
+    {"_keras", "_planning", "training"},
     {"_parameter_server"},
     {"_explain"},
     {"estimator", "fit", "jobs"},
