@@ -1,13 +1,16 @@
-"""The strategy of each Keras model."""
+"""The strategy of each Keras model, and the model that is called now."""
 
+import contextlib
 import weakref
+from contextvars import ContextVar
 from typing import Any
 
-from jaxdist import _replica
+from jaxdist import _compat, _replica
 from jaxdist._keras.source import keras_module
 from jaxdist.errors import MixedStrategyError, UnsupportedError
 
 _STRATEGIES: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
+_MODEL: ContextVar[Any] = ContextVar("jaxdist_keras_model", default=None)
 
 
 def strategy_of(model: Any) -> Any:
@@ -94,3 +97,13 @@ def check_call(model: Any, method: str) -> Any:
         "Make and compile the model in `with strategy.scope():`, or call "
         f"{method} outside of the scope."
     )
+
+
+def current_model() -> Any:
+    """Return the model that trains or evaluates now on a strategy, or None."""
+    return _MODEL.get()
+
+
+def use_model(model: Any) -> contextlib.AbstractContextManager[None]:
+    """Make this the current model in a block."""
+    return _compat.set_in_block(_MODEL, model)

@@ -4,11 +4,16 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from jaxdist._keras.current import current_model, use_model
 from jaxdist._keras.functions import StepFunction
 from jaxdist._keras.layers import allow_synchronized, draw_by_replica, synchronize
 from jaxdist._keras.losses import add_shares_to
-from jaxdist._keras.models import check_call, remember_strategy, strategy_of
+from jaxdist._keras.models import (
+    check_call,
+    current_model,
+    remember_strategy,
+    strategy_of,
+    use_model,
+)
 from jaxdist._keras.place import take_local
 from jaxdist._keras.shuffle import share_random_state
 from jaxdist._keras.source import keras_module

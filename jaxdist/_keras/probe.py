@@ -59,7 +59,8 @@ def _compare_rows(
     size = jax.tree.leaves(rows)[0].shape[0]
     parts = [jax.tree.map(lambda a, at=at: a[at], rows) for at in (slice(0, 1), slice(1, None))]
     added = [add(x) for x in (rows, *parts)]
-    return [_compare(*losses, size) for losses in zip(*added, strict=True)]
+    both, first, rest = added
+    return [_compare(*x, size) for x in zip(both, first, rest, strict=True)]
 
 
 def _compare(both: float, first: float, rest: float, size: int) -> bool | None:

@@ -32,7 +32,7 @@ def read_in_step(value: Any) -> Any:
     """Return the property `value` of Keras' variables so that a step reads what it is now."""
 
     def read(self: Any) -> Any:
-        held = getattr(self, _HELD, None)
+        held: Variable | None = getattr(self, _HELD, None)
         frame = _current_step()
         if held is None and frame is None:
             return value.fget(self)
@@ -41,7 +41,7 @@ def read_in_step(value: Any) -> Any:
             given = backend.get_stateless_scope().get_current_value(self)
             if given is not None:
                 return self._maybe_autocast(given)
-        if frame is None:
+        if frame is None and held is not None:
             return self._maybe_autocast(take_local(held.held))
         return self._maybe_autocast(_hold(self, frame.strategy).value())
 

@@ -12,7 +12,13 @@ import pytest
 from jaxdist import _replica
 from jaxdist._keras.models import remember_strategy
 from jaxdist._keras.place import count_rows
-from jaxdist.errors import MixedStrategyError, ShapeError, StateDivergenceError, UnsupportedError
+from jaxdist.errors import (
+    JaxdistError,
+    MixedStrategyError,
+    ShapeError,
+    StateDivergenceError,
+    UnsupportedError,
+)
 from tests.keras.models import make_strategy
 from tests.strategies.oracle import refused
 
@@ -53,7 +59,7 @@ def test_a_model_that_is_compiled_in_a_scope_trains_there() -> None:
     ],
 )
 def test_a_batch_that_has_no_rows_to_split_is_refused(
-    batch: Any, kind: type[Exception], part: str
+    batch: Any, kind: type[JaxdistError], part: str
 ) -> None:
     with refused(kind, part):
         count_rows(batch)
