@@ -84,8 +84,11 @@ def train(
 
 def check_equal(found: Any, expected: Any, rtol: float = 1e-5) -> None:
     """Raise if two results of `train` differ."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
     names = jax.tree_util.tree_leaves_with_path(expected)
+    found_names = jax.tree_util.tree_leaves_with_path(found)
+    keystr = jax.tree_util.keystr
+    missing = {keystr(p) for p, _ in names} ^ {keystr(p) for p, _ in found_names}
+    assert missing == set(), missing
     for (path, want), got in zip(names, jax.tree.leaves(found), strict=True):
         name = jax.tree_util.keystr(path)
         np.testing.assert_allclose(got, want, rtol=rtol, atol=2e-6, err_msg=name)

@@ -135,8 +135,14 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Data]] = {
         _stack(_dense(1, activation="sigmoid")),
         lambda: {
             "loss": "binary_crossentropy",
-            "metrics": ["AUC", "Precision", "Recall", keras.metrics.BinaryIoU(), "accuracy"],
-            "weighted_metrics": ["AUC"],
+            "metrics": [
+                "AUC",
+                "Precision",
+                "Recall",
+                keras.metrics.BinaryIoU(name="iou"),
+                "accuracy",
+            ],
+            "weighted_metrics": [keras.metrics.AUC(name="weighted_auc")],
         },
         BINARY,
     ),
@@ -201,9 +207,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Data]] = {
     "accumulated_gradients": (
         _stack(_dense()),
         _mse(
-            optimizer=lambda: keras.optimizers.SGD(
-                0.1, gradient_accumulation_steps=2, use_ema=True, clipnorm=0.1
-            )
+            optimizer=lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2, clipnorm=0.1)
         ),
         REGRESSION,
     ),
