@@ -30,8 +30,9 @@ test-all:  ## run unit tests, contracts, doctests and documentation on 8 virtual
 test-long:  ## run `make test-all` with every row of its tables and fuzz tests: an hour or two
 	$(PYTHON) -m pytest -n 3 --long --timeout 1200
 
-docs:  ## check every link and run every code block of README, docs/ and notebooks/, warnings as errors
-	$(PYTHON) -m pytest tests/test_documentation.py
+docs:  ## build the site in build/site, check every link and run every code block, warnings as errors
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+	$(PYTHON) -m pytest tests/test_documentation.py tests/documentation
 
 bench:  ## measure every claim, one line per claim
 	$(PYTHON) -m benchmarks

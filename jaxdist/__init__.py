@@ -1,5 +1,6 @@
 """The programming model of `tf.distribute`, on JAX."""
 
+from jaxdist import _keras as _keras
 from jaxdist import _planning as _planning
 from jaxdist import cluster_resolver as cluster_resolver
 from jaxdist import compat as compat
@@ -20,6 +21,7 @@ from jaxdist._collectives import NcclAllReduce as NcclAllReduce
 from jaxdist._collectives import ReduceOp as ReduceOp
 from jaxdist._collectives import ReductionToOneDevice as ReductionToOneDevice
 from jaxdist._collectives import assume_replicated as assume_replicated
+from jaxdist._explain import explain as explain
 from jaxdist._not_there import explain_missing as _explain_missing
 from jaxdist._parameter_server import ParameterServerStrategy as ParameterServerStrategy
 from jaxdist._parameter_server import Server as Server

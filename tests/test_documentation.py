@@ -2,7 +2,8 @@
 
 In a page, all `python` blocks run in order as one program, in a process of its own where a warning
 is an error. A `text` block that directly follows a `python` block is what that block prints
-(`...` stands for anything, as in a doctest).
+(`...` stands for anything, as in a doctest). `py` blocks are programs of other libraries, which
+`documentation/test_old_programs.py` runs.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-LANGUAGES = {"python", "text", "bash", "toml"}
+LANGUAGES = {"python", "text", "bash", "toml", "py"}
 MARK = "\x00block "
 
 
@@ -74,6 +75,12 @@ def expected_outputs(blocks: list[Block]) -> dict[int, str]:
         for number, (block, after) in enumerate(itertools.pairwise(blocks))
         if block.language == "python" and after.language == "text" and after.start - block.end <= 3
     }
+
+
+def check_printed(wanted: str, got: str) -> bool:
+    """Whether a program has printed what its page says."""
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    return doctest.OutputChecker().check_output(wanted, got, options)
 
 
 def _anchors(text: str) -> set[str]:
@@ -130,7 +137,8 @@ def test_code_of_the_page_runs_and_prints_what_the_page_says(
     page: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     blocks = read_blocks(page.read_text())
-    program = tmp_path / f"{page.stem}.py"
+    # Not the name of a package that the page imports.
+    program = tmp_path / f"page_{page.stem}.py"
     program.write_text(as_program(blocks))
     done = subprocess.run(
         [sys.executable, "-W", "error", str(program)],
@@ -145,12 +153,10 @@ def test_code_of_the_page_runs_and_prints_what_the_page_says(
         int(number): output
         for number, _, output in (part.partition("\n") for part in done.stdout.split(MARK)[1:])
     }
-    checker = doctest.OutputChecker()
-    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     for number, wanted in expected_outputs(blocks).items():
         got = printed[number]
         line = blocks[number].start
-        assert checker.check_output(wanted, got, options), f"block at line {line} prints:\n{got}"
+        assert check_printed(wanted, got), f"block at line {line} prints:\n{got}"
         printed.pop(number)
     silent = {blocks[n].start: output for n, output in printed.items() if output.strip()}
     assert silent == {}, "these blocks print something that the page does not show"

@@ -17,17 +17,18 @@ ROOT = pathlib.Path(jaxdist.__file__).parent
 ROWS = [
     {"_typing", "errors"},
     {"_compat", "_hooks", "_not_there", "_validate"},
-    {"_devices", "_lint", "_mesh", "_processes", "hlo"},
+    {"_devices", "_lint", "_mesh", "_processes", "_projects", "hlo"},
     {"tpu", "cluster_resolver", "cost", "_launching"},
-    {"explain", "_resolve"},
+    {"_reports", "_resolve"},
     {"_values", "_collectives"},
     {"_replica"},
     {"_program", "data", "nn", "partition"},
     {"_update"},
     {"_checks", "_checkpoints"},
     {"_strategies", "_preemption"},
-    {"_planning", "training"},
+    {"_keras", "_planning", "training"},
     {"_parameter_server"},
+    {"_explain"},
     {"estimator", "fit", "jobs"},
     {"experimental", "compat", "contrib", "config", "coordinator"},
     {"__init__"},
@@ -63,7 +64,7 @@ SERVERS = [
 INSIDE = {"_program": (PROGRAM, PROGRAM_SIDEWAYS), "_parameter_server": (SERVERS, set())}
 
 # Rooms that could run without JAX: who is in the job, where chips are, what programs do.
-WITHOUT_JAX = {"_lint", "cluster_resolver", "tpu"}
+WITHOUT_JAX = {"_lint", "_projects", "cluster_resolver", "tpu"}
 
 # Names of JAX on the processes of a job, and the only room that uses them. A mesh knows the owners
 # of its devices, so that what each process computes is tested in one.
@@ -90,7 +91,6 @@ PUBLIC = {
     "errors",
     "estimator",
     "experimental",
-    "explain",
     "fit",
     "hlo",
     "jobs",

@@ -65,6 +65,7 @@ OUR_OWN = {
     "assume_replicated",
     "check_replicas",
     "compressed_update",
+    "explain",
     "config",
     "errors",
     "multi_step",

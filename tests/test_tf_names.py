@@ -106,7 +106,7 @@ def test_an_import_of_a_missing_name_is_an_import_error() -> None:
         from jaxdist.contrib import UpdateContext  # type: ignore  # noqa: F401
 
 
-PAGE = pathlib.Path(__file__).parent.parent / "docs" / "coming-from-tf-distribute.md"
+PAGE = pathlib.Path(__file__).parent.parent / "docs" / "porting" / "coming-from-tf-distribute.md"
 
 
 def _rows(heading: str) -> list[list[str]]:

@@ -34,5 +34,5 @@ UNREADABLE = Rule(
     "JD000",
     "unreadable",
     "jaxdist lint reads files that Python can parse.",
-    "docs/lint.md",
+    "docs/how-to/lint.md",
 )

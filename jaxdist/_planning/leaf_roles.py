@@ -12,7 +12,7 @@ from jaxdist._values import Kind
 
 
 class Role(enum.Enum):
-    """The role of an input in training. The values are fields of `explain.Memory`."""
+    """The role of an input in training. The values are fields of `SlicePlan.memory`."""
 
     PARAMETERS = "parameters"
     OPTIMIZER = "optimizer"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from jaxdist._planning.needs import Needs
-from jaxdist.explain import Memory, SlicePlan, size
+from jaxdist._reports import Memory, SlicePlan, size
 
 # Limits of the search for the largest batch: compilations in total, and those of batches that fit.
 # The compiler refuses a batch that does not fit before it generates code. Code generation takes

@@ -11,9 +11,9 @@ import jax
 from jaxdist import hlo
 from jaxdist._planning.leaf_roles import Role, get_roles
 from jaxdist._program import CompiledProgram, CompiledRow, InSlot, Program, find_carried_arguments
+from jaxdist._reports import Memory, Times, Traffic
 from jaxdist.cost import Chip
 from jaxdist.errors import DeviceError
-from jaxdist.explain import Memory, Times, Traffic
 
 _REFUSED = re.compile(r"\((?P<needs>[\d.]+)(?P<of>[KMGT]?)\) exceeds available HBM "
                       r"\((?P<there>[\d.]+)(?P<unit>[KMGT]?)\)")  # fmt: skip

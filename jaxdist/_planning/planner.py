@@ -15,11 +15,11 @@ from jaxdist._planning.needs import Needs, compile_needs, compile_or_get_refusal
 from jaxdist._planning.slice_axes import Axes
 from jaxdist._planning.slices import Target, make_single_device_target, make_target
 from jaxdist._program import Program, RunOptions
+from jaxdist._reports import SlicePlan, seconds
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer
 from jaxdist.cost import Chip
 from jaxdist.errors import ArgumentError
-from jaxdist.explain import SlicePlan, seconds
 
 P = ParamSpec("P")
 T = TypeVar("T")

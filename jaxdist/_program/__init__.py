@@ -6,8 +6,11 @@ from jaxdist._program.arguments.arguments import is_unit as is_unit
 from jaxdist._program.arguments.arguments import unflatten as unflatten
 from jaxdist._program.arguments.exact import exact_structure as exact_structure
 from jaxdist._program.arguments.in_slot import InSlot as InSlot
+from jaxdist._program.arguments.in_slot import make_in_slot as make_in_slot
+from jaxdist._program.arguments.in_slot import must_move as must_move
 from jaxdist._program.arguments.options import RunOptions as RunOptions
 from jaxdist._program.arguments.options import check_options as check_options
+from jaxdist._program.arguments.retrace import Compilation as Compilation
 from jaxdist._program.compile.program import Program as Program
 from jaxdist._program.functions.bound_variables import BatchLeaf as BatchLeaf
 from jaxdist._program.functions.function import Function as Function

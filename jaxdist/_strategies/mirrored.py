@@ -38,7 +38,7 @@ class MirroredStrategy(Strategy):
         deterministic: Whether training gives the same bits on any number of devices that divides
             the number of virtual replicas. True means 8 virtual replicas; an integer is their
             number, a power of two. A step sees the virtual replicas, and each device runs several
-            of them one after the other. See `docs/deterministic.md`.
+            of them one after the other. See `docs/ideas/deterministic.md`.
 
     Raises:
         SeveralProcessesError: In a job of several processes, devices of other processes, or

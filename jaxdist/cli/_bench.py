@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from jaxdist import _mesh, cost, explain
+from jaxdist import _mesh, _reports, cost
 from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._strategies import MultiWorkerMirroredStrategy
@@ -109,8 +109,8 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
     if sizes[-1] > limit or sizes[0] * max(COUNTS) > limit:
         raise ArgumentError(
             f"--sizes {' '.join(arguments.sizes)} was given for {len(devices)} devices.\n\n"
-            f"All arrays together take at most {explain.size(MAX_BYTES)}, and the smallest size is "
-            f"measured with {max(COUNTS)} arrays as well.\n\n"
+            f"All arrays together take at most {_reports.size(MAX_BYTES)}, and the smallest size "
+            f"is measured with {max(COUNTS)} arrays as well.\n\n"
             f"Pass sizes up to {limit:,} bytes, the smallest up to {limit // max(COUNTS):,}."
         )
     # All processes measure together, and one of them says what they found.
@@ -223,7 +223,7 @@ def make_tables(fit: cost.Fit, samples: Sequence[cost.Sample], num_devices: int)
         ("alpha: latency of a message", lambda x: x.alpha, _format_time),
         ("beta: bytes/s", lambda x: x.bytes_per_second, _format_rate),
         ("memory bytes/s", lambda x: x.memory_bytes_per_second, _format_rate),
-        ("arrays are packed below", cost.pack_below, explain.size),
+        ("arrays are packed below", cost.pack_below, _reports.size),
         ("reduce-scatter + all-gather / all-reduce", lambda x: x.scatter_gather, _format_ratio),
     )
     for what, get, form in rows:
@@ -259,9 +259,9 @@ def describe_faster_sizes(one: str, other: str, num_devices: int, links: cost.Li
                 range(high), True, low, key=lambda size: is_faster(size) == after
             )
             word = "from" if after else "to" if spans else "below"
-            spans.append(f"{word} {explain.size(edge)}")
+            spans.append(f"{word} {_reports.size(edge)}")
     if not spans:
-        return "always" if is_faster(1) else f"never, up to {explain.size(LARGEST)}"
+        return "always" if is_faster(1) else f"never, up to {_reports.size(LARGEST)}"
     return " ".join(spans)
 
 

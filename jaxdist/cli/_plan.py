@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from jaxdist import jobs, training
+from jaxdist._reports import SlicePlan, Sweep, picture_path
 from jaxdist.cli._job_arguments import add_job_arguments
 from jaxdist.errors import ArgumentError
-from jaxdist.explain import SlicePlan, Sweep, picture_path
 
 
 def add_plan(

@@ -29,7 +29,7 @@ def train(arguments: argparse.Namespace) -> int:
         _print(console, format_final_line(finished))
         return 0
     if not jobs.has_cluster(config):
-        _ask_for_cpu_devices(jobs.count_cpu_devices(config))
+        ask_for_cpu_devices(jobs.count_cpu_devices(config))
     report = jobs.train(
         loaded,
         jobs.make_strategy(config),
@@ -70,7 +70,7 @@ def format_interrupted_line(report: TrainingReport, folder: Path) -> str:
     )
 
 
-def _ask_for_cpu_devices(count: int) -> None:
+def ask_for_cpu_devices(count: int) -> None:
     """Request `count` CPU devices. They are used only if the machine has no accelerator."""
     try:
         runtime.virtual_devices(count)

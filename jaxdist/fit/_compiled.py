@@ -96,7 +96,7 @@ def compile_model(
     return Compiled(
         optimizer=made,
         steps=steps,
-        runner=make_runner(strategy, steps),
+        runner=make_runner(strategy, steps, keeps_state=is_looking),
         steps_per_execution=count,
         find_nonfinite=is_looking,
         evaluate_step=EvaluateStep(steps),

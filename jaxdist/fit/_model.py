@@ -138,6 +138,21 @@ class Model:
             return {"module": self.module}
         return {"module": self.module, "optimizer": self._compiled.optimizer}
 
+    @property
+    def writes_logs(self) -> bool:
+        """Whether this process shows progress and writes logs: one process of a job does."""
+        return bool(self.strategy.extended.should_save_summary)
+
+    @property
+    def writes_checkpoints(self) -> bool:
+        """Whether this process takes part in writing checkpoints.
+
+        Processes that share arrays write them together. Of workers with parameter servers, the
+        chief writes.
+        """
+        is_shared = self.strategy.layout.is_shared
+        return is_shared or bool(self.strategy.extended.should_checkpoint)
+
     def get_predict_step(self) -> PredictStep:
         """Return the step of `predict`, which needs no `compile`."""
         if self._compiled is not None:

@@ -1,10 +1,13 @@
 """Readers of compiled programs in HLO text."""
 
+from jaxdist.hlo._categories import categories as categories
 from jaxdist.hlo._collectives import CompiledCollective as CompiledCollective
 from jaxdist.hlo._collectives import collectives as collectives
 from jaxdist.hlo._groups import decoded as decoded
 from jaxdist.hlo._known import KINDS as KINDS
 from jaxdist.hlo._known import unknown as unknown
+from jaxdist.hlo._repeated import RepeatedGather as RepeatedGather
+from jaxdist.hlo._repeated import repeated_gathers as repeated_gathers
 from jaxdist.hlo._text import end_sources_at as end_sources_at
 from jaxdist.hlo._text import num_participants as num_participants
 from jaxdist.hlo._work import Work as Work

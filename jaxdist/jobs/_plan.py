@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxdist._planning import SLICES, Source, count_slices, list_logical_counts, make_target, plan
+from jaxdist._reports import Candidate, SlicePlan, Sweep
 from jaxdist._validate import CallerRename, as_integer, check_callable, check_instance
 from jaxdist.errors import JaxdistError
-from jaxdist.explain import Candidate, SlicePlan, Sweep
 from jaxdist.jobs._config.checks import MOST_ROWS, check_rules
 from jaxdist.jobs._partitions import find_partition
 from jaxdist.jobs._task import Task

@@ -82,7 +82,7 @@ class Task(abc.ABC, Generic[C]):
     """What differs between trainings: a model, its steps, its data, and words for its results.
 
     `train` and `plan_job` do everything else for all tasks. A task reads its data at the first use
-    of `data`, so that a plan reads none. `docs/tasks.md` shows how to add a task.
+    of `data`, so that a plan reads none. `docs/how-to/tasks.md` shows how to add a task.
 
     Args:
         config: An object of `config_type`.

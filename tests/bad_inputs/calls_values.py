@@ -186,6 +186,11 @@ CALLS = {
     ),
     "jaxdist.Program.compile": Call(lambda: strategy().lower(identity, (1.0,)).compile),
     "jaxdist.Program.explain": Call(lambda: strategy().lower(identity, (1.0,)).explain),
+    "jaxdist.explain": Call(
+        lambda: jaxdist.explain,
+        lambda: {"value": {"w": jnp.ones(2)}, "strategy": strategy()},
+        use=str,
+    ),
     "jaxdist.Program.compile_for": Call(
         lambda: strategy().lower(identity, (np.ones((8, 4), np.float32),)).compile_for,
         lambda: {"topology": "v5e:2x2", "global_batch": None, "quick": True},

@@ -91,6 +91,6 @@ def test_an_operation_that_is_off_is_told_by_how_much() -> None:
 
 
 def test_the_page_names_every_row() -> None:
-    page = (ROOT / "docs" / "accelerator.md").read_text()
+    page = (ROOT / "docs" / "machines" / "accelerator.md").read_text()
     named = set(re.findall(r"`([\w-]+)`", "".join(re.findall(r"(?m)^\| `.*?\|", page))))
     assert named == set(ROWS)

@@ -25,7 +25,7 @@ def test_findings_are_printed_with_place_rule_fix_and_page_and_exit_with_1(
     assert place.startswith("train.py:2:8: JD004 pmap: jax.pmap compiles for arrays")
     assert rule.startswith("    rule: strategy.run takes global arrays")
     assert fix.startswith("    fix: call strategy.run(step, args)")
-    assert page == "    see: docs/coming-from-jax.md#what-run-compiles-to"
+    assert page == "    see: docs/porting/coming-from-jax.md#what-run-compiles-to"
     assert count == "1 finding in 1 of 2 files."
 
 

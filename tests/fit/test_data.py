@@ -102,7 +102,7 @@ def test_a_generator_that_is_read_once_is_an_error_in_the_second_epoch() -> None
     with pytest.raises(ContextError, match=r"this dataset was passed over already"):
         model.fit(source, steps_per_epoch=5, verbose=0)
     with pytest.raises(ArgumentError, match=r"read 0 batch\(es\) in epoch 1"):
-        model.fit([], verbose=0)
+        model.fit(iter([]), verbose=0)
     with pytest.raises(ShapeError, match=r"evaluate was given a dataset without batches"):
         model.evaluate(iter([]), verbose=0)
     with pytest.raises(ShapeError, match=r"predict was given a dataset without batches"):

@@ -77,7 +77,7 @@ def test_the_configuration_of_another_task_is_refused() -> None:
 def test_every_task_has_the_same_entries_of_the_strategy(task: str) -> None:
     asked = TASKS[task].config_type().strategy
     assert type(asked) is StrategyConfig
-    page = (ROOT / "docs" / "tasks.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "tasks.md").read_text()
     for field in dataclasses.fields(asked):
         assert f"| `{field.name}` |" in page
 

@@ -138,7 +138,7 @@ def test_options_that_do_not_fit_together_are_named(
 
 
 def test_the_script_of_the_page_on_parameter_servers_trains(tmp_path: pathlib.Path) -> None:
-    page = pathlib.Path(__file__).parents[2] / "docs" / "parameter-servers.md"
+    page = pathlib.Path(__file__).parents[2] / "docs" / "machines" / "parameter-servers.md"
     blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S)
     (source,) = [block for block in blocks if "TF_CONFIG" in block]
     script = tmp_path / "train.py"

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxdist
-from jaxdist import _mesh, cost, errors, explain, partition, tpu
+from jaxdist import _mesh, _reports, cost, errors, partition, tpu
 from jaxdist._planning.slice_axes import Axes
 from jaxdist._planning.slice_shape import find_logical_shape, list_counts
 from jaxdist._program.report.compiled_program import CompiledProgram
@@ -52,11 +52,11 @@ def lowered() -> jaxdist.Program:
 
 
 @pytest.fixture(scope="module")
-def two_slices() -> explain.SlicePlan:
+def two_slices() -> _reports.SlicePlan:
     return lowered().compile_for("v5e:2x2*2", global_batch=16)
 
 
-def test_memory_flops_and_traffic_are_those_counted_by_hand(two_slices: explain.SlicePlan) -> None:
+def test_memory_flops_and_traffic_are_those_counted_by_hand(two_slices: _reports.SlicePlan) -> None:
     plan = two_slices
     assert (plan.num_chips, plan.num_replicas, plan.num_logical, plan.num_slices) == (8, 8, 1, 2)
     assert (plan.rows_per_replica, plan.global_rows) == (2, 16)
@@ -75,7 +75,7 @@ def test_memory_flops_and_traffic_are_those_counted_by_hand(two_slices: explain.
     assert math.isclose(plan.bytes_sent("DCN"), BYTES / 4, rel_tol=0.02)
 
 
-def test_times_are_work_over_peaks(two_slices: explain.SlicePlan) -> None:
+def test_times_are_work_over_peaks(two_slices: _reports.SlicePlan) -> None:
     plan, chip = two_slices, cost.CHIPS["v5e"]
     times = plan.times
     assert times is not None
@@ -94,7 +94,7 @@ def test_times_are_work_over_peaks(two_slices: explain.SlicePlan) -> None:
 
 
 def test_a_plan_prints_everything_and_says_that_nothing_was_measured(
-    two_slices: explain.SlicePlan, tmp_path: Any
+    two_slices: _reports.SlicePlan, tmp_path: Any
 ) -> None:
     text = two_slices.text()
     for words in (
@@ -106,7 +106,7 @@ def test_a_plan_prints_everything_and_says_that_nothing_was_measured(
         "DCN",
         "Scaling efficiency",
         "slice 1, z = 0",
-        explain.CAVEAT,
+        _reports.CAVEAT,
     ):
         assert words in text
     assert repr(two_slices) == text
@@ -118,7 +118,7 @@ def test_a_plan_prints_everything_and_says_that_nothing_was_measured(
 def test_the_picture_shows_each_replica_where_its_device_is() -> None:
     topology = tpu.slice_of("v4:2x2x2").topology
     build = tpu.experimental.DeviceAssignment.build
-    picture = explain.Picture(build(topology, [1, 1, 1, 2], num_replicas=8), 1, "eight")
+    picture = _reports.Picture(build(topology, [1, 1, 1, 2], num_replicas=8), 1, "eight")
     replicas, logical = picture.grids
     for r, part in np.ndindex(8, 2):
         assert replicas[picture.assignment.coordinates(r, part)] == r

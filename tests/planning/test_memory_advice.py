@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jaxdist import cost, tpu
 from jaxdist._planning import memory_advice
 from jaxdist._planning.needs import Needs
-from jaxdist.explain import Memory, SlicePlan
+from jaxdist._reports import Memory, SlicePlan
 
 LIMIT = 16 << 30
 # Bytes of the compiled program that do not grow with the rows.

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import jaxdist
-from jaxdist import explain
+from jaxdist import _reports
 from jaxdist.errors import ArgumentError, MissingExtraError
 from tests.strategies.oracle import refused
 
@@ -40,7 +40,7 @@ def test_a_picture_needs_matplotlib(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with refused(MissingExtraError, "matplotlib is needed", "pip install matplotlib"):
-        explain.picture_path(tmp_path / "plan.png")
+        _reports.picture_path(tmp_path / "plan.png")
 
 
 def test_a_picture_in_a_folder_of_somebody_else_is_refused(
@@ -50,4 +50,4 @@ def test_a_picture_in_a_folder_of_somebody_else_is_refused(
     monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))
     target = tmp_path / "plan.png"
     with refused(ArgumentError, str(target), "may not write", "another folder"):
-        explain.picture_path(target)
+        _reports.picture_path(target)

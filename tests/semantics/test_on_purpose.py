@@ -23,7 +23,7 @@ from jaxdist.errors import (
 )
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-PAGE = (ROOT / "docs" / "coming-from-tf-distribute.md").read_text()
+PAGE = (ROOT / "docs" / "porting" / "coming-from-tf-distribute.md").read_text()
 
 
 @pytest.fixture

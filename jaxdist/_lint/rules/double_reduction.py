@@ -10,7 +10,7 @@ RULE = Rule(
     "JD001",
     "double-reduction",
     "A gradient or loss is reduced over replicas once.",
-    "docs/coming-from-tf-distribute.md#gradients",
+    "docs/porting/coming-from-tf-distribute.md#gradients",
 )
 _UPDATES = {"sharded_update", "compressed_update"}
 

@@ -12,7 +12,7 @@ RULE = Rule(
     "JD003",
     "first-replica",
     "A state that is equal on all replicas is one plain array, without a dim for replicas.",
-    "docs/coming-from-tf-distribute.md#results-of-run",
+    "docs/porting/coming-from-tf-distribute.md#results-of-run",
 )
 _TREE_MAPS = {"jax.tree.map", "jax.tree_util.tree_map", "jax.tree_map", "jax.tree_multimap"}
 _UNREPLICATE = "flax.jax_utils.unreplicate"

@@ -11,7 +11,7 @@ RULE = Rule(
     "JD004",
     "pmap",
     "strategy.run takes global arrays, and splits and replicates them by their shardings.",
-    "docs/coming-from-jax.md#what-run-compiles-to",
+    "docs/porting/coming-from-jax.md#what-run-compiles-to",
 )
 _DATASET = (
     "pass the batches to strategy.experimental_distribute_dataset, which splits them and copies "

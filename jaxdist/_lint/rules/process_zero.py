@@ -11,7 +11,7 @@ RULE = Rule(
     "JD005",
     "one-process",
     "All processes of a job call run, reduce, gather and save, and collectives, in the same order.",
-    "docs/multi-worker.md",
+    "docs/machines/multi-worker.md",
 )
 _NUMBERS = {"process_index", "process_id", "task_id", "task_index"}
 _FIRST = {"is_chief", "is_main_process", "is_master", "is_first_process", "is_coordinator"}

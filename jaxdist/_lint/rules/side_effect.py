@@ -10,7 +10,7 @@ RULE = Rule(
     "JD008",
     "side-effect",
     "A Python side effect in a step happens once, when JAX traces the step.",
-    "docs/coming-from-tf-distribute.md#order-of-replicas",
+    "docs/porting/coming-from-tf-distribute.md#order-of-replicas",
 )
 _CHANGES = {"append", "extend", "insert"}
 _CLOCKS = {"time.time", "time.perf_counter", "time.monotonic"}

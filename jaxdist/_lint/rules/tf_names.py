@@ -10,7 +10,7 @@ RULE = Rule(
     "JD006",
     "tf-name",
     "jaxdist has the documented names of tf.distribute.",
-    "docs/coming-from-tf-distribute.md#names",
+    "docs/porting/coming-from-tf-distribute.md#names",
 )
 # Place in TensorFlow -> place in jaxdist. Longer places are looked for first.
 PLACES = {

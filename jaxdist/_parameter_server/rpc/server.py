@@ -23,7 +23,8 @@ class Server:
 
     It answers from `start` until `stop`, until nothing refers to it any more, or until the process
     ends. Arrays and the names of functions are sent, never functions and never pickles. On another
-    address than loopback it needs TLS or a secret (`JAXDIST_SECRET_FILE`), see `docs/rpc.md`.
+    address than loopback it needs TLS or a secret (`JAXDIST_SECRET_FILE`), see
+    `docs/machines/rpc.md`.
 
     Example:
         >>> import jax

@@ -1,7 +1,8 @@
 """Warnings for a step that is traced again and again."""
 
+import dataclasses
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from typing import Any
 
 from jaxdist._program.arguments.caller import user_stack_level
@@ -10,17 +11,37 @@ from jaxdist.errors import RetraceWarning
 # Users often trace a step twice on purpose (a smaller last batch, evaluation), but seldom more.
 NEW_FUNCTIONS_BEFORE_WARNING = 3
 PROGRAMS_BEFORE_WARNING = 8
+# A loop that compiles in every step must not fill the memory.
+MOST_KEPT = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Compilation:
+    """A program that a strategy compiled.
+
+    Attributes:
+        function: The name of the step.
+        source: The `file:line` where it was defined.
+        why: How the call differs from the one that was compiled before it; None for the first
+            program of a function.
+    """
+
+    function: str
+    source: str
+    why: str | None
 
 
 class RetraceWatch:
     """Counts the programs of each function, and the function objects made from the same code."""
 
     def __init__(self) -> None:
+        self.compilations: deque[Compilation] = deque(maxlen=MOST_KEPT)
         self._functions: Counter[Any] = Counter()
         self._warned: set[Any] = set()
 
     def count_function(self, fn: Any) -> None:
         """Count a function object that runs for the first time; warn if its code made several."""
+        self._keep(fn, None)
         code = getattr(fn, "__code__", None)
         # A loop that defines a lambda makes a new object each time, but its code is one object.
         if code is None:
@@ -40,6 +61,7 @@ class RetraceWatch:
 
     def count_program(self, fn: Any, count: int, changed: str) -> None:
         """Count the `count`-th signature of `fn`; `changed` says how it differs from the last."""
+        self._keep(fn, changed)
         # One warning for each function is enough.
         if count < PROGRAMS_BEFORE_WARNING or id(fn) in self._warned:
             return
@@ -52,6 +74,10 @@ class RetraceWatch:
             RetraceWarning,
             stacklevel=user_stack_level(),
         )
+
+    def _keep(self, fn: Any, why: str | None) -> None:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        self.compilations.append(Compilation(name, source_location(fn), why))
 
 
 def source_location(fn: Any) -> str:

@@ -27,9 +27,9 @@ from jaxdist._program.uneven.uneven import cut
 from jaxdist._program.variables.lift import NO_VARIABLES, LiftedVariables
 from jaxdist._program.virtual.program import call_virtually
 from jaxdist._program.virtual.values import VirtualDevice
+from jaxdist._reports import SlicePlan
 from jaxdist._values import Kind, PiecesOfResult, hold_global, rebuild_on_unflatten
 from jaxdist.errors import ContextError
-from jaxdist.explain import SlicePlan
 
 hlo.end_sources_at(__file__)
 
@@ -290,7 +290,7 @@ class Program:
                 search for a batch that fits.
 
         Returns:
-            An `explain.SlicePlan`. Print it, or read its fields.
+            A plan. Print it, or read its fields.
 
         Raises:
             TopologyError: The slice does not exist, or the logical devices do not divide it.

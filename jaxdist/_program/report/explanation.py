@@ -15,7 +15,7 @@ from jaxdist._program.report.matching import (
     compiled_rows,
     match_collectives,
 )
-from jaxdist.explain import Report, Table
+from jaxdist._reports import Report, Table
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

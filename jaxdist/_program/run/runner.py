@@ -9,7 +9,7 @@ from jaxdist import _compat
 from jaxdist._program.arguments.deleted import is_about_deleted
 from jaxdist._program.arguments.exact import exact
 from jaxdist._program.arguments.options import RunOptions, check_options
-from jaxdist._program.arguments.retrace import RetraceWatch
+from jaxdist._program.arguments.retrace import Compilation, RetraceWatch
 from jaxdist._program.compile.program import Program
 from jaxdist._program.run.step import Step
 from jaxdist._replica import HasLayout
@@ -36,6 +36,11 @@ class Runner:
         self._watch = RetraceWatch()
         # Whether some step donates arguments. Then all steps must check for deleted ones.
         self._guards = False
+
+    @property
+    def compilations(self) -> tuple[Compilation, ...]:
+        """The programs that were compiled for calls of `run`, the oldest first."""
+        return tuple(self._watch.compilations)
 
     def find_call(self, fn: Callable[..., Any], options: RunOptions | None) -> Callable[..., Any]:
         """Return the call path of `fn` with these options; None means the default ones."""

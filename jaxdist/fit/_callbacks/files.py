@@ -1,4 +1,7 @@
-"""Callbacks that write logs: CSV, JSON lines, TensorBoard, and a profile of steps."""
+"""Callbacks that write logs: CSV, JSON lines, TensorBoard, and a profile of steps.
+
+In a job of several processes one of them writes logs; each records its own profile.
+"""
 
 import csv
 import json
@@ -44,6 +47,8 @@ class CSVLogger(Callback):
         self._names: list[str] = []
 
     def on_train_begin(self, logs: Logs) -> None:
+        if not self.model.writes_logs:
+            return
         self._names = []
         if self._appends and self._path.exists():
             with self._path.open(newline="") as file:
@@ -53,6 +58,8 @@ class CSVLogger(Callback):
             self._path.write_text("")
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        if not self.model.writes_logs:
+            return
         row: dict[str, Any] = {"epoch": epoch, **logs}
         is_new = not self._names
         self._names = self._names or list(row)
@@ -83,11 +90,15 @@ class JSONLogger(Callback):
         self._appends = as_flag(caller, "append", append)
 
     def on_train_begin(self, logs: Logs) -> None:
+        if not self.model.writes_logs:
+            return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if not self._appends or not self._path.exists():
             self._path.write_text("")
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        if not self.model.writes_logs:
+            return
         with self._path.open("a") as file:
             file.write(json.dumps({"epoch": epoch, **logs}) + "\n")
 
@@ -114,6 +125,8 @@ class TensorBoard(Callback):
         self._writers: dict[str, Any] = {}
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        if not self.model.writes_logs:
+            return
         for name, value in logs.items():
             is_held_out = name.startswith("val_")
             writer = self._open("validation" if is_held_out else "train")

@@ -1,6 +1,7 @@
 """`ModelCheckpoint`: checkpoints of all epochs or of the best, and going on from them."""
 
 from pathlib import Path
+from typing import Any
 
 from jaxdist._checkpoints import Checkpoints
 from jaxdist._validate import as_flag, as_integer, as_path
@@ -53,6 +54,25 @@ class ModelCheckpoint(Callback):
         steps = self._checkpoints.steps()
         return steps[-1] if steps else 0
 
+    def restore(self, model: Any) -> int:
+        """Read the newest checkpoint into a model.
+
+        Args:
+            model: A compiled `fit.Model`.
+
+        Returns:
+            The number of epochs of the checkpoint; 0 without one, which changes nothing.
+
+        Raises:
+            CheckpointError: The checkpoint is of another model, which is as it was.
+        """
+        restored = self._checkpoints.restore(model.objects())
+        if restored is None:
+            return 0
+        if restored.notes.get("best") is not None:
+            self._monitor.reset(restored.notes["best"])
+        return restored.step
+
     @property
     def _checkpoints(self) -> Checkpoints:
         # The first save takes the lock of the directory, and `close` gives it back.
@@ -62,13 +82,12 @@ class ModelCheckpoint(Callback):
 
     def on_train_begin(self, logs: Logs) -> None:
         self._monitor.reset()
-        if not self._resumes:
-            return
-        restored = self._checkpoints.restore(self.model.objects())
-        if restored is not None and restored.notes.get("best") is not None:
-            self._monitor.reset(restored.notes["best"])
+        if self._resumes:
+            self.restore(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        if not self.model.writes_checkpoints:
+            return
         if self._only_best:
             value = self._monitor.read(logs)
             if not self._monitor.is_better(value):

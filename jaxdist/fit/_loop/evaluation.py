@@ -41,7 +41,7 @@ def evaluate(
     steps = None if steps is None else as_integer(caller, "steps", steps, least=1)
     each = CallbackList(caller, callbacks, model, {"steps": steps, "verbose": verbose})
     logs = measure(model, x if examples is None else examples, size, steps, each)
-    if as_verbose(caller, verbose):
+    if as_verbose(caller, verbose) and model.writes_logs:
         print_result(logs)
     return logs
 

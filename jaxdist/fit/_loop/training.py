@@ -97,7 +97,7 @@ def fit(model: Any, given: FitArguments) -> History:
         first_pass=model._passes,
         steps=given.steps_per_epoch,
     )
-    verbose = as_verbose(_CALLER, given.verbose)
+    verbose = as_verbose(_CALLER, given.verbose) if model.writes_logs else 0
     params = {"epochs": given.epochs, "steps": feed.num_steps, "verbose": verbose}
     progress = Progress(verbose, given.epochs, feed.num_steps)
     callbacks = CallbackList(_CALLER, given.callbacks, model, params)

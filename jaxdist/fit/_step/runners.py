@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jaxdist._parameter_server import ClusterCoordinator, ParameterServerStrategy
+from jaxdist._program import RunOptions
 from jaxdist._strategies import Strategy
 from jaxdist._validate import log_without_effect
 from jaxdist.fit._step.steps import Steps
@@ -94,10 +95,21 @@ class Runner(abc.ABC):
 
 
 class SynchronousRunner(Runner):
-    """All replicas run each step together."""
+    """All replicas run each step together.
+
+    Args:
+        strategy: The strategy.
+        steps: What a step does.
+        keeps_state: Whether the state before a step stays readable. Otherwise a step reuses its
+            memory.
+    """
+
+    def __init__(self, strategy: Strategy, steps: Steps, *, keeps_state: bool) -> None:
+        super().__init__(strategy, steps)
+        self._options = None if keeps_state else RunOptions(donate_argnums=(0, 1))
 
     def _run(self, step: Any, args: tuple[Any, ...]) -> Any:
-        return self.strategy.run(step, args)
+        return self.strategy.run(step, args, options=self._options)
 
     def fetch(self, output: Any) -> np.ndarray:
         return np.asarray(output)
@@ -150,8 +162,8 @@ class ServerRunner(Runner):
         self.coordinator.join()
 
 
-def make_runner(strategy: Strategy, steps: Steps) -> Runner:
+def make_runner(strategy: Strategy, steps: Steps, *, keeps_state: bool) -> Runner:
     """Return the runner for a strategy."""
     if isinstance(strategy, ParameterServerStrategy):
         return ServerRunner(strategy, steps)
-    return SynchronousRunner(strategy, steps)
+    return SynchronousRunner(strategy, steps, keeps_state=keeps_state)

@@ -1,0 +1,299 @@
+"""Pictures of strategies, arrays and programs, with matplotlib and without a display."""
+
+import collections
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxdist._explain.shards import Leaf, name_device
+from jaxdist._explain.topology import Chips
+from jaxdist._reports import make_figure, picture_path, plural, size
+
+# More panels or bars than this cannot be read.
+_MOST_PANELS = 6
+_MOST_BARS = 32
+_MOST_NAMED = 128
+_MOST_PLANES = 4
+_CHIP_INCHES = 0.6
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
+
+
+def draw_strategy(
+    path: str | Path,
+    title: str,
+    cells: Sequence[tuple[int, int, Sequence[str]]],
+    chips: Chips | None,
+) -> Path:
+    """Draw replicas by process, and chips with their links.
+
+    Args:
+        path: The file.
+        title: The title.
+        cells: For each replica its number, its process, and the names of its devices.
+        chips: The chips of TPUs.
+    """
+    target = picture_path(path)
+    planes = 0 if chips is None else min(chips.shape[2], _MOST_PLANES)
+    logical = max(len(devices) for _, _, devices in cells)
+    tall = min(len(cells), _MOST_BARS)
+    wide = max(3.5, 1.1 * logical + 2)
+    chips_wide, chips_tall = 0.0, 0.0
+    if chips is not None:
+        chips_wide = max(3.6, _CHIP_INCHES * chips.shape[0] + 2.2)
+        chips_tall = _CHIP_INCHES * chips.shape[1] + 1.6
+    height = max(2.8, 0.36 * tall + 1.6, chips_tall)
+    figure = make_figure(wide + 1.8 + chips_wide * planes, height)
+    widths = [wide, *[chips_wide] * planes]
+    axes = figure.subplots(1, 1 + planes, squeeze=False, width_ratios=widths)[0]
+    _draw_replicas(axes[0], cells[:tall], logical)
+    if len(cells) > tall:
+        axes[0].set_title(f"the first {tall} of {len(cells)} replicas", fontsize=8)
+    for plane in range(planes):
+        if chips is not None:
+            _draw_chips(axes[1 + plane], chips, plane)
+    figure.suptitle(title, fontsize=9)
+    figure.savefig(target)
+    return target
+
+
+def _draw_replicas(axis: Any, cells: Sequence[tuple[int, int, Sequence[str]]], wide: int) -> None:
+    """Draw a row for each replica with a box for each logical device, coloured by process."""
+    processes = sorted({process for _, process, _ in cells})
+    for row, (_, process, devices) in enumerate(cells):
+        for column, name in enumerate(devices):
+            colour = _colour(processes.index(process))
+            label = f"process {process}"
+            axis.barh(row, 0.92, left=column - 0.46, height=0.86, color=colour, label=label)
+            if len(cells) * wide <= _MOST_NAMED:
+                axis.text(column, row, name, ha="center", va="center", fontsize=7, color="white")
+    axis.set_xlim(-0.6, wide - 0.4)
+    axis.set_ylim(len(cells) - 0.4, -0.6)
+    axis.set_xticks(range(wide))
+    axis.set_yticks(range(len(cells)), [str(number) for number, _, _ in cells], fontsize=7)
+    axis.set_xlabel("logical device")
+    axis.set_ylabel("replica")
+    _add_legend(axis)
+
+
+def _draw_chips(axis: Any, chips: Chips, plane: int) -> None:
+    """Draw one plane of chips with its links, and with the replicas of the cores."""
+    used = {place[:3] for place in chips.replicas}
+    here = [(a, b) for a, b in chips.links if a[2] == plane and b[2] == plane]
+    up = sum(a[2] == plane and b[2] != plane for a, b in chips.links)
+    for number, (a, b) in enumerate(here):
+        label = f"{plural(len(here), 'link')} between neighbours" if not number else None
+        axis.plot([a[0], b[0]], [a[1], b[1]], color="0.6", linewidth=1.5, zorder=1, label=label)
+    x, y, _, _ = chips.shape
+    # In points: a mark takes at most half of the room of a chip.
+    area = min(28.0, 0.5 * _CHIP_INCHES * 72) ** 2
+    for kind, colour in (("used", "tab:blue"), ("not used", "0.85")):
+        at = [
+            (i, j)
+            for i in range(x)
+            for j in range(y)
+            if ((i, j, plane) in used) == (kind == "used")
+        ]
+        if at:
+            label = f"{plural(len(at), 'chip')} {kind}"
+            axis.scatter(*zip(*at, strict=True), s=area, color=colour, zorder=2, label=label)
+    for i in range(x):
+        for j in range(y):
+            name = chips.cell(i, j, plane)
+            small = 6 if len(name) < 5 else 4.5
+            axis.text(i, j, name, ha="center", va="center", fontsize=small, color="white", zorder=3)
+    title = f"z = {plane}" + (f", {plural(up, 'link')} to z = {plane + 1}" if up else "")
+    axis.set_title(title, fontsize=8)
+    axis.set_xlim(-0.6, x - 0.4)
+    axis.set_ylim(y - 0.4, -0.6)
+    axis.set_xticks(range(x))
+    axis.set_yticks(range(y))
+    axis.set_xlabel("x of the chip")
+    axis.set_ylabel("y of the chip")
+    _add_legend(axis)
+
+
+def draw_arrays(
+    path: str | Path,
+    title: str,
+    leaves: Sequence[Leaf],
+    held: dict[jax.Device, dict[str, int]],
+) -> Path:
+    """Draw the parts of arrays, and the memory of each device.
+
+    Args:
+        path: The file.
+        title: The title.
+        leaves: The arrays, the most important first.
+        held: For each device, the bytes of each role.
+    """
+    target = picture_path(path)
+    # Layers of a model have equal arrays, and one picture shows them all.
+    alike: dict[tuple[str, str], list[Leaf]] = collections.defaultdict(list)
+    for leaf in leaves:
+        if leaf.shards:
+            alike[leaf.array, leaf.describe()].append(leaf)
+    placed = list(alike.values())[:_MOST_PANELS]
+    panels = 1 + len(placed)
+    columns = min(panels, 3)
+    rows = -(-panels // columns)
+    figure = make_figure(4.6 * columns, 3.7 * rows)
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    _draw_memory(axes[0], held)
+    for axis, equal in zip(axes[1:], placed, strict=False):
+        more = f", and {len(equal) - 1} like it" if len(equal) > 1 else ""
+        _draw_parts(axis, equal[0], more)
+    for axis in axes[panels:]:
+        axis.set_axis_off()
+    figure.suptitle(title, fontsize=9)
+    figure.savefig(target)
+    return target
+
+
+def _draw_memory(axis: Any, held: dict[jax.Device, dict[str, int]]) -> None:
+    """Draw a bar for each device with its bytes by role."""
+    devices = sorted(held, key=lambda d: (d.platform, d.id))[:_MOST_BARS]
+    most = max((sum(held[d].values()) for d in devices), default=0)
+    factor, unit = _choose_unit(most)
+    for row, device in enumerate(devices):
+        left = 0.0
+        for number, (role, count) in enumerate(held[device].items()):
+            if count:
+                colour = _colour(number)
+                axis.barh(row, count / factor, left=left, color=colour, label=role, height=0.8)
+                left += count / factor
+    axis.set_yticks(range(len(devices)), [name_device(d) for d in devices], fontsize=7)
+    axis.set_ylim(len(devices) - 0.4, -0.6)
+    axis.set_xlabel(f"{unit} on the device")
+    axis.set_ylabel("device")
+    axis.set_title(
+        "memory" + (f" of the first {_MOST_BARS} devices" if len(held) > _MOST_BARS else ""),
+        fontsize=8,
+    )
+    _add_legend(axis)
+
+
+def _draw_parts(axis: Any, leaf: Leaf, more_arrays: str) -> None:
+    """Draw the parts of one array: the first two dims that are cut, or the last two of it."""
+    cut = [dim for dim, ranges in enumerate(leaf.cuts) if len(ranges) > 1]
+    others = [dim for dim in range(len(leaf.stored)) if dim not in cut]
+    down, right = _choose_dims(cut, others)
+    height = leaf.stored[down] if down is not None else 1
+    width = leaf.stored[right] if right is not None else 1
+    # Of a third dim that is cut, the parts share one box.
+    boxes: dict[Any, list[jax.Device]] = collections.defaultdict(list)
+    for index, devices in leaf.holders.items():
+        y = index[down] if down is not None else (0, 1)
+        x = index[right] if right is not None else (0, 1)
+        boxes[y, x] += devices
+    for number, ((y, x), devices) in enumerate(boxes.items()):
+        shown = name_device(devices[0])
+        label = f"part {number}: {plural(len(devices), 'device')}"
+        axis.barh(
+            (y[0] + y[1]) / 2,
+            x[1] - x[0],
+            left=x[0],
+            height=y[1] - y[0],
+            color=_colour(number),
+            edgecolor="white",
+            label=label,
+        )
+        if len(boxes) <= _MOST_BARS:
+            more = f" and {len(devices) - 1} more" if len(devices) > 1 else ""
+            middle = (x[0] + x[1]) / 2, (y[0] + y[1]) / 2
+            text = shown + more
+            axis.text(*middle, text, ha="center", va="center", fontsize=6, color="white")
+    axis.set_xlim(0, width)
+    axis.set_ylim(height, 0)
+    axis.set_xlabel("one element" if right is None else f"dim {right}")
+    axis.set_ylabel("" if down is None else f"dim {down}")
+    if down is None:
+        axis.set_yticks([])
+    axis.set_title(
+        f"{_shorten(leaf.name)}{more_arrays}\n{leaf.array}, {size(leaf.device_bytes)} each",
+        fontsize=7,
+    )
+    if len(boxes) <= 10:
+        _add_legend(axis)
+
+
+def _choose_dims(cut: list[int], others: list[int]) -> tuple[int | None, int | None]:
+    """Return the dim that is drawn downward, and the one to the right."""
+    if len(cut) >= 2:
+        return cut[0], cut[1]
+    if len(cut) == 1:
+        pair = sorted([cut[0], others[-1]]) if others else [None, cut[0]]
+        return pair[0], pair[1]
+    pair = [None, None, *others][-2:]
+    return pair[0], pair[1]
+
+
+def draw_program(path: str | Path, title: str, rows: Sequence[tuple[str, int]]) -> Path:
+    """Draw the memory of a device in a program: a bar for each use.
+
+    Args:
+        path: The file.
+        title: The title.
+        rows: The uses with their bytes; negative ones are memory that is used twice.
+    """
+    target = picture_path(path)
+    factor, unit = _choose_unit(max((abs(n) for _, n in rows), default=0))
+    figure = make_figure(7.5, 0.4 * len(rows) + 1.8)
+    axis = figure.subplots()
+    for row, (_, count) in enumerate(rows):
+        label = "reused or not used" if count < 0 else "used"
+        colour = "0.7" if count < 0 else "tab:blue"
+        axis.barh(row, count / factor, color=colour, label=label)
+        side = "right" if count < 0 else "left"
+        text = ("-" if count < 0 else "") + size(abs(count))
+        axis.annotate(
+            f" {text} ",
+            (count / factor, row),
+            ha=side,
+            va="center",
+            fontsize=7,
+            annotation_clip=False,
+        )
+    # Room for the numbers behind the bars.
+    low, high = axis.get_xlim()
+    room = 0.15 * (high - low)
+    axis.set_xlim(low - (room if low < 0 else 0), high + room)
+    axis.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=8)
+    axis.set_ylim(len(rows) - 0.4, -0.6)
+    axis.set_xlabel(unit)
+    axis.set_ylabel("use")
+    axis.set_title(title, fontsize=9)
+    _add_legend(axis)
+    figure.savefig(target)
+    return target
+
+
+def _add_legend(axis: Any) -> None:
+    """Add a legend below the axes with each label once."""
+    handles, labels = axis.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    axis.legend(
+        once.values(),
+        once.keys(),
+        fontsize=6,
+        # Marks of chips are larger than a line of text.
+        markerscale=0.4,
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        borderaxespad=0.0,
+    )
+
+
+def _choose_unit(num_bytes: float) -> tuple[int, str]:
+    return next((row for row in _UNITS if num_bytes >= row[0]), _UNITS[-1])
+
+
+def _colour(number: int) -> str:
+    # The ten colours of matplotlib's cycle.
+    return f"C{number % 10}"
+
+
+def _shorten(name: str) -> str:
+    """Return the end of a long path: the beginning is the same for many arrays."""
+    return name if len(name) <= 40 else f"...{name[-37:]}"

@@ -1,0 +1,182 @@
+"""What is worth a change, with the remedy in numbers: for arrays and for a strategy."""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdist._explain.leaves import Found
+from jaxdist._explain.shards import Index, Leaf, Shard, list_shards
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program import Compilation, InSlot, make_in_slot, must_move
+from jaxdist._reports import plural, size
+from jaxdist._values import PerReplica
+
+# Below this, a copy costs less than the latency of starting it.
+LARGE = 1 << 20
+# So many programs of one function are usual: a last batch that is smaller, an evaluation.
+_USUAL_PROGRAMS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something that costs memory or time, and what to do.
+
+    Args:
+        kind: `replicated`, `host`, `resharding`, `compilation`, `kept state` or `gather in a loop`.
+        what: What was found, with names and numbers.
+        remedy: What to do, with the numbers after it.
+        num_bytes: The bytes that the remedy saves: memory of a device, or bytes that are copied in
+            a step. 0 for what is no matter of bytes.
+    """
+
+    kind: str
+    what: str
+    remedy: str
+    num_bytes: int = 0
+
+    def lines(self) -> Iterator[str]:
+        """Yield the two sentences."""
+        yield f"  {self.what}"
+        yield f"    {self.remedy}"
+
+
+def show_findings(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield the section of a report, or nothing."""
+    if findings:
+        lines = ["Worth a change", *(line for f in findings for line in f.lines())]
+        yield "\n".join(lines)
+
+
+def find_in_arrays(found: Sequence[Found], layout: ReplicaMesh | None) -> Iterator[Finding]:
+    """Yield what is worth a change of arrays that steps of a strategy take."""
+    yield from _find_replicated([leaf for leaf, _ in found])
+    if layout is not None:
+        for leaf, value in found:
+            yield from _find_copied(leaf, value, layout)
+
+
+def _find_replicated(leaves: Sequence[Leaf]) -> Iterator[Finding]:
+    """Yield large arrays that are whole on all devices, where others are cut or could be."""
+    placed = [leaf for leaf in leaves if leaf.shards]
+    cut = {leaf.role for leaf in placed if leaf.num_parts > 1}
+    whole = [le for le in placed if le.num_parts == 1 and le.num_copies > 1]
+    for leaf in whole:
+        if leaf.role in cut and leaf.role != "batch" and leaf.device_bytes >= LARGE:
+            piece = -(-leaf.device_bytes // leaf.num_copies)
+            yield Finding(
+                "replicated",
+                f"{leaf.name}, {leaf.array}, is whole on each of {leaf.num_copies} devices "
+                f"({size(leaf.device_bytes)}), while other {leaf.role} are cut.",
+                f"A rule of jaxdist.partition.Shard for it leaves {size(piece)} on each device.",
+                leaf.device_bytes - piece,
+            )
+    state = [leaf for leaf in whole if leaf.role == "optimizer"]
+    total = sum(leaf.device_bytes for leaf in state)
+    if "optimizer" not in cut and total >= LARGE:
+        copies = max(leaf.num_copies for leaf in state)
+        piece = sum(-(-leaf.device_bytes // copies) for leaf in state)
+        yield Finding(
+            "replicated",
+            f"The optimizer state is whole on each of {copies} devices: {size(total)} in "
+            f"{plural(len(state), 'array')}.",
+            f"jaxdist.sharded_update(tx) keeps about {size(piece)} of it on each device.",
+            total - piece,
+        )
+
+
+def _find_copied(leaf: Leaf, value: Any, layout: ReplicaMesh) -> Iterator[Finding]:
+    """Yield a finding for an array that each call of `run` copies."""
+    devices = len(layout.devices)
+    if leaf.placed == "on the host":
+        if leaf.num_bytes < LARGE:
+            return
+        per_replica = isinstance(value, PerReplica) or leaf.role == "batch"
+        copied = leaf.num_bytes * (1 if per_replica else devices)
+        rows = leaf.shape[0] if leaf.shape else 0
+        piece = leaf.num_bytes if per_replica else leaf.num_bytes // max(1, layout.num_replicas)
+        each = (
+            ""
+            if per_replica or not rows or rows % layout.num_replicas
+            else f": {rows // layout.num_replicas:,} rows, {size(piece)} for each replica"
+        )
+        yield Finding(
+            "host",
+            f"{leaf.name}, {leaf.array}, is in the memory of the host: each call of run copies "
+            f"{size(copied)} to {plural(devices, 'device')}.",
+            "If it is a batch, read it from strategy.experimental_distribute_dataset, which copies "
+            f"ahead of the step{each}. If it stays the same, jax.device_put it once.",
+            copied,
+        )
+        return
+    if isinstance(value, (PerReplica, np.ndarray)) or not leaf.shards:
+        return
+    slot = _make_slot(value, layout)
+    if slot is None or not must_move(value, slot) or leaf.num_bytes < LARGE:
+        return
+    needed = list_shards(slot.sharding, leaf.stored, leaf.itemsize)
+    has = {shard.device: shard.index for shard in leaf.shards}
+    copied = sum(n.num_bytes - _overlap(n, has.get(n.device)) * leaf.itemsize for n in needed)
+    yield Finding(
+        "resharding",
+        f"{leaf.name}, {leaf.array}, is {leaf.describe()}, and a step takes it "
+        f"{slot.kind.value} on {plural(devices, 'device')}: each call of run copies "
+        f"{size(copied)}.",
+        f"Place it once, {size(needed[0].num_bytes)} on each device: "
+        "jax.device_put(x, strategy.replicated_sharding), or strategy.per_replica_sharding if "
+        "its rows are a batch.",
+        copied,
+    )
+
+
+def _overlap(needed: Shard, index: Index | None) -> int:
+    """Return how many elements of a part a device has already."""
+    if index is None:
+        return 0
+    pairs = zip(needed.index, index, strict=True)
+    return math.prod(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in pairs)
+
+
+def _make_slot(value: Any, layout: ReplicaMesh) -> InSlot | None:
+    return make_in_slot(value, layout) if isinstance(value, jax.Array) else None
+
+
+def find_in_compilations(
+    compilations: Sequence[Compilation], shorten: Callable[[str], str]
+) -> Iterator[Finding]:
+    """Yield functions that are compiled again and again, with the reasons."""
+    by_code: dict[tuple[str, str], list[Compilation]] = collections.defaultdict(list)
+    for one in compilations:
+        by_code[one.function, one.source].append(one)
+    for (name, source), of in by_code.items():
+        objects = sum(one.why is None for one in of)
+        changed = [one.why for one in of if one.why is not None]
+        if objects > _USUAL_PROGRAMS:
+            yield Finding(
+                "compilation",
+                f"{name} at {shorten(source)} was compiled for {objects} function objects that the "
+                "same code made.",
+                f"Define it once, outside of the loop: 1 program for {objects}.",
+            )
+        if len(changed) >= _USUAL_PROGRAMS:
+            yield Finding(
+                "compilation",
+                f"{name} at {shorten(source)} was compiled {len(of)} times; the last time for "
+                f"{changed[-1]}.",
+                _advise_on_signatures(changed),
+            )
+
+
+def _advise_on_signatures(changed: Sequence[str]) -> str:
+    """Return the remedy for a function with several signatures."""
+    static = sum("a Python value" in why for why in changed)
+    if static > len(changed) // 2:
+        return "Pass the value as an array (jnp.asarray(x)): then all values share 1 program."
+    return (
+        "Pad the batches to one shape: jaxdist.PartialBatch.PAD does it, and then "
+        f"{len(changed) + 1} programs are 1."
+    )

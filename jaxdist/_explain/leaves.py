@@ -1,0 +1,199 @@
+"""The arrays of a pytree or of NNX objects, with their paths and places."""
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxdist._explain.shards import Leaf, list_axes, list_shards
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._typing import PyTree
+from jaxdist._values import (
+    Kind,
+    PerReplica,
+    Sharded,
+    Variable,
+    is_sharded,
+    placement_of,
+    sharded_placement,
+)
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+_KINDS = {
+    Kind.MIRRORED: "mirrored",
+    Kind.PER_REPLICA: "per replica",
+    Kind.SHARDED: "sharded",
+}
+Found = tuple[Leaf, Any]  # what is shown, and the value itself
+
+
+def collect_leaves(value: PyTree, layout: ReplicaMesh | None) -> list[Found]:
+    """Return every array of a pytree with its value; one array at two places counts once.
+
+    Args:
+        value: A pytree, which may contain NNX objects and values of jaxdist.
+        layout: The mesh of a strategy. Shapes without devices are shown where `run` would place
+            them.
+    """
+    seen: set[int] = set()
+    found: list[Found] = []
+    for name, role, node in _iterate(value):
+        held = _get_held(node)
+        if id(held) in seen:
+            continue
+        # Two names for one array need memory once.
+        seen.add(id(held))
+        found += _read(name, role, node, layout)
+    return found
+
+
+def _iterate(value: PyTree) -> Iterator[tuple[str, str, Any]]:
+    """Yield the name, the role and the value of each leaf."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_node)
+    for path, node in leaves:
+        name = jax.tree_util.keystr(path)
+        if isinstance(node, nnx.Pytree):
+            yield from _iterate_graph(name, node)
+        elif _is_optax_state(node):
+            inner, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_value)
+            for more, leaf in inner:
+                yield f"{name}{jax.tree_util.keystr(more)}", "optimizer", _unbox(leaf)
+        else:
+            yield name, _find_role(node, path), _unbox(node)
+
+
+def _iterate_graph(name: str, node: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield the variables of an NNX object."""
+    # A variable that the object holds twice is one array.
+    seen: set[int] = set()
+    for path, variable in nnx.iter_graph(node):
+        if isinstance(variable, nnx.Variable) and id(variable) not in seen:
+            seen.add(id(variable))
+            full = "/".join(map(str, path))
+            yield f"{name}/{full}" if name else full, _find_role(variable, path), _unbox(variable)
+
+
+def _find_role(node: Any, path: tuple[Any, ...]) -> str:
+    """Return what a leaf is used for. Arrays of which nothing is known are `other`."""
+    if isinstance(node, nnx.OptState) or "opt_state" in map(str, path):
+        return "optimizer"
+    if isinstance(node, PerReplica):
+        return "batch"
+    return "parameters" if isinstance(node, nnx.Param) else "other"
+
+
+def _is_node(x: Any) -> bool:
+    return _is_value(x) or isinstance(x, nnx.Pytree) or _is_optax_state(x)
+
+
+def _is_value(x: Any) -> bool:
+    return isinstance(x, (nnx.Variable, PerReplica, Sharded, Variable))
+
+
+def _is_optax_state(x: Any) -> bool:
+    # The states of optax have no common base class.
+    is_named = isinstance(x, tuple) and hasattr(x, "_fields")
+    return is_named and type(x).__module__.split(".")[0] == "optax"
+
+
+def _unbox(node: Any) -> Any:
+    return node.get_raw_value() if isinstance(node, nnx.Variable) else node
+
+
+def _get_held(node: Any) -> Any:
+    """Return the array that a value of jaxdist holds, or the value itself."""
+    if isinstance(node, Variable):
+        return node._held
+    if isinstance(node, Sharded):
+        return node.held
+    return node.array if isinstance(node, PerReplica) and node.is_global else node
+
+
+def _read(name: str, role: str, node: Any, layout: ReplicaMesh | None) -> Iterator[Found]:
+    """Yield a leaf for a value; for values of replicas that are stored one by one, one for each."""
+    if isinstance(node, PerReplica) and not node.is_global:
+        for number, value in enumerate(node.values):
+            yield from _read(f"{name}.values[{number}]", role, value, layout)
+        return
+    array = _get_held(node)
+    if not _is_array(array):
+        return  # A number or a text needs no memory of a device.
+    shape, sharding = tuple(array.shape), getattr(array, "sharding", None)
+    if sharding is None and layout is not None and isinstance(array, jax.ShapeDtypeStruct):
+        sharding = _find_sharding(node, layout)
+    size = find_itemsize(array.dtype)
+    make = functools.partial(
+        Leaf,
+        name or "the array",
+        role,
+        str(array.dtype),
+        tuple(node.shape) if isinstance(node, Sharded) else shape,
+        shape,
+        size,
+    )
+    if isinstance(array, jax.Array) and array.is_deleted():
+        yield make("donated or deleted"), node
+        return
+    if sharding is None:
+        host = isinstance(array, (np.ndarray, np.generic))
+        yield make("on the host" if host else "abstract"), node
+        return
+    shards = tuple(list_shards(sharding, shape, size))
+    kind = _find_kind(node, array, sharding, layout)
+    memory = sharding.memory_kind or "device"
+    yield make(kind, shards, list_axes(sharding, len(shape)), memory), node
+
+
+def _find_sharding(node: Any, layout: ReplicaMesh) -> jax.sharding.Sharding:
+    """Return the sharding that a shape would get in `run`."""
+    if isinstance(node, Sharded):
+        return sharded_placement(node, layout).sharding
+    return placement_of(node, layout).sharding
+
+
+def _find_kind(node: Any, array: Any, sharding: Any, layout: ReplicaMesh | None) -> str:
+    """Return how the value is placed, in a word."""
+    if isinstance(node, Sharded):
+        return "sharded"
+    if isinstance(node, PerReplica):
+        return "per replica"
+    if len(sharding.device_set) == 1:
+        return "on one device"
+    if layout is not None and isinstance(array, jax.Array):
+        return _KINDS[placement_of(array, layout).kind]
+    return "mirrored" if sharding.is_fully_replicated else "sharded"
+
+
+def find_itemsize(dtype: Any) -> int:
+    """Return the bytes of one element; a random key is several numbers."""
+    if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return int(dtype.itemsize)
+    # The sharding of keys is about the keys; each of them is whole on its device.
+    key = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
+    return math.prod(key.shape) * int(key.dtype.itemsize)
+
+
+def has_arrays(value: PyTree) -> bool:
+    """Whether a pytree has an array, or an NNX object with one."""
+    return any(
+        _is_array(_get_held(node)) or isinstance(node, PerReplica) or is_sharded(node)
+        for _, _, node in _iterate(value)
+    )
+
+
+def find_tracer(value: PyTree) -> str | None:
+    """Return the name of a leaf that is traced, or None."""
+    for name, _, node in _iterate(value):
+        if isinstance(_get_held(node), jax.core.Tracer):
+            return name or "the array"
+    return None
+
+
+def _is_array(value: Any) -> bool:
+    # Arrays of texts and of Python objects cannot be on a device.
+    return isinstance(value, _ARRAYS) and getattr(value.dtype, "kind", "V") not in "OSUMm"

@@ -1,0 +1,85 @@
+"""A comparison of plans of one job on one slice."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from jaxdist._reports.plan import CAVEAT, SlicePlan
+from jaxdist._reports.tables import Report, Table
+from jaxdist._reports.words import seconds, size
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A placement of a job, with its plan, or the reason why it has none."""
+
+    rules: str
+    num_replicas: int
+    num_logical: int
+    plan: SlicePlan | None
+    reason: str = ""
+
+    @property
+    def seconds(self) -> float | None:
+        """The predicted time of a step; None if the job does not fit."""
+        if self.plan is None or self.plan.times is None:
+            return None
+        return self.plan.times.predicted
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Sweep(Report):
+    """Placements of a job on a slice, the fastest of those that fit first.
+
+    All have the same global batch, so a shorter step is more work in the same time.
+
+    Args:
+        name: The name of the job.
+        topology: The slice.
+        global_rows: Rows of a batch, for all replicas.
+        candidates: All placements that were tried.
+    """
+
+    name: str
+    topology: str
+    global_rows: int
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def ranked(self) -> tuple[Candidate, ...]:
+        """The candidates that fit by predicted time, then the others in the order of the trials."""
+        # The sort is stable, so candidates without a time keep their order.
+        return tuple(sorted(self.candidates, key=lambda c: (c.seconds is None, c.seconds or 0.0)))
+
+    @property
+    def best(self) -> SlicePlan | None:
+        """The plan with the shortest predicted step of those that fit."""
+        first = next(iter(self.ranked), None)
+        return first.plan if first is not None and first.seconds is not None else None
+
+    def parts(self) -> Iterator[Table | str]:
+        """Yield tables and sentences."""
+        yield (
+            f"Ways to lay {self.name} out on {self.topology}, "
+            f"with {self.global_rows:,} rows in a batch"
+        )
+        yield Table(
+            "Ranked by predicted time",
+            ("", "rules", "replicas x logical", "a step", "at least", "by", "peak", "what"),
+            tuple(self._row(number, c) for number, c in enumerate(self.ranked, 1)),
+            frozenset({"", "a step", "at least", "peak"}),
+        )
+        yield CAVEAT
+
+    def _row(self, number: int, c: Candidate) -> tuple[str, ...]:
+        """Return the cells of one candidate."""
+        mesh = f"{c.num_replicas:,} x {c.num_logical}"
+        if c.plan is None:
+            return ("", c.rules, mesh, "", "", "", "", c.reason)
+        peak = "?" if c.plan.memory.peak is None else size(c.plan.memory.peak)
+        if c.plan.times is None:
+            # A plan without times is one that the compiler refused for its memory.
+            limit = size(c.plan.memory.limit)
+            return ("", c.rules, mesh, "", "", "", peak, f"does not fit into {limit}")
+        times = c.plan.times
+        predicted, bound = seconds(times.predicted), seconds(times.bound)
+        return (str(number), c.rules, mesh, predicted, bound, times.bound_by, peak, "fits")

@@ -1,0 +1,170 @@
+"""`jaxdist launch --ps`: the options of jobs with parameter servers."""
+
+import argparse
+import pathlib
+import sys
+
+from jaxdist._launching import ClusterJob, Patience, Program, connect_to_ray, launch_cluster
+from jaxdist.cli._launch_command.files import print_task_file
+from jaxdist.errors import ArgumentError
+
+# Options of jobs whose processes are all alike.
+_ONLY_ALIKE = {
+    "count": "-n",
+    "elastic": "--elastic",
+    "report_seconds": "--report-seconds",
+}
+_ONLY_HERE = {
+    "workers": "--workers",
+    "evaluator": "--evaluator",
+    "snapshot_directory": "--snapshot-directory",
+    "snapshot_seconds": "--snapshot-seconds",
+    "module": "--module",
+    "plain_servers": "--plain-servers",
+}
+
+
+def add_cluster_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--ps`, `--workers` and what belongs to them."""
+    group = parser.add_argument_group(
+        "parameter servers",
+        "--ps P --workers W starts P parameter servers, W workers and a chief, in place of N equal "
+        "processes. All run the script, in which the first two call jaxdist.Server(...).join(). "
+        "One that is killed is started again, and the others go on. When the chief ends, the "
+        "launcher ends the others, and exits with its code.",
+    )
+    group.add_argument("--ps", type=int, metavar="P", help="number of parameter servers")
+    group.add_argument("--workers", type=int, metavar="W", help="number of workers")
+    group.add_argument(
+        "--chief", type=int, choices=(1,), help="number of chiefs; there is always one"
+    )
+    group.add_argument(
+        "--evaluator",
+        action="store_true",
+        default=None,
+        help=(
+            "also start an evaluator, which runs the script and follows the checkpoints: for "
+            "estimator.train_and_evaluate. When the chief has ended well, the launcher waits until "
+            "the evaluator ends, too"
+        ),
+    )
+    group.add_argument(
+        "--snapshot-directory",
+        metavar="DIR",
+        help=(
+            "where parameter servers write snapshots: a folder, with --on ray and --print slurm "
+            "one that all nodes share, with --print jobset a PersistentVolumeClaim; a folder that "
+            "is deleted at the end if left out"
+        ),
+    )
+    group.add_argument(
+        "--snapshot-seconds",
+        type=float,
+        metavar="S",
+        help=(
+            "with --plain-servers or train: how often a snapshot is written; 60 if left out. What "
+            "changed after the last one is lost with a server that is killed"
+        ),
+    )
+    group.add_argument(
+        "--plain-servers",
+        action="store_true",
+        default=None,
+        help=(
+            "parameter servers and workers run `jaxdist server` and not the script, as they do for "
+            "train; dataset functions are then those of --module"
+        ),
+    )
+    group.add_argument(
+        "--module",
+        action="append",
+        metavar="NAME",
+        help="with --plain-servers: a module whose dataset functions workers may call",
+    )
+
+
+def is_cluster(arguments: argparse.Namespace) -> bool:
+    """Return whether a job with parameter servers is meant.
+
+    Raises:
+        ArgumentError: Options of two kinds of jobs, or one that is missing.
+    """
+    if arguments.ps is None and arguments.chief is None:
+        given = [o for name, o in _ONLY_HERE.items() if getattr(arguments, name) is not None]
+        if not given:
+            return False
+        raise ArgumentError(
+            f"jaxdist launch was given {given[0]}, and no --ps.\n\n"
+            f"{given[0]} belongs to a job with parameter servers.\n\n"
+            "Pass for instance: jaxdist launch --ps 1 --workers 2 script.py"
+        )
+    for name, what in (("ps", "parameter servers"), ("workers", "workers")):
+        if getattr(arguments, name) is None:
+            raise ArgumentError(
+                f"jaxdist launch was given no number of {what}.\n\n"
+                "A job with parameter servers has --ps and --workers.\n\n"
+                "Pass for instance: jaxdist launch --ps 1 --workers 2 script.py"
+            )
+    wrong = [o for name, o in _ONLY_ALIKE.items() if getattr(arguments, name) is not None]
+    if wrong:
+        raise ArgumentError(
+            f"jaxdist launch was given --ps {arguments.ps} and {wrong[0]}.\n\n"
+            f"{wrong[0]} belongs to jobs whose processes are all alike.\n\n"
+            f"Leave out {wrong[0]}."
+        )
+    if arguments.module and not arguments.plain_servers:
+        raise ArgumentError(
+            f"jaxdist launch was given --module {arguments.module[0]}, and no --plain-servers.\n\n"
+            "Workers that run the script have the functions of the script, and the modules that it "
+            "gives to jaxdist.Server.\n\nAdd --plain-servers, or leave out --module."
+        )
+    return True
+
+
+def launch_with_servers(arguments: argparse.Namespace, program: Program) -> int:
+    """Start the tasks, and return the exit code when all have ended.
+
+    Raises:
+        LaunchError: They cannot be started.
+        ArgumentError: A number is out of range.
+    """
+    if arguments.evaluator and (program.is_training or arguments.target or arguments.on):
+        other = "train" if program.is_training else f"--print {arguments.target}"
+        raise ArgumentError(
+            f"jaxdist launch was given --evaluator and {other if not arguments.on else '--on ray'}."
+            "\n\nAn evaluator is started on this machine, for a script that calls "
+            "estimator.train_and_evaluate.\n\n"
+            "Leave --evaluator out, and start the script with the task 'evaluator' in TF_CONFIG."
+        )
+    options = [part for name in arguments.module or [] for part in ("--module", name)]
+    is_plain = bool(arguments.plain_servers or program.is_training)
+    if arguments.snapshot_seconds is not None:
+        if not is_plain:
+            raise ArgumentError(
+                f"jaxdist launch was given --snapshot-seconds {arguments.snapshot_seconds:g}, and "
+                "parameter servers run the script.\n\n"
+                "The script makes its own jaxdist.Server.\n\n"
+                "Pass snapshot_seconds= to jaxdist.Server in the script, or add --plain-servers."
+            )
+        options += ["--snapshot-seconds", str(arguments.snapshot_seconds)]
+    plain = [sys.executable, "-m", "jaxdist", "server", *options]
+    directory = arguments.snapshot_directory
+    grace = arguments.grace_seconds
+    job = ClusterJob(
+        program.command,
+        # `jaxdist train` is the program of the chief alone.
+        plain if is_plain else program.command,
+        arguments.ps,
+        arguments.workers,
+        devices_per_process=arguments.devices_per_process,
+        restarts=arguments.restarts,
+        snapshot_directory=None if directory is None else pathlib.Path(directory).absolute(),
+        patience=Patience() if grace is None else Patience(grace=grace),
+        evaluators=1 if arguments.evaluator else 0,
+    )
+    if arguments.target is not None:
+        return print_task_file(arguments, program, job)
+    if arguments.on == "ray":
+        with connect_to_ray() as nodes:
+            return launch_cluster(job, nodes.run_tasks)
+    return launch_cluster(job)

@@ -1,0 +1,111 @@
+"""The site: its navigation, its generated pages, and its build where mkdocs is installed."""
+
+import importlib
+import importlib.util
+import inspect
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.test_documentation import ROOT
+from tools import api_pages, configuration_page, documentation_site
+
+DOCS = ROOT / "docs"
+
+
+def test_the_configuration_reference_has_every_entry_as_it_is_now() -> None:
+    assert configuration_page.list_missing_meanings() == []
+    assert configuration_page.PAGE.read_text() == configuration_page.write_page(), (
+        "run `python -m tools.configuration_page`"
+    )
+
+
+@pytest.mark.parametrize("module", api_pages.list_modules())
+def test_the_api_reference_has_every_name_that_a_module_has(module: str) -> None:
+    listed = {name.name for name in api_pages.list_names() if name.module == module}
+    there = {
+        name
+        for name, value in vars(importlib.import_module(module)).items()
+        if not name.startswith("_")
+        and (inspect.isclass(value) or inspect.isfunction(value))
+        and value.__module__.startswith("jaxdist")
+    }
+    # What a module imports for itself, without `as`, is no name of it.
+    own = {name for name in there if name in _read_exported(module)}
+    assert own <= listed
+    assert all(hasattr(importlib.import_module(module), name) for name in listed)
+
+
+def _read_exported(module: str) -> set[str]:
+    file = importlib.import_module(module).__file__
+    assert file is not None
+    text = pathlib.Path(file).read_text()
+    exported = set(re.findall(r"\bas (\w+)", text)) | set(
+        re.findall(r"^(?:def|class) (\w+)", text, re.M)
+    )
+    if "import *" in text:
+        exported |= set(vars(importlib.import_module(module)))
+    return exported
+
+
+def test_each_object_has_one_entry_and_its_other_names_lead_to_it() -> None:
+    names = api_pages.list_names()
+    entries = {name.path for name in names if name.first == name.path}
+    assert {name.first for name in names} == entries
+    page = api_pages.write_page("jaxdist")
+    assert "::: jaxdist.MirroredStrategy\n" in page
+    assert "- `jaxdist.contrib.Strategy`" not in page
+    contrib = api_pages.write_page("jaxdist.contrib")
+    assert "- `jaxdist.contrib.get_strategy` is [`jaxdist.get_strategy`]" in contrib
+
+
+def _read_navigation() -> list[str]:
+    lines = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    return re.findall(r"- ([\w/.-]+\.md)$", lines, re.M)
+
+
+def test_the_navigation_has_each_page_once() -> None:
+    listed = _read_navigation()
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
+def test_the_list_of_pages_has_the_order_of_the_navigation() -> None:
+    index = (DOCS / "index.md").read_text()
+    pages = [p for p in _read_navigation() if not p.startswith("design/") and p != "index.md"]
+    found = [link for link in re.findall(r"\]\(([\w/.-]+\.md)\)", index) if link in pages]
+    assert list(dict.fromkeys(found)) == pages
+
+
+def test_a_folder_of_pages_is_not_too_long_to_read() -> None:
+    folders = [DOCS, *(path for path in DOCS.iterdir() if path.is_dir())]
+    most = 18  # design notes are numbered, and never renamed
+    assert {f.name: len(list(f.iterdir())) for f in folders if len(list(f.iterdir())) > most} == {}
+
+
+def test_links_out_of_the_pages_lead_to_pages_of_the_site() -> None:
+    folder = DOCS / "how-to"
+    text = "[a](../../notebooks/first_steps.ipynb) [b](plan.md#c) [d](https://e.f) [g][h]"
+    moved = documentation_site.move_links(text, folder, "how-to/x.md")
+    assert moved == "[a](../notebooks/first_steps.md) [b](plan.md#c) [d](https://e.f) [g][h]"
+    places = documentation_site.generate_pages()
+    assert {"changelog.md", "notebooks/first_steps.md", "reference/api/jaxdist.md"} <= set(places)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_site_is_built_without_a_warning(tmp_path: pathlib.Path) -> None:
+    if importlib.util.find_spec("mkdocs") is None or not importlib.util.find_spec("mkdocstrings"):
+        pytest.skip("the extra `docs` is not installed")
+    command = ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=380
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (tmp_path / "site" / "reference" / "api" / "jaxdist.html").read_text()
+    assert 'id="jaxdist.MirroredStrategy"' in page
+    # Sections that griffe does not know are shown with their names, and examples as code.
+    assert "<summary>Cost</summary>" in page
+    assert "&gt;&gt;&gt; " in page

@@ -1,0 +1,57 @@
+"""`fit` in two processes of two devices has the numbers of one device, in both of them."""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.fit import in_processes
+from tests.fit.models import make_data, make_model, mirrored
+from tests.processes.job import run_job
+
+COUNTS = [(1, 1), (7, 32), (100, 32), (100, 100)]
+
+
+def _train_alone(count: int, size: int) -> list[Any]:
+    data = make_data(count)
+    model = make_model(mirrored(1), metrics=["accuracy"])
+    given: dict[str, Any] = {"batch_size": size, "verbose": 0, "sample_weight": data.weight}
+    history = model.fit(data.x, data.y, epochs=2, **given).history
+    logs = model.evaluate(data.x, data.y, return_dict=True, **given)
+    return [history, logs, model.predict(data.x, size), model.get_weights()]
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_device() -> None:
+    outcomes = run_job(in_processes.train, 2, args=(COUNTS,), devices=2)
+    for outcome in outcomes:
+        assert outcome.exit_code == 0, outcome.describe()
+    for index, (count, size) in enumerate(COUNTS):
+        wanted = _train_alone(count, size)
+        for outcome in outcomes:
+            history, logs, outputs, weights = outcome.result[index]
+            for name in ("loss", "accuracy"):
+                np.testing.assert_allclose(history[name], wanted[0][name], rtol=1e-5)
+                np.testing.assert_allclose(logs[name], wanted[1][name], rtol=1e-5)
+            np.testing.assert_allclose(outputs, wanted[2], rtol=1e-4, atol=1e-6)
+            for one, other in zip(weights, wanted[3], strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_processes_save_together_and_one_of_them_writes_logs(tmp_path: pathlib.Path) -> None:
+    outcomes = run_job(in_processes.train_and_write, 2, args=(str(tmp_path),), devices=2)
+    for outcome in outcomes:
+        assert outcome.exit_code == 0, outcome.describe()
+    data, whole = make_data(20), make_model(mirrored(1))
+    wanted = whole.fit(data.x, data.y, 8, epochs=3, verbose=0).history["loss"]
+    for outcome in outcomes:
+        np.testing.assert_allclose(outcome.result, wanted, rtol=1e-5)
+    lines = (tmp_path / "log.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["epoch", "0", "1", "2"]
+    assert [o.stdout.count("epoch ") for o in outcomes] == [3, 0]
+    other = make_model(mirrored(3))
+    other.load(tmp_path / "whole")
+    for one, two in zip(other.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)

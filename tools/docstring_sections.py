@@ -1,0 +1,28 @@
+"""A griffe extension: sections of docstrings that griffe would not show as they are meant.
+
+griffe shows `Examples:` as code and `Example:`, which jaxdist writes, as a plain box. Each line of
+`Raises:` has to begin with a class, and a few begin with a sentence about another function.
+`mkdocs.yml` names this file. griffe is no dependency, so it is imported by name here.
+"""
+
+import importlib
+import re
+from typing import Any
+
+_EXTENSION: Any = importlib.import_module("griffe").Extension
+
+
+class DocstringSections(_EXTENSION):
+    """Rename sections of each docstring to names that griffe knows."""
+
+    def on_object(self, *, obj: Any, **_: Any) -> None:
+        """Change the docstring of one object.
+
+        Args:
+            obj: What griffe has read: a module, class, function or attribute.
+            **_: What else griffe passes.
+        """
+        if obj.docstring is not None:
+            text = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.M)
+            sentence = r"^( *)Raises:\n(?! *\w+:)"
+            obj.docstring.value = re.sub(sentence, r"\1Errors:\n", text, flags=re.M)
