@@ -137,7 +137,7 @@ def test_calls_that_do_not_fit_are_named_errors(
     with pytest.raises(CheckpointError, match="found no checkpoint"):
         new.get_variable_names()
     estimator = est.Estimator(model_fn, folder)
-    with pytest.raises(CheckpointError, match="has no variable 'x'"):
+    with pytest.raises(CheckpointError, match="given name='x'"):
         estimator.get_variable_value("x")
     with pytest.raises(ArgumentError, match="steps=0"):
         estimator.evaluate(batches(5), steps=0)

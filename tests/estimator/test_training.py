@@ -409,7 +409,7 @@ _SETTINGS: Any = est.WarmStartSettings
             {"warm_start_from": _SETTINGS("a", "x", 3)},
             ArgumentTypeError,
             "prev_var_name=3",
-        ),  # type: ignore[arg-type]
+        ),
         ({"config": est.RunConfig("other")}, ArgumentError, "config.model_dir is 'other'"),
         ({"model_fn": Line(nnx.Rngs(0))}, ArgumentError, "a module, and no loss"),
         ({"model_fn": Line(nnx.Rngs(0)), "loss": abs}, ArgumentError, "a module, and no optimizer"),

@@ -58,6 +58,7 @@ def read_strategies(
                     f"Pass one of them, for instance {name}=strategy."
                 )
         train, evaluation = both.train_distribute, both.eval_distribute
+        caller = "contrib.DistributeConfig"
         if both.remote_cluster is not None:
             _refuse_remote(caller, both.remote_cluster, has_cluster=has_cluster)
     for name, value in (("train_distribute", train), ("eval_distribute", evaluation)):

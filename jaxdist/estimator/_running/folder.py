@@ -77,7 +77,8 @@ class CheckpointChoice:
         leaves = self.read_leaves()
         if name not in leaves:
             raise CheckpointError(
-                f"{self.path} has no variable {name!r}.\n\n"
+                f"Estimator.get_variable_value was given name={name!r}, and {self.path} has no "
+                "such variable.\n\n"
                 f"It has {', '.join(sorted(leaves))}.\n\nPass one of these names."
             )
         with Checkpoints(self.folder) as checkpoints:
