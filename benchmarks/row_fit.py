@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 from benchmarks._bench import Bench, arm
 from benchmarks._lines import Line, Need
 from benchmarks._loop import Loop
-from benchmarks._steps import P, mesh, strategy
+from benchmarks._steps import STEPS_IN_FLIGHT, P, mesh, strategy
 from jaxdist import fit
 
 ROW = "fit"
@@ -144,12 +144,15 @@ def by_hand(n: int, model: str) -> Loop:
     def loop(steps: int) -> None:
         x, y = made.setdefault(steps, _examples(kind, steps))
         order = rng.permutation(len(x))
-        value, losses = held[0], []
+        losses: list[jax.Array] = []
+        value = held[0]
         for index in range(steps):
             chosen = order[index * kind.batch : (index + 1) * kind.batch]
             batch = jax.device_put((x[chosen], y[chosen]), rows)
             value, loss = call(value, *batch)
             losses.append(loss)
+            if len(losses) % STEPS_IN_FLIGHT == 0:
+                jax.block_until_ready(loss)
         held[0] = value
         float(jnp.mean(jnp.stack(losses)))
 

@@ -1,5 +1,6 @@
 """The programming model of `tf.distribute`, on JAX."""
 
+from jaxdist import _keras as _keras
 from jaxdist import _planning as _planning
 from jaxdist import cluster_resolver as cluster_resolver
 from jaxdist import compat as compat
@@ -7,6 +8,7 @@ from jaxdist import config as config
 from jaxdist import contrib as contrib
 from jaxdist import coordinator as coordinator
 from jaxdist import errors as errors
+from jaxdist import estimator as estimator
 from jaxdist import experimental as experimental
 from jaxdist import fit as fit
 from jaxdist import nn as nn

@@ -36,5 +36,7 @@ class Hook(Generic[F]):
 
 # Compiles a program of a strategy for another machine; `Program.compile_for` calls it.
 COMPILE_FOR = Hook[Callable[..., Any]]("jaxdist._planning")
+# Called when a strategy is made, so that models of Keras know of strategies.
+MAKE_STRATEGY = Hook[Callable[[], None]]("jaxdist._keras")
 # Returns the `_values.CallContext` of the caller: the current strategy, and the step around it.
 GET_CALL_CONTEXT = Hook[Callable[[], Any]]("jaxdist._replica")

@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 from jaxdist.errors import MissingNameError
 
 # Parts of `tf.distribute` that jaxdist will have later; each text explains several names.
-FIT = "It comes with fit and Estimator, which are not there yet."
 
 _SESSIONS = "There are no sessions and no graphs: steps run when they are called."
 _RUN = "A step is a function that strategy.run(step, args) runs on every replica."
@@ -24,7 +23,6 @@ _TOP = {
         "get_replica_context().all_reduce('mean', value)."
     ),
     "StrategyV1": "It is jaxdist.compat.v1.Strategy.",
-    "estimator": FIT,
     "experimental_aggregate_gradients": (
         "Optimizers are optax's, which never all-reduce: a step all-reduces its gradients in a "
         "line of its own, and leaves that line out for experimental_aggregate_gradients=False."
@@ -46,7 +44,6 @@ _CONTRIB = {
         "distribute_datasets_from_function(lambda context: dataset) for a dataset whose batches "
         "are those of one replica. num_gpus_per_worker=n is CUDA_VISIBLE_DEVICES with n numbers."
     ),
-    "DistributeConfig": FIT,
     "MirroredStrategy": (
         "It gave each batch of a dataset whole to one replica.\n\n"
         "Use jaxdist.MirroredStrategy(devices, cross_device_ops), and "

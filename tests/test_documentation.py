@@ -137,7 +137,8 @@ def test_code_of_the_page_runs_and_prints_what_the_page_says(
     page: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     blocks = read_blocks(page.read_text())
-    program = tmp_path / f"{page.stem}.py"
+    # Not the name of a package that the page imports.
+    program = tmp_path / f"page_{page.stem}.py"
     program.write_text(as_program(blocks))
     done = subprocess.run(
         [sys.executable, "-W", "error", str(program)],

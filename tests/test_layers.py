@@ -17,7 +17,7 @@ ROOT = pathlib.Path(jaxdist.__file__).parent
 ROWS = [
     {"_typing", "errors"},
     {"_compat", "_hooks", "_not_there", "_validate"},
-    {"_devices", "_lint", "_mesh", "_processes", "hlo"},
+    {"_devices", "_lint", "_mesh", "_processes", "_projects", "hlo"},
     {"tpu", "cluster_resolver", "cost", "_launching"},
     {"_reports", "_resolve"},
     {"_values", "_collectives"},
@@ -26,10 +26,10 @@ ROWS = [
     {"_update"},
     {"_checks", "_checkpoints"},
     {"_strategies", "_preemption"},
-    {"_planning", "training"},
+    {"_keras", "_planning", "training"},
     {"_parameter_server"},
     {"_explain"},
-    {"fit", "jobs"},
+    {"estimator", "fit", "jobs"},
     {"experimental", "compat", "contrib", "config", "coordinator"},
     {"__init__"},
     {"cli"},
@@ -64,7 +64,7 @@ SERVERS = [
 INSIDE = {"_program": (PROGRAM, PROGRAM_SIDEWAYS), "_parameter_server": (SERVERS, set())}
 
 # Rooms that could run without JAX: who is in the job, where chips are, what programs do.
-WITHOUT_JAX = {"_lint", "cluster_resolver", "tpu"}
+WITHOUT_JAX = {"_lint", "_projects", "cluster_resolver", "tpu"}
 
 # Names of JAX on the processes of a job, and the only room that uses them. A mesh knows the owners
 # of its devices, so that what each process computes is tested in one.
@@ -89,6 +89,7 @@ PUBLIC = {
     "cost",
     "data",
     "errors",
+    "estimator",
     "experimental",
     "fit",
     "hlo",
@@ -104,6 +105,7 @@ PUBLIC_INSIDE = {
     "compat.v1",
     "compat.v1.experimental",
     "compat.v1.tpu",
+    "estimator.experimental",
     "experimental.coordinator",
     "experimental.partitioners",
     "experimental.rpc",

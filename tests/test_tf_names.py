@@ -15,7 +15,7 @@ from tests import tf_names
 
 _JOINED = re.sub(r"\n +", " ", tf_names.HERE).replace("( ", "(")
 LINES = [line for line in _JOINED.splitlines() if line]
-MISSING = {**tf_names.REPLACED, **tf_names.TO_COME}
+MISSING = tf_names.REPLACED
 
 
 def _read(path: str) -> Any:
@@ -88,12 +88,8 @@ def test_the_names_that_are_missing_are_exactly_the_listed_ones() -> None:
     assert found == set(MISSING)
 
 
-def test_what_is_still_to_come_names_its_subject_alone() -> None:
-    """A name moves from one list to the other when it is built, and the page with it."""
-    assert set(tf_names.REPLACED) & set(tf_names.TO_COME) == set()
+def test_no_name_is_both_there_and_missing() -> None:
     assert {_wanted(line)[0] for line in LINES} & set(MISSING) == set()
-    subjects = {tf_names.FIT}
-    assert set(tf_names.TO_COME.values()) == subjects
 
 
 def test_a_name_that_nobody_documents_is_an_ordinary_attribute_error() -> None:
@@ -106,8 +102,8 @@ def test_a_name_that_nobody_documents_is_an_ordinary_attribute_error() -> None:
 
 
 def test_an_import_of_a_missing_name_is_an_import_error() -> None:
-    with pytest.raises(ImportError, match="DistributeConfig"):
-        from jaxdist.contrib import DistributeConfig  # type: ignore  # noqa: F401
+    with pytest.raises(ImportError, match="UpdateContext"):
+        from jaxdist.contrib import UpdateContext  # type: ignore  # noqa: F401
 
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "porting" / "coming-from-tf-distribute.md"
@@ -129,11 +125,6 @@ def test_the_page_says_of_each_replaced_name_what_is_in_its_place() -> None:
         name for row in _rows("Missing names and their replacements") for name in _in_code(row[0])
     ]
     assert sorted(set(named) - {"apply_gradients"}) == sorted(tf_names.REPLACED)
-
-
-def test_the_page_says_with_what_each_name_comes_that_is_still_to_come() -> None:
-    found = {name: row[0] for row in _rows("Not implemented yet") for name in _in_code(row[1])}
-    assert found == tf_names.TO_COME
 
 
 def test_the_page_names_what_is_there() -> None:

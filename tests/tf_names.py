@@ -327,6 +327,55 @@ contrib.in_cross_replica_context()
 contrib.initialize_tpu_system
 contrib.require_replica_context(replica_ctx)
 
+contrib.DistributeConfig(train_distribute=None, eval_distribute=None, remote_cluster=None)
+estimator.Estimator(model_fn, model_dir=None, config=None, params=None, warm_start_from=None)
+estimator.Estimator.train(input_fn, hooks=None, steps=None, max_steps=None, saving_listeners=None)
+estimator.Estimator.evaluate(input_fn, steps=None, hooks=None, checkpoint_path=None, name=None)
+estimator.Estimator.predict(input_fn, predict_keys=None, hooks=None, checkpoint_path=None,
+    yield_single_examples=True)
+estimator.Estimator.config
+estimator.Estimator.eval_dir(name=None)
+estimator.Estimator.get_variable_names()
+estimator.Estimator.get_variable_value(name)
+estimator.Estimator.latest_checkpoint()
+estimator.Estimator.model_dir
+estimator.Estimator.params
+estimator.ModeKeys.TRAIN
+estimator.ModeKeys.EVAL
+estimator.ModeKeys.PREDICT
+estimator.RunConfig(model_dir=None, tf_random_seed=None, save_summary_steps=100,
+    save_checkpoints_steps=..., save_checkpoints_secs=...)
+estimator.RunConfig.replace
+estimator.TrainSpec(input_fn, max_steps=None, hooks=None, saving_listeners=None)
+estimator.EvalSpec(input_fn, steps=100, name=None, hooks=None, exporters=None, start_delay_secs=120,
+    throttle_secs=600)
+estimator.train_and_evaluate(estimator, train_spec, eval_spec)
+estimator.WarmStartSettings(ckpt_to_initialize_from, vars_to_warm_start='.*')
+estimator.SessionRunHook.begin()
+estimator.SessionRunHook.after_create_session(session, coord)
+estimator.SessionRunHook.before_run(run_context)
+estimator.SessionRunHook.after_run(run_context, run_values)
+estimator.SessionRunHook.end(session)
+estimator.CheckpointSaverListener.begin()
+estimator.CheckpointSaverListener.before_save(session, global_step_value)
+estimator.CheckpointSaverListener.after_save(session, global_step_value)
+estimator.CheckpointSaverListener.end(session, global_step_value)
+estimator.Exporter.export(estimator, export_path, checkpoint_path, eval_result, is_the_final_export)
+estimator.FinalExporter(name, serving_input_receiver_fn)
+estimator.LatestExporter(name, serving_input_receiver_fn)
+estimator.BestExporter(name='best_exporter', serving_input_receiver_fn=None)
+estimator.TaskType.CHIEF
+estimator.experimental.make_early_stopping_hook(estimator, should_stop_fn, run_every_secs=60,
+    run_every_steps=None)
+estimator.experimental.stop_if_higher_hook(estimator, metric_name, threshold, eval_dir=None,
+    min_steps=0, run_every_secs=60, run_every_steps=None)
+estimator.experimental.stop_if_lower_hook(estimator, metric_name, threshold, eval_dir=None,
+    min_steps=0, run_every_secs=60, run_every_steps=None)
+estimator.experimental.stop_if_no_increase_hook(estimator, metric_name, max_steps_without_increase,
+    eval_dir=None, min_steps=0, run_every_secs=60, run_every_steps=None)
+estimator.experimental.stop_if_no_decrease_hook(estimator, metric_name, max_steps_without_decrease,
+    eval_dir=None, min_steps=0, run_every_secs=60, run_every_steps=None)
+
 nn.compute_average_loss(per_example_loss, sample_weight=None, global_batch_size=None)
 nn.scale_regularization_loss(regularization_loss)
 
@@ -385,13 +434,6 @@ REPLACED = {
     "errors.AbortedError": "errors.PSUnavailableError",
     "lookup": "jaxdist.nn.embedding_lookup",
     "tpu.experimental.embedding": "partition.fsdp()",
-}
-
-# Still to come: reading it is an error that says with what.
-FIT = "fit and Estimator"
-TO_COME = {
-    "contrib.DistributeConfig": FIT,
-    "estimator": FIT,
 }
 
 # There under the same name, with other arguments: what the page on differences says of it.

@@ -5,6 +5,8 @@ process failed first. No process of the job hosts anything that the others need.
 """
 
 from jaxdist._launching.attempt import Patience as Patience
+from jaxdist._launching.cluster import FINISHED as FINISHED
+from jaxdist._launching.cluster import LAUNCH_ID as LAUNCH_ID
 from jaxdist._launching.cluster import ClusterJob as ClusterJob
 from jaxdist._launching.cluster import launch_cluster as launch_cluster
 from jaxdist._launching.command import Program as Program

@@ -13,7 +13,7 @@ import jax
 from jaxdist import _collectives, _compat, _processes, _replica, _reports, data
 from jaxdist._checks import DriftChecks, GradientReport, check_gradients
 from jaxdist._collectives import ReduceOp
-from jaxdist._hooks import COMPILE_FOR
+from jaxdist._hooks import COMPILE_FOR, MAKE_STRATEGY
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import EAGERLY, Program, Runner, RunOptions, variables_as_values
 from jaxdist._strategies.across import in_merge as merged
@@ -87,6 +87,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
     def _set_up(
         self, layout: ReplicaMesh, communication: _collectives.Communication | None = None
     ) -> None:
+        MAKE_STRATEGY.call()
         self.layout = layout
         self.communication = dataclasses.replace(
             communication or _collectives.Communication(), is_shared=layout.is_shared

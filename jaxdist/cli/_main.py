@@ -8,8 +8,9 @@ from jaxdist._launching import record_error
 from jaxdist.cli._bench import add_bench
 from jaxdist.cli._info import show_info
 from jaxdist.cli._job_arguments import add_job_arguments
-from jaxdist.cli._launch import add_launch
+from jaxdist.cli._launch_command.launch import add_launch
 from jaxdist.cli._lint import add_lint
+from jaxdist.cli._new import add_new
 from jaxdist.cli._plan import add_plan
 from jaxdist.cli._resolve import add_resolve
 from jaxdist.cli._server import add_server
@@ -72,6 +73,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "--traceback", action="store_true", help="show where an error was raised, all of it"
     )
     _add_train(commands, shared)
+    add_new(commands, shared)
     add_plan(commands, shared)
     add_trace(commands, shared)
     add_bench(commands, shared)

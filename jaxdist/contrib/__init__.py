@@ -16,6 +16,7 @@ from jaxdist._strategies import in_cross_replica_context as in_cross_replica_con
 from jaxdist.contrib._contexts import get_cross_replica_context as get_cross_replica_context
 from jaxdist.contrib._contexts import require_replica_context as require_replica_context
 from jaxdist.contrib._monitor import Monitor as Monitor
+from jaxdist.estimator import DistributeConfig as DistributeConfig
 from jaxdist.tpu.experimental import initialize_tpu_system as initialize_tpu_system
 
 # Older names in `tf.contrib.distribute`.

@@ -34,7 +34,7 @@ class _Net(nnx.Module):
         self.weight = nnx.Param(jnp.ones((1, 1)))
 
     def __call__(self, x: Any) -> Any:
-        return jnp.mean(jnp.reshape(x, (x.shape[0], -1)), axis=1, keepdims=True) @ self.weight
+        return jnp.mean(jnp.reshape(x, (x.shape[0], -1)), axis=1, keepdims=True) @ self.weight[...]
 
 
 def _module() -> nnx.Module:
@@ -108,7 +108,7 @@ def _update(**given: Any) -> Any:
 
     def step(model: Any, optimizer: Any) -> Any:
         grads = nnx.state(model, nnx.Param)
-        found = {"model": model, "optimizer": optimizer, "grads": grads, **given}
+        found: dict[str, Any] = {"model": model, "optimizer": optimizer, "grads": grads, **given}
         return training.reduce_and_update(**found)
 
     return strategy().run(step, (module, made))
@@ -167,6 +167,9 @@ CALLS = {
     ),
     "jaxdist.fit.ModelCheckpoint.epochs_done": Call(
         lambda: fit.ModelCheckpoint(_new_folder()).epochs_done
+    ),
+    "jaxdist.fit.ModelCheckpoint.restore": Call(
+        lambda: fit.ModelCheckpoint(_new_folder()).restore, lambda: {"model": _model()}
     ),
     "jaxdist.fit.Mean": Call(lambda: fit.Mean, lambda: {"function": _error}, use=_measure),
     "jaxdist.fit.Accuracy": Call(lambda: fit.Accuracy, use=_measure),

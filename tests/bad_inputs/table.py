@@ -10,6 +10,7 @@ from tests.bad_inputs import (
     calls_cost,
     calls_data,
     calls_devices,
+    calls_estimator,
     calls_fit,
     calls_preemption,
     calls_rpc,
@@ -37,6 +38,7 @@ CALLS: dict[str, Call] = {
     **calls_preemption.CALLS,
     **calls_rpc.CALLS,
     **calls_servers.CALLS,
+    **calls_estimator.CALLS,
     **calls_sharding.CALLS,
 }
 
@@ -63,6 +65,12 @@ MADE_BY_JAXDIST = {
     "jaxdist.experimental.rpc.StatusOrResult",
     "jaxdist.tpu.TPUSystem",
     "jaxdist.tpu.experimental.TPUSystemMetadata",
+    "jaxdist.estimator.Exported",
+    "jaxdist.estimator.Exported.__call__",
+    "jaxdist.estimator.SessionRunContext",
+    "jaxdist.estimator.SessionRunContext.request_stop",
+    "jaxdist.estimator.SessionRunContext.should_stop",
+    "jaxdist.estimator.SessionRunValues",
     "jaxdist.jobs.LoadedConfig",
     "jaxdist.training.LoopEnd",
     "jaxdist.training.Restored",
@@ -77,6 +85,15 @@ FOR_SUBCLASSES = {
     "jaxdist.experimental.partitioners.Partitioner.__call__",
     "jaxdist.fit.Callback",
     "jaxdist.fit.Metric",
+    *(
+        f"jaxdist.estimator.SessionRunHook{name}"
+        for name in ("", *".begin|.after_create_session|.before_run|.after_run|.end".split("|"))
+    ),
+    *(
+        f"jaxdist.estimator.CheckpointSaverListener{name}"
+        for name in ("", *".begin|.before_save|.after_save|.end".split("|"))
+    ),
+    *(f"jaxdist.estimator.{name}Exporter.export" for name in ("", "Best", "Final", "Latest")),
     *(
         f"jaxdist.jobs.Task.{name}"
         for name in "batch check finish load make_model measures".split()
@@ -123,6 +140,7 @@ OF_ROOMS = {
     "jaxdist.fit.Model.get_predict_step",
     "jaxdist.fit.Model.objects",
     "jaxdist.jobs.Task.build",
+    "jaxdist.estimator.RunConfig.move_to",
     "jaxdist.jobs.has_cluster",
     "jaxdist.jobs.is_chief",
     "jaxdist.jobs.is_server_task",

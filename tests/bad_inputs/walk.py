@@ -15,6 +15,7 @@ import jaxdist.compat.v1
 import jaxdist.compat.v1.experimental
 import jaxdist.cost
 import jaxdist.data
+import jaxdist.estimator
 import jaxdist.fit
 import jaxdist.jobs
 import jaxdist.training
@@ -25,6 +26,8 @@ MODULES = (
     jaxdist.cluster_resolver,
     jaxdist.config,
     jaxdist.coordinator,
+    jaxdist.estimator,
+    jaxdist.estimator.experimental,
     jaxdist.experimental,
     jaxdist.experimental.partitioners,
     jaxdist.experimental.rpc,

@@ -75,7 +75,7 @@ def test_the_extras_are_those_of_the_package() -> None:
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     declared = project["project"]["optional-dependencies"].keys()
-    assert declared - {e.name for e in EXTRAS} <= {"examples", "test", "dev"}
+    assert declared - {e.name for e in EXTRAS} <= {"dev", "docs", "examples", "test"}
     assert {e.name for e in EXTRAS} <= declared
 
 

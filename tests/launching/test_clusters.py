@@ -93,6 +93,39 @@ def test_a_worker_that_cannot_go_on_ends_the_job(
     assert re.search(said, outcome.stderr)
 
 
+def test_an_evaluator_goes_on_when_the_chief_has_ended_and_is_started_again(
+    tmp_path: pathlib.Path,
+) -> None:
+    script = _write(
+        tmp_path,
+        """
+assert "evaluator" not in json.loads(os.environ["TF_CONFIG"])["cluster"]
+if name == "worker_0":
+    (pathlib.Path(os.environ["JAXDIST_LAUNCHER"]) / "finished").touch()
+elif name == "chief_0":
+    while not (folder / "evaluator_0.0").exists():
+        time.sleep(0.01)
+elif name == "evaluator_0":
+    # Until the launcher has ended the server, which it does when the chief has ended.
+    while not (folder / "ended").exists():
+        time.sleep(0.01)
+    if not starts:
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(5)
+else:
+    signal.signal(signal.SIGTERM, lambda *_: ((folder / "ended").touch(), sys.exit(0)))
+    time.sleep(600)
+""",
+    )
+    arguments = ("--ps", "1", "--workers", "1", "--evaluator", script, str(tmp_path))
+    outcome = run_launcher(*arguments)
+    assert outcome.exit_code == 5, outcome.describe()
+    assert "evaluator 0 was ended by signal SIGKILL, and is started again" in outcome.stderr
+    assert "evaluator 0 ended with code 5 when the chief had ended" in outcome.stderr
+    assert "worker 0" not in outcome.stderr
+    assert all(is_gone(pid) for own in _find_pids(outcome.stdout).values() for pid in own)
+
+
 def test_a_chief_that_fails_starts_again_as_often_as_it_may(tmp_path: pathlib.Path) -> None:
     script = _write(tmp_path, f"if name == 'chief_0':\n    sys.exit(0 if starts else 4)\n{_WAIT}")
     arguments = ("--ps", "1", "--workers", "1", "--restarts", "1", script, str(tmp_path))
@@ -126,6 +159,15 @@ def test_a_signal_to_the_launcher_ends_all(tmp_path: pathlib.Path, number: int) 
         (("--ps", "1", "--workers", "1", "--module", "m", "x.py"), "no --plain-servers"),
         (("--ps", "1", "--workers", "1", "--snapshot-seconds", "5", "-m", "json"), "seconds= to"),
         (("--snapshot-seconds", "5", "x.py"), "no --ps"),
+        (("--evaluator", "x.py"), "--evaluator, and no --ps"),
+        (
+            ("--ps", "1", "--workers", "1", "--evaluator", "--print", "slurm", "x.py"),
+            "--evaluator and --print slurm",
+        ),
+        (
+            ("--ps", "1", "--workers", "1", "--evaluator", "--on", "ray", "x.py"),
+            "--evaluator and --on ray",
+        ),
         (("--ps", "1", "--workers", "1"), "was given no script"),
         (("--ps", "0", "--workers", "1", __file__), "--ps=0"),
     ],

@@ -11,7 +11,8 @@ from jaxdist import _launching
 from jaxdist._launching import Job, find_free_ports, make_command
 from jaxdist._launching.child import Child
 from jaxdist._launching.environment import make_environments
-from jaxdist.cli import _launch, main
+from jaxdist.cli import main
+from jaxdist.cli._launch_command import launch as _launch
 from jaxdist.errors import ArgumentError, LaunchError
 from tests.launching.launcher import run_launcher
 from tests.strategies.oracle import refused

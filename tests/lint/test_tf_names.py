@@ -59,17 +59,15 @@ def test_a_name_that_jaxdist_has_is_found_with_its_spelling(name: str) -> None:
     "name",
     [
         name
-        for name in {**tf_names.REPLACED, **tf_names.TO_COME}
+        for name in tf_names.REPLACED
         if not name.startswith(_OF_JAXDIST) and name != "experimental_aggregate_gradients"
     ],
 )
 def test_a_name_that_jaxdist_does_not_have_is_found_with_what_replaces_it(name: str) -> None:
     text = f"import tensorflow as tf\n{_tf_name(name)}()\n"
-    if name == "estimator":
-        text = "import tensorflow as tf\ntf.estimator.Estimator()\n"
     [finding] = _lint(text)
     assert finding.line == 2
-    assert {**tf_names.REPLACED, **tf_names.TO_COME}[name] in finding.fix
+    assert tf_names.REPLACED[name] in finding.fix
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,10 @@ from jaxdist._launching.environment import FORCED
 
 # What tells a process of another kind of job who it is.
 _NOT_INHERITED = ("JAXDIST_CLUSTER", "JAXDIST_SERVICE", "JAXDIST_ADDRESSES")
+# By this a task knows the others of its run, also in files that they leave.
+LAUNCH_ID = "JAXDIST_LAUNCH_ID"
+# A worker that has done its part makes a file of this name in its folder, and may end.
+FINISHED = "finished"
 
 
 def make_shared(inherited: Mapping[str, str], snapshots: pathlib.Path) -> dict[str, str]:
@@ -24,6 +28,7 @@ def make_shared(inherited: Mapping[str, str], snapshots: pathlib.Path) -> dict[s
         # Other users of this machine reach the ports, too.
         shared["JAXDIST_SECRET"] = secrets.token_urlsafe()
     shared["JAXDIST_SNAPSHOT_DIRECTORY"] = str(snapshots)
+    shared[LAUNCH_ID] = secrets.token_hex(8)
     shared.setdefault("PYTHONUNBUFFERED", "1")
     return shared
 

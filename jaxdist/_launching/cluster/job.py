@@ -25,10 +25,10 @@ _CALLER = "jaxdist launch"
 
 @dataclasses.dataclass(frozen=True)
 class ClusterJob:
-    """Parameter servers, workers and a chief.
+    """Parameter servers, workers and a chief, and perhaps an evaluator.
 
     Args:
-        command: What the chief runs: a program and its arguments.
+        command: What the chief and the evaluator run: a program and its arguments.
         server_command: What the others run.
         ps: Number of parameter servers.
         workers: Number of workers.
@@ -37,6 +37,8 @@ class ClusterJob:
         snapshot_directory: Where the parameter servers write their snapshots; None for a folder
             that is deleted at the end.
         patience: How long the launcher waits.
+        evaluators: Number of evaluators, 0 or 1. It is not part of the cluster, and goes on when
+            the chief has ended, until it ends by itself.
 
     Raises:
         ArgumentError: A number is out of range.
@@ -50,6 +52,7 @@ class ClusterJob:
     restarts: int = 0
     snapshot_directory: pathlib.Path | None = None
     patience: Patience = dataclasses.field(default_factory=Patience)
+    evaluators: int = 0
 
     def __post_init__(self) -> None:
         for name in ("ps", "workers"):
@@ -70,11 +73,12 @@ class ClusterJob:
     @property
     def counts(self) -> dict[str, int]:
         """The number of tasks of each job."""
-        return {"ps": self.ps, "worker": self.workers, "chief": 1}
+        counts = {"ps": self.ps, "worker": self.workers, "chief": 1}
+        return {**counts, "evaluator": self.evaluators} if self.evaluators else counts
 
     def find_command(self, name: str) -> Sequence[str]:
         """Return what the tasks of a job run."""
-        return self.command if name == "chief" else self.server_command
+        return self.command if name in ("chief", "evaluator") else self.server_command
 
 
 Run = Callable[[ClusterJob, tuple[Write, Write], Signals], int]
@@ -107,6 +111,7 @@ def run_tasks(job: ClusterJob, write: tuple[Write, Write], signals: Signals) -> 
     cluster = {
         name: [f"127.0.0.1:{next(ports)}" for _ in range(count)]
         for name, count in job.counts.items()
+        if name != "evaluator"
     }
     check_devices(_CALLER, job.devices_per_process, os.environ)
     devices = job.devices_per_process or 1

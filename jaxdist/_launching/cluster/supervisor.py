@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from jaxdist._launching.attempt import Patience
+from jaxdist._launching.cluster.environment import FINISHED
 from jaxdist._launching.ends import End, name_signal
 from jaxdist._launching.output import say
 from jaxdist._launching.signals import AnyChild, Signals, end_all
@@ -24,7 +25,7 @@ class Task:
     """One task of the cluster.
 
     Args:
-        job: `chief`, `ps` or `worker`.
+        job: `chief`, `ps`, `worker` or `evaluator`.
         index: Its number.
         start: Starts it; is given how often it has been started, with this time.
         folder: Where it records an error for the launcher.
@@ -46,7 +47,7 @@ class Task:
 
 
 class Supervisor:
-    """Runs the tasks until the chief ends.
+    """Runs the tasks until the chief ends, and the evaluator after it, if there is one.
 
     Args:
         tasks: The tasks.
@@ -66,6 +67,8 @@ class Supervisor:
         self._patience, self._restarts = patience, restarts
         self._selector = selectors.DefaultSelector()
         self._code: int | None = None
+        # The chief has ended well, and the evaluator goes on.
+        self._is_trained = False
         self._kill_at: float | None = None
 
     def run(self) -> int:
@@ -147,6 +150,13 @@ class Supervisor:
         if task.job == "chief":
             self._decide_for_chief(task, end)
             return
+        if self._is_trained and task.job != "evaluator":
+            return
+        has_finished = task.job == "evaluator" or (task.folder / FINISHED).exists()
+        if end.code == 0 and has_finished:
+            if self._is_trained:
+                self._finish(0)
+            return
         is_killed = end.code < 0
         task.soon = task.soon + 1 if time.monotonic() - task.started < _SOON else 0
         if is_killed and task.soon < _MOST_KILLS:
@@ -162,7 +172,8 @@ class Supervisor:
             hint = f" It was killed {task.soon} times within {_SOON:g} s of its start."
         else:
             hint = ""
-        say(f"{task.name} ended with {end.describe()} while the chief ran.{hint}")
+        when = "when the chief had ended" if self._is_trained else "while the chief ran"
+        say(f"{task.name} ended with {end.describe()} {when}.{hint}")
         self._finish(end.exit_code or 1)
 
     def _decide_for_chief(self, task: Task, end: End) -> None:
@@ -175,6 +186,13 @@ class Supervisor:
             return
         if end.code != 0:
             say(f"the chief ended with {end.describe()}.")
+        running = [t for t in self._tasks if t.child is not None and t.child.end is None]
+        if end.code == 0 and any(t.job == "evaluator" for t in running):
+            self._is_trained = True
+            for other in running:
+                if other.job != "evaluator" and other.child is not None:
+                    other.child.ask_to_end()
+            return
         self._finish(end.exit_code)
 
     def _finish(self, code: int) -> None:

@@ -24,6 +24,16 @@ class TakeSlowPath:
     __slots__ = ()
 
 
+class NotCompiled(TakeSlowPath):
+    """The same, where the program of the call is not compiled yet.
+
+    C++ never asks again for a record of a signature that had none. So the caller makes another
+    dispatcher when the slow path has compiled the program.
+    """
+
+    __slots__ = ()
+
+
 @dataclasses.dataclass(frozen=True)
 class CallTemplate:
     """The positions of static arguments and NNX objects among the top-level arguments."""
@@ -131,7 +141,9 @@ class FastCall:
         if step.counts_steps:
             CPU_STEPS.make_room()
         results = dispatch(leaves, written, rest, named, read_only)
-        if type(results) is TakeSlowPath:
+        if isinstance(results, TakeSlowPath):
+            if type(results) is NotCompiled:
+                known.pop(key, None)
             return step.slow(*args, **kwargs)
         # Only a dispatcher that has worked is kept.
         if is_new:

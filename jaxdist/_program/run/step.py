@@ -51,7 +51,7 @@ from jaxdist._program.run.call_paths import (
 )
 from jaxdist._program.run.donated import check_not_repeated, check_positions
 from jaxdist._program.run.donation import DonatingCall, has_repeats, may_crash
-from jaxdist._program.run.fast_call import CallTemplate, FastCall, TakeSlowPath
+from jaxdist._program.run.fast_call import CallTemplate, FastCall, NotCompiled, TakeSlowPath
 from jaxdist._program.run.programs import Programs
 from jaxdist._program.run.same_arguments import make_arguments_equal
 from jaxdist._program.variables.lift import LiftedVariables
@@ -349,8 +349,10 @@ class Step:
             # A traced number at the position of a static value is an argument of the program, but
             # the dispatcher did not get it.
             fits = self._make_template(call, args, kwargs) == template
-            if ready is None or traced or call.moved or not fits or has_padding(given):
+            if traced or call.moved or not fits or has_padding(given):
                 return _compat.answer_miss(TakeSlowPath())
+            if ready is None:
+                return _compat.answer_miss(NotCompiled())
             if ready.program.variables is not variables:
                 return _compat.answer_miss(TakeSlowPath())
             leaves = call.leaves_of(ready.program)

@@ -1,9 +1,11 @@
 """`ModelCheckpoint`: checkpoints of all epochs or of the best, and going on from them."""
 
 from pathlib import Path
+from typing import Any
 
 from jaxdist._checkpoints import Checkpoints
-from jaxdist._validate import as_flag, as_integer, as_path
+from jaxdist._validate import as_flag, as_integer, as_path, show
+from jaxdist.errors import ArgumentTypeError
 from jaxdist.fit._callbacks.base import Callback, Logs
 from jaxdist.fit._callbacks.monitor import Monitor
 
@@ -53,6 +55,31 @@ class ModelCheckpoint(Callback):
         steps = self._checkpoints.steps()
         return steps[-1] if steps else 0
 
+    def restore(self, model: Any) -> int:
+        """Read the newest checkpoint into a model.
+
+        Args:
+            model: A compiled `fit.Model`.
+
+        Returns:
+            The number of epochs of the checkpoint; 0 without one, which changes nothing.
+
+        Raises:
+            ArgumentTypeError: It is no model.
+            CheckpointError: The checkpoint is of another model, which is as it was.
+        """
+        if not callable(getattr(model, "objects", None)):
+            raise ArgumentTypeError(
+                f"fit.ModelCheckpoint.restore was given model={show(model)}.\n\n"
+                "It is a compiled fit.Model.\n\nPass the model whose checkpoints these are."
+            )
+        restored = self._checkpoints.restore(model.objects())
+        if restored is None:
+            return 0
+        if restored.notes.get("best") is not None:
+            self._monitor.reset(restored.notes["best"])
+        return restored.step
+
     @property
     def _checkpoints(self) -> Checkpoints:
         # The first save takes the lock of the directory, and `close` gives it back.
@@ -62,11 +89,8 @@ class ModelCheckpoint(Callback):
 
     def on_train_begin(self, logs: Logs) -> None:
         self._monitor.reset()
-        if not self._resumes:
-            return
-        restored = self._checkpoints.restore(self.model.objects())
-        if restored is not None and restored.notes.get("best") is not None:
-            self._monitor.reset(restored.notes["best"])
+        if self._resumes:
+            self.restore(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         if not self.model.writes_checkpoints:

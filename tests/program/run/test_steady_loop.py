@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxdist
 from jaxdist import PerReplica, RunOptions, get_replica_context
+from jaxdist._program.run.step import Step
 from jaxdist.errors import DonationError, RetraceWarning
 from tests.program.run.counting import compilations
 from tests.strategies.oracle import refused
@@ -419,3 +420,39 @@ def test_a_train_state_with_adam_compiles_once_and_stays_plain() -> None:
     assert isinstance(loss, PerReplica)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
     assert int(state.step) == 100
+
+
+@pytest.mark.parametrize("donated", [(), (0,)])
+def test_batches_of_several_shapes_take_the_fast_path_once_each_is_known(
+    monkeypatch: pytest.MonkeyPatch, donated: tuple[int, ...]
+) -> None:
+    strategy, options = jaxdist.MirroredStrategy(), RunOptions(donate_argnums=donated)
+    with strategy.scope():
+        model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    reads: list[int] = []
+    read = Step._read
+
+    def count(self: Any, *args: Any) -> Any:
+        reads.append(1)
+        return read(self, *args)
+
+    monkeypatch.setattr(Step, "_read", count)
+
+    def step(model: nnx.Linear, x: jax.Array) -> jax.Array:
+        model.kernel[...] = model.kernel[...] * 0.5
+        return get_replica_context().all_reduce("sum", x.sum())
+
+    batches = [
+        jax.device_put(np.ones((8 * rows, 3), np.float32), strategy.per_replica_sharding)
+        for rows in (1, 2, 3)
+    ]
+    # The first shape is in steady state before the others come, as in a loop over epochs.
+    for x in [*batches[:1] * 3, *batches * 3]:
+        strategy.run(step, (model, x), options=options)
+    reads.clear()
+    for _ in range(20):
+        for x in batches:
+            total = strategy.run(step, (model, x), options=options)
+            assert float(total) == x.size
+    # Python reads the arguments of a call only where C++ does not know its program.
+    assert reads == []

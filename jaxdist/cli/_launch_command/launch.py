@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from jaxdist import jobs
 from jaxdist._launching import Job, Patience, Program, connect_to_ray, launch, make_command
-from jaxdist.cli._launch_cluster import add_cluster_options, is_cluster, launch_with_servers
-from jaxdist.cli._launch_files import add_file_options, check_options, print_file
+from jaxdist.cli._launch_command.cluster import add_cluster_options, is_cluster, launch_with_servers
+from jaxdist.cli._launch_command.files import add_file_options, check_options, print_file
 from jaxdist.errors import ArgumentError
 
 _TRAIN = "train"

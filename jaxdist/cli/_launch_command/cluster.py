@@ -5,7 +5,7 @@ import pathlib
 import sys
 
 from jaxdist._launching import ClusterJob, Patience, Program, connect_to_ray, launch_cluster
-from jaxdist.cli._launch_files import print_task_file
+from jaxdist.cli._launch_command.files import print_task_file
 from jaxdist.errors import ArgumentError
 
 # Options of jobs whose processes are all alike.
@@ -16,6 +16,7 @@ _ONLY_ALIKE = {
 }
 _ONLY_HERE = {
     "workers": "--workers",
+    "evaluator": "--evaluator",
     "snapshot_directory": "--snapshot-directory",
     "snapshot_seconds": "--snapshot-seconds",
     "module": "--module",
@@ -36,6 +37,16 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--workers", type=int, metavar="W", help="number of workers")
     group.add_argument(
         "--chief", type=int, choices=(1,), help="number of chiefs; there is always one"
+    )
+    group.add_argument(
+        "--evaluator",
+        action="store_true",
+        default=None,
+        help=(
+            "also start an evaluator, which runs the script and follows the checkpoints: for "
+            "estimator.train_and_evaluate. When the chief has ended well, the launcher waits until "
+            "the evaluator ends, too"
+        ),
     )
     group.add_argument(
         "--snapshot-directory",
@@ -117,6 +128,14 @@ def launch_with_servers(arguments: argparse.Namespace, program: Program) -> int:
         LaunchError: They cannot be started.
         ArgumentError: A number is out of range.
     """
+    if arguments.evaluator and (program.is_training or arguments.target or arguments.on):
+        other = "train" if program.is_training else f"--print {arguments.target}"
+        raise ArgumentError(
+            f"jaxdist launch was given --evaluator and {other if not arguments.on else '--on ray'}."
+            "\n\nAn evaluator is started on this machine, for a script that calls "
+            "estimator.train_and_evaluate.\n\n"
+            "Leave --evaluator out, and start the script with the task 'evaluator' in TF_CONFIG."
+        )
     options = [part for name in arguments.module or [] for part in ("--module", name)]
     is_plain = bool(arguments.plain_servers or program.is_training)
     if arguments.snapshot_seconds is not None:
@@ -141,6 +160,7 @@ def launch_with_servers(arguments: argparse.Namespace, program: Program) -> int:
         restarts=arguments.restarts,
         snapshot_directory=None if directory is None else pathlib.Path(directory).absolute(),
         patience=Patience() if grace is None else Patience(grace=grace),
+        evaluators=1 if arguments.evaluator else 0,
     )
     if arguments.target is not None:
         return print_task_file(arguments, program, job)

@@ -1,0 +1,184 @@
+"""The train, test and predict functions of a Keras model on a strategy."""
+
+import contextlib
+import dataclasses
+import itertools
+import re
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdist._keras.models import name_of
+from jaxdist._keras.place import count_rows, place_batch, place_state
+from jaxdist._keras.probe import find_means
+from jaxdist._keras.rows import Rows, use_rows
+from jaxdist._keras.source import keras_module
+from jaxdist._keras.step import Step, UnknownLossError
+from jaxdist._program import EAGERLY, RunOptions, run_eagerly
+from jaxdist._replica import current_frame
+from jaxdist._values import PerReplica
+from jaxdist.errors import StateDivergenceError
+
+_OPTIONS = RunOptions(donate_argnums=(0,), static_argnames=("total",))
+_NUMBERS = itertools.count()
+
+
+class StepFunction:
+    """What Keras calls with its state and an iterator over batches.
+
+    Args:
+        strategy: The strategy of the model.
+        model: The Keras model.
+        kind: "train", "test" or "predict".
+    """
+
+    def __init__(self, strategy: Any, model: Any, kind: str) -> None:
+        self._strategy = strategy
+        self._model = model
+        self._kind = kind
+        self._step = Step(model)
+        self._program = self._make_program()
+        self._last: Any = None
+
+    def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        """Run the next `steps_per_execution` steps; return the logs or outputs, and the state."""
+        batches = [next(iterator)]
+        for _ in range(self._model.steps_per_execution - 1):
+            batch = next(iterator, None)
+            if batch is None:
+                break
+            batches.append(batch)
+        layout = self._strategy.layout
+        if state is not self._last:
+            state = place_state(state, layout)
+        outputs: list[Any] = []
+        for rows, group in _group(batches):
+            placed = [place_batch(b, rows, layout) for b in group]
+            results, state = self._run(state, placed, rows, group[0])
+            outputs += results
+        self._last = state
+        if self._kind != "predict":
+            return outputs[-1], state
+        if len(outputs) == 1:
+            return outputs[0], state
+        joined = jax.tree.map(lambda *x: np.concatenate([np.asarray(p) for p in x]), *outputs)
+        return joined, state
+
+    def _run(self, state: Any, placed: list[Any], rows: int, batch: Any) -> tuple[list[Any], Any]:
+        eagerly = self._model.run_eagerly or not self._model.jit_compile
+        block = run_eagerly() if eagerly and not EAGERLY else contextlib.nullcontext()
+        try:
+            with block:
+                arguments = (state, placed, rows)
+                results, state = self._strategy.run(self._program, arguments, options=_OPTIONS)
+        except UnknownLossError:
+            self._step.added = find_means(self._model, state, batch, self._kind == "train")
+            self._program = self._make_program()
+            return self._run(state, placed, rows, batch)
+        except StateDivergenceError as error:
+            raise self._name_variables(error) from error
+        if self._kind == "predict":
+            return [jax.tree.map(_join_rows, r, is_leaf=_is_per_replica) for r in results], state
+        self._check_logs(results[-1])
+        return results, state
+
+    def _make_program(self) -> Callable[..., Any]:
+        step = self._find_step()
+
+        def keras_step(state: Any, batches: Any, total: int) -> tuple[list[Any], Any]:
+            results = []
+            for batch in batches:
+                logs, state = step(state, batch, total)
+                results.append(logs)
+            return (results if self._kind == "predict" else results[-1:]), state
+
+        # `run` warns of many functions with one code object, since each is compiled. Here each
+        # belongs to another model.
+        name = f"{name_of(self._model)}_{self._kind}_step_{next(_NUMBERS)}"
+        code = keras_step.__code__.replace(co_name=name)
+        made = types.FunctionType(code, globals(), name, None, keras_step.__closure__)
+        return made
+
+    def _find_step(self) -> Callable[..., Any]:
+        own, name, model = getattr(self._step, self._kind), f"{self._kind}_step", self._model
+        written = getattr(model, name)
+        if getattr(type(model), name) is not getattr(
+            keras_module("backend.jax.trainer").JAXTrainer, name
+        ):
+            own = self._call_users(written)
+
+        def step(state: Any, batch: Any, total: int) -> Any:
+            frame = current_frame()
+            replica = None if frame is None else frame.replica
+            return own(state, batch, Rows(jax.tree.leaves(batch)[0].shape[0], total, replica))
+
+        return step
+
+    def _call_users(self, written: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a step that the user wrote, for the rows of one replica."""
+
+        def own(state: Any, batch: Any, rows: Rows) -> Any:
+            with use_rows(dataclasses.replace(rows, has_shares=False)):
+                result, new = written(state, batch)
+            return result, ((state[0], new) if self._kind == "predict" else new)
+
+        return own
+
+    def _name_variables(self, error: StateDivergenceError) -> StateDivergenceError:
+        """Return an error of `run` with the names of variables in place of positions."""
+        model = self._model
+        groups = [model.trainable_variables, model.non_trainable_variables]
+        groups += [model.optimizer.variables] if self._kind == "train" else []
+        groups.append(model.metrics_variables)
+
+        def name(found: re.Match[str]) -> str:
+            group, position = map(int, found.groups())
+            return str(groups[group][position].path)
+
+        text = re.sub(r"args\[0\]\[(\d+)\]\[(\d+)\]", name, str(error))
+        text = text.replace("args[0]", "the state of the model")
+        where = f"{self._kind}_step of the Keras model {name_of(model)!r}"
+        return StateDivergenceError(text.replace("strategy.run", where, 1))
+
+    def _check_logs(self, logs: Any) -> None:
+        named = jax.tree_util.tree_flatten_with_path(logs, is_leaf=_is_per_replica)[0]
+        differ = [jax.tree_util.keystr(path) for path, x in named if _is_per_replica(x)]
+        if not differ:
+            return
+        raise StateDivergenceError(
+            f"{self._kind}_step of the Keras model {name_of(self._model)!r} returned logs with a "
+            f"different value on each of {self._strategy.num_replicas_in_sync} replicas: "
+            f"{differ}.\n\nKeras shows one number for all rows of a batch.\n\n"
+            "Return jaxdist.get_replica_context().all_reduce('mean', value)."
+        )
+
+
+def _group(batches: list[Any]) -> Iterator[tuple[int, list[Any]]]:
+    """Return runs of batches with equal shapes, each with its number of rows."""
+    group: list[Any] = []
+    last: Any = None
+    for batch in batches:
+        leaves, treedef = jax.tree.flatten(batch)
+        rows = count_rows(batch)
+        form = (rows, treedef, tuple((x.shape, x.dtype) for x in leaves))
+        if group and form != last:
+            yield last[0], group
+            group = []
+        group.append(batch)
+        last = form
+    if group:
+        yield last[0], group
+
+
+def _is_per_replica(value: Any) -> bool:
+    return isinstance(value, PerReplica)
+
+
+def _join_rows(value: Any) -> Any:
+    """Return the rows of all replicas as one array."""
+    if not isinstance(value, PerReplica):
+        return value
+    return np.concatenate([np.asarray(x) for x in value.values])

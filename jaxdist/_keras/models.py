@@ -1,0 +1,109 @@
+"""The strategy of each Keras model, and the model that is called now."""
+
+import contextlib
+import weakref
+from contextvars import ContextVar
+from typing import Any
+
+from jaxdist import _compat, _replica
+from jaxdist._keras.source import keras_module
+from jaxdist.errors import MixedStrategyError, UnsupportedError
+
+_STRATEGIES: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
+_MODEL: ContextVar[Any] = ContextVar("jaxdist_keras_model", default=None)
+
+
+def strategy_of(model: Any) -> Any:
+    """Return the strategy in whose scope a model was made or compiled, or None."""
+    return _STRATEGIES.get(model)
+
+
+def name_of(model: Any) -> str:
+    """Return the name of a model; that of its class while it is made."""
+    return str(getattr(model, "name", None) or type(model).__name__)
+
+
+def remember_strategy(model: Any, what: str) -> None:
+    """Make the strategy of the current scope that of the model.
+
+    Args:
+        model: The model.
+        what: What happens to it, for errors: "made" or "compiled".
+
+    Raises:
+        UnsupportedError: Keras uses another backend, or the strategy has parameter servers.
+        MixedStrategyError: The model was made in the scope of another strategy.
+    """
+    frame = _replica.current_frame()
+    if frame is None or frame.is_inside_step:
+        return
+    strategy, known = frame.strategy, _STRATEGIES.get(model)
+    if known is strategy:
+        return
+    name = type(strategy).__name__
+    if known is not None:
+        raise MixedStrategyError(
+            f"The Keras model {name_of(model)!r} was {what} in the scope of {strategy!r}.\n\n"
+            f"It was made in the scope of {known!r}, and trains on the devices of that one.\n\n"
+            "Make and compile a model in the scope of one strategy."
+        )
+    _check_backend(model, what, name)
+    # Their room is a higher one, so the base class of these strategies is known by its name.
+    if any(kind.__name__ == "ServerStrategy" for kind in type(strategy).__mro__):
+        raise UnsupportedError(
+            f"The Keras model {name_of(model)!r} was {what} in the scope of a {name}.\n\n"
+            "model.fit updates all replicas together, and workers of parameter servers do not "
+            "wait for each other.\n\n"
+            "Use jaxdist.MultiWorkerMirroredStrategy() to train it in several processes, or write "
+            "the step with model.stateless_call and schedule it with the coordinator."
+        )
+    _STRATEGIES[model] = strategy
+
+
+def _check_backend(model: Any, what: str, name: str) -> None:
+    config = keras_module("backend.config")
+    if config.backend() != "jax":
+        raise UnsupportedError(
+            f"The Keras model {name_of(model)!r} was {what} in the scope of a {name}, and Keras "
+            f"uses the backend {config.backend()!r}.\n\n"
+            "Strategies of jaxdist train models of the JAX backend. Keras reads its backend once, "
+            "when it is imported.\n\n"
+            "Start the program with the environment variable KERAS_BACKEND=jax, or set "
+            'os.environ["KERAS_BACKEND"] = "jax" before `import keras`.'
+        )
+    if config.is_nnx_enabled():
+        raise UnsupportedError(
+            f"The Keras model {name_of(model)!r} was {what} in the scope of a {name}, and Keras "
+            "keeps its variables in Flax NNX (KERAS_NNX_ENABLED).\n\n"
+            "The step of a strategy passes the variables of Keras as arrays.\n\n"
+            "Start the program with KERAS_NNX_ENABLED=false."
+        )
+
+
+def check_call(model: Any, method: str) -> Any:
+    """Return the strategy of a model that is called, or None.
+
+    Raises:
+        MixedStrategyError: The scope of another strategy is current, or the model has none.
+    """
+    strategy, frame = strategy_of(model), _replica.current_frame()
+    if frame is None or frame.strategy is strategy:
+        return strategy
+    made = "outside of every scope" if strategy is None else f"in the scope of {strategy!r}"
+    raise MixedStrategyError(
+        f"{method} of the Keras model {name_of(model)!r} was called in the scope of "
+        f"{frame.strategy!r}.\n\n"
+        f"The model was made {made}, and trains where it was made.\n\n"
+        "Make and compile the model in `with strategy.scope():`, or call "
+        f"{method} outside of the scope."
+    )
+
+
+def current_model() -> Any:
+    """Return the model that trains or evaluates now on a strategy, or None."""
+    return _MODEL.get()
+
+
+def use_model(model: Any) -> contextlib.AbstractContextManager[None]:
+    """Make this the current model in a block."""
+    return _compat.set_in_block(_MODEL, model)

@@ -1,0 +1,136 @@
+"""Changes of Keras' classes, without effect on models that have no strategy."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from jaxdist._keras.functions import StepFunction
+from jaxdist._keras.layers import allow_synchronized, draw_by_replica, synchronize
+from jaxdist._keras.losses import add_shares_to
+from jaxdist._keras.models import (
+    check_call,
+    current_model,
+    remember_strategy,
+    strategy_of,
+    use_model,
+)
+from jaxdist._keras.place import take_local
+from jaxdist._keras.shuffle import share_random_state
+from jaxdist._keras.source import keras_module
+from jaxdist._keras.variables import assign_in_step, make_outside, read_in_step
+
+_CALLS = (
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+)
+# Classes that a step may have as arguments and in its closure; `_program` reads the mark.
+_WITH_VARIABLES = (
+    ("backend.common.variables", "Variable"),
+    ("layers.layer", "Layer"),
+    ("metrics.metric", "Metric"),
+    ("optimizers.base_optimizer", "BaseOptimizer"),
+    ("random.seed_generator", "SeedGenerator"),
+)
+_INSTALLED: list[bool] = []
+
+
+def install() -> None:
+    """Let models that are made or compiled in the scope of a strategy train on its replicas."""
+    if _INSTALLED:
+        return
+    _INSTALLED.append(True)
+    trainer = keras_module("trainers.trainer").Trainer
+    trainer.__init__ = _remember_in(trainer.__init__, "made")
+    trainer.compile = _remember_in(trainer.compile, "compiled")
+    if keras_module("backend.config").backend() != "jax":
+        return
+    on_jax = keras_module("backend.jax.trainer")
+    for name in _CALLS:
+        setattr(on_jax.JAXTrainer, name, _call_in_strategy(getattr(on_jax.JAXTrainer, name)))
+    for kind in ("train", "test", "predict"):
+        name = f"make_{kind}_function"
+        made = _make_function(getattr(on_jax.JAXTrainer, name), kind)
+        setattr(on_jax.JAXTrainer, name, made)
+    on_jax.JAXTrainer.jax_state_sync = _sync(on_jax.JAXTrainer.jax_state_sync)
+    iterator = on_jax.JAXEpochIterator
+    iterator._get_iterator = _read_on_host(iterator._get_iterator)
+    loss = keras_module("losses.loss").Loss
+    loss.__call__ = add_shares_to(loss.__call__)
+    seeds = keras_module("random.seed_generator").SeedGenerator
+    seeds.next = draw_by_replica(seeds.next)
+    norm = keras_module("layers.normalization.batch_normalization").BatchNormalization
+    norm.__init__ = allow_synchronized(norm.__init__)
+    norm._moments = synchronize(norm._moments)
+    common = keras_module("backend.common.variables").Variable
+    common.value = read_in_step(common.value)
+    common.__init__ = make_outside(common.__init__)
+    for module, kind in _WITH_VARIABLES:
+        getattr(keras_module(module), kind)._jaxdist_is_lifted = True
+    variable = keras_module("backend.jax.core").JaxVariable
+    variable._direct_assign = assign_in_step(variable._direct_assign)
+
+
+def _remember_in(method: Callable[..., Any], what: str) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def remember(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = method(self, *args, **kwargs)
+        remember_strategy(self, what)
+        return result
+
+    return remember
+
+
+def _call_in_strategy(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = check_call(self, f"{method.__name__}")
+        if strategy is None:
+            return method(self, *args, **kwargs)
+        if current_model() is None:
+            share_random_state(strategy.layout, method.__name__)
+        with use_model(self):
+            return method(self, *args, **kwargs)
+
+    return call
+
+
+def _make_function(method: Callable[..., Any], kind: str) -> Callable[..., Any]:
+    name = f"{kind}_function"
+
+    @functools.wraps(method)
+    def make(self: Any, force: bool = False) -> Any:
+        strategy = strategy_of(self)
+        if strategy is None:
+            return method(self, force)
+        if force or getattr(self, name) is None:
+            setattr(self, name, StepFunction(strategy, self, kind))
+        return None
+
+    return make
+
+
+def _sync(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def sync(self: Any) -> None:
+        state = getattr(self, "_jax_state", None)
+        if state and not self._jax_state_synced and strategy_of(self) is not None:
+            # Keras wraps what is set as an attribute, so that JAX finds no leaves in it.
+            self._jax_state = {
+                name: [take_local(x) for x in values or ()] for name, values in state.items()
+            }
+        method(self)
+
+    return sync
+
+
+def _read_on_host(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def read(self: Any) -> Any:
+        # Keras would copy each batch to the default device first.
+        return method(self) if current_model() is None else self.data_adapter.get_jax_iterator()
+
+    return read

@@ -1,0 +1,92 @@
+"""Batches and state of Keras on the devices of a strategy."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values import PerReplica, make_equal, mark_with_shapes, put
+from jaxdist.errors import ShapeError, UnsupportedError
+
+
+def count_rows(batch: Any) -> int:
+    """Return the number of rows of a batch, which all its arrays have.
+
+    Raises:
+        UnsupportedError: A leaf is no dense array.
+        ShapeError: The arrays have different numbers of rows, or none.
+    """
+    rows: dict[str, int] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
+        name = "data" + jax.tree_util.keystr(path)
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            raise UnsupportedError(
+                f"Keras gave {name} of type {type(leaf).__name__} to a model of a strategy.\n\n"
+                "A strategy splits the rows of dense arrays over its replicas.\n\n"
+                "Convert it to a dense NumPy array before fit, evaluate or predict."
+            )
+        if not leaf.shape:
+            raise ShapeError(
+                f"Keras gave {name}, a scalar, to a model of a strategy.\n\n"
+                "A strategy splits the rows of a batch over its replicas.\n\n"
+                "Give it one row for each example: np.full(num_rows, value)."
+            )
+        rows[name] = leaf.shape[0]
+    if len({*rows.values()}) != 1:
+        raise ShapeError(
+            f"Keras gave a batch with these numbers of rows to a model of a strategy: {rows}.\n\n"
+            "Row i of each array belongs to example i.\n\n"
+            "Pass arrays with equal numbers of rows."
+        )
+    return next(iter(rows.values()))
+
+
+def place_batch(batch: Any, rows: int, layout: ReplicaMesh) -> Any:
+    """Return a batch whose rows are split over the replicas.
+
+    Every process has the whole batch, and places the rows of its own replicas.
+    """
+    return jax.tree.map(lambda leaf: _place_rows(leaf, rows, layout), batch)
+
+
+def _place_rows(leaf: Any, rows: int, layout: ReplicaMesh) -> Any:
+    count = layout.num_replicas
+    if count == 1:
+        return leaf
+    if not isinstance(leaf, jax.Array):
+        # The source may overwrite its array, and JAX may share the memory of an aligned one.
+        leaf = np.array(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
+    if rows % count == 0:
+        if isinstance(leaf, jax.Array):
+            array = put(leaf, layout.per_replica)
+        else:
+            array = jax.make_array_from_callback(leaf.shape, layout.per_replica, leaf.__getitem__)
+        return PerReplica.of_global(array, replicas_per_shard=layout.replicas_per_place)
+    most = -(-rows // count)
+    ends = [min(n * most, rows) for n in range(count + 1)]
+    value = PerReplica([leaf[ends[n] : ends[n + 1]] for n in layout.local_replicas])
+    if layout.is_shared:
+        shapes = tuple((ends[n + 1] - ends[n], *leaf.shape[1:]) for n in range(count))
+        mark_with_shapes(value, shapes)
+    return value
+
+
+def place_state(state: Any, layout: ReplicaMesh) -> Any:
+    """Return state of Keras with a copy on each device; that of process 0, where they differ."""
+    leaves, treedef = jax.tree.flatten(state)
+    missing = [n for n, x in enumerate(leaves) if x.sharding != layout.replicated]
+    if not missing:
+        return state
+    # Every process compares all variables, since another one may have to place others.
+    named = {f"variable {n}": x for n, x in enumerate(leaves)} if layout.is_shared else {}
+    equal = make_equal("fit, evaluate or predict of Keras", named, layout)
+    for n in missing:
+        leaves[n] = put(equal.get(f"variable {n}", leaves[n]), layout.replicated)
+    return treedef.unflatten(leaves)
+
+
+def take_local(array: Any) -> Any:
+    """Return an array on one device of this process, as Keras keeps it; nothing is copied."""
+    is_spread = isinstance(array, jax.Array) and len(array.sharding.device_set) > 1
+    return array.addressable_data(0) if is_spread else array

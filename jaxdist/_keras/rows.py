@@ -1,0 +1,87 @@
+"""The rows of the replica whose step is traced, as layers, losses and metrics see them."""
+
+import contextlib
+import dataclasses
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist import _compat
+
+# Note [Shares of a batch]
+# A step of Keras computes means over the rows of the global batch. Each replica has some of them,
+# so it computes its share: its sum, divided by the rows of all replicas. Shares add up to the
+# value of the global batch, for any split. Losses and metrics of Keras whose rows do not depend
+# on each other are computed in this way (`losses.py`, `metrics.py`), and one all-reduce adds up
+# the gradients and all the shares. For other losses and metrics, the replicas gather the rows, and
+# each computes the value of the global batch (`gather.py`).
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """How many rows of the global batch this replica has."""
+
+    own: int
+    total: int
+    replica: Any  # the `ReplicaContext`
+    has_shares: bool = True  # whether losses return the share of this replica
+
+    @property
+    def fraction(self) -> float:
+        """The rows of this replica divided by the rows of all replicas."""
+        return self.own / self.total
+
+    @property
+    def count(self) -> int:
+        """The number of replicas."""
+        return int(self.replica.num_replicas_in_sync)
+
+    @property
+    def most(self) -> int:
+        """The largest number of rows that a replica has."""
+        return -(-self.total // self.count)
+
+    def add_up(self, value: Any) -> Any:
+        """Return the sum of a value over the replicas."""
+        return self.replica.all_reduce("sum", value)
+
+    def gather(self, array: jax.Array) -> jax.Array:
+        """Return the rows of all replicas, in order.
+
+        Shapes:
+            In: `[own, ...]`. Out: `[total, ...]`.
+        """
+        if self.count == 1:
+            return array
+        # Only the last replicas have fewer rows, so what is padded comes after the last row.
+        pads = [(0, self.most - self.own)] + [(0, 0)] * (array.ndim - 1)
+        padded = jnp.pad(array, pads)
+        rows: jax.Array = self.replica.all_gather(padded, axis=0)
+        return rows[: self.total]
+
+    def take_own(self, array: jax.Array) -> jax.Array:
+        """Return the rows of this replica, of an array with the rows of all.
+
+        Shapes:
+            In: `[total, ...]`. Out: `[own, ...]`.
+        """
+        if self.count == 1:
+            return array
+        pads = [(0, self.most * self.count - self.total)] + [(0, 0)] * (array.ndim - 1)
+        start = self.replica.replica_id_in_sync_group * self.most
+        return jax.lax.dynamic_slice_in_dim(jnp.pad(array, pads), start, self.own, axis=0)
+
+
+_ROWS: ContextVar[Rows | None] = ContextVar("jaxdist_keras_rows", default=None)
+
+
+def current_rows() -> Rows | None:
+    """Return the rows of the step that is traced, or None outside of a step of a strategy."""
+    return _ROWS.get()
+
+
+def use_rows(rows: Rows) -> contextlib.AbstractContextManager[None]:
+    """Make these the rows of the current replica in a block."""
+    return _compat.set_in_block(_ROWS, rows)

@@ -1,0 +1,17 @@
+"""Modules of Keras, which only the functions that need them import."""
+
+import importlib
+import sys
+from typing import Any
+
+
+def keras_module(name: str) -> Any:
+    """Return a module inside of `keras.src`; a model exists, so Keras is imported already."""
+    return importlib.import_module(f"keras.src.{name}")
+
+
+def is_keras_imported() -> bool:
+    """Whether the import of Keras is complete."""
+    module = sys.modules.get("keras")
+    spec = getattr(module, "__spec__", None)
+    return module is not None and not getattr(spec, "_initializing", False)

@@ -1,0 +1,98 @@
+"""Variables of Keras in steps that `strategy.run` runs.
+
+A step reads and assigns them as it does with a `jaxdist.Variable`: see Note [Lifted variables].
+The first step that uses one makes a `jaxdist.Variable` with its value, which holds it from then on.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxdist import _replica
+from jaxdist._keras.place import take_local
+from jaxdist._keras.rows import current_rows
+from jaxdist._keras.source import keras_module
+from jaxdist._values import Variable
+from jaxdist.errors import MixedStrategyError
+
+_HELD = "_jaxdist_variable"
+
+
+def _current_step() -> Any:
+    """Return the frame of the step of the user that is traced around the caller, or None."""
+    frame = _replica.innermost_explicit_frame()
+    # `fit` passes the variables of the model as arguments of its steps.
+    is_users = frame is not None and frame.is_inside_step and current_rows() is None
+    return frame if is_users else None
+
+
+def read_in_step(value: Any) -> Any:
+    """Return the property `value` of Keras' variables so that a step reads what it is now."""
+
+    def read(self: Any) -> Any:
+        held: Variable | None = getattr(self, _HELD, None)
+        frame = _current_step()
+        if held is None and frame is None:
+            return value.fget(self)
+        backend = keras_module("backend")
+        if backend.in_stateless_scope():
+            given = backend.get_stateless_scope().get_current_value(self)
+            if given is not None:
+                return self._maybe_autocast(given)
+        if frame is None and held is not None:
+            return self._maybe_autocast(take_local(held.held))
+        return self._maybe_autocast(_hold(self, frame.strategy).value())
+
+    return property(read, doc=value.__doc__)
+
+
+def assign_in_step(assign: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `_direct_assign` of Keras' variables so that a step assigns a result of `run`."""
+
+    @functools.wraps(assign)
+    def set_value(self: Any, value: Any) -> None:
+        frame, held = _current_step(), getattr(self, _HELD, None)
+        if frame is not None:
+            _hold(self, frame.strategy).assign(value)
+        elif held is not None:
+            held.assign(value)
+        else:
+            assign(self, value)
+
+    return set_value
+
+
+def make_outside(initialize: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `__init__` of Keras' variables so that one made in a step has a value at once."""
+
+    @functools.wraps(initialize)
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+        if _current_step() is None or keras_module("backend").in_stateless_scope():
+            initialize(self, *args, **kwargs)
+            return
+        # An optimizer makes its variables when it is first applied.
+        with jax.ensure_compile_time_eval(), _replica.enter_frame(None):
+            initialize(self, *args, **kwargs)
+
+    return make
+
+
+def _hold(variable: Any, strategy: Any) -> Variable:
+    """Return the `jaxdist.Variable` that holds the value of a variable of Keras."""
+    held: Variable | None = getattr(variable, _HELD, None)
+    if held is not None:
+        if held.distribute_strategy is not strategy:
+            raise MixedStrategyError(
+                f"{strategy!r} runs a step that uses the Keras variable {variable.path!r}.\n\n"
+                f"A step of {held.distribute_strategy!r} used it before, which has its value.\n\n"
+                "Run all steps of a model on one strategy, or make another model."
+            )
+        return held
+    with jax.ensure_compile_time_eval(), _replica.enter_frame(_replica.Frame(strategy)):
+        held = Variable(variable._value, name=variable.path, trainable=variable.trainable)
+    setattr(variable, _HELD, held)
+    # One copy is enough, and nobody should read the old value.
+    variable._value = None
+    return held

@@ -1,0 +1,505 @@
+"""`Estimator`: trains, evaluates, predicts and exports a model that lives in a folder."""
+
+import logging
+import pathlib
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import optax
+
+from jaxdist import data
+from jaxdist._strategies import Strategy, get_strategy, has_strategy
+from jaxdist._validate import (
+    as_flag,
+    as_integer,
+    as_list,
+    as_path,
+    check_instance,
+    check_text,
+    show,
+)
+from jaxdist.errors import ArgumentError, ContextError, JaxdistError, ShapeError, UnsupportedError
+from jaxdist.estimator._exporting import check_features, write_export
+from jaxdist.estimator._hooks import (
+    CheckpointSaverListener,
+    HookChain,
+    SessionRunHook,
+    check_hooks,
+)
+from jaxdist.estimator._model import Built, ModeKeys, build, make_model_fn
+from jaxdist.estimator._run_config import RunConfig
+from jaxdist.estimator._running import (
+    CheckpointChoice,
+    ModelFolder,
+    Training,
+    count_processes,
+    make_input_fn,
+    rename_input,
+    run_evaluation,
+    run_prediction,
+    run_training,
+    split_batch,
+    take_local,
+    write_summary,
+)
+from jaxdist.estimator._specs import check_name
+from jaxdist.estimator._warm_start import find_checkpoint, read_settings, warm_start
+
+_LOG = logging.getLogger("jaxdist")
+_CALLER = "estimator.Estimator"
+
+
+class Estimator:
+    """A model in a folder: each call reads its newest checkpoint, and `train` adds new ones.
+
+    Shapes:
+        Each element of the dataset of an `input_fn` is the batch of one replica: `[b, ...]`, in a
+        pair `(features, labels)` or as features alone. A step of `R` replicas takes `R` of them.
+
+    Cost:
+        Each `train` traces and compiles its step again. `evaluate` and `predict` compile at their
+        first call, and for other shapes.
+
+    Guarantees:
+        An evaluation counts each row once, for any number of replicas and any batch size.
+        After an error, also of a hook, the newest checkpoint is complete, and `train` goes on from
+        it.
+
+    Args:
+        model_fn: A function `(features, labels, mode, params, config)` that returns an
+            `EstimatorSpec`; it may leave out all but `features`. It runs in a replica, and gets
+            its modules by `get_module`. Or a Flax NNX module, which is cloned, with `loss` and
+            `optimizer`.
+        model_dir: The folder; None for that of `config`, or a temporary one.
+        config: How it is run; None for `RunConfig()`.
+        params: Given to `model_fn` and `input_fn`.
+        warm_start_from: The folder of another model, or `WarmStartSettings`, whose values a new
+            model begins with.
+        loss: Of a module: `loss(predictions, labels)`, one value for each row, or a scalar.
+        optimizer: Of a module: an optax transformation.
+        metrics: Of a module: functions `(predictions, labels)` by name, one value for each row.
+
+    Raises:
+        ArgumentError: The arguments do not fit together.
+        ArgumentTypeError: An argument is of the wrong type.
+        UnsupportedError: A Keras model, which has its own `fit`.
+
+    Example:
+        >>> import tempfile
+        >>> estimator = jaxdist.estimator.Estimator(
+        ...     nnx.Linear(2, 1, rngs=nnx.Rngs(0)), tempfile.mkdtemp(),
+        ...     loss=lambda y, wanted: ((y - wanted) ** 2)[:, 0], optimizer=optax.sgd(0.1))
+        >>> x = np.ones((4, 2), "float32")
+        >>> def input_fn():
+        ...     return [(x, x[:, :1])] * 20
+        >>> estimator.train(input_fn).evaluate(input_fn)["global_step"]
+        20
+
+    Source:
+        `tf.estimator.Estimator`, `tensorflow_estimator` 1.15.
+    """
+
+    def __init__(
+        self,
+        model_fn: Any,
+        model_dir: Any = None,
+        config: RunConfig | None = None,
+        params: Mapping[str, Any] | None = None,
+        warm_start_from: Any = None,
+        *,
+        loss: Callable[[Any, Any], Any] | None = None,
+        optimizer: optax.GradientTransformation | None = None,
+        metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+    ) -> None:
+        if params is not None:
+            remedy = "Pass for instance params={'hidden': 16}."
+            check_instance(_CALLER, "params", params, Mapping, "a dict", remedy)
+        self._model_fn = make_model_fn(model_fn, params, loss, optimizer, metrics)
+        if config is not None:
+            remedy = "Pass jaxdist.estimator.RunConfig(...)."
+            check_instance(_CALLER, "config", config, RunConfig, "a RunConfig", remedy)
+        config = RunConfig() if config is None else config
+        self._folder = _find_folder(model_dir, config)
+        self._config = config.move_to(str(self._folder.path))
+        self._params = None if params is None else dict(params)
+        self._warm_start = read_settings(_CALLER, warm_start_from)
+        # Evaluations and predictions are built once, and get the values of each checkpoint.
+        self._built: dict[str, Built] = {}
+
+    @property
+    def model_dir(self) -> str:
+        """The folder of the model."""
+        return str(self._folder.path)
+
+    @property
+    def config(self) -> RunConfig:
+        """How it is run."""
+        return self._config
+
+    @property
+    def params(self) -> dict[str, Any] | None:
+        """What `model_fn` and `input_fn` are given."""
+        return None if self._params is None else dict(self._params)
+
+    def train(
+        self,
+        input_fn: Callable[..., Any],
+        hooks: Sequence[SessionRunHook] | None = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        saving_listeners: Sequence[CheckpointSaverListener] | None = None,
+    ) -> "Estimator":
+        """Train until the data ends, or for a number of steps, and save the last step.
+
+        Args:
+            input_fn: Returns the dataset of this worker. It may take `mode`, `params`, `config` and
+                `input_context`, by these names.
+            hooks: Hooks of this worker.
+            steps: How many steps this worker takes.
+            max_steps: The global step at which to end; all workers count. Where workers are not in
+                step, each of them may take one or two steps more.
+            saving_listeners: What is called around each checkpoint.
+
+        Returns:
+            This estimator.
+
+        Raises:
+            ArgumentError: `steps` and `max_steps`, or one that is less than 1.
+            ShapeError: The dataset has no batch for each replica.
+            NonFiniteLossError: The loss is not finite.
+            ContextError: Called in a scope.
+
+        Source:
+            `tf.estimator.Estimator.train`.
+        """
+        caller = "Estimator.train"
+        own_hooks = check_hooks(caller, "hooks", hooks)
+        listeners = check_hooks(
+            caller, "saving_listeners", saving_listeners, CheckpointSaverListener
+        )
+        for name, value in (("steps", steps), ("max_steps", max_steps)):
+            if value is not None:
+                as_integer(caller, name, value, least=1)
+        if steps is not None and max_steps is not None:
+            raise ArgumentError(
+                f"{caller} was given steps={steps} and max_steps={max_steps}.\n\n"
+                "steps counts the steps of this call, and max_steps those of all calls.\n\n"
+                "Pass one of the two."
+            )
+        read = self._make_input(caller, input_fn, ModeKeys.TRAIN)
+        strategy = self._find_strategy(caller, self._config.train_distribute)
+        latest = self._folder.find_latest()
+        if max_steps is not None and latest is not None and latest.step >= max_steps:
+            _LOG.info("%s: step %d of %d is reached.", caller, latest.step, max_steps)
+            return self
+        settings = self._warm_start
+        run_training(
+            Training(
+                self._make_call(ModeKeys.TRAIN),
+                strategy,
+                read,
+                self._folder,
+                self._config,
+                own_hooks,
+                listeners,
+                steps,
+                max_steps,
+                None if settings is None else lambda built: warm_start(settings, built),
+            )
+        )
+        return self
+
+    def evaluate(
+        self,
+        input_fn: Callable[..., Any],
+        steps: int | None = None,
+        hooks: Sequence[SessionRunHook] | None = None,
+        checkpoint_path: Any = None,
+        name: str | None = None,
+    ) -> dict[str, Any]:
+        """Return the loss and the metrics of a checkpoint, as means over all rows.
+
+        It runs on `config.eval_distribute`, or on one device.
+
+        Args:
+            input_fn: Returns the dataset; see `train`.
+            steps: How many batches are read; None for all.
+            hooks: Hooks of this evaluation.
+            checkpoint_path: A checkpoint; None for the newest.
+            name: The name of the evaluation: the summary is in `MODEL_DIR/eval_NAME`.
+
+        Returns:
+            `{"loss": ..., "global_step": ..., metric: ...}`.
+
+        Raises:
+            CheckpointError: There is no checkpoint, or it is of another model.
+            ShapeError: The dataset has no rows.
+            ContextError: Called in a scope.
+            UnsupportedError: `config.eval_distribute` spans several processes.
+
+        Source:
+            `tf.estimator.Estimator.evaluate`.
+        """
+        caller = "Estimator.evaluate"
+        chain = check_hooks(caller, "hooks", hooks)
+        if steps is not None:
+            as_integer(caller, "steps", steps, least=1)
+        # A larger number means all batches too.
+        most = None if steps is None else min(steps, sys.maxsize)
+        check_name(caller, name)
+        read = self._make_input(caller, input_fn, ModeKeys.EVAL)
+        strategy = self._find_strategy(caller, self._config.eval_distribute)
+        if count_processes(strategy) > 1:
+            raise UnsupportedError(
+                f"{caller} was called with config.eval_distribute over "
+                f"{count_processes(strategy)} processes.\n\n"
+                "An evaluation runs in one process, usually that of the job 'evaluator'.\n\n"
+                "Leave eval_distribute out, or pass a jaxdist.MirroredStrategy()."
+            )
+        choice = self._choose(caller, checkpoint_path)
+        HookChain(chain).begin()
+        batches = _open_elements(caller, read)
+        first, rest = next(batches, None), batches
+        if first is None:
+            raise _make_empty_error(caller)
+        built = self._build(ModeKeys.EVAL, strategy, first, choice)
+        own = built.spec.evaluation_hooks or ()
+        HookChain(own).begin()
+        result: dict[str, Any] = run_evaluation(
+            built, _chain_first(first, rest), choice.step, most, [*chain, *own]
+        )
+        result["global_step"] = choice.step
+        folder = self._folder.path / (f"eval_{name}" if name else "eval")
+        write_summary(folder, choice.step, {n: v for n, v in result.items() if n != "global_step"})
+        return result
+
+    def predict(
+        self,
+        input_fn: Callable[..., Any],
+        predict_keys: Sequence[str] | None = None,
+        hooks: Sequence[SessionRunHook] | None = None,
+        checkpoint_path: Any = None,
+        yield_single_examples: bool = True,
+    ) -> Iterator[Any]:
+        """Yield the predictions of a checkpoint, on one device.
+
+        Args:
+            input_fn: Returns the dataset. Labels, if it has any, are left out.
+            predict_keys: The names of the predictions; None for all.
+            hooks: Hooks of this prediction.
+            checkpoint_path: A checkpoint; None for the newest.
+            yield_single_examples: Whether rows are yielded, or batches.
+
+        Yields:
+            A prediction: what `EstimatorSpec.predictions` has, as NumPy arrays.
+
+        Raises:
+            CheckpointError: There is no checkpoint, or it is of another model.
+            ArgumentError: A key is none of the predictions.
+            ContextError: Called in a scope.
+
+        Source:
+            `tf.estimator.Estimator.predict`.
+        """
+        caller = "Estimator.predict"
+        given = check_hooks(caller, "hooks", hooks)
+        as_flag(caller, "yield_single_examples", yield_single_examples)
+        if predict_keys is not None:
+            remedy = "Pass for instance predict_keys=['logits']."
+            as_list(caller, "predict_keys", predict_keys, "a list of names", remedy, kind=str)
+        read = self._make_input(caller, input_fn, ModeKeys.PREDICT)
+        strategy = self._find_strategy(caller, None)
+        choice = self._choose(caller, checkpoint_path)
+
+        # The checks above are made by the call, and not by the first `next`.
+        def generate() -> Iterator[Any]:
+            HookChain(given).begin()
+            batches = _open_elements(caller, read)
+            first = next(batches, None)
+            if first is None:
+                raise _make_empty_error(caller)
+            built = self._build(ModeKeys.PREDICT, strategy, first, choice)
+            own = built.spec.prediction_hooks or ()
+            HookChain(own).begin()
+            yield from run_prediction(
+                built,
+                _chain_first(first, batches),
+                choice.step,
+                predict_keys,
+                [*given, *own],
+                yields_rows=yield_single_examples,
+            )
+
+        return generate()
+
+    def export(
+        self,
+        export_dir_base: Any,
+        features: Any,
+        checkpoint_path: Any = None,
+        *,
+        any_batch: bool = True,
+    ) -> str:
+        """Write the model as one program and its weights, and return the path.
+
+        The folder is called by the time, and has `predict.bin` (StableHLO, by `jax.export`),
+        `weights` (an Orbax checkpoint) and `export.json`. `load_export` reads it.
+
+        Args:
+            export_dir_base: The folder of exports.
+            features: Example features, or `jax.ShapeDtypeStruct`s: their shapes and dtypes count.
+            checkpoint_path: A checkpoint; None for the newest.
+            any_batch: Whether the program takes any number of rows; False for that of `features`.
+
+        Raises:
+            CheckpointError: There is no checkpoint, or it is of another model.
+            MissingExtraError: flatbuffers is not installed.
+            ContextError: Called in a scope.
+
+        Source:
+            `tf.estimator.Estimator.export_saved_model`.
+        """
+        caller = "Estimator.export"
+        base = pathlib.Path(as_path(caller, "export_dir_base", export_dir_base, "runs/a/export"))
+        any_batch = as_flag(caller, "any_batch", any_batch)
+        check_features(caller, features, any_batch=any_batch)
+        strategy = self._find_strategy(caller, None)
+        choice = self._choose(caller, checkpoint_path)
+        try:
+            built = self._build(ModeKeys.PREDICT, strategy, features, choice)
+            return str(write_export(built, features, base, choice.step, any_batch=any_batch))
+        except (TypeError, ValueError) as error:
+            if isinstance(error, JaxdistError):
+                raise
+            raise ArgumentError(
+                f"{caller} was given features={show(features)}, and the model raised "
+                f"{type(error).__name__}: {str(error).splitlines()[0]}.\n\n"
+                "The model is traced with features of these shapes and dtypes, and, with "
+                "any_batch, of any number of rows.\n\n"
+                "Pass features as those of input_fn, or any_batch=False."
+            ) from error
+
+    # What is in the folder
+
+    def latest_checkpoint(self) -> str | None:
+        """Return the path of the newest checkpoint; None if there is none.
+
+        Source:
+            `tf.estimator.Estimator.latest_checkpoint`.
+        """
+        latest = self._folder.find_latest()
+        return None if latest is None else str(latest.path)
+
+    def get_variable_names(self) -> list[str]:
+        """Return the names of the arrays in the newest checkpoint.
+
+        Raises:
+            CheckpointError: There is none.
+
+        Source:
+            `tf.estimator.Estimator.get_variable_names`.
+        """
+        return sorted(self._choose("Estimator.get_variable_names", None).read_leaves())
+
+    def get_variable_value(self, name: str) -> Any:
+        """Return an array of the newest checkpoint.
+
+        Args:
+            name: One of `get_variable_names()`, such as `modules.model.kernel`.
+
+        Raises:
+            CheckpointError: There is none.
+
+        Source:
+            `tf.estimator.Estimator.get_variable_value`.
+        """
+        check_text("Estimator.get_variable_value", "name", name, "modules.model.kernel")
+        return self._choose("Estimator.get_variable_value", None).read(name)
+
+    def eval_dir(self, name: str | None = None) -> str:
+        """Return the folder of the summaries of evaluations.
+
+        Args:
+            name: The name of the evaluation.
+
+        Source:
+            `tf.estimator.Estimator.eval_dir`.
+        """
+        check_name("Estimator.eval_dir", name)
+        return str(self._folder.path / (f"eval_{name}" if name else "eval"))
+
+    # Parts of the calls above
+
+    def _make_input(self, caller: str, input_fn: Any, mode: str) -> Callable[[Any], Any]:
+        return make_input_fn(caller, input_fn, mode=mode, params=self._params, config=self._config)
+
+    def _make_call(self, mode: str) -> Callable[[Any, Any], Any]:
+        params: dict[str, Any] = self._params or {}
+        return lambda features, labels: self._model_fn(features, labels, mode, params, self._config)
+
+    def _find_strategy(self, caller: str, given: Strategy | None) -> Strategy:
+        if has_strategy():
+            raise ContextError(
+                f"{caller} was called in the scope of a strategy.\n\n"
+                "An estimator enters the scope of its own strategy.\n\n"
+                "Pass the strategy to RunConfig(train_distribute=strategy), and call it outside."
+            )
+        return get_strategy() if given is None else given
+
+    def _choose(self, caller: str, path: Any) -> CheckpointChoice:
+        if path is not None:
+            as_path(caller, "checkpoint_path", path, "runs/a/checkpoints/100")
+            return find_checkpoint(f"{caller} was given checkpoint_path={path!r}, and", path)
+        return find_checkpoint(caller, self._folder.path)
+
+    def _build(
+        self, mode: str, strategy: Strategy, element: Any, choice: CheckpointChoice
+    ) -> Built:
+        built = self._built.get(mode)
+        if built is None:
+            features, labels = split_batch(take_local(strategy, element))
+            labels = None if mode == ModeKeys.PREDICT else labels
+            seed = self._config.tf_random_seed or 0
+            built = build(self._make_call(mode), mode, strategy, features, labels, seed)
+        choice.restore(built.state)
+        self._built[mode] = built
+        return built
+
+
+def _find_folder(given: Any, config: RunConfig) -> ModelFolder:
+    folder = None if given is None else as_path(_CALLER, "model_dir", given, "runs/a")
+    if folder is not None and config.model_dir not in (None, folder):
+        raise ArgumentError(
+            f"{_CALLER} was given model_dir={show(folder)}, and config.model_dir is "
+            f"{config.model_dir!r}.\n\nA model has one folder.\n\nPass it in one of the two places."
+        )
+    folder = folder or config.model_dir
+    if folder is None:
+        folder = tempfile.mkdtemp(prefix="jaxdist-")
+        _LOG.warning("%s was given no model_dir, and uses %s.", _CALLER, folder)
+    keep = config.keep_checkpoint_max
+    return ModelFolder(pathlib.Path(folder).absolute(), keep, config.keep_checkpoint_every_n_hours)
+
+
+def _open_elements(caller: str, read: Callable[[Any], Any]) -> Iterator[Any]:
+    """Yield the batches of an input function, one after the other."""
+    options = data.InputOptions(experimental_fetch_to_device=False)
+    with rename_input(caller):
+        dataset = get_strategy().distribute_datasets_from_function(read, options)
+        with iter(dataset) as batches:
+            yield from batches
+
+
+def _chain_first(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+def _make_empty_error(caller: str) -> ShapeError:
+    return ShapeError(
+        f"{caller} was given input_fn, whose dataset has no element.\n\n"
+        "Each element of the dataset is a batch.\n\n"
+        "Let input_fn return a dataset with at least one batch."
+    )

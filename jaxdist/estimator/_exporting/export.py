@@ -1,0 +1,169 @@
+"""An exported model: a StableHLO program, and a checkpoint of its weights."""
+
+import json
+import pathlib
+import time
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxdist._checkpoints import Checkpoints
+from jaxdist._validate import as_path, is_array, show
+from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError
+from jaxdist.estimator._model import Built
+from jaxdist.training import require_extra
+
+_PROGRAM, _WEIGHTS, _ABOUT = "predict.bin", "weights", "export.json"
+
+
+def write_export(
+    built: Built, features: Any, base: pathlib.Path, global_step: int, *, any_batch: bool
+) -> pathlib.Path:
+    """Write a model into a new folder of `base`, and return its path.
+
+    Args:
+        built: The model for `PREDICT`, with the values of a checkpoint.
+        features: Example features, for shapes and dtypes.
+        base: The folder of exports.
+        global_step: The step of the checkpoint.
+        any_batch: Whether the program takes any number of rows, or that of `features`.
+    """
+    require_extra("grpcio", "write the program of a model")
+    graph, state = nnx.split(built.modules)
+    plain = jax.tree.map(np.asarray, nnx.to_pure_dict(state))
+
+    def predict(weights: Any, features: Any) -> Any:
+        own = jax.tree.map(lambda x: x, state)
+        nnx.replace_by_pure_dict(own, weights)
+        modules = nnx.merge(graph, own)
+        step = lambda: jnp.int32(global_step)  # noqa: E731
+        spec = built.call_model(modules, features, None, step)
+        return spec.predictions if spec.export_outputs is None else spec.export_outputs
+
+    shapes = jax.tree.map(_take_shape, features)
+    if any_batch:
+        (rows,) = jax.export.symbolic_shape("rows")
+        shapes = jax.tree.map(lambda s: jax.ShapeDtypeStruct((rows, *s.shape[1:]), s.dtype), shapes)
+    weights = jax.tree.map(_take_shape, plain)
+    program = jax.export.export(jax.jit(predict))(weights, shapes).serialize()
+    folder = _make_folder(base)
+    partial = folder.with_name(f"{folder.name}.partial")
+    partial.mkdir(parents=True)
+    with Checkpoints(partial / _WEIGHTS) as checkpoints:
+        checkpoints.save(global_step, {"weights": plain})
+    (partial / _PROGRAM).write_bytes(program)
+    about = {
+        "global_step": global_step,
+        "features": str(shapes),
+        "weights": jax.tree.map(lambda s: [str(s.dtype), list(s.shape)], weights),
+    }
+    (partial / _ABOUT).write_text(json.dumps(about, indent=1))
+    # Complete or absent, also when the process is killed.
+    partial.rename(folder)
+    return folder
+
+
+def _take_shape(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+
+def _make_folder(base: pathlib.Path) -> pathlib.Path:
+    """Return the path of a new export: the time in seconds, as TensorFlow has it."""
+    number = int(time.time())
+    taken = [int(p.name) for p in base.glob("*") if p.name.isdigit()]
+    return base / str(max([number, *(n + 1 for n in taken)]))
+
+
+class Exported:
+    """A model that was exported: call it with features.
+
+    Attributes:
+        global_step: The step of the checkpoint that was exported.
+
+    Example:
+        >>> import tempfile
+        >>> def model_fn(features, labels, mode):
+        ...     model = jaxdist.estimator.get_module(lambda rngs: nnx.Linear(2, 1, rngs=rngs))
+        ...     loss = None if labels is None else jnp.mean((model(features) - labels) ** 2)
+        ...     return jaxdist.estimator.EstimatorSpec(
+        ...         mode, predictions=model(features), loss=loss, train_op=optax.sgd(0.1))
+        >>> estimator = jaxdist.estimator.Estimator(model_fn, tempfile.mkdtemp())
+        >>> x = np.ones((4, 2), "float32")
+        >>> estimator = estimator.train(lambda: [(x, x[:, :1])])
+        >>> path = estimator.export(tempfile.mkdtemp(), x)
+        >>> jaxdist.estimator.load_export(path)(x[:3]).shape
+        (3, 1)
+    """
+
+    def __init__(self, program: Any, weights: Any, global_step: int) -> None:
+        self._program, self._weights, self.global_step = program, weights, global_step
+
+    def __call__(self, features: Any) -> Any:
+        """Return the predictions of a batch.
+
+        Args:
+            features: Arrays of the shapes and dtypes that were exported.
+        """
+        return self._program.call(self._weights, features)
+
+
+def load_export(path: Any) -> Exported:
+    """Return an exported model. It needs neither the model function nor Flax modules.
+
+    Args:
+        path: What `Estimator.export` has returned.
+
+    Raises:
+        CheckpointError: There is no export at the path, or it is damaged.
+
+    Example:
+        See `Exported`.
+    """
+    caller = "estimator.load_export"
+    folder = pathlib.Path(as_path(caller, "path", path, "runs/a/export/best/1767000000"))
+    try:
+        about = json.loads((folder / _ABOUT).read_text())
+        program = (folder / _PROGRAM).read_bytes()
+        like = jax.tree.map(
+            lambda entry: jax.ShapeDtypeStruct(tuple(entry[1]), jnp.dtype(entry[0])),
+            about["weights"],
+            is_leaf=lambda x: isinstance(x, list),
+        )
+        step = int(about["global_step"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise CheckpointError(
+            f"{caller} found no export in {folder}: {type(error).__name__}: {error}.\n\n"
+            "An export is a folder that Estimator.export, or an exporter, has written.\n\n"
+            "Pass the path that Estimator.export returns."
+        ) from None
+    require_extra("grpcio", "read the program of a model")
+    with Checkpoints(folder / _WEIGHTS) as checkpoints:
+        weights = checkpoints.restore(step, like={"weights": like}).state["weights"]
+    return Exported(jax.export.deserialize(bytearray(program)), weights, step)
+
+
+def check_features(caller: str, features: Any, *, any_batch: bool) -> None:
+    """Check example features of an export.
+
+    Raises:
+        ArgumentTypeError: A leaf has no shape and dtype.
+        ArgumentError: There is no leaf, or one without rows.
+    """
+    leaves = jax.tree.leaves(features)
+    for leaf in leaves:
+        if not (is_array(leaf) and hasattr(leaf, "dtype")):
+            raise ArgumentTypeError(
+                f"{caller} was given features with {show(leaf)}.\n\n"
+                "Example features are arrays, or jax.ShapeDtypeStructs.\n\n"
+                "Pass for instance np.zeros((1, 4), 'float32')."
+            )
+    if not leaves or (any_batch and not all(leaf.shape for leaf in leaves)):
+        raise ArgumentError(
+            f"{caller} was given features={show(features)}.\n\n"
+            "Example features are arrays [b, ...], as those that model_fn gets.\n\n"
+            "Pass for instance np.zeros((1, 4), 'float32')."
+        )

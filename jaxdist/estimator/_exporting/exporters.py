@@ -1,0 +1,285 @@
+"""Exporters: which evaluations are followed by an export."""
+
+import json
+import pathlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxdist._checkpoints import read_dict, replace_file
+from jaxdist._validate import as_integer, check_callable, check_instance, check_text, show
+from jaxdist.errors import ArgumentError, ArgumentTypeError
+
+_BEST = "best.json"
+
+
+class Exporter:
+    """Base class of exporters. Override `export`.
+
+    Args:
+        name: The name of the folder: `MODEL_DIR/export/NAME`.
+
+    Source:
+        `tf.estimator.Exporter`.
+    """
+
+    def __init__(self, name: str) -> None:
+        check_text(f"estimator.{type(self).__name__}", "name", name, "best")
+        self.name = name
+
+    def export(
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
+    ) -> str | None:
+        """Export, or do nothing.
+
+        Args:
+            estimator: The estimator.
+            export_path: The folder of this exporter.
+            checkpoint_path: The checkpoint that was evaluated.
+            eval_result: What `evaluate` has returned.
+            is_the_final_export: Whether the training has ended.
+
+        Returns:
+            The path of the export; None if nothing was exported.
+        """
+        raise NotImplementedError
+
+
+class FinalExporter(Exporter):
+    """Exports once, when the training has ended.
+
+    Args:
+        name: The name of the folder.
+        serving_input_receiver_fn: A function without arguments, which returns example features;
+            see `Estimator.export`.
+
+    Raises:
+        ArgumentTypeError: An argument is of the wrong type.
+
+    Example:
+        >>> jaxdist.estimator.FinalExporter("final", lambda: np.zeros((1, 4), "float32")).name
+        'final'
+
+    Source:
+        `tf.estimator.FinalExporter`.
+    """
+
+    def __init__(self, name: str, serving_input_receiver_fn: Callable[[], Any]) -> None:
+        super().__init__(name)
+        self._make_features = _check_receiver(type(self).__name__, serving_input_receiver_fn)
+
+    def export(
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
+    ) -> str | None:
+        """Export if the training has ended; see `Exporter.export`.
+
+        Args:
+            estimator: The estimator.
+            export_path: The folder of this exporter.
+            checkpoint_path: The checkpoint that was evaluated.
+            eval_result: What `evaluate` has returned.
+            is_the_final_export: Whether the training has ended.
+        """
+        if not is_the_final_export:
+            return None
+        return _export(self, estimator, export_path, checkpoint_path, self._make_features)
+
+
+class LatestExporter(Exporter):
+    """Exports after each evaluation, and keeps the newest exports.
+
+    Args:
+        name: The name of the folder.
+        serving_input_receiver_fn: A function without arguments, which returns example features;
+            see `Estimator.export`.
+        exports_to_keep: How many exports are kept; None for all.
+
+    Raises:
+        ArgumentError: `exports_to_keep` is less than 1.
+        ArgumentTypeError: An argument is of the wrong type.
+
+    Source:
+        `tf.estimator.LatestExporter`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        serving_input_receiver_fn: Callable[[], Any],
+        *,
+        exports_to_keep: int | None = 5,
+    ) -> None:
+        super().__init__(name)
+        caller = type(self).__name__
+        self._make_features = _check_receiver(caller, serving_input_receiver_fn)
+        self._keep = _check_keep(caller, exports_to_keep)
+
+    def export(
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
+    ) -> str | None:
+        """Export, and delete old exports; see `Exporter.export`.
+
+        Args:
+            estimator: The estimator.
+            export_path: The folder of this exporter.
+            checkpoint_path: The checkpoint that was evaluated.
+            eval_result: What `evaluate` has returned.
+            is_the_final_export: Whether the training has ended.
+        """
+        found = _export(self, estimator, export_path, checkpoint_path, self._make_features)
+        _delete_old(pathlib.Path(export_path), self._keep)
+        return found
+
+
+class BestExporter(Exporter):
+    """Exports whenever an evaluation is better than all before, also in earlier runs.
+
+    Args:
+        name: The name of the folder.
+        serving_input_receiver_fn: A function without arguments, which returns example features;
+            see `Estimator.export`.
+        compare_fn: `(best_eval_result, current_eval_result) -> bool`, whether the second is better.
+            Both are dicts, with these names. None means a smaller loss.
+        exports_to_keep: How many exports are kept; None for all.
+
+    Raises:
+        ArgumentError: `exports_to_keep` is less than 1.
+        ArgumentTypeError: An argument is of the wrong type.
+
+    Source:
+        `tf.estimator.BestExporter`.
+    """
+
+    def __init__(
+        self,
+        name: str = "best_exporter",
+        serving_input_receiver_fn: Callable[[], Any] | None = None,
+        *,
+        compare_fn: Callable[..., bool] | None = None,
+        exports_to_keep: int | None = 5,
+    ) -> None:
+        super().__init__(name)
+        caller = type(self).__name__
+        self._make_features = _check_receiver(caller, serving_input_receiver_fn)
+        if compare_fn is not None:
+            remedy = "Pass lambda best_eval_result, current_eval_result: ..."
+            check_callable(f"estimator.{caller}", compare_fn, "compare_fn", remedy)
+        self._is_better = compare_fn or _has_smaller_loss
+        self._keep = _check_keep(caller, exports_to_keep)
+
+    def export(
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
+    ) -> str | None:
+        """Export if the evaluation is the best one; see `Exporter.export`.
+
+        Args:
+            estimator: The estimator.
+            export_path: The folder of this exporter.
+            checkpoint_path: The checkpoint that was evaluated.
+            eval_result: What `evaluate` has returned.
+            is_the_final_export: Whether the training has ended.
+        """
+        folder = pathlib.Path(export_path)
+        best = read_dict(folder / _BEST)
+        if best is not None and not self._is_better(
+            best_eval_result=best, current_eval_result=eval_result
+        ):
+            return None
+        found = _export(self, estimator, export_path, checkpoint_path, self._make_features)
+        # After the export: a process that is killed between the two exports again.
+        plain = {name: float(value) for name, value in eval_result.items()}
+        replace_file(folder / _BEST, json.dumps(plain).encode())
+        _delete_old(folder, self._keep)
+        return found
+
+
+def _has_smaller_loss(
+    best_eval_result: Mapping[str, Any], current_eval_result: Mapping[str, Any]
+) -> bool:
+    return bool(current_eval_result["loss"] < best_eval_result["loss"])
+
+
+def _export(
+    exporter: Exporter,
+    estimator: Any,
+    export_path: str,
+    checkpoint_path: str,
+    make_features: Callable[[], Any],
+) -> str:
+    del exporter
+    path: str = estimator.export(export_path, make_features(), checkpoint_path=checkpoint_path)
+    return path
+
+
+def _delete_old(folder: pathlib.Path, keep: int | None) -> None:
+    if keep is None:
+        return
+    numbers = sorted(int(p.name) for p in folder.glob("*") if p.name.isdigit())
+    for number in numbers[:-keep]:
+        shutil.rmtree(folder / str(number), ignore_errors=True)
+
+
+def _check_receiver(caller: str, function: Any) -> Callable[[], Any]:
+    remedy = "Pass a function that returns example features: lambda: np.zeros((1, 4), 'float32')."
+    name = "serving_input_receiver_fn"
+    check_callable(f"estimator.{caller}", function, name, remedy)
+    checked: Callable[[], Any] = function
+    return checked
+
+
+def _check_keep(caller: str, keep: Any) -> int | None:
+    return (
+        None
+        if keep is None
+        else as_integer(f"estimator.{caller}", "exports_to_keep", keep, least=1)
+    )
+
+
+def check_exporters(caller: str, exporters: Any) -> tuple[Exporter, ...]:
+    """Return exporters as a tuple.
+
+    Raises:
+        ArgumentTypeError: Something is no exporter.
+        ArgumentError: Two have the same name.
+    """
+    if exporters is None:
+        return ()
+    listed: Sequence[Any] = [exporters] if isinstance(exporters, Exporter) else exporters
+    if not isinstance(listed, (list, tuple)):
+        raise ArgumentTypeError(
+            f"{caller} was given exporters={show(exporters)}.\n\n"
+            "exporters is an exporter, or a list of exporters.\n\n"
+            "Pass for instance [jaxdist.estimator.FinalExporter('final', make_features)]."
+        )
+    remedy = "Pass for instance [jaxdist.estimator.FinalExporter('final', make_features)]."
+    names: set[str] = set()
+    for exporter in listed:
+        check_instance(caller, "exporters", exporter, Exporter, "a list of exporters", remedy)
+        if exporter.name in names:
+            raise ArgumentError(
+                f"{caller} was given two exporters with the name {exporter.name!r}.\n\n"
+                "An exporter writes into the folder that has its name.\n\n"
+                "Give each of them another name."
+            )
+        names.add(exporter.name)
+    return tuple(listed)

@@ -1,0 +1,176 @@
+"""From what a user gives to `Estimator` to one kind of model function."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from jaxdist._validate import check_callable, check_instance, is_array, show
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError, UnsupportedError
+from jaxdist.estimator._model.modules import get_module
+from jaxdist.estimator._model.spec import EstimatorSpec, ModeKeys
+
+_CALLER = "estimator.Estimator"
+# Called with features, labels, mode, params and config; see `make_model_fn`.
+ModelFn: TypeAlias = Callable[[Any, Any, str, Any, Any], Any]
+_NAMES = ("features", "labels", "mode", "params", "config")
+
+
+def make_model_fn(
+    given: Any,
+    params: Mapping[str, Any] | None,
+    loss: Any,
+    optimizer: Any,
+    metrics: Mapping[str, Any] | None,
+) -> ModelFn:
+    """Return a model function of five arguments.
+
+    Raises:
+        UnsupportedError: A Keras model.
+        ArgumentError: A model function with other arguments, or `params` that it does not take; a
+            module without loss or optimizer; a loss for a model function.
+        ArgumentTypeError: An argument is of the wrong type.
+    """
+    if any(kind.__module__.split(".")[0] == "keras" for kind in type(given).__mro__):
+        raise UnsupportedError(
+            f"{_CALLER} was given a Keras model as model_fn.\n\n"
+            "An Estimator takes a model function or a Flax NNX module.\n\n"
+            "Train the Keras model with its own compile and fit, in the strategy's scope."
+        )
+    of_module = {"loss": loss, "optimizer": optimizer, "metrics": metrics}
+    if isinstance(given, nnx.Module):
+        return _make_from_module(given, loss, optimizer, metrics)
+    check_callable(
+        _CALLER,
+        given,
+        "model_fn",
+        "Pass a function (features, labels, mode, params, config), or a Flax NNX module.",
+    )
+    for name, value in of_module.items():
+        if value is not None:
+            raise ArgumentError(
+                f"{_CALLER} was given a model function and {name}={show(value)}.\n\n"
+                f"A model function returns its own {name} in an EstimatorSpec; {name}= belongs to "
+                f"a module.\n\nLeave out {name}."
+            )
+    return _adapt(given, params)
+
+
+def _adapt(given: Callable[..., Any], params: Mapping[str, Any] | None) -> ModelFn:
+    """Return a function of five arguments that passes on those that `given` has."""
+    try:
+        found = dict(inspect.signature(given).parameters)
+    except (TypeError, ValueError):
+        found = dict[str, inspect.Parameter]()
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in found.values())
+    names = [n for n in _NAMES if takes_all or n in found]
+    others = [
+        n
+        for n, p in found.items()
+        if n not in _NAMES
+        and p.default is p.empty
+        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]
+    if "features" not in names or others:
+        raise ArgumentError(
+            f"{_CALLER} was given model_fn, which takes ({', '.join(found)}).\n\n"
+            "A model function takes features, and may take labels, mode, params and config, by "
+            "these names.\n\nWrite def model_fn(features, labels, mode, params, config)."
+        )
+    if params is not None and "params" not in names:
+        raise ArgumentError(
+            f"{_CALLER} was given params={show(dict(params))}, and model_fn takes "
+            f"({', '.join(found)}).\n\nparams are for the model function.\n\n"
+            "Add the argument params to model_fn, or leave params out."
+        )
+
+    def call(features: Any, labels: Any, mode: str, params: Any, config: Any) -> Any:
+        if labels is not None and "labels" not in names:
+            raise ArgumentError(
+                f"{_CALLER}: input_fn gives labels, and model_fn takes ({', '.join(found)}).\n\n"
+                "A dataset of pairs is one of features and labels.\n\n"
+                "Add the argument labels to model_fn, or give features only."
+            )
+        given_by_name = dict(zip(_NAMES, (features, labels, mode, params, config), strict=True))
+        return given(**{name: given_by_name[name] for name in names})
+
+    return call
+
+
+def _make_from_module(
+    module: nnx.Module, loss: Any, optimizer: Any, metrics: Mapping[str, Any] | None
+) -> ModelFn:
+    rule = (
+        "A module says how predictions are made, loss(predictions, labels) what is minimised, and "
+        "optimizer how."
+    )
+    example = "Pass for instance loss=optax.l2_loss, optimizer=optax.adam(1e-3)."
+    for name, value in (("loss", loss), ("optimizer", optimizer)):
+        if value is None:
+            raise ArgumentError(
+                f"{_CALLER} was given a module, and no {name}.\n\n{rule}\n\n{example}"
+            )
+    check_callable(_CALLER, loss, "loss", example)
+    what = "an optax transformation"
+    check_instance(_CALLER, "optimizer", optimizer, optax.GradientTransformation, what, example)
+    if metrics is not None:
+        remedy = "Pass {'accuracy': lambda predictions, labels: ...}."
+        check_instance(_CALLER, "metrics", metrics, Mapping, "a dict of functions", remedy)
+        for name, metric in metrics.items():
+            check_callable(_CALLER, metric, f"metrics[{name!r}]", remedy)
+
+    def call(features: Any, labels: Any, mode: str, params: Any, config: Any) -> EstimatorSpec:
+        del params, config
+        # A clone, so that each model begins with the values that the module was given with.
+        found = get_module(lambda rngs: nnx.clone(module))
+        predictions = found(features)
+        if mode == ModeKeys.PREDICT:
+            return EstimatorSpec(mode, predictions=predictions)
+        if labels is None:
+            raise ArgumentError(
+                f"{_CALLER}: input_fn gives features and no labels.\n\n"
+                "loss(predictions, labels) needs both.\n\n"
+                "Let the dataset of input_fn give pairs (features, labels)."
+            )
+        return EstimatorSpec(
+            mode,
+            predictions=predictions,
+            loss=_take_mean_of_rows(loss(predictions, labels)),
+            train_op=optimizer,
+            eval_metric_ops={n: m(predictions, labels) for n, m in (metrics or {}).items()},
+        )
+
+    return call
+
+
+def _take_mean_of_rows(losses: Any) -> Any:
+    """Return a scalar, or one value for each row."""
+    if not is_array(losses):
+        raise ArgumentTypeError(
+            f"{_CALLER} was given loss, which returned {show(losses)}.\n\n"
+            "loss(predictions, labels) returns an array.\n\nPass for instance loss=optax.l2_loss."
+        )
+    losses = jnp.asarray(losses)
+    return losses if losses.ndim < 2 else jnp.mean(losses, axis=tuple(range(1, losses.ndim)))
+
+
+def count_rows(features: Any) -> int:
+    """Return the number of rows of a batch.
+
+    Raises:
+        ShapeError: It has no rows.
+    """
+    leaves = jax.tree.leaves(features)
+    if not leaves or not jnp.shape(leaves[0]):
+        raise ShapeError(
+            f"{_CALLER}: input_fn gave the features {show(features)}.\n\n"
+            "Features are arrays [b, ...], or a pytree of these, one row for each example.\n\n"
+            "Let each element of the dataset be a batch."
+        )
+    # In an export it is the name of a number.
+    rows: int = jnp.shape(leaves[0])[0]
+    return rows

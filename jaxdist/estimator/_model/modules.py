@@ -1,0 +1,139 @@
+"""`get_module` and `get_global_step`: what a model function has beside its arguments."""
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxdist._validate import check_callable, check_text
+from jaxdist.errors import ArgumentError, ContextError
+
+# Note [Modules of a model function]
+# TensorFlow calls a model function once, and its variables live in the graph. JAX traces a model
+# function for each shape of the batch, and a module that it makes in a trace is lost with it. So a
+# model function asks for its modules by name. While the model is built, it is traced with the
+# first batch; a module that does not exist ends the trace with `NeedsModule`, is made outside of
+# the trace, and the trace begins again. Later traces get the modules as arguments.
+
+
+class NeedsModule(BaseException):
+    """Ends a trace: a module has to be made first. No error, so `except Exception` lets it pass."""
+
+    def __init__(self, name: str, factory: Callable[[nnx.Rngs], Any]) -> None:
+        super().__init__(name)
+        self.name, self.factory = name, factory
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """What a model function that runs may ask for.
+
+    Args:
+        modules: The modules by name.
+        find_step: Returns the global step.
+        can_add: Whether modules are still made.
+    """
+
+    modules: Any
+    find_step: Callable[[], Any]
+    can_add: bool
+
+
+_FRAME: contextvars.ContextVar[Frame | None] = contextvars.ContextVar("frame", default=None)
+
+
+@contextlib.contextmanager
+def enter_model_fn(frame: Frame) -> Iterator[None]:
+    """Let `get_module` and `get_global_step` answer."""
+    token = _FRAME.set(frame)
+    try:
+        yield
+    finally:
+        _FRAME.reset(token)
+
+
+def get_module(factory: Callable[[nnx.Rngs], Any], name: str = "model") -> Any:
+    """Return a Flax NNX module of the model; make it if it does not exist.
+
+    Call it in a model function. Modules that the function makes otherwise are made again in each
+    trace, and are neither trained nor saved.
+
+    Args:
+        factory: Makes the module of random keys: `lambda rngs: nnx.Linear(4, 2, rngs=rngs)`.
+        name: The name of the module in checkpoints.
+
+    Returns:
+        The module, in training mode for `ModeKeys.TRAIN` and else in evaluation mode.
+
+    Raises:
+        ContextError: No model function is running, or it asks for another module than when the
+            model was built.
+        ArgumentError: `factory` makes what is no NNX object.
+
+    Example:
+        >>> def model_fn(features, labels, mode):
+        ...     model = jaxdist.estimator.get_module(lambda rngs: nnx.Linear(2, 1, rngs=rngs))
+        ...     return jaxdist.estimator.EstimatorSpec(mode, predictions=model(features))
+
+    Source:
+        `tf.compat.v1.get_variable` in a model function.
+    """
+    caller = "estimator.get_module"
+    check_callable(caller, factory, "factory", "Pass lambda rngs: nnx.Linear(4, 2, rngs=rngs).")
+    check_text(caller, "name", name, "model")
+    frame = _find_frame(caller)
+    if name in frame.modules:
+        return frame.modules[name]
+    if frame.can_add:
+        raise NeedsModule(name, factory)
+    raise ContextError(
+        f"{caller} was asked for the module {name!r}, and the model has "
+        f"{', '.join(map(repr, sorted(frame.modules))) or 'none'}.\n\n"
+        "A model function asks for the same modules whenever it is called for one mode.\n\n"
+        "Do not choose modules by the shape of a batch."
+    )
+
+
+def get_global_step() -> Any:
+    """Return the number of completed steps of all workers, before this one.
+
+    Call it in a model function.
+
+    Raises:
+        ContextError: No model function is running.
+
+    Source:
+        `tf.compat.v1.train.get_global_step`.
+    """
+    return jnp.asarray(_find_frame("estimator.get_global_step").find_step())
+
+
+def _find_frame(caller: str) -> Frame:
+    frame = _FRAME.get()
+    if frame is None:
+        raise ContextError(
+            f"{caller} was called outside of a model function.\n\n"
+            "It belongs to the model that an Estimator builds.\n\n"
+            "Call it in the model_fn that you pass to jaxdist.estimator.Estimator."
+        )
+    return frame
+
+
+def make_module(needed: NeedsModule, seed: int) -> Any:
+    """Return the module that a model function has asked for.
+
+    Raises:
+        ArgumentError: Its factory makes what is no NNX object.
+    """
+    made = needed.factory(nnx.Rngs(seed))
+    if not isinstance(made, nnx.Pytree) or isinstance(made, nnx.Optimizer):
+        raise ArgumentError(
+            f"estimator.get_module was given a factory that returned {type(made).__name__} for "
+            f"{needed.name!r}.\n\nA module of a model is a Flax NNX module.\n\n"
+            "Pass for instance lambda rngs: nnx.Linear(4, 2, rngs=rngs)."
+        )
+    return made

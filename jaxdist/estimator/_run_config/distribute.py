@@ -1,0 +1,89 @@
+"""`DistributeConfig`: the strategies of a training and of its evaluation."""
+
+from typing import Any, NamedTuple
+
+from jaxdist._parameter_server import ParameterServerStrategy
+from jaxdist._strategies import Strategy
+from jaxdist._validate import show
+from jaxdist.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+
+
+class DistributeConfig(NamedTuple):
+    """The strategies of a training and of its evaluation. A named tuple.
+
+    Args:
+        train_distribute: The strategy that trains.
+        eval_distribute: The strategy that evaluates.
+        remote_cluster: None. In TensorFlow one client can run a whole cluster; here every task
+            runs the script.
+
+    Example:
+        >>> jaxdist.estimator.RunConfig(
+        ...     experimental_distribute=jaxdist.contrib.DistributeConfig(
+        ...         train_distribute=MirroredStrategy())).train_distribute.num_replicas_in_sync
+        8
+
+    Source:
+        `tf.contrib.distribute.DistributeConfig`.
+    """
+
+    train_distribute: Any = None
+    eval_distribute: Any = None
+    remote_cluster: Any = None
+
+
+def read_strategies(
+    caller: str, train: Any, evaluation: Any, both: Any, *, has_cluster: bool
+) -> tuple[Strategy | None, Strategy | None]:
+    """Return the strategies that train and evaluate.
+
+    Raises:
+        ArgumentError: Both ways were used, a strategy needs a coordinator, or there are two
+            clusters.
+        ArgumentTypeError: Something is no strategy.
+        UnsupportedError: A remote cluster.
+    """
+    if both is not None:
+        if not isinstance(both, DistributeConfig):
+            raise ArgumentTypeError(
+                f"{caller} was given experimental_distribute={show(both)}.\n\n"
+                "experimental_distribute is a DistributeConfig.\n\n"
+                "Pass jaxdist.contrib.DistributeConfig(train_distribute=strategy)."
+            )
+        for name, value in (("train_distribute", train), ("eval_distribute", evaluation)):
+            if value is not None:
+                raise ArgumentError(
+                    f"{caller} was given {name} and experimental_distribute.\n\n"
+                    "Both have the strategies.\n\n"
+                    f"Pass one of them, for instance {name}=strategy."
+                )
+        train, evaluation = both.train_distribute, both.eval_distribute
+        caller = "contrib.DistributeConfig"
+        if both.remote_cluster is not None:
+            _refuse_remote(caller, both.remote_cluster, has_cluster=has_cluster)
+    for name, value in (("train_distribute", train), ("eval_distribute", evaluation)):
+        if isinstance(value, ParameterServerStrategy):
+            raise ArgumentError(
+                f"{caller} was given {name}=ParameterServerStrategy, that of version 2.\n\n"
+                "It needs a coordinator, which an Estimator does not have: each worker runs the "
+                "script.\n\nUse jaxdist.compat.v1.experimental.ParameterServerStrategy()."
+            )
+        if value is not None and not isinstance(value, Strategy):
+            raise ArgumentTypeError(
+                f"{caller} was given {name}={show(value)}.\n\n{name} is a strategy, or None.\n\n"
+                f"Pass for instance {name}=jaxdist.MirroredStrategy()."
+            )
+    return train, evaluation
+
+
+def _refuse_remote(caller: str, cluster: Any, *, has_cluster: bool) -> None:
+    if has_cluster:
+        raise ArgumentError(
+            f"{caller} was given remote_cluster={show(cluster)}, and TF_CONFIG has a cluster.\n\n"
+            "There is one cluster.\n\nLeave remote_cluster out."
+        )
+    raise UnsupportedError(
+        f"{caller} was given remote_cluster={show(cluster)}.\n\n"
+        "One client cannot run a whole cluster: every task runs the script.\n\n"
+        "Leave it out, and start the tasks: jaxdist launch --ps 1 --workers 2 script.py."
+    )

@@ -1,0 +1,217 @@
+"""`RunConfig`: how an estimator trains, saves and evaluates."""
+
+import copy
+from typing import Any
+
+from jaxdist._strategies import Strategy
+from jaxdist._validate import as_integer, as_number, as_path, show
+from jaxdist.cluster_resolver import ClusterSpec
+from jaxdist.errors import ArgumentError
+from jaxdist.estimator._run_config.distribute import read_strategies
+from jaxdist.estimator._run_config.task import read_own_task
+
+_CALLER = "estimator.RunConfig"
+_DEFAULT: Any = object()
+_SECONDS = 600
+_FIELDS = (
+    "model_dir",
+    "tf_random_seed",
+    "save_summary_steps",
+    "save_checkpoints_steps",
+    "save_checkpoints_secs",
+    "keep_checkpoint_max",
+    "keep_checkpoint_every_n_hours",
+    "log_step_count_steps",
+    "train_distribute",
+    "eval_distribute",
+    "experimental_distribute",
+)
+
+
+class RunConfig:
+    """How an estimator trains, saves and evaluates, and which task of the job this process is.
+
+    The task is read from `TF_CONFIG`, which `jaxdist launch` sets.
+
+    Args:
+        model_dir: The folder of checkpoints, summaries and exports; None for that in `TF_CONFIG`.
+        tf_random_seed: The seed of the modules; None means 0, so that all processes make the same.
+        save_summary_steps: How often a line is added to `summaries.jsonl`; None for never.
+        save_checkpoints_steps: How often a checkpoint is saved, in steps.
+        save_checkpoints_secs: How often a checkpoint is saved, in seconds; 600 if none of the two
+            is given. With None for both, only the end of a training is saved.
+        keep_checkpoint_max: How many checkpoints are kept; None or 0 for all.
+        keep_checkpoint_every_n_hours: One checkpoint in so many hours is kept for ever.
+        log_step_count_steps: How often steps/s and the loss are logged; None for never.
+        train_distribute: The strategy that trains; None for one device.
+        eval_distribute: The strategy that evaluates; None for one device.
+        experimental_distribute: A `DistributeConfig`, in place of the last two.
+
+    Attributes:
+        cluster_spec: The tasks of the cluster; none for an evaluator.
+        task_type: The job of this process.
+        task_id: Its number in the job.
+        is_chief: Whether it saves checkpoints.
+        master: Its address.
+        evaluation_master: The address in `TF_CONFIG` of an evaluator.
+        num_ps_replicas: How many parameter servers there are.
+        num_worker_replicas: How many processes train.
+        global_id_in_cluster: The number of this process among all; None of an evaluator.
+        service: The object `service` of `TF_CONFIG`.
+
+    Raises:
+        ArgumentError: A number is out of range, both ways of `save_checkpoints` are given, two
+            different model folders, or `ParameterServerStrategy` of version 2.
+        ArgumentTypeError: An argument is of the wrong type.
+        ClusterError: `TF_CONFIG` is not valid.
+
+    Example:
+        >>> config = jaxdist.estimator.RunConfig("runs/a", save_checkpoints_steps=50)
+        >>> config.save_checkpoints_secs, config.keep_checkpoint_max, config.is_chief
+        (None, 5, True)
+        >>> config.replace(save_checkpoints_secs=60).save_checkpoints_steps is None
+        True
+
+    Source:
+        `tf.estimator.RunConfig`, `tensorflow_estimator` 1.15.
+    """
+
+    def __init__(
+        self,
+        model_dir: Any = None,
+        tf_random_seed: int | None = None,
+        save_summary_steps: int | None = 100,
+        save_checkpoints_steps: int | None = _DEFAULT,
+        save_checkpoints_secs: float | None = _DEFAULT,
+        *,
+        keep_checkpoint_max: int | None = 5,
+        keep_checkpoint_every_n_hours: float = 10000,
+        log_step_count_steps: int | None = 100,
+        train_distribute: Strategy | None = None,
+        eval_distribute: Strategy | None = None,
+        experimental_distribute: Any = None,
+    ) -> None:
+        self._given: dict[str, Any] = {
+            "model_dir": model_dir,
+            "tf_random_seed": tf_random_seed,
+            "save_summary_steps": save_summary_steps,
+            "keep_checkpoint_max": keep_checkpoint_max,
+            "keep_checkpoint_every_n_hours": keep_checkpoint_every_n_hours,
+            "log_step_count_steps": log_step_count_steps,
+            "train_distribute": train_distribute,
+            "eval_distribute": eval_distribute,
+            "experimental_distribute": experimental_distribute,
+        }
+        steps, seconds = _read_times(save_checkpoints_steps, save_checkpoints_secs)
+        self._given |= {"save_checkpoints_steps": steps, "save_checkpoints_secs": seconds}
+        for name in ("save_summary_steps", "save_checkpoints_steps", "log_step_count_steps"):
+            if self._given[name] is not None:
+                self._given[name] = as_integer(_CALLER, name, self._given[name], least=1)
+        if seconds is not None and not as_number(_CALLER, "save_checkpoints_secs", seconds) > 0:
+            raise _make_range_error("save_checkpoints_secs", seconds)
+        if keep_checkpoint_max is not None:
+            as_integer(_CALLER, "keep_checkpoint_max", keep_checkpoint_max, least=0)
+        name = "keep_checkpoint_every_n_hours"
+        if not as_number(_CALLER, name, keep_checkpoint_every_n_hours) > 0:
+            raise _make_range_error(name, keep_checkpoint_every_n_hours)
+        if tf_random_seed is not None:
+            as_integer(_CALLER, "tf_random_seed", tf_random_seed, least=0, most=(1 << 31) - 1)
+        strategies = (train_distribute, eval_distribute, experimental_distribute)
+        task = read_own_task(needs_chief=all(x is None for x in strategies))
+        self.train_distribute, self.eval_distribute = read_strategies(
+            _CALLER,
+            train_distribute,
+            eval_distribute,
+            experimental_distribute,
+            has_cluster=task.has_cluster,
+        )
+        self.experimental_distribute = experimental_distribute
+        self.model_dir = _read_folder(model_dir, task.model_dir)
+        self.tf_random_seed = tf_random_seed
+        self.save_summary_steps: int | None = self._given["save_summary_steps"]
+        self.save_checkpoints_steps: int | None = self._given["save_checkpoints_steps"]
+        self.save_checkpoints_secs: float | None = seconds
+        self.keep_checkpoint_max = keep_checkpoint_max or None
+        self.keep_checkpoint_every_n_hours = float(keep_checkpoint_every_n_hours)
+        self.log_step_count_steps: int | None = self._given["log_step_count_steps"]
+        self.cluster_spec: ClusterSpec = task.cluster
+        self.task_type, self.task_id, self.is_chief = task.task_type, task.task_id, task.is_chief
+        self.master, self.evaluation_master = task.master, task.evaluation_master
+        self.num_ps_replicas, self.num_worker_replicas = task.num_ps, task.num_workers
+        self.global_id_in_cluster, self.service = task.global_id, task.service
+        self.has_cluster = task.has_cluster
+
+    def replace(self, **kwargs: Any) -> "RunConfig":
+        """Return a config with other values.
+
+        Args:
+            kwargs: Arguments of `RunConfig`. `save_checkpoints_steps` alone makes
+                `save_checkpoints_secs` None, and the other way round.
+
+        Raises:
+            ArgumentError: It is no argument of `RunConfig`, or out of range.
+
+        Example:
+            >>> jaxdist.estimator.RunConfig("a").replace(model_dir="b").model_dir
+            'b'
+
+        Source:
+            `tf.estimator.RunConfig.replace`.
+        """
+        unknown = sorted(set(kwargs) - set(_FIELDS))
+        if unknown:
+            raise ArgumentError(
+                f"{_CALLER}.replace was given {unknown[0]}={show(kwargs[unknown[0]])}.\n\n"
+                f"It replaces {', '.join(_FIELDS)}. The task is that of TF_CONFIG.\n\n"
+                "Pass for instance model_dir='runs/b'."
+            )
+        pair = ("save_checkpoints_steps", "save_checkpoints_secs")
+        changes = dict(kwargs)
+        for one, other in (pair, pair[::-1]):
+            if kwargs.get(one) is not None and other not in kwargs:
+                changes[other] = None
+        return RunConfig(**{**self._given, **changes})
+
+    def move_to(self, model_dir: str) -> "RunConfig":
+        """Return a copy with the folder that an estimator has chosen."""
+        made = copy.copy(self)
+        made._given = {**self._given, "model_dir": model_dir}
+        made.model_dir = model_dir
+        return made
+
+    def __repr__(self) -> str:
+        return f"RunConfig(model_dir={self.model_dir!r}, task={self.task_type} {self.task_id})"
+
+
+def _read_times(steps: Any, seconds: Any) -> tuple[Any, Any]:
+    if steps is _DEFAULT and seconds is _DEFAULT:
+        return None, _SECONDS
+    steps = None if steps is _DEFAULT else steps
+    seconds = None if seconds is _DEFAULT else seconds
+    if steps is not None and seconds is not None:
+        raise ArgumentError(
+            f"{_CALLER} was given save_checkpoints_steps={show(steps)} and "
+            f"save_checkpoints_secs={show(seconds)}.\n\n"
+            "A checkpoint is saved after a number of steps, or after some time.\n\n"
+            "Pass one of the two."
+        )
+    return steps, seconds
+
+
+def _make_range_error(name: str, value: Any) -> ArgumentError:
+    return ArgumentError(
+        f"{_CALLER} was given {name}={value}.\n\n{name} is a number above 0.\n\n"
+        f"Pass for instance {name}=600."
+    )
+
+
+def _read_folder(given: Any, of_task: str | None) -> str | None:
+    if given is None:
+        return of_task
+    folder = as_path(_CALLER, "model_dir", given, "runs/a")
+    if of_task is not None and of_task != folder:
+        raise ArgumentError(
+            f"{_CALLER} was given model_dir={folder!r}, and TF_CONFIG has {of_task!r}.\n\n"
+            "A model has one folder.\n\nPass it in one of the two places."
+        )
+    return folder

@@ -1,0 +1,191 @@
+"""`OwnTask`: which task of the job this process is, as `TF_CONFIG` says."""
+
+import dataclasses
+import json
+import os
+from typing import Any
+
+from jaxdist._validate import show
+from jaxdist.cluster_resolver import ClusterSpec, TFConfigClusterResolver
+from jaxdist.errors import ArgumentTypeError, ClusterError
+
+_CALLER = "estimator.RunConfig"
+_EXAMPLE = (
+    '{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"], "ps": ["host2:2222"]}, '
+    '"task": {"type": "chief", "index": 0}}'
+)
+
+
+class TaskType:
+    """The jobs of a cluster.
+
+    Attributes:
+        CHIEF: Trains, and writes checkpoints.
+        WORKER: Trains.
+        PS: Holds variables.
+        EVALUATOR: Follows the checkpoints; it is not part of the cluster.
+        MASTER: What older versions of TensorFlow call a chief that also evaluates.
+
+    Source:
+        `tf.estimator.TaskType`, `tensorflow_estimator` 1.15.
+    """
+
+    MASTER = "master"
+    PS = "ps"
+    WORKER = "worker"
+    CHIEF = "chief"
+    EVALUATOR = "evaluator"
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnTask:
+    """One task of a job.
+
+    Args:
+        cluster: The tasks; empty for an evaluator, and without a cluster.
+        task_type: The job of this process.
+        task_id: Its number in the job.
+        is_chief: Whether it writes checkpoints and summaries.
+        master: The address of this task, as `grpc://host:port`; empty without a cluster.
+        evaluation_master: The address that an evaluator was given.
+        num_ps: How many parameter servers there are.
+        num_workers: How many processes train.
+        global_id: The number of this process among all; None of an evaluator.
+        service: The object `service` of `TF_CONFIG`.
+        model_dir: The folder in `TF_CONFIG`.
+        has_cluster: Whether `TF_CONFIG` has a cluster.
+    """
+
+    cluster: ClusterSpec
+    task_type: str
+    task_id: int
+    is_chief: bool
+    master: str = ""
+    evaluation_master: str = ""
+    num_ps: int = 0
+    num_workers: int = 1
+    global_id: int | None = 0
+    service: dict[str, Any] | None = None
+    model_dir: str | None = None
+    has_cluster: bool = False
+
+
+def read_own_task(*, needs_chief: bool) -> OwnTask:
+    """Return which task this process is.
+
+    Args:
+        needs_chief: Whether the cluster must have a chief. A strategy takes worker 0 otherwise.
+
+    Raises:
+        ClusterError: `TF_CONFIG` is not valid.
+        ArgumentTypeError: It has a value of the wrong type.
+    """
+    resolver = TFConfigClusterResolver()
+    cluster, job, number = resolver.cluster_spec(), resolver.task_type, resolver.task_id
+    given: dict[str, Any] = json.loads(os.environ.get("TF_CONFIG", "{}"))
+    service, folder = given.get("service"), given.get("model_dir")
+    if service is not None and not isinstance(service, dict):
+        raise ArgumentTypeError(
+            f"{_CALLER} read TF_CONFIG, in which 'service' is {show(service)}.\n\n"
+            "'service' is an object.\n\nLeave it out of TF_CONFIG."
+        )
+    if folder is not None and not isinstance(folder, str):
+        raise ArgumentTypeError(
+            f"{_CALLER} read TF_CONFIG, in which 'model_dir' is {show(folder)}.\n\n"
+            "'model_dir' is the path of a folder.\n\nLeave it out of TF_CONFIG."
+        )
+    if not cluster:
+        return _read_local(job, number, service, folder, given)
+    chief = TaskType.MASTER if TaskType.MASTER in cluster.jobs else TaskType.CHIEF
+    job, number = _check_task(cluster, job, number, chief, needs_chief=needs_chief)
+    if job == TaskType.EVALUATOR:
+        master = given.get("eval_session_master") or ""
+        return OwnTask(
+            ClusterSpec({}),
+            job,
+            number,
+            False,
+            evaluation_master=str(master),
+            num_workers=0,
+            global_id=None,
+            service=service,
+            model_dir=folder,
+            has_cluster=True,
+        )
+    has_chief = chief in cluster.jobs
+    counts = {name: cluster.num_tasks(name) for name in cluster.jobs}
+    return OwnTask(
+        cluster,
+        job,
+        number,
+        job == chief or (not has_chief and (job, number) == (TaskType.WORKER, 0)),
+        master=str(given.get("session_master") or f"grpc://{cluster.task_address(job, number)}"),
+        num_ps=counts.get(TaskType.PS, 0),
+        num_workers=counts.get(TaskType.WORKER, 0) + counts.get(chief, 0),
+        global_id=_find_global_id(counts, job, number, chief),
+        service=service,
+        model_dir=folder,
+        has_cluster=True,
+    )
+
+
+def _read_local(
+    job: str | None, number: int | None, service: Any, folder: str | None, given: dict[str, Any]
+) -> OwnTask:
+    if (job or TaskType.WORKER, number or 0) != (TaskType.WORKER, 0):
+        raise _fault(
+            f"with the task {job} {number} and without a cluster",
+            "Without a cluster the only task is worker 0.",
+        )
+    return OwnTask(
+        ClusterSpec({}),
+        TaskType.WORKER,
+        0,
+        True,
+        master=str(given.get("session_master") or ""),
+        service=service,
+        model_dir=folder,
+    )
+
+
+def _check_task(
+    cluster: ClusterSpec, job: str | None, number: int | None, chief: str, *, needs_chief: bool
+) -> tuple[str, int]:
+    counts = {name: cluster.num_tasks(name) for name in cluster.jobs}
+    found = ", ".join(f"{count} {name}" for name, count in counts.items())
+    if counts.get(chief, 0) > 1 or (needs_chief and chief not in counts):
+        raise _fault(f"with a cluster of {found}", f"A cluster has exactly one {chief}.")
+    if chief == TaskType.MASTER:
+        for name in (TaskType.CHIEF, TaskType.EVALUATOR):
+            if name in counts or job == name:
+                raise _fault(
+                    f"with a cluster of {found} and the task {job}",
+                    f"A cluster with a master has no {name}: the master is both.",
+                )
+    if not job or number is None:
+        raise _fault(
+            f"with a cluster, and a task of the type {job!r} and the index {number!r}",
+            "In a cluster, 'task' says which of its tasks this process is.",
+        )
+    # An evaluator is not part of the cluster.
+    if job == TaskType.EVALUATOR:
+        return job, number
+    if number >= counts.get(job, 0):
+        raise _fault(
+            f"with a cluster of {found} and the task {job} {number}",
+            "The task is one of the cluster, or an evaluator.",
+        )
+    return job, number
+
+
+def _find_global_id(counts: dict[str, int], job: str, number: int, chief: str) -> int:
+    """Return the number of a task among all: the chief first, parameter servers last."""
+    others = sorted(name for name in counts if name not in (chief, TaskType.PS))
+    order = [chief, *others, TaskType.PS]
+    return sum(counts.get(name, 0) for name in order[: order.index(job)]) + number
+
+
+def _fault(found: str, rule: str) -> ClusterError:
+    return ClusterError(
+        f"{_CALLER} read TF_CONFIG {found}.\n\n{rule}\n\nSet for instance TF_CONFIG='{_EXAMPLE}'."
+    )

@@ -1,0 +1,134 @@
+"""The loop of `Estimator.evaluate`: every row counts once."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist._strategies import Strategy, get_replica_context
+from jaxdist._values import PerReplica
+from jaxdist.errors import ShapeError
+from jaxdist.estimator._hooks import HookChain, Session, SessionRunHook, SessionRunValues
+from jaxdist.estimator._model import Built, as_pair, count_rows
+from jaxdist.estimator._running.input import split_batch
+
+# Note [Groups of batches]
+# Each replica evaluates a batch of its own, of the size that the dataset has. A group that has
+# fewer batches than replicas is filled with copies of its first one, whose weight is 0; so is one
+# whose batches have different shapes. Nothing is padded, so a loss may be a mean over a batch.
+
+
+def run_evaluation(
+    built: Built,
+    elements: Iterator[Any],
+    global_step: int,
+    steps: int | None,
+    hooks: Sequence[SessionRunHook],
+) -> dict[str, float]:
+    """Return the loss and the metrics as means over all rows.
+
+    Args:
+        built: The model, with the values of a checkpoint.
+        elements: The batches.
+        global_step: The step of the checkpoint.
+        steps: How many batches are read; None for all.
+        hooks: The hooks; `begin` has been called.
+
+    Raises:
+        ShapeError: There is no row, or a metric has weights that are all 0.
+    """
+    chain = HookChain(hooks)
+    session = Session(built.modules, lambda: global_step)
+    context = chain.open(session)
+    totals: list[Any] = []
+    replicas = built.strategy.num_replicas_in_sync
+    for group in _make_groups(itertools.islice(elements, steps), replicas):
+        chain.before_run(context)
+        totals.append(_run_group(built, group, replicas, global_step))
+        chain.after_run(context, SessionRunValues({}))
+        if context.should_stop():
+            break
+    result = _divide(jax.device_get(totals))
+    chain.end(session)
+    return result
+
+
+def _divide(totals: Sequence[Any]) -> dict[str, float]:
+    sums: dict[str, tuple[float, float]] = {}
+    for total in totals:
+        for name, (value, weight) in total.items():
+            before = sums.get(name, (0.0, 0.0))
+            sums[name] = before[0] + float(value), before[1] + float(weight)
+    empty = [name for name, (_, weight) in sums.items() if weight <= 0]
+    if empty or not sums:
+        found = f"weights of {empty[0]!r} that are all 0" if empty else "no rows"
+        raise ShapeError(
+            f"Estimator.evaluate was given input_fn, whose dataset has {found}.\n\n"
+            "Each result is a mean over the rows.\n\n"
+            "Let input_fn return a dataset with at least one row whose weight is above 0."
+        )
+    return {name: value / weight for name, (value, weight) in sums.items()}
+
+
+def _make_groups(elements: Iterator[Any], replicas: int) -> Iterator[list[Any]]:
+    """Yield lists of batches of one shape, one for each replica at most."""
+    group: list[Any] = []
+    for element in elements:
+        if group and (len(group) == replicas or _shapes(element) != _shapes(group[0])):
+            yield group
+            group = []
+        group.append(element)
+    if group:
+        yield group
+
+
+def _shapes(element: Any) -> Any:
+    leaves, treedef = jax.tree.flatten(element)
+    return treedef, [(np.shape(x), str(getattr(x, "dtype", type(x)))) for x in leaves]
+
+
+def _run_group(built: Built, group: list[Any], replicas: int, global_step: int) -> Any:
+    weights = [np.float32(n < len(group)) for n in range(replicas)]
+    filled = group + [group[0]] * (replicas - len(group))
+    strategy = built.strategy
+    features, labels = split_batch(_join(strategy, filled))
+    weight = _join(strategy, weights)
+    step = built.programs.get("evaluate")
+    if step is None:
+        step = built.programs["evaluate"] = _EvaluateStep(built)
+    return strategy.run(step, (built.modules, features, labels, weight, np.int32(global_step)))
+
+
+def _join(strategy: Strategy, values: Sequence[Any]) -> Any:
+    if strategy.num_replicas_in_sync == 1:
+        return values[0]
+    return jax.tree.map(lambda *xs: PerReplica(list(xs)), *values)
+
+
+# An object, since each model has its own, and a function that is made often is a mistake.
+class _EvaluateStep:
+    """A step that evaluates."""
+
+    def __init__(self, built: Built) -> None:
+        self._built = built
+
+    def __call__(
+        self, modules: Any, features: Any, labels: Any, counts: Any, global_step: Any
+    ) -> Any:
+        spec = self._built.call_model(modules, features, labels, lambda: global_step)
+        loss = jnp.asarray(spec.loss, jnp.float32)
+        rows = count_rows(features)
+        # A scalar is the mean over the rows.
+        pairs = {"loss": (loss * rows if loss.ndim == 0 else loss.sum(), jnp.float32(rows))}
+        for name, metric in (spec.eval_metric_ops or {}).items():
+            values, weights = as_pair(name, metric)
+            # `where`: a row of weight 0 may hold nan.
+            total = jnp.sum(jnp.where(weights > 0, values * weights, 0.0))
+            pairs[name] = (total, weights.sum())
+        counted = {
+            name: tuple(jnp.where(counts > 0, x, 0.0) for x in pair) for name, pair in pairs.items()
+        }
+        return get_replica_context().all_reduce("sum", counted)

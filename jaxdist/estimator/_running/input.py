@@ -1,0 +1,78 @@
+"""From `input_fn` to batches."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+
+from jaxdist import data
+from jaxdist._strategies import Strategy
+from jaxdist._validate import CallerRename, check_callable, show
+from jaxdist._values import PerReplica
+from jaxdist.errors import ArgumentError
+
+InputFn: TypeAlias = Callable[[data.InputContext], Any]
+_NAMES = ("mode", "params", "config", "input_context")
+
+
+def make_input_fn(caller: str, input_fn: Any, *, mode: str, params: Any, config: Any) -> InputFn:
+    """Return a function that gives `input_fn` the arguments that it has.
+
+    Raises:
+        ArgumentTypeError: `input_fn` is no function.
+        ArgumentError: It needs other arguments.
+    """
+    example = "Pass a function: lambda: jaxdist.data.batches(arrays, 32)."
+    check_callable(caller, input_fn, "input_fn", example)
+    try:
+        found = dict(inspect.signature(input_fn).parameters)
+    except (TypeError, ValueError):
+        found = dict[str, inspect.Parameter]()
+    others = [
+        name
+        for name, p in found.items()
+        if name not in _NAMES
+        and p.default is p.empty
+        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]
+    if others:
+        raise ArgumentError(
+            f"{caller} was given input_fn, which takes ({', '.join(found)}).\n\n"
+            f"input_fn may take {', '.join(_NAMES)}, by these names.\n\n{example}"
+        )
+
+    def call(context: data.InputContext) -> Any:
+        values = dict(zip(_NAMES, (mode, params, config, context), strict=True))
+        made = input_fn(**{name: values[name] for name in _NAMES if name in found})
+        if made is None:
+            raise ArgumentError(
+                f"{caller} was given input_fn, which returned {show(made)}.\n\n"
+                "input_fn returns a dataset, each element of which is the batch of one replica.\n\n"
+                "End it with return; for instance return jaxdist.data.batches(arrays, 32)."
+            )
+        return made
+
+    return call
+
+
+def rename_input(caller: str) -> CallerRename:
+    """Return a context manager by which errors of the dataset name `input_fn`."""
+    name = "distribute_datasets_from_function was given dataset_fn"
+    return CallerRename(name, f"{caller} was given input_fn")
+
+
+def split_batch(element: Any) -> tuple[Any, Any]:
+    """Return the features and the labels of a batch; labels are None where it has none."""
+    if isinstance(element, (tuple, list)) and len(element) == 2:
+        return element[0], element[1]
+    return element, None
+
+
+def take_local(strategy: Strategy, batch: Any) -> Any:
+    """Return the batch of the first replica of this process."""
+    return jax.tree.map(
+        lambda x: strategy.experimental_local_results(x)[0],
+        batch,
+        is_leaf=lambda x: isinstance(x, PerReplica),
+    )

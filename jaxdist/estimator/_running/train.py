@@ -1,0 +1,220 @@
+"""The loop of `Estimator.train`."""
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from jaxdist._parameter_server import WorkerStrategy
+from jaxdist._strategies import Strategy
+from jaxdist.data import InputOptions, PartialBatch
+from jaxdist.errors import ShapeError
+from jaxdist.estimator._hooks import (
+    CheckpointSaverListener,
+    HookChain,
+    Session,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+from jaxdist.estimator._model import Built, ModeKeys, build
+from jaxdist.estimator._run_config import RunConfig
+from jaxdist.estimator._running.agreement import Agreement
+from jaxdist.estimator._running.folder import ModelFolder
+from jaxdist.estimator._running.input import InputFn, rename_input, split_batch, take_local
+from jaxdist.estimator._running.progress import Losses, Progress
+from jaxdist.estimator._running.saver import Saver
+from jaxdist.estimator._running.state import TrainState
+
+_LOG = logging.getLogger("jaxdist")
+_STEPS_OF_OTHERS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What is trained, and how.
+
+    Args:
+        call: Calls the model function with features and labels.
+        strategy: The strategy.
+        input_fn: Makes the dataset.
+        folder: Where checkpoints are.
+        config: How it is run.
+        hooks: The hooks of every worker.
+        listeners: The listeners of the chief.
+        steps: How many steps this worker takes; None for no limit.
+        max_steps: How many steps all workers have taken at the end; None for no limit.
+        warm_start: Writes first values into a new model.
+    """
+
+    call: Callable[[Any, Any], Any]
+    strategy: Strategy
+    input_fn: InputFn
+    folder: ModelFolder
+    config: RunConfig
+    hooks: Sequence[SessionRunHook]
+    listeners: Sequence[CheckpointSaverListener]
+    steps: int | None
+    max_steps: int | None
+    warm_start: Callable[[Built], None] | None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether variables are on servers, which other workers change too."""
+        return isinstance(self.strategy, WorkerStrategy) and self.config.has_cluster
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process saves checkpoints and summaries."""
+        return bool(self.strategy.extended.should_checkpoint)
+
+
+def run_training(training: Training) -> int:
+    """Train, and return the global step at the end.
+
+    Raises:
+        ShapeError: The dataset has no batch for all replicas.
+        NonFiniteLossError: The loss is not finite.
+    """
+    strategy = training.strategy
+    chain, saver = HookChain(training.hooks), Saver(training.folder, training.listeners)
+    chain.begin()
+    if training.is_chief:
+        saver.begin()
+    with contextlib.ExitStack() as stack:
+        batches = stack.enter_context(_open_input(training))
+        first = next(batches, None)
+        if first is None:
+            replicas = strategy.num_replicas_in_sync
+            raise ShapeError(
+                f"Estimator.train was given input_fn, whose dataset has not one batch for each of "
+                f"{replicas} replica(s).\n\n"
+                "Each element of the dataset is the batch of one replica, and a last step with "
+                "fewer batches than replicas is left out.\n\n"
+                f"Let input_fn return a dataset with at least {replicas} element(s)."
+            )
+        state = _make_state(training, take_local(strategy, first))
+        return _Loop(training, state, chain, saver).run(first, batches)
+
+
+def _open_input(training: Training) -> Any:
+    # A mean over a batch that only some replicas have would weigh its rows differently.
+    is_one = training.strategy.num_replicas_in_sync == 1
+    policy = PartialBatch.UNEVEN if is_one else PartialBatch.DROP
+    with rename_input("Estimator.train"):
+        dataset = training.strategy.distribute_datasets_from_function(
+            training.input_fn, InputOptions(partial_batch=policy)
+        )
+        return iter(dataset)
+
+
+def _make_state(training: Training, batch: Any) -> TrainState:
+    features, labels = split_batch(batch)
+    seed = training.config.tf_random_seed or 0
+    built = build(training.call, ModeKeys.TRAIN, training.strategy, features, labels, seed)
+    latest = training.folder.find_latest()
+    if latest is None:
+        if training.warm_start is not None:
+            training.warm_start(built)
+    elif training.is_chief or not training.is_shared:
+        # Other workers of servers get the chief's values.
+        latest.restore(built.state)
+        _LOG.info("Estimator.train goes on from %s.", latest.path)
+    return TrainState(built, latest, is_shared=training.is_shared)
+
+
+class _Loop:
+    """The steps of one call of `train`."""
+
+    def __init__(
+        self, training: Training, state: TrainState, chain: HookChain, saver: Saver
+    ) -> None:
+        self._training, self._state, self._chain, self._saver = training, state, chain, saver
+        config = training.config
+        self._losses = Losses()
+        self._progress = Progress(training.folder.path, config, is_chief=training.is_chief)
+        self._agreement = Agreement(training.strategy)
+        self._session = Session(state.built.modules, lambda: state.step, state.stop_all)
+        # Of processes in step, all take part in a save.
+        self._saves = training.is_chief or self._agreement.is_needed
+        self._own = 0
+
+    def run(self, batch: Any, batches: Iterator[Any]) -> int:
+        training, state, chain = self._training, self._state, self._chain
+        spec = state.built.spec
+        chain.add(spec.training_hooks or ())
+        if training.is_chief:
+            chain.add(spec.training_chief_hooks or ())
+        with self._saver.open(self._session) if self._saves else _nothing():
+            context = chain.open(self._session)
+            if self._saves:
+                self._saver.save_first(state)
+            if not self._is_complete(state.read_step()):
+                self._take_steps(context, batch, batches)
+            self._losses.check_all()
+            self._progress.close(state.step)
+            state.tell_end(training.config)
+            if self._saves:
+                self._saver.end(state)
+            chain.end(self._session)
+        return state.step
+
+    def _take_steps(self, context: SessionRunContext, batch: Any, batches: Iterator[Any]) -> None:
+        """Take steps until the last one, or until the data ends."""
+        state = self._state
+        while True:
+            self._chain.before_run(context)
+            values = self._take_step(batch)
+            if self._saves and self._is_save_due():
+                self._losses.check_all()
+                if self._saver.save(state):
+                    context.request_stop()
+            self._chain.after_run(context, values)
+            if self._agreement.decide(self._own, context.should_stop()) or state.is_stopped:
+                return
+            if self._is_near_end():
+                state.read_step()
+            if self._is_complete(state.step):
+                return
+            batch = next(batches, None)
+            if batch is None:
+                state.wait_for_workers(self._training.config)
+                return
+
+    def _take_step(self, batch: Any) -> SessionRunValues:
+        features, labels = split_batch(batch)
+        loss, step = self._state.run_step(features, labels)
+        self._own += 1
+        self._losses.add(self._state.step, loss)
+        self._progress.note(self._state.step, loss)
+        return SessionRunValues({"loss": loss, "global_step": step})
+
+    def _is_save_due(self) -> bool:
+        config = self._training.config
+        if config.save_checkpoints_steps is not None:
+            return self._saver.is_due_by_step(self._state.step, config.save_checkpoints_steps)
+        if config.save_checkpoints_secs is None:
+            return False
+        return self._agreement.decide(
+            self._own, self._saver.is_due_by_time(config.save_checkpoints_secs)
+        )
+
+    def _is_near_end(self) -> bool:
+        """Whether other workers may have reached the last step.
+
+        The step that this worker sees is as old as its own last change. A newer one costs an
+        exchange, and lets it read all variables again.
+        """
+        most = self._training.max_steps
+        margin = _STEPS_OF_OTHERS * self._training.config.num_worker_replicas
+        return most is not None and self._state.step >= most - margin
+
+    def _is_complete(self, step: int) -> bool:
+        steps, most = self._training.steps, self._training.max_steps
+        return (steps is not None and self._own >= steps) or (most is not None and step >= most)
+
+
+@contextlib.contextmanager
+def _nothing() -> Iterator[None]:
+    yield

@@ -1,0 +1,113 @@
+"""`TrainSpec` and `EvalSpec`: what `train_and_evaluate` trains with, and evaluates with."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxdist._validate import as_integer, as_number, check_callable, check_text
+from jaxdist.errors import ArgumentError
+from jaxdist.estimator._exporting import check_exporters
+from jaxdist.estimator._hooks import CheckpointSaverListener, SessionRunHook, check_hooks
+
+INPUT = "Pass a function that returns a dataset: lambda: jaxdist.data.batches(arrays, 32)."
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSpec:
+    """What `train_and_evaluate` trains with.
+
+    Args:
+        input_fn: Returns the dataset of one worker; see `Estimator.train`.
+        max_steps: The number of steps, of all workers together; None until the data ends.
+        hooks: Hooks of every worker.
+        saving_listeners: Listeners of the chief.
+
+    Raises:
+        ArgumentError: `max_steps` is less than 1.
+        ArgumentTypeError: An argument is of the wrong type.
+
+    Example:
+        >>> jaxdist.estimator.TrainSpec(lambda: [], max_steps=10).max_steps
+        10
+
+    Source:
+        `tf.estimator.TrainSpec`.
+    """
+
+    input_fn: Callable[..., Any]
+    max_steps: int | None = None
+    hooks: Sequence[SessionRunHook] | None = None
+    saving_listeners: Sequence[CheckpointSaverListener] | None = None
+
+    def __post_init__(self) -> None:
+        caller = "estimator.TrainSpec"
+        check_callable(caller, self.input_fn, "input_fn", INPUT)
+        if self.max_steps is not None:
+            as_integer(caller, "max_steps", self.max_steps, least=1)
+        object.__setattr__(self, "hooks", tuple(check_hooks(caller, "hooks", self.hooks)))
+        listeners = check_hooks(
+            caller, "saving_listeners", self.saving_listeners, CheckpointSaverListener
+        )
+        object.__setattr__(self, "saving_listeners", tuple(listeners))
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalSpec:
+    """What `train_and_evaluate` evaluates with.
+
+    Args:
+        input_fn: Returns the dataset; see `Estimator.evaluate`.
+        steps: How many batches are read; None for all.
+        name: The name of the evaluation, if there are several.
+        hooks: Hooks of each evaluation.
+        exporters: What is exported after an evaluation.
+        start_delay_secs: How long an evaluator waits before its first evaluation.
+        throttle_secs: How long to wait after the start of an evaluation before the next one.
+
+    Raises:
+        ArgumentError: A number is out of range, or two exporters have one name.
+        ArgumentTypeError: An argument is of the wrong type.
+
+    Example:
+        >>> jaxdist.estimator.EvalSpec(lambda: []).throttle_secs
+        600
+
+    Source:
+        `tf.estimator.EvalSpec`.
+    """
+
+    input_fn: Callable[..., Any]
+    steps: int | None = 100
+    name: str | None = None
+    hooks: Sequence[SessionRunHook] | None = None
+    exporters: Any = None
+    start_delay_secs: float = 120
+    throttle_secs: float = 600
+
+    def __post_init__(self) -> None:
+        caller = "estimator.EvalSpec"
+        check_callable(caller, self.input_fn, "input_fn", INPUT)
+        if self.steps is not None:
+            as_integer(caller, "steps", self.steps, least=1)
+        check_name(caller, self.name)
+        object.__setattr__(self, "hooks", tuple(check_hooks(caller, "hooks", self.hooks)))
+        object.__setattr__(self, "exporters", check_exporters(caller, self.exporters))
+        as_number(caller, "start_delay_secs", self.start_delay_secs, least=0)
+        as_number(caller, "throttle_secs", self.throttle_secs, least=0)
+
+
+def check_name(caller: str, name: Any) -> None:
+    """Check the name of an evaluation, which becomes part of the name of a folder.
+
+    Raises:
+        ArgumentTypeError: It is no text.
+        ArgumentError: It is empty, or no name of a file.
+    """
+    if name is None:
+        return
+    check_text(caller, "name", name, "test")
+    if "/" in name or "\0" in name:
+        raise ArgumentError(
+            f"{caller} was given name={name!r}.\n\n"
+            "The name is part of the name of a folder: eval_NAME.\n\nPass for instance name='test'."
+        )

@@ -1,0 +1,352 @@
+"""Early stopping: hooks that end a training by what its evaluations have found."""
+
+import operator
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from jaxdist._validate import (
+    as_integer,
+    as_number,
+    as_path,
+    check_callable,
+    check_instance,
+    check_text,
+    show,
+)
+from jaxdist.errors import ArgumentError
+from jaxdist.estimator._estimator import Estimator
+from jaxdist.estimator._hooks import (
+    Session,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
+from jaxdist.estimator._running import read_summaries
+
+_Compare = Callable[[Any, Any], bool]
+
+
+def read_eval_metrics(eval_dir: Any) -> dict[int, dict[str, float]]:
+    """Return the results of all evaluations by step, the first step first.
+
+    Args:
+        eval_dir: `Estimator.eval_dir()`.
+
+    Example:
+        >>> jaxdist.estimator.experimental.read_eval_metrics("no such folder")
+        {}
+
+    Source:
+        `tf.estimator.experimental`, `read_eval_metrics` in `early_stopping.py`.
+    """
+    folder = as_path("estimator.experimental.read_eval_metrics", "eval_dir", eval_dir, "runs/eval")
+    found = read_summaries(pathlib.Path(folder))
+    return {
+        step: {name: value for name, value in values.items() if name != "time"}
+        for step, values in sorted(found.items())
+    }
+
+
+class _EarlyStoppingHook(SessionRunHook):
+    """Asks a function now and then whether the training should end."""
+
+    def __init__(
+        self, should_stop: Callable[[], bool], seconds: float | None, steps: int | None
+    ) -> None:
+        self._should_stop, self._seconds, self._steps = should_stop, seconds, steps
+        self._asked_at: tuple[int, float] | None = None
+
+    def after_create_session(self, session: Session, coord: SessionRunContext) -> None:
+        self._asked_at = None
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        step, now = run_context.session.global_step, time.monotonic()
+        if self._asked_at is not None:
+            last, then = self._asked_at
+            is_due = (
+                step >= last + self._steps
+                if self._steps is not None
+                else now >= then + (self._seconds or 0.0)
+            )
+            if not is_due:
+                return
+        self._asked_at = step, now
+        if self._should_stop():
+            run_context.request_stop()
+            run_context.session.stop_all()
+
+
+def make_early_stopping_hook(
+    estimator: Estimator,
+    should_stop_fn: Callable[[], bool],
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> SessionRunHook:
+    """Return a hook that ends the training of all workers when a function returns True.
+
+    Give it to `Estimator.train` or `TrainSpec` in all workers.
+
+    Args:
+        estimator: The estimator that trains.
+        should_stop_fn: Called without arguments.
+        run_every_secs: How often it is called, in seconds; None for `run_every_steps`.
+        run_every_steps: How often it is called, in steps.
+
+    Raises:
+        ArgumentError: Both times, or none.
+        ArgumentTypeError: An argument is of the wrong type.
+
+    Source:
+        `tf.estimator.experimental.make_early_stopping_hook`.
+    """
+    caller = "estimator.experimental.make_early_stopping_hook"
+    return _make_hook(caller, estimator, should_stop_fn, run_every_secs, run_every_steps)
+
+
+def _make_hook(
+    caller: str, estimator: Any, should_stop_fn: Any, seconds: Any, steps: Any
+) -> SessionRunHook:
+    example = "Pass the estimator that trains."
+    check_instance(caller, "estimator", estimator, Estimator, "an estimator.Estimator", example)
+    check_callable(caller, should_stop_fn, "should_stop_fn")
+    if (seconds is None) == (steps is None):
+        raise ArgumentError(
+            f"{caller} was given run_every_secs={show(seconds)} and run_every_steps={show(steps)}."
+            "\n\nThe function is called after some time, or after a number of steps.\n\n"
+            "Pass one of the two, and None for the other."
+        )
+    if seconds is not None:
+        as_number(caller, "run_every_secs", seconds, least=0)
+    if steps is not None:
+        as_integer(caller, "run_every_steps", steps, least=1)
+    return _EarlyStoppingHook(should_stop_fn, seconds, steps)
+
+
+def _make_threshold_hook(
+    name: str,
+    is_beyond: _Compare,
+    estimator: Any,
+    metric_name: Any,
+    threshold: Any,
+    eval_dir: Any,
+    min_steps: Any,
+    seconds: Any,
+    steps: Any,
+) -> SessionRunHook:
+    caller = f"estimator.experimental.{name}"
+    _check_common(caller, estimator, metric_name, eval_dir, min_steps)
+    as_number(caller, "threshold", threshold)
+
+    def should_stop() -> bool:
+        results = read_eval_metrics(_find_folder(estimator, eval_dir))
+        return any(
+            is_beyond(_read(caller, values, metric_name), threshold)
+            for step, values in results.items()
+            if step >= min_steps
+        )
+
+    return _make_hook(caller, estimator, should_stop, seconds, steps)
+
+
+def _make_progress_hook(
+    name: str,
+    is_better: _Compare,
+    estimator: Any,
+    metric_name: Any,
+    most_steps: Any,
+    eval_dir: Any,
+    min_steps: Any,
+    seconds: Any,
+    steps: Any,
+) -> SessionRunHook:
+    caller = f"estimator.experimental.{name}"
+    _check_common(caller, estimator, metric_name, eval_dir, min_steps)
+
+    def should_stop() -> bool:
+        best: tuple[float, int] | None = None
+        for step, values in read_eval_metrics(_find_folder(estimator, eval_dir)).items():
+            if step < min_steps:
+                continue
+            value = _read(caller, values, metric_name)
+            if best is None or is_better(value, best[0]):
+                best = value, step
+            elif step - best[1] >= most_steps:
+                return True
+        return False
+
+    return _make_hook(caller, estimator, should_stop, seconds, steps)
+
+
+def _check_common(
+    caller: str, estimator: Any, metric_name: Any, eval_dir: Any, min_steps: Any
+) -> None:
+    example = "Pass the estimator that trains."
+    check_instance(caller, "estimator", estimator, Estimator, "an estimator.Estimator", example)
+    check_text(caller, "metric_name", metric_name, "loss")
+    if eval_dir is not None:
+        as_path(caller, "eval_dir", eval_dir, "runs/eval")
+    as_integer(caller, "min_steps", min_steps, least=0)
+
+
+def _find_folder(estimator: Estimator, given: Any) -> Any:
+    return estimator.eval_dir() if given is None else given
+
+
+def _read(caller: str, values: dict[str, float], name: str) -> float:
+    if name not in values:
+        raise ArgumentError(
+            f"{caller} was given metric_name={name!r}, and an evaluation has "
+            f"{', '.join(sorted(values))}.\n\nIt watches one result of the evaluations.\n\n"
+            "Pass one of these names."
+        )
+    return values[name]
+
+
+def stop_if_higher_hook(
+    estimator: Estimator,
+    metric_name: str,
+    threshold: float,
+    eval_dir: Any = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> SessionRunHook:
+    """Return a hook that ends the training when a metric is above a threshold.
+
+    Args:
+        estimator: The estimator that trains.
+        metric_name: A result of the evaluations.
+        threshold: The threshold.
+        eval_dir: The folder of the evaluations; None for `estimator.eval_dir()`.
+        min_steps: Evaluations of earlier steps do not count.
+        run_every_secs: See `make_early_stopping_hook`.
+        run_every_steps: See `make_early_stopping_hook`.
+
+    Source:
+        `tf.estimator.experimental.stop_if_higher_hook`.
+    """
+    return _make_threshold_hook(
+        "stop_if_higher_hook",
+        operator.gt,
+        estimator,
+        metric_name,
+        threshold,
+        eval_dir,
+        min_steps,
+        run_every_secs,
+        run_every_steps,
+    )
+
+
+def stop_if_lower_hook(
+    estimator: Estimator,
+    metric_name: str,
+    threshold: float,
+    eval_dir: Any = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> SessionRunHook:
+    """Return a hook that ends the training when a metric is below a threshold.
+
+    Args:
+        estimator: The estimator that trains.
+        metric_name: A result of the evaluations.
+        threshold: The threshold.
+        eval_dir: The folder of the evaluations; None for `estimator.eval_dir()`.
+        min_steps: Evaluations of earlier steps do not count.
+        run_every_secs: See `make_early_stopping_hook`.
+        run_every_steps: See `make_early_stopping_hook`.
+
+    Source:
+        `tf.estimator.experimental.stop_if_lower_hook`.
+    """
+    return _make_threshold_hook(
+        "stop_if_lower_hook",
+        operator.lt,
+        estimator,
+        metric_name,
+        threshold,
+        eval_dir,
+        min_steps,
+        run_every_secs,
+        run_every_steps,
+    )
+
+
+def stop_if_no_increase_hook(
+    estimator: Estimator,
+    metric_name: str,
+    max_steps_without_increase: int,
+    eval_dir: Any = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> SessionRunHook:
+    """Return a hook that ends the training when a metric has not increased for many steps.
+
+    Args:
+        estimator: The estimator that trains.
+        metric_name: A result of the evaluations.
+        max_steps_without_increase: How many steps it may stay as it is.
+        eval_dir: The folder of the evaluations; None for `estimator.eval_dir()`.
+        min_steps: Evaluations of earlier steps do not count.
+        run_every_secs: See `make_early_stopping_hook`.
+        run_every_steps: See `make_early_stopping_hook`.
+
+    Source:
+        `tf.estimator.experimental.stop_if_no_increase_hook`.
+    """
+    caller = "estimator.experimental.stop_if_no_increase_hook"
+    as_integer(caller, "max_steps_without_increase", max_steps_without_increase, least=0)
+    return _make_progress_hook(
+        "stop_if_no_increase_hook",
+        operator.gt,
+        estimator,
+        metric_name,
+        max_steps_without_increase,
+        eval_dir,
+        min_steps,
+        run_every_secs,
+        run_every_steps,
+    )
+
+
+def stop_if_no_decrease_hook(
+    estimator: Estimator,
+    metric_name: str,
+    max_steps_without_decrease: int,
+    eval_dir: Any = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> SessionRunHook:
+    """Return a hook that ends the training when a metric has not decreased for many steps.
+
+    Args:
+        estimator: The estimator that trains.
+        metric_name: A result of the evaluations.
+        max_steps_without_decrease: How many steps it may stay as it is.
+        eval_dir: The folder of the evaluations; None for `estimator.eval_dir()`.
+        min_steps: Evaluations of earlier steps do not count.
+        run_every_secs: See `make_early_stopping_hook`.
+        run_every_steps: See `make_early_stopping_hook`.
+
+    Source:
+        `tf.estimator.experimental.stop_if_no_decrease_hook`.
+    """
+    caller = "estimator.experimental.stop_if_no_decrease_hook"
+    as_integer(caller, "max_steps_without_decrease", max_steps_without_decrease, least=0)
+    return _make_progress_hook(
+        "stop_if_no_decrease_hook",
+        operator.lt,
+        estimator,
+        metric_name,
+        max_steps_without_decrease,
+        eval_dir,
+        min_steps,
+        run_every_secs,
+        run_every_steps,
+    )

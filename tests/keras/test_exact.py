@@ -1,0 +1,81 @@
+"""fit, evaluate and predict on replicas equal Keras without jaxdist."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import pytest
+from keras import layers
+
+import jaxdist
+from jaxdist.cluster_resolver import TPUClusterResolver
+from tests.keras.models import CLASSES, FEATURES, check_equal, make_data, make_strategy, train
+
+
+def make_sequential() -> Any:
+    return keras.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            layers.Dense(8, activation="relu", kernel_regularizer="l2"),
+            layers.Dense(CLASSES, activation="softmax"),
+        ]
+    )
+
+
+def compile_classifier() -> dict[str, Any]:
+    return {
+        "loss": "sparse_categorical_crossentropy",
+        "metrics": ["accuracy"],
+        "weighted_metrics": ["accuracy"],
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 32, 100])
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_any_number_of_examples_gives_the_numbers_of_keras_alone(
+    size: int, batch_size: int, weighted: bool
+) -> None:
+    data = make_data(size, weighted=weighted)
+    expected = train(None, make_sequential, compile_classifier, data, batch_size)
+    for replicas in (1, 3, 8):
+        found = train(
+            make_strategy(replicas), make_sequential, compile_classifier, data, batch_size
+        )
+        check_equal(found, expected)
+
+
+def test_an_uneven_last_batch_gives_the_numbers_of_keras_alone() -> None:
+    data = make_data(13, weighted=True)
+    expected = train(None, make_sequential, compile_classifier, data, 8)
+    found = train(make_strategy(4), make_sequential, compile_classifier, data, 8)
+    check_equal(found, expected)
+
+
+@pytest.mark.slow
+def test_all_rows_of_the_digits_data_set() -> None:
+    data = make_data(1797)
+    expected = train(None, make_sequential, compile_classifier, data, 100)
+    for replicas in (3, 8):
+        found = train(make_strategy(replicas), make_sequential, compile_classifier, data, 100)
+        check_equal(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
+        (lambda: jaxdist.experimental.CentralStorageStrategy(), 13),
+        (lambda: jaxdist.TPUStrategy(TPUClusterResolver("virtual:v5e:2x4")), 13),
+        # Virtual replicas take equal numbers of rows.
+        (lambda: jaxdist.MirroredStrategy(deterministic=True), 16),
+    ],
+    ids=["central_storage", "tpu", "deterministic"],
+)
+def test_other_strategies_give_the_same_numbers(
+    make: Callable[[], jaxdist.Strategy], size: int
+) -> None:
+    data = make_data(size)
+    expected = train(None, make_sequential, compile_classifier, data, 8)
+    check_equal(train(make(), make_sequential, compile_classifier, data, 8), expected)

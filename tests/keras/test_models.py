@@ -1,0 +1,130 @@
+"""Which strategy a model has, and errors that say what to change."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from jaxdist import _replica
+from jaxdist._keras.models import remember_strategy
+from jaxdist._keras.place import count_rows
+from jaxdist.errors import (
+    JaxdistError,
+    MixedStrategyError,
+    ShapeError,
+    StateDivergenceError,
+    UnsupportedError,
+)
+from tests.keras.models import make_strategy
+from tests.strategies.oracle import refused
+
+X, Y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+
+
+def _make_model() -> Any:
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+
+def test_a_model_of_another_scope_is_refused() -> None:
+    with make_strategy(2).scope():
+        model = _make_model()
+    with make_strategy(3).scope(), refused(MixedStrategyError, "compiled in the scope", "made in"):
+        model.compile("sgd", "mse")
+
+
+def test_fit_in_a_scope_of_a_model_that_was_made_outside_is_refused() -> None:
+    model = _make_model()
+    model.compile("sgd", "mse")
+    with make_strategy(2).scope(), refused(MixedStrategyError, "outside of every scope"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_a_model_that_is_compiled_in_a_scope_trains_there() -> None:
+    model = _make_model()
+    with make_strategy(2).scope():
+        model.compile("sgd", "mse")
+    assert np.isfinite(model.fit(X, Y, verbose=0).history["loss"][0])
+
+
+@pytest.mark.parametrize(
+    ("batch", "kind", "part"),
+    [
+        ((X, Y[:3]), ShapeError, "data[1]': 3"),
+        ((X, np.float32(1)), ShapeError, "data[1], a scalar"),
+        ((X, "text"), UnsupportedError, "data[1] of type str"),
+    ],
+)
+def test_a_batch_that_has_no_rows_to_split_is_refused(
+    batch: Any, kind: type[JaxdistError], part: str
+) -> None:
+    with refused(kind, part):
+        count_rows(batch)
+
+
+def test_logs_that_differ_between_replicas_are_refused() -> None:
+    class Own(keras.Model):
+        def test_step(self, state: Any, data: Any) -> Any:
+            return {"mine": data[0].mean()}, state
+
+    with make_strategy(2).scope():
+        given = keras.Input((2,))
+        model = Own(given, keras.layers.Dense(1)(given))
+        model.compile("sgd", "mse")
+    with refused(StateDivergenceError, "test_step", "['mine']", "all_reduce"):
+        model.evaluate(np.arange(8.0).reshape(4, 2), Y, verbose=0)
+
+
+def test_a_train_step_that_reduces_nothing_is_refused() -> None:
+    class Own(keras.Model):
+        def train_step(self, state: Any, data: Any) -> Any:
+            x, _ = data
+            trainable, *rest = state
+            return {"loss": x.mean() * 0 + 1}, ([v + x.sum() for v in trainable], *rest)
+
+    with make_strategy(2).scope():
+        given = keras.Input((2,))
+        model = Own(given, keras.layers.Dense(1)(given))
+        model.compile("sgd", "mse")
+    with refused(StateDivergenceError, "train_step of the Keras model", "kernel", "all_reduce"):
+        model.fit(np.arange(8.0).reshape(4, 2), Y, verbose=0)
+
+
+_PROGRAM = """
+import os
+os.environ["KERAS_BACKEND"] = {backend!r}
+import jaxdist, sys
+strategy = jaxdist.MirroredStrategy(["cpu:0"])
+assert "keras" not in sys.modules
+with strategy.scope():
+    import keras
+    print("made", flush=True)
+    keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_a_model_of_another_backend_is_refused_with_the_way_to_switch(backend: str) -> None:
+    program = [sys.executable, "-c", _PROGRAM.format(backend=backend)]
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    ended = subprocess.run(program, capture_output=True, text=True, env=env, timeout=100)
+    assert "made" in ended.stdout
+    if backend == "jax":
+        assert ended.returncode == 0, ended.stderr
+    else:
+        assert "UnsupportedError" in ended.stderr
+        assert "uses the backend 'numpy'" in ended.stderr
+        assert "KERAS_BACKEND=jax" in ended.stderr
+
+
+def test_parameter_servers_are_refused_with_another_strategy() -> None:
+    class ServerStrategy:
+        """Named like the base class of strategies with parameter servers."""
+
+    model, frame = _make_model(), _replica.Frame(ServerStrategy())
+    with _replica.enter_frame(frame), refused(UnsupportedError, "MultiWorkerMirroredStrategy"):
+        remember_strategy(model, "made")

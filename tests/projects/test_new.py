@@ -1,0 +1,120 @@
+"""A project of `jaxdist new` trains, passes its tests and has nothing that `jaxdist lint` finds."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from jaxdist._projects import write_project
+from jaxdist.cli import main
+from jaxdist.errors import ArgumentError
+
+SMALL = ["data.examples=200", "training.epochs=2"]
+
+
+def _run(folder: pathlib.Path, *command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("projects") / "flowers"
+    write_project(folder)
+    return folder
+
+
+def test_the_script_trains_and_a_second_run_goes_on(project: pathlib.Path) -> None:
+    first = _run(project, "train.py", *SMALL)
+    assert first.count("epoch ") == 2
+    second = _run(project, "train.py", *SMALL[:1], "training.epochs=3")
+    assert second.count("epoch ") == 1
+    third = _run(project, "train.py", *SMALL[:1], "training.epochs=3")
+    assert third == second.splitlines()[-1] + "\n"
+
+
+@pytest.mark.slow
+def test_the_script_trains_in_two_processes(project: pathlib.Path) -> None:
+    args = ["-m", "jaxdist", "launch", "-n", "2", "train.py", *SMALL, 'output.directory="two"']
+    assert _run(project, *args).count("held out:") == 2
+
+
+@pytest.mark.slow
+def test_its_tests_pass(project: pathlib.Path) -> None:
+    assert "3 passed" in _run(project, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+
+
+@pytest.mark.slow
+def test_its_notebook_runs(project: pathlib.Path) -> None:
+    notebook: dict[str, Any] = json.loads((project / "flowers.ipynb").read_text())
+    cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+    (project / "cells.py").write_text("\n".join(cells))
+    assert "the model has learned: True" in _run(project, "cells.py")
+
+
+def test_nothing_in_it_is_what_the_guides_warn_of(
+    project: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lint", str(project)]) == 0
+    capsys.readouterr()
+
+
+def test_the_command_lists_the_files(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a" / "flowers"
+    assert main(["new", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert sorted(p.name for p in folder.iterdir()) == [
+        pathlib.Path(line).name for line in printed.splitlines()[:7]
+    ]
+    assert f"cd {folder} && python train.py" in printed
+    assert [p.name for p in folder.parent.iterdir()] == ["flowers"]
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("my-flowers", "my_flowers"),
+        ("2nd", "project_2nd"),
+        ("class", "flowers"),
+        ("é è", "Pass for instance flowers"),
+    ],
+)
+def test_a_name_that_python_cannot_import_is_named(
+    tmp_path: pathlib.Path, name: str, advice: str
+) -> None:
+    with pytest.raises(ArgumentError, match=advice):
+        write_project(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_file_is_replaced(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "mine").mkdir()
+    write_project(tmp_path / "mine")
+    (tmp_path / "mine" / "model.py").write_text("mine")
+    with pytest.raises(ArgumentError, match="which has files already"):
+        write_project(tmp_path / "mine")
+    assert (tmp_path / "mine" / "model.py").read_text() == "mine"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArgumentError, match="which has files already"):
+        write_project(tmp_path / "file")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArgumentError, match="cannot write"):
+        write_project(tmp_path / "file" / "flowers")
