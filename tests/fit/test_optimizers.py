@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -9,7 +10,7 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import fit, training
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 from tests.fit.models import make_data, make_model, mirrored
 
 DATA = make_data(29)
@@ -151,3 +152,40 @@ def test_weights_are_real_numbers() -> None:
     with pytest.raises(ArgumentTypeError, match=r"arrays of real numbers"):
         model.set_weights([*before[:-1], np.array(["a"])])
     np.testing.assert_array_equal(model.get_weights()[0], before[0])
+
+
+def test_an_update_is_made_inside_a_replica() -> None:
+    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(1.0), wrt=nnx.Param)
+    with mirrored(2).scope(), pytest.raises(ContextError, match=r"called across replicas"):
+        training.reduce_and_update(model, optimizer, nnx.state(model, nnx.Param), 1, {})
+
+
+def test_a_checkpoint_is_restored_into_a_model(tmp_path: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"restore was given model=3"):
+        fit.ModelCheckpoint(tmp_path).restore(3)
+
+
+def test_the_best_weights_are_restored_on_all_replicas() -> None:
+    best: list[Any] = []
+
+    class Keep(fit.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any) -> None:
+            best.append((logs["val_loss"], self.model.get_weights()))
+            self.model.learning_rate = 0.1 if epoch < 2 else 50.0
+
+    model = make_model(mirrored(8), optimizer="sgd")
+    stop = fit.EarlyStopping(patience=1, restore_best_weights=True)
+    data = (DATA.x, DATA.y)
+    model.fit(*data, 8, epochs=9, validation_data=data, verbose=0, callbacks=[Keep(), stop])
+    value, weights = min(best, key=lambda entry: entry[0])
+    assert stop.stopped_epoch is not None
+    for one, other in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert model.evaluate(*data, 8, verbose=0) == pytest.approx(value, rel=1e-6)
+    # The copies of all replicas, and not only that of the first one.
+    for leaf in jax.tree.leaves(nnx.state(model.module)):
+        shards = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+        assert len(shards) == 8
+        for shard in shards:
+            np.testing.assert_array_equal(shard, shards[0])

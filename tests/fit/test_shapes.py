@@ -3,7 +3,6 @@
 Users have no setting that makes rank promotion an error, so these tests turn it off.
 """
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,16 +16,9 @@ from flax import nnx
 import jaxdist
 from jaxdist import fit
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
-from jaxdist.fit._step.losses import find_loss
 from tests.fit.models import CLASSES, LOSS, Net, make_data, make_model, mirrored
 
 DATA = make_data(16)
-# These are no functions of predictions and targets.
-_OTHERS = {
-    *("make_fenchel_young_loss", "smooth_labels", "triplet_margin_loss", "ntxent"),
-    *("ctc_loss", "ctc_loss_with_forward_probs"),
-}
-LOSSES_OF_OPTAX = sorted(n for n in dir(optax.losses) if not n.startswith("_") and n not in _OTHERS)
 
 
 @pytest.fixture(autouse=True)
@@ -208,82 +200,6 @@ def test_of_several_outputs_the_targets_say_the_classes() -> None:
         make_model(mirrored(3), Pair(), loss=loss, metrics=["accuracy"]).evaluate(DATA.x, DATA.y)
 
 
-@pytest.mark.parametrize("name", LOSSES_OF_OPTAX)
-def test_losses_of_optax_get_the_predictions_first(name: str) -> None:
-    function = getattr(optax.losses, name)
-    seen: list[Any] = []
-    model_loss = find_loss(_record(function, seen))
-    model_loss("targets", "predictions")
-    assert seen == [("predictions", "targets")]
-
-
-def _record(function: Any, seen: list[Any]) -> Any:
-    @functools.wraps(function)
-    def call(*args: Any) -> None:
-        seen.append(args)
-
-    return call
-
-
-def test_functions_of_users_are_called_as_their_parameters_say() -> None:
-    def swapped(pred: Any, target: Any) -> Any:
-        return LOSS(pred, target)
-
-    def named(scores_of_me: Any, labels: Any) -> Any:
-        return LOSS(scores_of_me, labels)
-
-    wanted = make_model(mirrored(2)).evaluate(DATA.x, DATA.y, verbose=0)
-    for loss in (swapped, named, lambda labels, out: LOSS(out, labels)):
-        assert make_model(mirrored(2), loss=loss).evaluate(DATA.x, DATA.y, verbose=0) == wanted
-
-
-@pytest.mark.parametrize("label", [-1, 3, 7])
-def test_top_k_counts_neither_nan_nor_what_is_no_class(label: int) -> None:
-    loss = lambda y_true, y_pred: jnp.zeros(y_pred.shape[:1])  # noqa: E731
-    model = make_model(mirrored(2), _Same(), loss=loss, metrics=[fit.TopKAccuracy(3)])
-    x = np.ones((4, 3), np.float32)
-    assert model.evaluate(x, np.full(4, label), verbose=0)[1] == 0.0
-    assert model.evaluate(x * np.nan, np.zeros(4, np.int32), verbose=0)[1] == 0.0
-    assert model.evaluate(x, np.zeros(4, np.int32), verbose=0)[1] == 1.0
-    with pytest.raises(ShapeError, match=r"'top_3_accuracy' was given targets of shape \[2, 2\]"):
-        model.evaluate(x, np.zeros((4, 2), np.int32), verbose=0)
-
-
-class _Wrong(fit.Metric):
-    """A metric whose sums are what it is given."""
-
-    def __init__(self, sums: Any) -> None:
-        super().__init__("wrong")
-        self._sums = sums
-
-    def sums(self, y_true: Any, y_pred: Any, weight: jax.Array) -> Any:
-        return self._sums(y_true, y_pred, weight)
-
-    def result(self, sums: Any) -> float:
-        return float(np.sum(sums["all"]))
-
-
-def test_sums_of_a_metric_are_arrays_whose_shapes_do_not_depend_on_the_batch() -> None:
-    for sums, kind, words in (
-        (lambda y, p, w: w, ArgumentTypeError, "its sums returned"),
-        (lambda y, p, w: {"all": "text"}, ArgumentTypeError, "its sums returned"),
-        (lambda y, p, w: {"all": w}, ShapeError, r"the sum 'all' has the shape \[4\]"),
-    ):
-        with pytest.raises(kind, match=words):
-            make_model(mirrored(2), metrics=[_Wrong(sums)]).evaluate(DATA.x, DATA.y, 8)
-    with pytest.raises(ArgumentTypeError, match=r"Make an object: fit.Accuracy"):
-        make_model(mirrored(2), metrics=[fit.Accuracy])
-
-
-def test_sums_may_have_other_shapes_for_other_data() -> None:
-    loss = lambda y_true, y_pred: y_pred.mean(axis=-1)  # noqa: E731
-    metric = _Wrong(lambda y, p, w: {"all": jnp.einsum("b,bc->c", w, p), "n": jnp.sum(w)})
-    model = make_model(mirrored(2), _Same(), loss=loss, metrics=[metric])
-    narrow, wide = np.ones((8, 2), np.float32), np.ones((8, 3), np.float32)
-    found = [model.evaluate(x, DATA.y[:8], verbose=0)[1] for x in (narrow, wide, narrow)]
-    assert found == [16.0, 24.0, 16.0]
-
-
 def test_integers_that_jax_would_cut_are_refused() -> None:
     model = make_model(mirrored(2), _Same(), loss="mse")
     x = np.full((4, 1), 2**40 + 1)
@@ -309,3 +225,44 @@ def test_a_distributed_dataset_is_evaluated_and_predicted() -> None:
     wanted = model.evaluate(DATA.x[:13], DATA.y[:13], verbose=0)
     np.testing.assert_allclose(history["val_loss"], wanted[:1], rtol=1e-6)
     assert isinstance(dataset, jaxdist.DistributedDataset)
+
+
+def test_a_module_returns_an_output_for_each_example() -> None:
+    class Sum(nnx.Module):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return x.sum(axis=0)
+
+    with pytest.raises(ShapeError, match=r"it returned an array of shape \[8\]"):
+        make_model(mirrored(2), Sum()).predict(DATA.x)
+    with pytest.raises(ShapeError, match=r"fit.Model was given x=\{\}"):
+        make_model(mirrored(2)).fit([({}, DATA.y)], verbose=0)
+
+
+class _Noisy(nnx.Module):
+    """A module with a random stream of its own, and one that counts its calls."""
+
+    def __init__(self) -> None:
+        self.net = Net()
+        self.rngs = nnx.Rngs(0)
+        self.calls = nnx.Variable(jnp.zeros((), jnp.int32))
+
+    def __call__(self, x: jax.Array, training: bool) -> jax.Array:
+        if training:
+            self.calls[...] += 1
+            x = x + 0.01 * jax.random.normal(self.rngs.noise(), x.shape)
+        return self.net(x)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_state_of_a_module_is_that_of_its_steps(steps: int) -> None:
+    runs = []
+    for _ in range(2):
+        model = make_model(mirrored(2), _Noisy(), steps_per_execution=steps)
+        runs.append(model.fit(DATA.x, DATA.y, 4, epochs=2, verbose=0).history["loss"])
+        net: Any = model.module
+        assert int(net.calls[...]) == 8
+    assert runs[0] == runs[1]
+    first = model.evaluate(DATA.x, DATA.y, verbose=0)
+    assert model.evaluate(DATA.x, DATA.y, verbose=0) == first
+    model.fit(DATA.x, DATA.y, 16, verbose=0)
+    assert int(net.calls[...]) == 9

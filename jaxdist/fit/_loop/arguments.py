@@ -158,7 +158,8 @@ def _as_arrays(caller: str, name: str, tree: Any) -> Any:
 def _check_range(caller: str, name: str, array: np.ndarray | jax.Array) -> None:
     """Raise if JAX would cut off bits of an integer."""
     is_wide = isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.itemsize == 8
-    if not is_wide or not array.size or jax.config.read("jax_enable_x64"):
+    has_64_bits = jax.dtypes.canonicalize_dtype("int64").itemsize == 8
+    if not is_wide or not array.size or has_64_bits:
         return
     bounds = np.iinfo(np.int32 if array.dtype.kind == "i" else np.uint32)
     low, high = int(array.min()), int(array.max())
