@@ -14,8 +14,7 @@ from flax import nnx
 from jaxdist._collectives import ReduceOp
 from jaxdist._strategies import get_replica_context
 from jaxdist._typing import PyTree
-from jaxdist._update import CompressedUpdate, ShardedUpdate
-from jaxdist._update.nested import REDUCED, mark_wrapper
+from jaxdist._update import REDUCED, CompressedUpdate, ShardedUpdate, mark_wrapper
 from jaxdist._validate import (
     CallerRename,
     as_array,
