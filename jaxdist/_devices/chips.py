@@ -4,6 +4,7 @@ import contextlib
 import glob
 import importlib.metadata
 import os
+import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -120,3 +121,13 @@ def _set_environment(values: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in added:
             del os.environ[name]
+
+
+def has_loaded_libtpu() -> bool:
+    """Whether this process has loaded libtpu, the library of TPUs.
+
+    JAX imports its package early and loads the library with the first array. On a machine without
+    a TPU, JAX's profiler then ends the process with a signal.
+    """
+    maps = pathlib.Path("/proc/self/maps")
+    return maps.exists() and "libtpu.so" in maps.read_text()

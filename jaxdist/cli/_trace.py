@@ -127,7 +127,7 @@ def _choose_platforms() -> None:
     # Without a TPU, the profiler of libtpu ends the process with a signal.
     if chips.chips_of_this_machine():
         return
-    if _has_loaded_libtpu():
+    if chips.has_loaded_libtpu():
         raise BackendStartedError(
             "jaxdist trace was called in a process that has loaded libtpu, on a machine without a "
             "TPU.\n\n"
@@ -138,9 +138,3 @@ def _choose_platforms() -> None:
     if getattr(jax.config, "jax_platforms", None) is None:
         found = "cuda,cpu" if Path("/dev/nvidia0").exists() else "cpu"
         jax.config.update("jax_platforms", found)
-
-
-def _has_loaded_libtpu() -> bool:
-    # JAX imports the package early and loads the library later, so only the memory map tells.
-    maps = Path("/proc/self/maps")
-    return maps.exists() and "libtpu.so" in maps.read_text()

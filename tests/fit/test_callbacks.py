@@ -2,7 +2,10 @@
 
 import csv
 import json
+import os
 import pathlib
+import subprocess
+import sys
 from typing import Any, cast
 
 import jax
@@ -11,7 +14,8 @@ import optax
 import pytest
 
 from jaxdist import fit
-from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist._devices import chips
+from jaxdist.errors import ArgumentError, ArgumentTypeError, BackendStartedError
 from tests.fit.models import Data, make_data, make_model, mirrored
 
 DATA = make_data(20)
@@ -253,10 +257,38 @@ def test_values_are_written_for_tensorboard(tmp_path: pathlib.Path) -> None:
         assert b"epoch_loss" in files[0].read_bytes()
 
 
+_PROFILE = """
+import sys
+from jaxdist import fit
+from tests.fit.models import make_data, make_model, mirrored
+import jaxdist
+jaxdist.testing.virtual_devices(2)
+data, model = make_data(20), make_model(mirrored(2))
+profiler = fit.Profiler(sys.argv[1], first=2, count=2)
+model.fit(data.x, data.y, 4, verbose=0, callbacks=[profiler])
+"""
+
+
 def test_a_profile_of_some_steps_is_recorded(tmp_path: pathlib.Path) -> None:
-    model = make_model(mirrored(2))
-    model.fit(DATA.x, DATA.y, 4, verbose=0, callbacks=[fit.Profiler(tmp_path, first=2, count=2)])
+    # In a process of its own: JAX's profiler does not work where a test has loaded libtpu.
+    root = pathlib.Path(__file__).parents[2]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root)}
+    command = [sys.executable, "-c", _PROFILE, str(tmp_path)]
+    subprocess.run(command, env=environment, cwd=root, check=True, timeout=200)
     assert list(tmp_path.rglob("*.xplane.pb"))
+
+
+def test_a_profile_is_refused_where_it_would_end_the_process(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chips, "has_loaded_libtpu", lambda: True)
+    monkeypatch.setattr(chips, "chips_of_this_machine", list)
+    model = make_model(mirrored(2))
+    before = model.get_weights()
+    with pytest.raises(BackendStartedError, match="JAX_PLATFORMS=cpu"):
+        _fit(model, callbacks=[fit.Profiler(tmp_path)])
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_checkpoints_are_those_of_the_epochs_and_training_goes_on_from_them(

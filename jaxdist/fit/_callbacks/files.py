@@ -10,8 +10,9 @@ from typing import Any
 
 import jax
 
+from jaxdist._devices import chips
 from jaxdist._validate import as_flag, as_integer, as_path
-from jaxdist.errors import ArgumentError
+from jaxdist.errors import ArgumentError, BackendStartedError
 from jaxdist.fit._callbacks.base import Callback, Logs
 from jaxdist.training import require_extra
 
@@ -171,6 +172,14 @@ class Profiler(Callback):
         self._is_recording = self._is_done = False
 
     def on_train_begin(self, logs: Logs) -> None:
+        if chips.has_loaded_libtpu() and not chips.chips_of_this_machine():
+            raise BackendStartedError(
+                "fit.Profiler was used in a process that has loaded libtpu, on a machine without a "
+                "TPU.\n\n"
+                "The profiler of libtpu needs a TPU, and would end the process. JAX loads libtpu "
+                "with the first array, unless JAX_PLATFORMS leaves it out.\n\n"
+                "Start Python with JAX_PLATFORMS=cpu."
+            )
         self._stop()
         self._is_done, self._left = False, self._count
 
