@@ -7,11 +7,21 @@ import threading
 from typing import Any
 
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
 import jaxdist
 from jaxdist import estimator as est
-from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, ClusterError
+from jaxdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CheckpointError,
+    ClusterError,
+    ShapeError,
+)
+from jaxdist.estimator._tasks.evaluation import Evaluations
+from jaxdist.estimator._tasks.evaluator import evaluate_checkpoint
 from jaxdist.estimator._tasks.job_end import tell_end
 from tests.estimator.models import X, Y, batches, descend, model_fn, read_weights
 
@@ -121,6 +131,12 @@ def test_an_export_takes_any_number_of_rows_or_one(tmp_path: pathlib.Path) -> No
         estimator.export(tmp_path / "e", {})
     with pytest.raises(ArgumentTypeError, match="features with 3"):
         estimator.export(tmp_path / "e", 3)
+    with pytest.raises(ArgumentError, match=r"features=array.*the model raised TypeError"):
+        estimator.export(tmp_path / "e", np.zeros((2, 7), np.float32))
+    with pytest.raises(ShapeError, match="gave the features"):
+        estimator.export(tmp_path / "e", np.zeros((), np.float32), any_batch=False)
+    # Nothing is left of an export that failed.
+    assert len(list((tmp_path / "e").iterdir())) == 1
 
 
 @pytest.mark.parametrize(
@@ -317,3 +333,26 @@ def test_an_evaluator_follows_the_checkpoints(
     assert {5, 13} <= set(steps)
     assert 0 not in steps
     assert len(list((tmp_path / "export" / "final").iterdir())) == 1
+
+
+def test_an_evaluator_skips_a_checkpoint_that_was_deleted_and_names_one_it_cannot_read(
+    tmp_path: pathlib.Path,
+) -> None:
+    _make(tmp_path).train(batches(5), steps=1)
+    folder = tmp_path / "checkpoints"
+
+    class Deleted(Evaluations):
+        def evaluate(self, checkpoint_path: str) -> dict[str, Any]:
+            shutil.rmtree(checkpoint_path)
+            return super().evaluate(checkpoint_path)
+
+    spec = est.EvalSpec(batches(5))
+    other = est.Estimator(
+        nnx.Linear(3, 1, rngs=nnx.Rngs(0)),
+        tmp_path,
+        loss=lambda predictions, labels: predictions[:, 0] - labels,
+        optimizer=optax.sgd(1.0),
+    )
+    with pytest.raises(CheckpointError, match=r"modules\.model\.kernel"):
+        evaluate_checkpoint(Evaluations(other, spec), folder, 1)
+    assert not evaluate_checkpoint(Deleted(_make(tmp_path), spec), folder, 1)

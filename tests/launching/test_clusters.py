@@ -161,11 +161,11 @@ def test_a_signal_to_the_launcher_ends_all(tmp_path: pathlib.Path, number: int) 
         (("--snapshot-seconds", "5", "x.py"), "no --ps"),
         (("--evaluator", "x.py"), "--evaluator, and no --ps"),
         (
-            ("--ps", "1", "--workers", "1", "--evaluator", "--print", "slurm", "x.py"),
+            ("--ps", "1", "--workers", "1", "--evaluator", "--print", "slurm", __file__),
             "--evaluator and --print slurm",
         ),
         (
-            ("--ps", "1", "--workers", "1", "--evaluator", "--on", "ray", "x.py"),
+            ("--ps", "1", "--workers", "1", "--evaluator", "--on", "ray", __file__),
             "--evaluator and --on ray",
         ),
         (("--ps", "1", "--workers", "1"), "was given no script"),

@@ -39,7 +39,7 @@ def run_evaluator(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSp
         is_due = is_last or time.monotonic() >= wait_until
         if latest is not None and latest not in (0, done) and is_due:
             wait_until = time.monotonic() + eval_spec.throttle_secs
-            if _evaluate(evaluations, folder, latest):
+            if evaluate_checkpoint(evaluations, folder, latest):
                 done, next_report = latest, time.monotonic() + _REPORT_SECONDS
             continue
         if is_last and latest in (0, done):
@@ -51,7 +51,7 @@ def run_evaluator(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSp
         time.sleep(_PAUSE)
 
 
-def _evaluate(evaluations: Evaluations, folder: pathlib.Path, step: int) -> bool:
+def evaluate_checkpoint(evaluations: Evaluations, folder: pathlib.Path, step: int) -> bool:
     """Evaluate a checkpoint; return whether it was still there."""
     try:
         evaluations.evaluate(str(folder / str(step)))
