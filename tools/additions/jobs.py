@@ -65,8 +65,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxdist.jobs._config.schema import Change, entry
-from jaxdist.jobs._optimizer import reduce_and_update
-from jaxdist.training import weighted_sums
+from jaxdist.training import reduce_and_update, weighted_sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +83,8 @@ def squared_errors(line, batch):
 def train_step(line, optimizer, batch):
     """Update the line in place, and return the mean loss."""
     total, grads = nnx.value_and_grad(lambda n: jnp.sum(squared_errors(n, batch)))(line)
-    return reduce_and_update(line, optimizer, total, grads, batch["x"].shape[0])
+    count, total = reduce_and_update(line, optimizer, grads, batch["x"].shape[0], total)
+    return total / count
 
 
 def evaluation_step(line, batch, mask):
