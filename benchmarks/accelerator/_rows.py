@@ -15,6 +15,7 @@ from benchmarks._lines import CountLine, Line, Need, NoteLine
 from benchmarks._models import Params, model
 from benchmarks._steps import DONATE, api_step, api_training, hand_training
 from benchmarks.accelerator._compiled import compiled
+from benchmarks.accelerator._contracts import contracts
 from benchmarks.accelerator._numerics import numerics
 from benchmarks.accelerator._race import race
 
@@ -166,4 +167,6 @@ ROWS: dict[str, Callable[[bool], list[Line]]] = {
     "repeat": _listed(_repeat),
     "virtual": _listed(_virtual),
     "numerics": _listed(numerics),
+    # The last one: it sets options of JAX.
+    "contracts": _listed(contracts),
 }
