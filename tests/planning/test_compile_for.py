@@ -131,7 +131,7 @@ def test_a_title_that_is_wider_than_the_panels_is_drawn_whole(tmp_path: pathlib.
     topology = tpu.slice_of("v5e:2x2").topology
     assignment = tpu.experimental.DeviceAssignment.build(topology, [1, 1, 1, 1], num_replicas=4)
     widths = []
-    for title in ("short", "a title that is much longer than the one panel of the picture"):
+    for title in ("short", "a long title " * 10):
         path = _reports.Picture(assignment, 1, title).draw(tmp_path / "plan.png")
         # The width is in the header of a PNG.
         widths.append(int.from_bytes(path.read_bytes()[16:20], "big"))
