@@ -137,7 +137,7 @@ def clean_notebook(notebook: Any) -> Any:
     }
     for number, cell in enumerate(cleaned.cells):
         cell.id = f"cell-{number:02}"
-        cell.metadata = {}
+        cell.metadata = dict[str, Any]()
         if cell.cell_type == "code":
             cell.outputs = _join_streams([_clean_output(output) for output in cell.outputs])
     return cleaned

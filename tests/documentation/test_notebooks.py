@@ -28,7 +28,9 @@ def _code_cells(notebook: Any) -> list[Any]:
 def _texts(cell: Any) -> list[str]:
     """What a cell shows as text."""
     found = [output.get("data", output) for output in cell.outputs]
-    return [data[key] for data in found for key in ("text", "text/plain", "text/html") if key in data]
+    return [
+        data[key] for data in found for key in ("text", "text/plain", "text/html") if key in data
+    ]
 
 
 def _find_faults(cell: Any) -> list[str]:
