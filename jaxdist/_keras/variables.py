@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jaxdist import _replica
-from jaxdist._keras.place import take_local
+from jaxdist._keras.place import drop_copies, take_local
 from jaxdist._keras.rows import current_rows
 from jaxdist._keras.source import keras_module
 from jaxdist._values import Variable, current_binding, use_binding
@@ -65,6 +65,7 @@ def assign_in_step(assign: Callable[..., Any]) -> Callable[..., Any]:
         elif current_binding() is not None:
             raise _make_function_error(self, "assigned")
         else:
+            drop_copies(self)
             assign(self, value)
 
     return set_value

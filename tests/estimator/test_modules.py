@@ -30,9 +30,7 @@ def _make_model_fn(predict: Any) -> Any:
     def model_fn(features: Any, labels: Any, mode: str) -> est.EstimatorSpec:
         predictions = predict(features)
         loss = jnp.mean((predictions - labels) ** 2)
-        return est.EstimatorSpec(
-            mode, predictions=predictions, loss=loss, train_op=optax.sgd(0.1)
-        )
+        return est.EstimatorSpec(mode, predictions=predictions, loss=loss, train_op=optax.sgd(0.1))
 
     return model_fn
 
@@ -54,9 +52,9 @@ _MADE = {
     "Linear": lambda x: nnx.Linear(3, 1, rngs=nnx.Rngs(0))(x)[:, 0],
     "nnx.Param": lambda x: x @ nnx.Param(jnp.ones(3))[...],
     "Dropout": _draw,
-    "BatchNorm": lambda x: nnx.BatchNorm(
-        3, use_bias=False, use_scale=False, rngs=nnx.Rngs(0)
-    )(x)[:, 0],
+    "BatchNorm": lambda x: nnx.BatchNorm(3, use_bias=False, use_scale=False, rngs=nnx.Rngs(0))(x)[
+        :, 0
+    ],
 }
 
 

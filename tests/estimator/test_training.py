@@ -20,7 +20,6 @@ from jaxdist.errors import (
     ContextError,
     NonFiniteLossError,
     ShapeError,
-    UnsupportedError,
 )
 from tests.estimator.models import (
     Line,

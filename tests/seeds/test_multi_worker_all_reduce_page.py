@@ -111,9 +111,7 @@ def test_limits_that_do_not_increase_to_minus_one_are_value_errors(spec: Any) ->
 
 def test_packing_is_that_of_the_base_class() -> None:
     assert _count(_make(("nccl", 1, -1), num_packs=3), 8, 8, 8, 8, 8) == {"all-reduce": 3}
-    grouped = _make(
-        ("nccl", 1, -1), agg_small_grads_max_bytes=64, agg_small_grads_max_group=2
-    )
+    grouped = _make(("nccl", 1, -1), agg_small_grads_max_bytes=64, agg_small_grads_max_group=2)
     assert (grouped.agg_small_grads_max_bytes, grouped.agg_small_grads_max_group) == (64, 2)
     assert _count(grouped, 8, 8, 8, 8) == {"all-reduce": 2}
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import jaxdist
-from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist._launching import find_free_ports
+from jaxdist.cluster_resolver import TPUClusterResolver
 from tests.processes.job import results_of_job
 from tests.seeds.programs import find_own_task, make_tf_config
 
@@ -45,10 +45,10 @@ def _make_parallel(spmd: bool = False) -> jaxdist.TPUStrategy:
 
 def _train(strategy: jaxdist.Strategy, rows: int) -> tuple[list[np.ndarray], int]:
     """Run the custom training loop; return the weights, and how many steps were taken."""
-    with strategy.scope(), pytest.warns(UserWarning, match="input_shape"):
-        model = keras.Sequential(
-            [keras.layers.Dense(2, input_shape=(5,), kernel_initializer="ones")]
-        )
+    with strategy.scope():
+        with pytest.warns(UserWarning, match="input_shape"):
+            layer = keras.layers.Dense(2, input_shape=(5,), kernel_initializer="ones")
+        model = keras.Sequential([layer])
         optimizer = keras.optimizers.SGD(learning_rate=0.1)
 
     def dataset_fn(ctx: Any) -> Any:
@@ -100,7 +100,9 @@ def test_without_a_resolver_it_is_the_tpu_of_this_machine_or_an_error_that_says_
     None
 ):
     # Tests run on CPUs, also where the machine has a TPU.
-    with pytest.raises(jaxdist.errors.NotFoundError, match=r"tpu_cluster_resolver=None[^!]*virtual"):
+    with pytest.raises(
+        jaxdist.errors.NotFoundError, match=r"tpu_cluster_resolver=None[^!]*virtual"
+    ):
         jaxdist.TPUStrategy()
 
 
@@ -114,9 +116,7 @@ def test_attributes_of_the_page() -> None:
 
 def test_the_example_of_cluster_resolver_takes_the_branch_of_a_worker() -> None:
     ports = find_free_ports(3)
-    found = results_of_job(
-        find_own_task, 2, env=lambda n: make_tf_config(ports, n), service=False
-    )
+    found = results_of_job(find_own_task, 2, env=lambda n: make_tf_config(ports, n), service=False)
     assert [(f["branch"], f["task"], f["replicas"]) for f in found] == [
         ("worker", 0, 2),
         ("worker", 1, 2),

@@ -56,9 +56,7 @@ def test_attributes_of_the_page() -> None:
 
 def test_the_example_of_cluster_resolver_takes_the_branch_of_a_worker() -> None:
     ports = find_free_ports(3)
-    found = results_of_job(
-        find_own_task, 2, env=lambda n: make_tf_config(ports, n), service=False
-    )
+    found = results_of_job(find_own_task, 2, env=lambda n: make_tf_config(ports, n), service=False)
     assert [(f["branch"], f["task"]) for f in found] == [("worker", 0), ("worker", 1)]
 
 

@@ -65,9 +65,7 @@ class _Values(nnx.Module):
 
 def _name(variables: Sequence[Any]) -> dict[str, Any]:
     # Copies: a step may delete the arrays that it was given.
-    return {
-        f"{n:04d}_{v.name}": jnp.array(np.asarray(v.value)) for n, v in enumerate(variables)
-    }
+    return {f"{n:04d}_{v.name}": jnp.array(np.asarray(v.value)) for n, v in enumerate(variables)}
 
 
 def make_from_keras(
@@ -198,9 +196,7 @@ def _compute_loss(
     model._losses_override.clear()
     model._losses_override = added
     try:
-        loss, _ = model.stateless_compute_loss(
-            *variables, counts, sample_weight=None, **data
-        )
+        loss, _ = model.stateless_compute_loss(*variables, counts, sample_weight=None, **data)
     finally:
         model._losses_override.clear()
     return loss

@@ -111,9 +111,7 @@ def _adapt(given: Callable[..., Any], params: Mapping[str, Any] | None) -> Model
     return call
 
 
-def _check_parts(
-    what: str, loss: Any, optimizer: Any, metrics: Mapping[str, Any] | None
-) -> None:
+def _check_parts(what: str, loss: Any, optimizer: Any, metrics: Mapping[str, Any] | None) -> None:
     """Check what belongs to a module.
 
     Raises:
@@ -129,7 +127,9 @@ def _check_parts(
         example = f"{example[:-1]}, or none of them and a model that was compiled."
     for name, value in (("loss", loss), ("optimizer", optimizer)):
         if value is None:
-            raise ArgumentError(f"{_CALLER} was given {what}, and no {name}.\n\n{rule}\n\n{example}")
+            raise ArgumentError(
+                f"{_CALLER} was given {what}, and no {name}.\n\n{rule}\n\n{example}"
+            )
     check_callable(_CALLER, loss, "loss", example)
     kind = "an optax transformation"
     check_instance(_CALLER, "optimizer", optimizer, optax.GradientTransformation, kind, example)

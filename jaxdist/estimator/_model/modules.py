@@ -66,7 +66,9 @@ def _refuse_made(kind: type, module: str | None) -> None:
     if module is None and not issubclass(kind, nnx.Param):
         return
     what = f"nnx.{kind.__name__}" if module is None else module
-    example = "nnx.Dict(w=nnx.Param(jnp.zeros(3)))" if module is None else f"{module}(..., rngs=rngs)"
+    example = (
+        "nnx.Dict(w=nnx.Param(jnp.zeros(3)))" if module is None else f"{module}(..., rngs=rngs)"
+    )
     raise ArgumentError(
         f"estimator: model_fn made {'a' if what[0] not in 'AEIOU' else 'an'} {what} without "
         "get_module.\n\n"
