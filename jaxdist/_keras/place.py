@@ -18,9 +18,10 @@ def count_rows(batch: Any) -> int:
         UnsupportedError: A leaf is no dense array.
         ShapeError: The arrays have different numbers of rows, or none.
     """
-    shapes = [getattr(leaf, "shape", None) for leaf in jax.tree.leaves(batch)]
-    if shapes and all(shapes) and len({shape[0] for shape in shapes if shape}) == 1:
-        return int(shapes[0][0])
+    # The usual batch, without the names of its leaves: this runs at each step.
+    counts = {leaf.shape[0] if _is_dense(leaf) else None for leaf in jax.tree.leaves(batch)}
+    if len(counts) == 1 and (count := counts.pop()):
+        return int(count)
     rows: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
         name = "data" + jax.tree_util.keystr(path)
@@ -44,6 +45,10 @@ def count_rows(batch: Any) -> int:
             "Pass arrays with equal numbers of rows."
         )
     return next(iter(rows.values()))
+
+
+def _is_dense(leaf: Any) -> bool:
+    return isinstance(leaf, (np.ndarray, jax.Array)) and leaf.ndim > 0
 
 
 def place_batch(batch: Any, rows: int, layout: ReplicaMesh) -> Any:

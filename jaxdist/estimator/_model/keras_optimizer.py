@@ -45,10 +45,10 @@ def make_transformation(optimizer: Any) -> optax.GradientTransformation:
         del params
         return [jnp.array(np.asarray(v.value)) for v in optimizer.variables]
 
-    def update(grads: Any, state: list[Any], params: Any = None) -> tuple[Any, list[Any]]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         before, treedef = jax.tree.flatten(params)
-        after, state = optimizer.stateless_apply(state, jax.tree.leaves(grads), before)
-        updates = [new - old for new, old in zip(after, before, strict=True)]
-        return treedef.unflatten(updates), list(state)
+        after, state = optimizer.stateless_apply(state, jax.tree.leaves(updates), before)
+        changes = [new - old for new, old in zip(after, before, strict=True)]
+        return treedef.unflatten(changes), list(state)
 
     return optax.GradientTransformation(init, update)
