@@ -15,7 +15,7 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import fit
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, NonFiniteLossError, ShapeError
 from tests.fit.models import CLASSES, LOSS, Net, make_data, make_model, mirrored
 
 DATA = make_data(16)
@@ -266,3 +266,48 @@ def test_state_of_a_module_is_that_of_its_steps(steps: int) -> None:
     assert model.evaluate(DATA.x, DATA.y, verbose=0) == first
     model.fit(DATA.x, DATA.y, 16, verbose=0)
     assert int(net.calls[...]) == 9
+
+
+@pytest.mark.parametrize("label", [-1, 3, 2**31 - 1])
+def test_a_label_that_is_no_class_stops_the_training(label: int) -> None:
+    y = DATA.y.copy()
+    y[5] = label
+    model = make_model(mirrored(2))
+    with pytest.raises(NonFiniteLossError, match="a label that is no class gives nan"):
+        model.fit(DATA.x, y, verbose=0)
+    assert np.isnan(model.evaluate(DATA.x, y, verbose=0))
+
+
+def test_a_label_that_is_no_class_does_not_count_with_the_weight_zero() -> None:
+    y, weight = DATA.y.copy(), np.ones(len(DATA.y), np.float32)
+    y[5], weight[5] = -1, 0
+    model = make_model(mirrored(2))
+    kept = np.arange(len(y)) != 5
+    found = model.evaluate(DATA.x, y, sample_weight=weight, verbose=0)
+    wanted = model.evaluate(DATA.x[kept], y[kept], verbose=0)
+    assert found == pytest.approx(wanted * kept.sum() / len(y))
+
+
+def test_batches_that_are_dicts_have_no_targets_and_the_error_says_how_to_give_them() -> None:
+    batch = {"image": DATA.x[:4], "label": DATA.y[:4]}
+    with pytest.raises(ArgumentTypeError, match=r"\(b\['image'\], b\['label'\]\)"):
+        make_model(mirrored(2)).fit([batch, batch], verbose=0)
+    with pytest.raises(ArgumentTypeError, match="its batches are dicts"):
+        make_model(mirrored(2)).evaluate([batch], verbose=0)
+
+
+def test_an_error_of_the_module_says_which_shape_it_was_called_with() -> None:
+    with pytest.raises(TypeError) as caught:
+        make_model(mirrored(2)).fit(DATA.x[:, :3], DATA.y, verbose=0)
+    assert any("the module, Net, which fit.Model" in note for note in caught.value.__notes__)
+
+
+def test_labels_that_are_no_integers_are_told_to_be_cast() -> None:
+    with pytest.raises(TypeError) as caught:
+        make_model(mirrored(2)).fit(DATA.x, DATA.y.astype(np.float32), verbose=0)
+    assert any("y.astype('int32')" in note for note in caught.value.__notes__)
+
+
+def test_a_model_without_a_loss_is_told_which_there_are() -> None:
+    with pytest.raises(ArgumentTypeError, match="was given no loss"):
+        make_model(mirrored(2), loss=None)

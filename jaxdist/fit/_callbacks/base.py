@@ -129,9 +129,9 @@ class CallbackList:
             try:
                 getattr(callback, method)(*args)
             except Exception as error:
-                where = f" of {args[0]}" if isinstance(args[0], int) else ""
+                called = f"{method}({args[0]})" if isinstance(args[0], int) else method
                 error.add_note(
-                    f"Raised by the callback {type(callback).__name__}.{method}{where}. The model "
+                    f"Raised by the callback {type(callback).__name__}.{called}. The model "
                     "has the state after the last complete step, and fit can be called again."
                 )
                 raise

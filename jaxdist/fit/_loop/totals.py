@@ -59,6 +59,7 @@ class Totals:
             f"{self._describe_batch(step)}\n\n"
             "A loss is finite; steps after this one have used parameters that are not.\n\n"
             "Lower the learning rate, clip the gradients with optax.clip_by_global_norm(1.0), or "
-            "look at these examples. With compile(find_nonfinite=True), fit names the first layer "
-            "whose output is not finite, and leaves the model as it was before the step."
+            "look at these examples: a label that is no class gives nan. With "
+            "compile(find_nonfinite=True), fit names the first layer whose output is not finite, "
+            "and leaves the model as it was before the step."
         )

@@ -60,12 +60,22 @@ def find_loss(loss: Any) -> Loss:
     """
     if isinstance(loss, str):
         return _find_by_name(loss)
+    if loss is None:
+        raise ArgumentTypeError(
+            f"{CALLER} was given no loss.\n\n"
+            f"A loss is a name, {', '.join([*_SHORT, *_BY_NAME])}, or a function "
+            "(y_true, y_pred) -> [b], or one of optax.\n\n"
+            "Pass for instance loss=optax.softmax_cross_entropy_with_integer_labels for classes, "
+            "or loss='mse' for numbers."
+        )
     check_callable(CALLER, loss, "loss", "Pass a function (y_true, y_pred) -> [b].")
     return order_arguments(loss)
 
 
 def order_arguments(function: Callable[..., Any]) -> Loss:
     """Return a function of `(y_true, y_pred)`, also for one that takes the predictions first."""
+    if function is optax.softmax_cross_entropy_with_integer_labels:
+        return _compare_classes
     try:
         names = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -75,6 +85,16 @@ def order_arguments(function: Callable[..., Any]) -> Loss:
     if is_first or is_second:
         return lambda y_true, y_pred: function(y_pred, y_true)
     return function
+
+
+def _compare_classes(y_true: Any, y_pred: Any) -> Any:
+    """Return the cross-entropy of classes; nan for a label that is no class.
+
+    Without the nan, JAX counts a negative label from the last class.
+    """
+    losses = optax.softmax_cross_entropy_with_integer_labels(y_pred, y_true)
+    is_class = (y_true >= 0) & (y_true < y_pred.shape[-1])
+    return jnp.where(is_class, losses, jnp.nan)
 
 
 def _find_by_name(name: str) -> Loss:
@@ -143,9 +163,12 @@ def measure_examples(
         shapes = [
             [list(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree)] for tree in (y_true, y_pred)
         ]
+        kinds = sorted({str(getattr(leaf, "dtype", "?")) for leaf in jax.tree.leaves(y_true)})
         error.add_note(
-            f"Raised by {what}, for targets y of local shape {shapes[0]} and outputs of the model "
-            f"of local shape {shapes[1]}. Losses of classes take y [N] and not [N, 1]: y[:, 0]."
+            f"Raised by {what}, for targets y of local shape {shapes[0]} and dtype "
+            f"{', '.join(kinds)}, and outputs of the model of local shape {shapes[1]}. Losses of "
+            "classes take y [N] of integers: y.astype('int32'), y[:, 0] for [N, 1], and "
+            "y.argmax(axis=-1) for one-hot y."
         )
         raise
     values = check_values(caller, what, found, rows)

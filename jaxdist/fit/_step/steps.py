@@ -40,6 +40,26 @@ def split_batch(batch: Any) -> tuple[Any, Any, Any]:
     return (*batch, None, None)[0], (*batch, None, None)[1], (*batch, None, None)[2]
 
 
+def check_targets(x: Any, y: Any) -> None:
+    """Raise if a batch has no targets.
+
+    Raises:
+        ArgumentTypeError: It is only `x`.
+    """
+    if y is not None:
+        return
+    what, remedy = "no y", "Pass y; a model that predicts its own input takes y=x."
+    if isinstance(x, Mapping) and len(x) > 1:
+        # What many loops and datasets use as a batch.
+        first, *_, last = x
+        what = f"no y: its batches are dicts with {list(x)}, which are all x"
+        remedy = f"Pass [(b[{first!r}], b[{last!r}]) for b in dataset], or what is x and y there."
+    raise ArgumentTypeError(
+        f"fit.Model was given {what}, and the loss compares the outputs of the model with it.\n\n"
+        f"A batch is (x, y) or (x, y, sample_weight).\n\n{remedy}"
+    )
+
+
 def count_rows(x: Any) -> int:
     """Return the number of examples of this replica."""
     leaves = jax.tree.leaves(x)
@@ -97,6 +117,7 @@ class Steps:
         `classes` are classes and their weights, or None.
         """
         x, y, weight = split_batch(batch)
+        check_targets(x, y)
         rows = count_rows(x)
 
         def total_loss(module: nnx.Module) -> tuple[jax.Array, dict[Any, jax.Array]]:
@@ -118,6 +139,7 @@ class Steps:
         `mask` is 0 for padding, or None without padding.
         """
         x, y, weight = split_batch(batch)
+        check_targets(x, y)
         view = as_view(module, is_training=False)
         outputs = self.call(view, x, is_training=False)
         sums = self._measure(y, outputs, weight, mask, count_rows(x))
@@ -137,21 +159,24 @@ class Steps:
         if self._mode == "deterministic":
             given = {self._mode: not is_training}
         args = x if isinstance(x, (tuple, list)) else (x,)
-        if self._dtype is None:
-            return module(*args, **given)
-        outputs = call_in_dtype(module, self._dtype, args, given)
+        try:
+            if self._dtype is None:
+                return module(*args, **given)
+            outputs = call_in_dtype(module, self._dtype, args, given)
+        except Exception as error:
+            shapes = jax.tree.map(lambda leaf: list(jnp.shape(leaf)), x)
+            error.add_note(
+                f"Raised by the module, {type(module).__name__}, which fit.Model called with x of "
+                f"local shape {shapes}. Dim 0 is the examples of one replica; see that its layers "
+                "take the other dims."
+            )
+            raise
         return jax.tree.map(lambda leaf: _cast(leaf, jnp.float32), outputs)
 
     def _measure(
         self, y: Any, outputs: Any, weight: Any, mask: jax.Array | None, rows: int
     ) -> dict[tuple[str, str], jax.Array]:
         """Return the sums of loss and metrics over the examples of this replica."""
-        if y is None:
-            raise ArgumentTypeError(
-                "fit.Model was given no y, and the loss compares the outputs of the model with "
-                "it.\n\nA batch is (x, y) or (x, y, sample_weight).\n\n"
-                "Pass y; a model that predicts its own input takes y=x."
-            )
         counts = jnp.ones(rows, jnp.float32) if mask is None else mask.astype(jnp.float32)
         if weight is not None:
             # The weights of padding are zeros already, but those of a whole epoch may be absent.
