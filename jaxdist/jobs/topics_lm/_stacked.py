@@ -1,0 +1,116 @@
+"""Layers that are stacked in one array for each parameter, and that a scan runs."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxdist import _replica
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values import Cut, Sharded, gather_opened, is_sharded, open_to_gather
+
+M = TypeVar("M", bound=nnx.Module)
+
+# Note [Gathering inside of a scan]
+# A scan over sharded parameters may not gather them before: all layers would be whole at once. So
+# each parameter is opened once, as the pieces of all layers, and the body gathers its own row. The
+# gradient goes the other way: the body scatters the gradient of its row over the replicas of a
+# slice, and after the loop one all-reduce for each parameter adds up slices, in float32.
+# Matrices are gathered in the dtype of the products. So half of the bytes are sent in bfloat16.
+
+
+def stack(layers: Sequence[M]) -> M:
+    """Return one layer whose parameters have those of all layers, in a new dim 0."""
+    graphdef, first = nnx.split(layers[0])
+    others = [nnx.state(layer) for layer in layers[1:]]
+    stacked: M = nnx.merge(
+        graphdef, jax.tree.map(lambda *rows: jnp.stack(rows), first, *others)
+    )
+    for _, variable in nnx.iter_graph(stacked):
+        if isinstance(variable, nnx.Variable):
+            variable.set_metadata(stacked_layers=True)
+    return stacked
+
+
+def take(layers: M, number: int) -> M:
+    """Return one of stacked layers, outside of a scan. Its parameters are whole."""
+    rows = StackedRows.open(layers, None)
+    made: M = rows.make_layer([x[number] for x in rows.arrays])
+    return made
+
+
+def gather_as(value: Any, dtype: Any) -> jax.Array:
+    """Return a parameter as an array that is whole, gathered in `dtype`."""
+    layout = find_layout()
+    if not is_sharded(value):
+        return jnp.asarray(value)
+    if layout is None:
+        whole: jax.Array = value.whole()
+        return whole
+    gathered: jax.Array = gather_opened(
+        open_to_gather(value, layout).astype(dtype), value.cut, layout
+    )
+    return gathered
+
+
+@dataclasses.dataclass(frozen=True)
+class StackedRows:
+    """The parameters of stacked layers, as arrays that a scan may go over.
+
+    Attributes:
+        arrays: `[layers, ...]` each: of a sharded parameter, the pieces of this replica.
+        make_layer: Makes a layer of one row of each array, gathered.
+    """
+
+    arrays: list[Any]
+    make_layer: Callable[[Sequence[Any]], Any]
+
+    @classmethod
+    def open(cls, layers: nnx.Module, dtype: Any) -> Self:
+        """Open the parameters of `layers`; matrices are gathered in `dtype`, None keeps theirs.
+
+        See Note [Gathering inside of a scan].
+        """
+        layout = find_layout()
+        graphdef, state = nnx.split(layers)
+        leaves, treedef = jax.tree.flatten(state, is_leaf=is_sharded)
+        cuts = [_find_cut(x, layout) for x in leaves]
+        arrays = [_open(x, layout) for x in leaves]
+
+        def make_layer(rows: Sequence[Any]) -> Any:
+            whole = [
+                row if cut is None or layout is None else _gather(row, cut, layout, dtype)
+                for row, cut in zip(rows, cuts, strict=True)
+            ]
+            return nnx.merge(graphdef, jax.tree.unflatten(treedef, whole))
+
+        return cls(arrays, make_layer)
+
+
+def find_layout() -> ReplicaMesh | None:
+    """Return the mesh of the step that is being traced, or None outside of a step."""
+    frame = _replica.current_frame()
+    if frame is None or not frame.is_inside_step:
+        return None
+    layout: ReplicaMesh = frame.strategy.layout
+    return layout
+
+
+def _find_cut(leaf: Any, layout: ReplicaMesh | None) -> Cut | None:
+    """Return how a row of a sharded parameter is cut; None if the row is whole."""
+    return leaf.cut.before(0) if isinstance(leaf, Sharded) and layout is not None else None
+
+
+def _open(leaf: Any, layout: ReplicaMesh | None) -> Any:
+    if not isinstance(leaf, Sharded):
+        return leaf
+    return leaf.whole() if layout is None else open_to_gather(leaf, layout)
+
+
+def _gather(row: Any, cut: Cut, layout: ReplicaMesh, dtype: Any) -> Any:
+    if dtype is not None and row.ndim > 1:
+        row = row.astype(dtype)
+    return gather_opened(row, cut, layout)
