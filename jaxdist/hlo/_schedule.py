@@ -19,7 +19,7 @@ from jaxdist.hlo import _text
 from jaxdist.hlo._collectives import CompiledCollective, find_collectives
 from jaxdist.hlo._text import Instruction
 from jaxdist.hlo._trips import count_trips
-from jaxdist.hlo._work import Counter, Work
+from jaxdist.hlo._work import Work, make_counter
 
 # Of a collective: the name of its link, and its seconds.
 TimeCollective = Callable[[CompiledCollective], tuple[str, float]]
@@ -51,11 +51,7 @@ class Schedule:
 
 
 def schedule(
-    text: str,
-    time_collective: TimeCollective,
-    *,
-    flops_per_second: float,
-    bytes_per_second: float,
+    text: str, time_collective: TimeCollective, time_work: Callable[[Work], float]
 ) -> Schedule:
     """Return the predicted time of a compiled program in which some communication is hidden.
 
@@ -64,26 +60,18 @@ def schedule(
     Args:
         text: The result of `jax.stages.Compiled.as_text`, of a program that is scheduled.
         time_collective: The link and the seconds of a collective.
-        flops_per_second: Operations of matrix products per second.
-        bytes_per_second: Bytes of the main memory per second. An instruction takes the longer of
-            the times of its products and of its bytes.
+        time_work: The seconds of the work of one instruction.
 
     Example:
         >>> from jaxdist import hlo
         >>> text = jax.jit(jnp.dot).lower(jnp.ones((4, 8)), jnp.ones((8, 2))).compile().as_text()
-        >>> hlo.schedule(
-        ...     text, lambda c: ("link", 0.0), flops_per_second=128.0, bytes_per_second=1e9
-        ... ).seconds
+        >>> hlo.schedule(text, lambda c: ("link", 0.0), lambda work: work.flops / 128).work
         1.0
     """
     module = _text.read(text)
     found = find_collectives(module)
     times = {key: time_collective(c) for key, c in found.items()}
-
-    def time_work(work: Work) -> float:
-        return max(work.flops / flops_per_second, work.memory_bytes / bytes_per_second)
-
-    made = _Run(module, times, Counter(module), time_work).computation(module.entry)
+    made = _Run(module, times, time_work).computation(module.entry)
     return Schedule(made.work, dict(made.waits), dict(made.busy))
 
 
@@ -129,11 +117,10 @@ class _Run:
         self,
         module: _text.Module,
         times: Mapping[tuple[str, str], tuple[str, float]],
-        counter: Counter,
         time_work: Callable[[Work], float],
     ) -> None:
-        self._module, self._times = module, times
-        self._counter, self._time_work = counter, time_work
+        self._module, self._times, self._time_work = module, times, time_work
+        self._count = make_counter(module)
         self._known: dict[str, _Clock] = {}
 
     def computation(self, name: str) -> _Clock:
@@ -185,7 +172,7 @@ class _Run:
             if not is_async:
                 clock.wait(key)
             return
-        work = self._counter.instruction(within, _text.resolve_start(i))
+        work = self._count(within, _text.resolve_start(i))
         if i.opcode.endswith("-start"):
             # A copy between memories, or other work beside the computation.
             clock.start(i.name, _MEMORY, self._time_work(work))

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxdist.hlo import _text
 from jaxdist.hlo._kernels import count_kernel
@@ -67,16 +67,21 @@ def work(text: str) -> Work:
         >>> hlo.work(compiled.as_text()).flops
         128
     """
-    return Counter(_text.read(text)).total()
+    return _Count(_text.read(text)).total()
 
 
-class Counter:
+def make_counter(module: Module) -> Callable[[dict[str, Instruction], Instruction], Work]:
+    """Return a function of a computation and one of its instructions: the work of one run."""
+    return _Count(module)._instruction
+
+
+class _Count:
     """A sum over computations, each of which is read once."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
         self._known: dict[str, Work] = {}
-        self._fused: dict[str, Work] = {}
+        self._find_fused: dict[str, Work] = {}
 
     def total(self) -> Work:
         """Return the work of the entry computation, with the lines that were not read."""
@@ -88,11 +93,11 @@ class Counter:
         if name not in self._known:
             self._known[name] = Work(0, 0)  # ends the recursion, should a text call itself
             within = self._module.computations.get(name, {})
-            parts = [self.instruction(within, _text.resolve_start(i)) for i in within.values()]
+            parts = [self._instruction(within, _text.resolve_start(i)) for i in within.values()]
             self._known[name] = _sum(parts)
         return self._known[name]
 
-    def instruction(self, within: dict[str, Instruction], i: Instruction) -> Work:
+    def _instruction(self, within: dict[str, Instruction], i: Instruction) -> Work:
         """Return the work of one instruction, with the computations that it runs."""
         if i.opcode == "while":
             count = count_trips(self._module, within, i)
@@ -119,12 +124,12 @@ class Counter:
         """Return the matrix products of an instruction, and its unknown operations; no traffic."""
         if i.opcode == "fusion":
             name = _find_fused(i)
-            if name not in self._fused:
+            if name not in self._find_fused:
                 inside = self._module.computations.get(name, {})
-                self._fused[name] = _sum(
+                self._find_fused[name] = _sum(
                     [self._count_products(inside, j) for j in inside.values()]
                 )
-            return self._fused[name]
+            return self._find_fused[name]
         if i.opcode in PRODUCTS or (i.opcode == "custom-call" and find_call(i) in _OF_LIBRARIES):
             count = count_products(within, i)
             return Work(count, 0) if count is not None else Work(0, 0, unknown=(_name_call(i),))

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxdist import partition
 from jaxdist.jobs.topics_lm._attention import Attention, Cache
 from jaxdist.jobs.topics_lm._schema import ModelConfig
 from jaxdist.jobs.topics_lm._stacked import StackedRows, gather_as, stack, take
-from jaxdist.partition import remat_policy
 
 _SPREAD = 0.02  # standard deviation of initial parameters
 
@@ -47,21 +47,29 @@ class Layer(nnx.Module):
         self.attention = Attention(config, out_init=out_init, linear=linear, rngs=rngs)
         self.mlp_norm = nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
         self.mlp = Mlp(config, out_init=out_init, linear=linear, rngs=rngs)
-        self.dropout = config.dropout
+        self.dropout, self.splits = config.dropout, config.split_residual
 
     def __call__(self, x: jax.Array, keys: jax.Array | None) -> jax.Array:
         """Apply the layer: `[b, s, d]` in and out. `keys` has a random key for each row.
 
         Without keys there is no dropout.
         """
-        x = x + self._drop_out(self.attention(self.attention_norm(x)), keys, 0)
-        return x + self._drop_out(self.mlp(self.mlp_norm(x)), keys, 1)
+        x = self._split(x)
+        x = self._split(x + self._drop_out(self.attention(self.attention_norm(x)), keys, 0))
+        return self._split(x + self._drop_out(self.mlp(self.mlp_norm(x)), keys, 1))
 
     def step(self, x: jax.Array, cache: Cache, position: jax.Array) -> tuple[jax.Array, Cache]:
         """Apply the layer to one position `[b, d]`, with the cache of the positions before it."""
         seen, cache = self.attention.step(self.attention_norm(x), cache, position)
         x = x + seen
         return x + self.mlp(self.mlp_norm(x)), cache
+
+    def _split(self, x: jax.Array) -> jax.Array:
+        """Split the positions over the logical devices of a replica, if configured."""
+        if not self.splits:
+            return x
+        split: jax.Array = partition.constrain(x, partition.Split(1))
+        return split
 
     def _drop_out(self, x: jax.Array, keys: jax.Array | None, place: int) -> jax.Array:
         if keys is None or not self.dropout:
@@ -94,8 +102,11 @@ class Transformer(nnx.Module):
         self.embed = nnx.Embed(
             config.vocabulary, config.width, embedding_init=normal, dtype=dtype, rngs=rngs
         )
-        layers = nnx.List(Layer(config, rngs=rngs) for _ in range(config.layers))
-        self.layers: Any = stack(layers) if config.scan_layers else layers
+        self.layers: Any = (
+            stack(lambda own: Layer(config, rngs=own), config.layers, rngs)
+            if config.scan_layers
+            else nnx.List(Layer(config, rngs=rngs) for _ in range(config.layers))
+        )
         self.norm = nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
         if config.output == "own":
             self.unembed = nnx.Linear(
@@ -188,13 +199,13 @@ def _keep_products(primitive: Any, *_: Any, **params: Any) -> bool:
 # products with parameters; only its inputs.
 _POLICIES: dict[str, Any] = {
     "none": None,
-    "parameters": remat_policy,
+    "parameters": partition.remat_policy,
     "products": _keep_products,
     "layers": None,
 }
 _RUNS: dict[str, Any] = {
     "none": Layer.__call__,
-    "parameters": nnx.remat(Layer.__call__, policy=remat_policy),
+    "parameters": nnx.remat(Layer.__call__, policy=partition.remat_policy),
     "products": nnx.remat(Layer.__call__, policy=_keep_products),
     "layers": nnx.remat(Layer.__call__),
 }

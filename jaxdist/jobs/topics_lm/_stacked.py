@@ -22,17 +22,39 @@ M = TypeVar("M", bound=nnx.Module)
 # Matrices are gathered in the dtype of the products. So half of the bytes are sent in bfloat16.
 
 
-def stack(layers: Sequence[M]) -> M:
-    """Return one layer whose parameters have those of all layers, in a new dim 0."""
-    graphdef, first = nnx.split(layers[0])
-    others = [nnx.state(layer) for layer in layers[1:]]
-    stacked: M = nnx.merge(
-        graphdef, jax.tree.map(lambda *rows: jnp.stack(rows), first, *others)
-    )
-    for _, variable in nnx.iter_graph(stacked):
+def stack(make: Callable[[nnx.Rngs], M], count: int, rngs: nnx.Rngs) -> M:
+    """Return one layer whose parameters have those of `count` layers, in a new dim 0.
+
+    The parameters are those that `count` calls of `make(rngs)` would draw one after the other.
+    """
+    graphdef, before = nnx.split(rngs)
+    advanced = nnx.clone(rngs)
+    made = make(advanced)
+
+    def make_state(number: jax.Array) -> Any:
+        # Random streams count their draws, and each layer draws equally often.
+        def advance(start: Any, after: Any) -> Any:
+            is_count = jnp.issubdtype(start.dtype, jnp.integer)
+            return start + (number * (after - start)).astype(start.dtype) if is_count else start
+
+        own = nnx.merge(graphdef, jax.tree.map(advance, before, nnx.state(advanced)))
+        return nnx.state(make(own))
+
+    # One trace, whatever the number of layers.
+    states = jax.vmap(make_state)(jnp.arange(count))
+    nnx.update(made, states)
+    for _, variable in nnx.iter_graph(made):
         if isinstance(variable, nnx.Variable):
             variable.set_metadata(stacked_layers=True)
-    return stacked
+    last = jax.tree.map(
+        lambda start, after: start + count * (after - start)
+        if jnp.issubdtype(start.dtype, jnp.integer)
+        else start,
+        before,
+        nnx.state(advanced),
+    )
+    nnx.update(rngs, last)
+    return made
 
 
 def take(layers: M, number: int) -> M:
@@ -112,5 +134,6 @@ def _open(leaf: Any, layout: ReplicaMesh | None) -> Any:
 
 def _gather(row: Any, cut: Cut, layout: ReplicaMesh, dtype: Any) -> Any:
     if dtype is not None and row.ndim > 1:
-        row = row.astype(dtype)
+        # Without the barrier, XLA casts the rows of all layers before the loop, and keeps them.
+        row = jax.lax.optimization_barrier(row).astype(dtype)
     return gather_opened(row, cut, layout)
