@@ -76,6 +76,15 @@ def _check_divides(loaded: LoadedConfig[TopicsConfig], count: int) -> None:
                 f"Set model.{entry} to {' or '.join(str(n) for n in (low, high) if n)}, or "
                 f"strategy.logical_devices to a divisor of {size}."
             )
+    length = loaded.values.data.sequence_length
+    if loaded.values.model.split_residual and length % count:
+        raise ConfigError(
+            f"{loaded.origin('model.split_residual')}: model.split_residual is true, and {count} "
+            f"logical devices cannot share the {length} positions of data.sequence_length "
+            f"equally.\n\nEach logical device has the same number of positions.\n\n"
+            f"Set data.sequence_length to {length + -length % count}, or model.split_residual to "
+            "false."
+        )
     vocabulary = loaded.values.model.vocabulary
     if vocabulary % count:
         raise ConfigError(

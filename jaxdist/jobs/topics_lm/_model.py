@@ -155,7 +155,7 @@ class Transformer(nnx.Module):
 
     def _scan_layers(self, x: jax.Array, keys: jax.Array | None) -> jax.Array:
         """Apply all layers in one loop, whose body is compiled once."""
-        rows = StackedRows.open(self.layers, jnp.dtype(self.config.dtype))
+        rows = StackedRows.open(self.layers, *self._dtypes)
 
         def body(x: jax.Array, given: tuple[jax.Array, list[jax.Array]]) -> tuple[jax.Array, None]:
             number, arrays = given
@@ -169,21 +169,26 @@ class Transformer(nnx.Module):
         x, _ = jax.lax.scan(body, x, (jnp.arange(self.config.layers), rows.arrays))
         return x
 
+    @property
+    def _dtypes(self) -> tuple[Any, Any]:
+        """The dtypes in which parameters are gathered, and gradients summed between slices."""
+        return jnp.dtype(self.config.dtype), jnp.dtype(self.config.sums_between_slices)
+
     def _embed(self, tokens: jax.Array) -> jax.Array:
         if not self.config.scan_layers:
             return self.embed(tokens)
-        table = gather_as(self.embed.embedding.get_raw_value(), jnp.dtype(self.config.dtype))
+        table = gather_as(self.embed.embedding.get_raw_value(), *self._dtypes)
         return jnp.take(table, tokens, axis=0).astype(self.config.dtype)
 
     def _unembed(self, x: jax.Array) -> jax.Array:
         x = self.norm(x)
         dtype = jnp.dtype(self.config.dtype)
         if self.config.output == "shared":
-            table = gather_as(self.embed.embedding.get_raw_value(), dtype)
+            table = gather_as(self.embed.embedding.get_raw_value(), *self._dtypes)
             return (x @ table.T.astype(dtype)).astype(jnp.float32)
         if not self.config.scan_layers:
             return self.unembed(x).astype(jnp.float32)
-        kernel = gather_as(self.unembed.kernel.get_raw_value(), dtype)
+        kernel = gather_as(self.unembed.kernel.get_raw_value(), *self._dtypes)
         return (x @ kernel.astype(dtype)).astype(jnp.float32)
 
 

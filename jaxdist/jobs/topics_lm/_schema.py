@@ -52,6 +52,9 @@ class ModelConfig:
     attention: Literal["plain", "chunked", "flash"] = entry("plain", change=Change.FREE)
     attention_chunk: Count = entry(512, change=Change.FREE)
     scan_layers: bool = entry(False, change=Change.NEVER)
+    sums_between_slices: Literal["float32", "bfloat16"] = entry(
+        "float32", only_if=("model.scan_layers", True)
+    )
     split_residual: bool = entry(False, change=Change.FREE)
     dropout: Annotated[float, Meta(ge=0, le=0.95)] = entry(0.0)
     dtype: Literal["float32", "bfloat16"] = entry("float32")

@@ -10,7 +10,14 @@ from flax import nnx
 
 from jaxdist import _replica
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Cut, Sharded, gather_opened, is_sharded, open_to_gather
+from jaxdist._values import (
+    Cut,
+    Sharded,
+    gather_opened,
+    is_sharded,
+    make_undeclared,
+    open_to_gather,
+)
 
 M = TypeVar("M", bound=nnx.Module)
 
@@ -18,8 +25,9 @@ M = TypeVar("M", bound=nnx.Module)
 # A scan over sharded parameters may not gather them before: all layers would be whole at once. So
 # each parameter is opened once, as the pieces of all layers, and the body gathers its own row. The
 # gradient goes the other way: the body scatters the gradient of its row over the replicas of a
-# slice, and after the loop one all-reduce for each parameter adds up slices, in float32.
-# Matrices are gathered in the dtype of the products. So half of the bytes are sent in bfloat16.
+# slice, and after the loop one all-reduce for each parameter adds up slices. Matrices are gathered
+# in the dtype of the products, so half of the bytes are sent in bfloat16. Sums between slices are
+# float32 unless configured, which needs more memory.
 
 
 def stack(make: Callable[[nnx.Rngs], M], count: int, rngs: nnx.Rngs) -> M:
@@ -59,22 +67,21 @@ def stack(make: Callable[[nnx.Rngs], M], count: int, rngs: nnx.Rngs) -> M:
 
 def take(layers: M, number: int) -> M:
     """Return one of stacked layers, outside of a scan. Its parameters are whole."""
-    rows = StackedRows.open(layers, None)
+    rows = StackedRows.open(layers)
     made: M = rows.make_layer([x[number] for x in rows.arrays])
     return made
 
 
-def gather_as(value: Any, dtype: Any) -> jax.Array:
-    """Return a parameter as an array that is whole, gathered in `dtype`."""
+def gather_as(value: Any, dtype: Any, sums: Any) -> jax.Array:
+    """Return a parameter as an array that is whole, gathered in `dtype`; `sums` as for `open`."""
     layout = find_layout()
     if not is_sharded(value):
         return jnp.asarray(value)
     if layout is None:
         whole: jax.Array = value.whole()
         return whole
-    gathered: jax.Array = gather_opened(
-        open_to_gather(value, layout).astype(dtype), value.cut, layout
-    )
+    piece = _open(value, layout, sums).astype(dtype)
+    gathered: jax.Array = gather_opened(piece, value.cut, layout)
     return gathered
 
 
@@ -91,16 +98,19 @@ class StackedRows:
     make_layer: Callable[[Sequence[Any]], Any]
 
     @classmethod
-    def open(cls, layers: nnx.Module, dtype: Any) -> Self:
-        """Open the parameters of `layers`; matrices are gathered in `dtype`, None keeps theirs.
+    def open(cls, layers: nnx.Module, dtype: Any = None, sums: Any = None) -> Self:
+        """Open the parameters of `layers`. See Note [Gathering inside of a scan].
 
-        See Note [Gathering inside of a scan].
+        Args:
+            layers: Stacked layers.
+            dtype: In which matrices are gathered; None keeps theirs.
+            sums: In which gradients are summed between slices; None keeps theirs.
         """
         layout = find_layout()
         graphdef, state = nnx.split(layers)
         leaves, treedef = jax.tree.flatten(state, is_leaf=is_sharded)
         cuts = [_find_cut(x, layout) for x in leaves]
-        arrays = [_open(x, layout) for x in leaves]
+        arrays = [_open(x, layout, sums) for x in leaves]
 
         def make_layer(rows: Sequence[Any]) -> Any:
             whole = [
@@ -126,14 +136,19 @@ def _find_cut(leaf: Any, layout: ReplicaMesh | None) -> Cut | None:
     return leaf.cut.before(0) if isinstance(leaf, Sharded) and layout is not None else None
 
 
-def _open(leaf: Any, layout: ReplicaMesh | None) -> Any:
+def _open(leaf: Any, layout: ReplicaMesh | None, sums: Any) -> Any:
     if not isinstance(leaf, Sharded):
         return leaf
-    return leaf.whole() if layout is None else open_to_gather(leaf, layout)
+    if layout is None:
+        return leaf.whole()
+    held = leaf.held
+    if sums is not None and held.dtype != sums and len(held.shape) > 1:
+        # Cast before the piece is opened: what adds up its gradients between slices is there.
+        leaf = make_undeclared(held.astype(sums), leaf.cut)
+    return open_to_gather(leaf, layout)
 
 
 def _gather(row: Any, cut: Cut, layout: ReplicaMesh, dtype: Any) -> Any:
     if dtype is not None and row.ndim > 1:
-        # Without the barrier, XLA casts the rows of all layers before the loop, and keeps them.
-        row = jax.lax.optimization_barrier(row).astype(dtype)
+        row = row.astype(dtype)
     return gather_opened(row, cut, layout)
