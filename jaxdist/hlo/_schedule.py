@@ -75,6 +75,10 @@ def schedule(
     return Schedule(made.work, dict(made.waits), dict(made.busy))
 
 
+def _make_sums() -> dict[str, float]:
+    return collections.defaultdict(float)
+
+
 @dataclasses.dataclass
 class _Clock:
     """The time within one computation, and what it has spent."""
@@ -83,8 +87,8 @@ class _Clock:
     work: float = 0.0
     free: dict[str, float] = dataclasses.field(default_factory=dict)  # of each link
     ends: dict[str, tuple[str, float]] = dataclasses.field(default_factory=dict)  # by channel
-    waits: "collections.Counter[str]" = dataclasses.field(default_factory=collections.Counter)
-    busy: "collections.Counter[str]" = dataclasses.field(default_factory=collections.Counter)
+    waits: dict[str, float] = dataclasses.field(default_factory=_make_sums)
+    busy: dict[str, float] = dataclasses.field(default_factory=_make_sums)
 
     def start(self, key: str, link: str, seconds: float) -> None:
         end = max(self.now, self.free.get(link, 0.0)) + seconds

@@ -14,7 +14,9 @@ _GROUPS = "replica_groups={{0,1}}, to_apply=%add"
 
 def _program(*lines: str, before: str = "") -> str:
     body = "\n".join(f"  {line}" for line in ("%a = f32[8,8] parameter(0)", *lines))
-    return f"HloModule m, is_scheduled=true, num_partitions=2\n{before}\nENTRY %main {{\n{body}\n}}\n"
+    return (
+        f"HloModule m, is_scheduled=true, num_partitions=2\n{before}\nENTRY %main {{\n{body}\n}}\n"
+    )
 
 
 def _schedule(text: str) -> hlo.Schedule:
@@ -92,7 +94,7 @@ def test_the_body_of_a_loop_counts_as_often_as_it_runs() -> None:
     def total(w: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, 5, lambda i, h: h @ w * i, w)
 
-    text = jax.jit(total).lower(jnp.ones((64, 64))).compile().as_text()
+    text = jax.jit(total).lower(jnp.ones((64, 64))).compile().as_text() or ""
     made = hlo.schedule(text, lambda c: ("ICI", 1.0), lambda work: float(work.flops))
     assert made.work == 5 * 2 * 64**3
     assert made.seconds == made.work

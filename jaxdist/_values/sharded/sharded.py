@@ -386,9 +386,7 @@ def open_to_gather(value: Sharded, layout: ReplicaMesh) -> Any:
     others = tuple(a for a in layout.replica_axes if a not in axes)
     if layout.num_replicas == 1:
         return open_piece(value.held, value.cut, layout)
-    return open_piece(
-        value.held, value.cut, layout, divisor=layout.num_replicas, others=others
-    )
+    return open_piece(value.held, value.cut, layout, divisor=layout.num_replicas, others=others)
 
 
 def gather_opened(own: Any, cut: Cut, layout: ReplicaMesh) -> Any:

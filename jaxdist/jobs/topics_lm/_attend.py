@@ -49,9 +49,7 @@ def attend(
     return _attend_in_chunks(query, key, value, chunk)
 
 
-def _attend_in_chunks(
-    query: jax.Array, key: jax.Array, value: jax.Array, chunk: int
-) -> jax.Array:
+def _attend_in_chunks(query: jax.Array, key: jax.Array, value: jax.Array, chunk: int) -> jax.Array:
     rows, length, heads, dims = query.shape
     chunk = min(chunk, length)
     count = math.ceil(length / chunk)
@@ -87,9 +85,7 @@ def _attend_by_kernel(
     return run(query, key, value)
 
 
-def _run_kernel(
-    query: jax.Array, key: jax.Array, value: jax.Array, *, scale: float
-) -> jax.Array:
+def _run_kernel(query: jax.Array, key: jax.Array, value: jax.Array, *, scale: float) -> jax.Array:
     size = math.gcd(query.shape[1], _LONGEST_BLOCK)
     names = (
         "block_q block_k_major block_k block_q_major_dkv block_k_major_dkv block_k_dkv "
@@ -102,4 +98,3 @@ def _run_kernel(
         query, key, value, causal=True, sm_scale=scale, block_sizes=blocks
     )
     return seen.swapaxes(1, 2)
-

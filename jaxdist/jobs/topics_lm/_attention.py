@@ -40,7 +40,7 @@ def rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
 
 
 class Attention(nnx.Module):
-    """Causal self-attention. Every head has `config.head_dim` dims, or `width / heads` if it is 0."""
+    """Causal self-attention. Every head has `config.dims_of_a_head` dims."""
 
     def __init__(
         self, config: ModelConfig, *, out_init: Any, linear: dict[str, Any], rngs: nnx.Rngs

@@ -216,5 +216,5 @@ _RUNS: dict[str, Any] = {
 }
 
 
-def _fold_keys(keys: jax.Array, number: int) -> jax.Array:
+def _fold_keys(keys: jax.Array, number: int | jax.Array) -> jax.Array:
     return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)

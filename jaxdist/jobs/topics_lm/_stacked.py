@@ -38,30 +38,25 @@ def stack(make: Callable[[nnx.Rngs], M], count: int, rngs: nnx.Rngs) -> M:
     graphdef, before = nnx.split(rngs)
     advanced = nnx.clone(rngs)
     made = make(advanced)
+    after = nnx.state(advanced)
 
-    def make_state(number: jax.Array) -> Any:
-        # Random streams count their draws, and each layer draws equally often.
-        def advance(start: Any, after: Any) -> Any:
+    def advance(number: Any) -> Any:
+        """Return the state of the random streams before a layer."""
+
+        # Streams count their draws, and each layer draws equally often. Their keys stay.
+        def add(start: Any, end: Any) -> Any:
             is_count = jnp.issubdtype(start.dtype, jnp.integer)
-            return start + (number * (after - start)).astype(start.dtype) if is_count else start
+            return start + (number * (end - start)).astype(start.dtype) if is_count else start
 
-        own = nnx.merge(graphdef, jax.tree.map(advance, before, nnx.state(advanced)))
-        return nnx.state(make(own))
+        return jax.tree.map(add, before, after)
 
     # One trace, whatever the number of layers.
-    states = jax.vmap(make_state)(jnp.arange(count))
-    nnx.update(made, states)
+    numbers = jnp.arange(count)
+    nnx.update(made, jax.vmap(lambda n: nnx.state(make(nnx.merge(graphdef, advance(n)))))(numbers))
+    nnx.update(rngs, advance(jnp.asarray(count)))
     for _, variable in nnx.iter_graph(made):
         if isinstance(variable, nnx.Variable):
             variable.set_metadata(stacked_layers=True)
-    last = jax.tree.map(
-        lambda start, after: start + count * (after - start)
-        if jnp.issubdtype(start.dtype, jnp.integer)
-        else start,
-        before,
-        nnx.state(advanced),
-    )
-    nnx.update(rngs, last)
     return made
 
 

@@ -83,7 +83,8 @@ def test_attention_in_chunks_needs_memory_that_does_not_grow_with_the_square() -
             return attend(*x, how=how, chunk=64).sum()
 
         compiled = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(*given).compile()
-        return int(compiled.memory_analysis().temp_size_in_bytes)
+        found: Any = compiled.memory_analysis()
+        return int(found.temp_size_in_bytes)
 
     assert count_bytes("plain", 1024) > 3 * count_bytes("plain", 512)
     assert count_bytes("chunked", 1024) < 2.5 * count_bytes("chunked", 512)
@@ -173,9 +174,7 @@ def _train(partition: str, strategy: jaxdist.Strategy, *more: str) -> np.ndarray
     step, losses = type(job).train_step, []
     for number in range(3):
         rows = np.random.default_rng(number).integers(0, 256, (16, 9)).astype(np.uint8)
-        batch = jaxdist.PerReplica.of_global(
-            jax.device_put(rows, strategy.per_replica_sharding)
-        )
+        batch = jaxdist.PerReplica.of_global(jax.device_put(rows, strategy.per_replica_sharding))
         losses.append(float(strategy.run(step, (model, optimizer, {"tokens": batch}))))
     return np.asarray(losses)
 
