@@ -16,7 +16,7 @@ from typing import Any
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._planning import make_target, predict_expected
 from jaxdist._reports import Expected
-from jaxdist.cost import Chip
+from jaxdist.cost import CHIPS, Chip
 from jaxdist.jobs import load_job
 from jaxdist.jobs._plan import _make_source
 from jaxdist.jobs.topics_lm import ModelConfig
@@ -124,12 +124,12 @@ def predict(run: Run, *, compile_all: bool = False) -> tuple[Expected, float]:
 def format_row(run: Run, expected: Expected, tflops: float) -> str:
     """Return a row of the table."""
     error = tflops / run.tflops - 1
-    peak = run.tflops / run.utilisation * 100
+    peak = CHIPS[run.topology.split(":")[0]].flops / 1e12
     how = "fitted" if run.fitted else f"{error:+.1%}"
     waits = f"{expected.ici:.2f} s ICI" + (f", {expected.dcn:.2f} s DCN" if run.slices > 1 else "")
     return (
         f"| {run.config} | {run.slices} x {run.topology} | {run.tflops:g} | {tflops:.1f} | {how} | "
-        f"{run.utilisation:.1f} % | {tflops / peak:.1%} | {expected.seconds:.2f} s | {waits} |"
+        f"{run.utilisation:.1f} % | {100 * tflops / peak:.1f} % | {expected.seconds:.2f} s | {waits} |"
     )
 
 
