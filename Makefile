@@ -1,7 +1,7 @@
 # Run `make setup` once before the other targets. PYTHON=... uses another environment.
 PYTHON ?= .venv/bin/python
 
-.PHONY: setup check test test-all test-long docs bench accelerator size map raises
+.PHONY: setup check test test-all test-long docs bench accelerator size map raises notebooks
 
 setup:  ## create a virtual environment with the pinned tools
 	python3 -m venv .venv
@@ -33,6 +33,9 @@ test-long:  ## run `make test-all` with every row of its tables and fuzz tests: 
 docs:  ## build the site in build/site, check every link and run every code block, warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 	$(PYTHON) -m pytest tests/test_documentation.py tests/documentation
+
+notebooks:  ## run all notebooks on 8 CPU devices and save their outputs; with NAMES="own_data porting" these
+	$(PYTHON) -m tools.notebooks $(NAMES)
 
 bench:  ## measure every claim, one line per claim
 	$(PYTHON) -m benchmarks

@@ -37,8 +37,9 @@ pytest_plugins = ["tools.record_raises"]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A process of a job has as many as the test that started it says.
-if "JAXDIST_TESTS_OF_JOB" not in os.environ:
+# A process of a job has as many as the test that started it says, and `make accelerator` has
+# started JAX already.
+if not {"JAXDIST_TESTS_OF_JOB", "JAXDIST_TESTS_ON_DEVICE"} & os.environ.keys():
     jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

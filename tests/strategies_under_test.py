@@ -79,3 +79,14 @@ STRATEGIES = [
 REPLICAS_OF_JOB = int(os.environ.get("JAXDIST_TESTS_OF_JOB", "0"))
 if REPLICAS_OF_JOB:
     STRATEGIES = [Row("processes", jaxdist.MultiWorkerMirroredStrategy, REPLICAS_OF_JOB)]
+
+# `make accelerator` runs the contract tests with the first device of the machine.
+if "JAXDIST_TESTS_ON_DEVICE" in os.environ:
+    _FIRST = f"{jax.devices()[0].platform}:0"
+    STRATEGIES = [
+        Row("one_device", lambda: jaxdist.OneDeviceStrategy(_FIRST), 1),
+        Row("mirrored_1", lambda: jaxdist.MirroredStrategy([_FIRST]), 1),
+        Row("virtual_4_on_1", lambda: jaxdist.MirroredStrategy([_FIRST], deterministic=4), 4),
+    ]
+    if len(jax.devices()) > 1:
+        STRATEGIES.append(Row("mirrored_all", jaxdist.MirroredStrategy, len(jax.devices())))

@@ -1,4 +1,4 @@
-"""README, docs/ and notebooks/ tell the truth: links lead somewhere, code runs, output is printed.
+"""README and docs/ tell the truth: links lead somewhere, code runs, output is printed.
 
 In a page, all `python` blocks run in order as one program, in a process of its own where a warning
 is an error. A `text` block that directly follows a `python` block is what that block prints
@@ -14,15 +14,11 @@ import pathlib
 import re
 import subprocess
 import sys
-from typing import Any
 
-import nbclient
-import nbformat
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 LANGUAGES = {"python", "text", "bash", "toml", "py"}
 MARK = "\x00block "
 
@@ -92,12 +88,13 @@ def _without_blocks(text: str) -> str:
     return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
+def read_links(text: str) -> list[str]:
+    """Where the links of a page lead."""
+    return re.findall(r"\]\(([^)]+)\)", _without_blocks(text))
+
+
 def _links(page: pathlib.Path) -> list[str]:
-    return re.findall(r"\]\(([^)]+)\)", _without_blocks(page.read_text()))
-
-
-def _read_notebook(path: pathlib.Path) -> Any:
-    return nbformat.reads(path.read_text(), as_version=4)
+    return read_links(page.read_text())
 
 
 def _name(path: pathlib.Path) -> str:
@@ -160,27 +157,6 @@ def test_code_of_the_page_runs_and_prints_what_the_page_says(
         printed.pop(number)
     silent = {blocks[n].start: output for n, output in printed.items() if output.strip()}
     assert silent == {}, "these blocks print something that the page does not show"
-
-
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=_name)
-def test_notebook_runs_from_top_to_bottom(
-    notebook: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    client = nbclient.NotebookClient(
-        _read_notebook(notebook),
-        timeout=100,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(tmp_path)}},
-    )
-    client.execute()
-
-
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=_name)
-def test_notebook_is_kept_without_outputs(notebook: pathlib.Path) -> None:
-    cells = [c for c in _read_notebook(notebook).cells if c.cell_type == "code"]
-    assert all(cell.outputs == [] and cell.execution_count is None for cell in cells)
 
 
 def test_planted_output_that_is_not_printed_is_found() -> None:

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(jaxdist.__file__).parent
 ROWS = [
     {"_typing", "errors"},
     {"_compat", "_hooks", "_not_there", "_validate"},
-    {"_devices", "_lint", "_mesh", "_processes", "_projects", "hlo"},
+    {"_devices", "_gpu_settings", "_lint", "_mesh", "_processes", "_projects", "hlo"},
     {"tpu", "cluster_resolver", "cost", "_launching"},
     {"_reports", "_resolve"},
     {"_values", "_collectives"},

@@ -239,6 +239,7 @@ CONFIG = {
     "experimental_connect_to_cluster",
     "links",
     "processes",
+    "gpu_flags",
     "run_eagerly",
     "steps_run_eagerly",
 }

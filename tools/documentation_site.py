@@ -3,6 +3,7 @@
 `mkdocs.yml` names this file as a hook. mkdocs is no dependency, so it is imported by name here.
 """
 
+import base64
 import importlib
 import json
 import os
@@ -10,28 +11,48 @@ import pathlib
 import re
 from typing import Any
 
-from tools import api_pages
+from tools import api_pages, notebooks
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 API = "reference/api"
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 
-def _as_page(notebook: pathlib.Path) -> str:
-    """The cells of a notebook as Markdown, with the text that they print."""
+def _as_page(name: str) -> str:
+    """The cells of a notebook as Markdown, with what they print and draw."""
     parts: list[str] = []
-    for cell in json.loads(notebook.read_text())["cells"]:
+    for number, cell in enumerate(_read_cells(name)):
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
-        printed = ["".join(o["text"]) for o in cell.get("outputs", []) if "text" in o]
-        parts += [f"```text\n{text.rstrip()}\n```" for text in printed]
+        for order, output in enumerate(cell.get("outputs", [])):
+            data = output.get("data", {})
+            text = "".join(output.get("text", data.get("text/plain", "")))
+            if "image/png" in data:
+                parts.append(f"![Output of the cell]({name}_{number}_{order}.png)")
+            elif text:
+                parts.append(f"```text\n{_COLOURS.sub('', text).rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def _read_cells(name: str) -> list[dict[str, Any]]:
+    return json.loads(notebooks.find_notebook(name).read_text())["cells"]
+
+
+def generate_pictures() -> dict[str, bytes]:
+    """What the notebooks draw, by its place in the site."""
+    return {
+        f"notebooks/{name}_{number}_{order}.png": base64.b64decode(output["data"]["image/png"])
+        for name in notebooks.NAMES
+        for number, cell in enumerate(_read_cells(name))
+        for order, output in enumerate(cell.get("outputs", []))
+        if "image/png" in output.get("data", {})
+    }
 
 
 def list_outside_pages() -> dict[pathlib.Path, str]:
     """Files outside of docs/ that are pages of the site, and their places in it."""
-    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    pages = {path: f"notebooks/{path.stem}.md" for path in notebooks}
+    pages = {notebooks.find_notebook(name): f"notebooks/{name}.md" for name in notebooks.NAMES}
     return {ROOT / "CHANGELOG.md": "changelog.md", **pages}
 
 
@@ -39,7 +60,7 @@ def generate_pages() -> dict[str, str]:
     """The text of each generated page, by its place in the site."""
     pages = {f"{API}/{name}.md": api_pages.write_page(name) for name in api_pages.list_modules()}
     for path, place in list_outside_pages().items():
-        text = _as_page(path) if path.suffix == ".ipynb" else path.read_text()
+        text = _as_page(path.stem) if path.suffix == ".ipynb" else path.read_text()
         pages[place] = move_links(text, path.parent, place)
     return pages
 
@@ -57,6 +78,8 @@ def move_links(text: str, folder: pathlib.Path, place: str) -> str:
             page = str(there.relative_to(DOCS))
         elif there == ROOT / "README.md":
             page = "index.md"
+        elif there.parent == notebooks.FOLDER and there.suffix == ".png":
+            page = f"notebooks/{there.name}"
         else:
             page = outside.get(there, target)
         return f"]({os.path.relpath(page, pathlib.PurePath(place).parent)}{sign}{anchor})"
@@ -75,12 +98,12 @@ def on_config(config: Any) -> Any:
     """
     api = [{name: f"{API}/{name}.md"} for name in api_pages.list_modules()]
     pages = list_outside_pages()
-    notebooks = [place for place in pages.values() if place.startswith("notebooks/")]
+    books = [place for place in pages.values() if place.startswith("notebooks/")]
     for section in config.nav:
         if "Reference" in section:
             section["Reference"] += [{"API": api}, {"Changelog": pages[ROOT / "CHANGELOG.md"]}]
         if "Start" in section:
-            section["Start"].append({"Notebooks": notebooks})
+            section["Start"].append({"Notebooks": books})
     return config
 
 
@@ -95,8 +118,8 @@ def on_files(files: Any, config: Any) -> Any:
         The same object.
     """
     file = importlib.import_module("mkdocs.structure.files").File
-    for place, text in generate_pages().items():
-        files.append(file.generated(config, place, content=text))
+    for place, content in {**generate_pages(), **generate_pictures()}.items():
+        files.append(file.generated(config, place, content=content))
     return files
 
 

@@ -15,6 +15,7 @@ from benchmarks._lines import CountLine, Line, Need, NoteLine
 from benchmarks._models import Params, model
 from benchmarks._steps import DONATE, api_step, api_training, hand_training
 from benchmarks.accelerator._compiled import compiled
+from benchmarks.accelerator._contracts import contracts
 from benchmarks.accelerator._numerics import numerics
 from benchmarks.accelerator._race import race
 
@@ -152,6 +153,35 @@ def _virtual(is_smoke: bool) -> Iterator[Line]:
     )
 
 
+def _bf16(is_smoke: bool) -> Iterator[Line]:
+    """Collectives of bfloat16: the units in the last place by which they differ from float64."""
+    count = 8
+    rows = max(count, len(jax.devices()))
+    drawn = np.random.default_rng(0).normal(size=(rows, 64 if is_smoke else 1 << 20))
+    given = [jnp.asarray(row[None], jnp.bfloat16) for row in drawn]
+    exact = np.stack([np.asarray(x, "float64")[0] for x in given])
+    scale = float(np.abs(exact).sum(0).max()) * float(jnp.finfo(jnp.bfloat16).eps)
+    strategies = {"virtual": jaxdist.MirroredStrategy(jax.devices()[:1], deterministic=count)}
+    if len(jax.devices()) > 1:
+        strategies["all devices"] = jaxdist.MirroredStrategy()
+
+    def step(x: Any) -> Any:
+        context = jaxdist.get_replica_context()
+        return context.all_reduce("sum", x), context.all_reduce("mean", x)
+
+    for name, strategy in strategies.items():
+        replicas = strategy.num_replicas_in_sync
+        wanted = exact[:replicas].sum(0)
+        total, mean = strategy.run(step, (jaxdist.PerReplica(given[:replicas]),))
+        off = [
+            float(np.abs(np.asarray(found, "float64")[0] - right).max()) / scale
+            for found, right in ((total, wanted), (mean, wanted / replicas))
+        ]
+        near = "within 4" if max(off) <= 4 else f"{max(off):.1f}"
+        size = f"{replicas} replicas, {name}"
+        yield CountLine("bf16", size, "sum and mean", "float64", near, "within 4")
+
+
 def _listed(row: Callable[[bool], Iterator[Line]]) -> Callable[[bool], list[Line]]:
     return lambda is_smoke: list(row(is_smoke))
 
@@ -165,5 +195,8 @@ ROWS: dict[str, Callable[[bool], list[Line]]] = {
     "compiled": _listed(compiled),
     "repeat": _listed(_repeat),
     "virtual": _listed(_virtual),
+    "bf16": _listed(_bf16),
     "numerics": _listed(numerics),
+    # The last one: it sets options of JAX.
+    "contracts": _listed(contracts),
 }

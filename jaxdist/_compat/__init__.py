@@ -47,6 +47,7 @@ from jaxdist._compat.options import are_set_by_flags as are_set_by_flags
 from jaxdist._compat.options import format_flags as format_flags
 from jaxdist._compat.options import get_exact_options as get_exact_options
 from jaxdist._compat.options import use_exact_partitioner as use_exact_partitioner
+from jaxdist._compat.parameters import watch_made_variables as watch_made_variables
 from jaxdist._compat.programs import CALLS as CALLS
 from jaxdist._compat.programs import add_body_inputs as add_body_inputs
 from jaxdist._compat.programs import append_inputs as append_inputs

@@ -2,5 +2,8 @@
 
 from jaxdist._hooks import MAKE_STRATEGY as _MAKE_STRATEGY
 from jaxdist._keras.on_import import change_keras as _change_keras
+from jaxdist._keras.rows import Rows as Rows
+from jaxdist._keras.rows import use_rows as use_rows
+from jaxdist._keras.source import keras_module as keras_module
 
 _MAKE_STRATEGY.set(_change_keras)

@@ -22,7 +22,7 @@ from jaxdist._replica import current_frame
 from jaxdist._values import PerReplica
 from jaxdist.errors import StateDivergenceError
 
-_OPTIONS = RunOptions(donate_argnums=(0,), static_argnames=("total",))
+_OPTIONS = RunOptions(donate_argnums=(0,))
 _NUMBERS = itertools.count()
 
 
@@ -40,7 +40,9 @@ class StepFunction:
         self._model = model
         self._kind = kind
         self._step = Step(model)
-        self._program = self._make_program()
+        self._replica_step = self._find_step()
+        # One function for each number of rows of a batch.
+        self._programs: dict[int, Callable[..., Any]] = {}
         self._last: Any = None
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
@@ -53,7 +55,7 @@ class StepFunction:
             batches.append(batch)
         layout = self._strategy.layout
         if state is not self._last:
-            state = place_state(state, layout)
+            state = place_state(state, self._find_variables(), layout)
         outputs: list[Any] = []
         for rows, group in _group(batches):
             placed = [place_batch(b, rows, layout) for b in group]
@@ -70,13 +72,15 @@ class StepFunction:
     def _run(self, state: Any, placed: list[Any], rows: int, batch: Any) -> tuple[list[Any], Any]:
         eagerly = self._model.run_eagerly or not self._model.jit_compile
         block = run_eagerly() if eagerly and not EAGERLY else contextlib.nullcontext()
+        program = self._programs.get(rows)
+        if program is None:
+            program = self._programs[rows] = self._make_program(rows)
         try:
             with block:
-                arguments = (state, placed, rows)
-                results, state = self._strategy.run(self._program, arguments, options=_OPTIONS)
+                results, state = self._strategy.run(program, (state, placed), options=_OPTIONS)
         except UnknownLossError:
             self._step.added = find_means(self._model, state, batch, self._kind == "train")
-            self._program = self._make_program()
+            self._programs.clear()
             return self._run(state, placed, rows, batch)
         except StateDivergenceError as error:
             raise self._name_variables(error) from error
@@ -85,10 +89,10 @@ class StepFunction:
         self._check_logs(results[-1])
         return results, state
 
-    def _make_program(self) -> Callable[..., Any]:
-        step = self._find_step()
+    def _make_program(self, total: int) -> Callable[..., Any]:
+        step = self._replica_step
 
-        def keras_step(state: Any, batches: Any, total: int) -> tuple[list[Any], Any]:
+        def keras_step(state: Any, batches: Any) -> tuple[list[Any], Any]:
             results = []
             for batch in batches:
                 logs, state = step(state, batch, total)
@@ -127,12 +131,16 @@ class StepFunction:
 
         return own
 
-    def _name_variables(self, error: StateDivergenceError) -> StateDivergenceError:
-        """Return an error of `run` with the names of variables in place of positions."""
+    def _find_variables(self) -> list[list[Any]]:
+        """Return the variables of the model in the order of the state."""
         model = self._model
         groups = [model.trainable_variables, model.non_trainable_variables]
         groups += [model.optimizer.variables] if self._kind == "train" else []
-        groups.append(model.metrics_variables)
+        return groups if self._kind == "predict" else [*groups, model.metrics_variables]
+
+    def _name_variables(self, error: StateDivergenceError) -> StateDivergenceError:
+        """Return an error of `run` with the names of variables in place of positions."""
+        groups = self._find_variables()
 
         def name(found: re.Match[str]) -> str:
             group, position = map(int, found.groups())
@@ -140,14 +148,14 @@ class StepFunction:
 
         text = re.sub(r"args\[0\]\[(\d+)\]\[(\d+)\]", name, str(error))
         text = text.replace("args[0]", "the state of the model")
-        where = f"{self._kind}_step of the Keras model {name_of(model)!r}"
+        where = f"{self._kind}_step of the Keras model {name_of(self._model)!r}"
         return StateDivergenceError(text.replace("strategy.run", where, 1))
 
     def _check_logs(self, logs: Any) -> None:
+        if not any(map(_is_per_replica, jax.tree.leaves(logs, is_leaf=_is_per_replica))):
+            return
         named = jax.tree_util.tree_flatten_with_path(logs, is_leaf=_is_per_replica)[0]
         differ = [jax.tree_util.keystr(path) for path, x in named if _is_per_replica(x)]
-        if not differ:
-            return
         raise StateDivergenceError(
             f"{self._kind}_step of the Keras model {name_of(self._model)!r} returned logs with a "
             f"different value on each of {self._strategy.num_replicas_in_sync} replicas: "
@@ -158,6 +166,9 @@ class StepFunction:
 
 def _group(batches: list[Any]) -> Iterator[tuple[int, list[Any]]]:
     """Return runs of batches with equal shapes, each with its number of rows."""
+    if len(batches) == 1:
+        yield count_rows(batches[0]), batches
+        return
     group: list[Any] = []
     last: Any = None
     for batch in batches:

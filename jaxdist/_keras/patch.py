@@ -14,7 +14,7 @@ from jaxdist._keras.models import (
     strategy_of,
     use_model,
 )
-from jaxdist._keras.place import take_local
+from jaxdist._keras.place import keep_copies, take_local
 from jaxdist._keras.shuffle import share_random_state
 from jaxdist._keras.source import keras_module
 from jaxdist._keras.variables import assign_in_step, make_outside, read_in_step
@@ -55,6 +55,7 @@ def install() -> None:
         name = f"make_{kind}_function"
         made = _make_function(getattr(on_jax.JAXTrainer, name), kind)
         setattr(on_jax.JAXTrainer, name, made)
+    on_jax.JAXTrainer.__setattr__ = _set_state
     on_jax.JAXTrainer.jax_state_sync = _sync(on_jax.JAXTrainer.jax_state_sync)
     iterator = on_jax.JAXEpochIterator
     iterator._get_iterator = _read_on_host(iterator._get_iterator)
@@ -113,16 +114,27 @@ def _make_function(method: Callable[..., Any], kind: str) -> Callable[..., Any]:
     return make
 
 
+def _set_state(self: Any, name: str, value: Any) -> None:
+    # A model of Keras copies each list that it gets, and looks for layers and variables in it. It
+    # gets its whole state at each step.
+    if name == "_jax_state" and strategy_of(self) is not None:
+        object.__setattr__(self, name, value)
+    else:
+        super(keras_module("backend.jax.trainer").JAXTrainer, self).__setattr__(name, value)
+
+
 def _sync(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def sync(self: Any) -> None:
         state = getattr(self, "_jax_state", None)
-        if state and not self._jax_state_synced and strategy_of(self) is not None:
-            # Keras wraps what is set as an attribute, so that JAX finds no leaves in it.
-            self._jax_state = {
-                name: [take_local(x) for x in values or ()] for name, values in state.items()
-            }
+        if not state or self._jax_state_synced or strategy_of(self) is None:
+            method(self)
+            return
+        self._jax_state = {name: [take_local(x) for x in values] for name, values in state.items()}
         method(self)
+        for name, arrays in state.items():
+            is_own = name != "optimizer_variables"
+            keep_copies(getattr(self, name) if is_own else self.optimizer.variables, arrays)
 
     return sync
 

@@ -1,12 +1,13 @@
 """Batches and state of Keras on the devices of a strategy."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import PerReplica, make_equal, mark_with_shapes, put
+from jaxdist._values import PerReplica, copy_if_writable, make_equal, mark_with_shapes, put
 from jaxdist.errors import ShapeError, UnsupportedError
 
 
@@ -17,6 +18,9 @@ def count_rows(batch: Any) -> int:
         UnsupportedError: A leaf is no dense array.
         ShapeError: The arrays have different numbers of rows, or none.
     """
+    shapes = [getattr(leaf, "shape", None) for leaf in jax.tree.leaves(batch)]
+    if shapes and all(shapes) and len({shape[0] for shape in shapes if shape}) == 1:
+        return int(shapes[0][0])
     rows: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
         name = "data" + jax.tree_util.keystr(path)
@@ -53,7 +57,8 @@ def place_batch(batch: Any, rows: int, layout: ReplicaMesh) -> Any:
 def _place_rows(leaf: Any, rows: int, layout: ReplicaMesh) -> Any:
     count = layout.num_replicas
     if count == 1:
-        return leaf
+        # So that `run` has no arrays to copy, which costs more the more variables there are.
+        return copy_if_writable(leaf)
     if not isinstance(leaf, jax.Array):
         # The source may overwrite its array, and JAX may share the memory of an aligned one.
         leaf = np.array(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
@@ -72,18 +77,48 @@ def _place_rows(leaf: Any, rows: int, layout: ReplicaMesh) -> Any:
     return value
 
 
-def place_state(state: Any, layout: ReplicaMesh) -> Any:
-    """Return state of Keras with a copy on each device; that of process 0, where they differ."""
-    leaves, treedef = jax.tree.flatten(state)
+def place_state(state: Any, variables: Sequence[Sequence[Any]], layout: ReplicaMesh) -> Any:
+    """Return state of Keras with a copy on each device; that of process 0, where they differ.
+
+    Args:
+        state: For each group of variables, a list of their values.
+        variables: The variables.
+        layout: The mesh of the strategy.
+    """
+    pairs = [(v, x) for p in zip(variables, state, strict=True) for v, x in zip(*p, strict=True)]
+    leaves = [_find_copies(v, x) for v, x in pairs]
     missing = [n for n, x in enumerate(leaves) if x.sharding != layout.replicated]
-    if not missing:
-        return state
     # Every process compares all variables, since another one may have to place others.
     named = {f"variable {n}": x for n, x in enumerate(leaves)} if layout.is_shared else {}
-    equal = make_equal("fit, evaluate or predict of Keras", named, layout)
+    equal = make_equal("fit, evaluate or predict of Keras", named, layout) if missing else {}
     for n in missing:
         leaves[n] = put(equal.get(f"variable {n}", leaves[n]), layout.replicated)
-    return treedef.unflatten(leaves)
+    return jax.tree.structure(state).unflatten(leaves)
+
+
+# Note [Copies of variables between calls]
+# Between calls of `fit`, a variable of Keras is an array on one device, as without a strategy. Its
+# copies on the other devices stay in an attribute of the variable, so that the next call copies
+# nothing. They count only while the variable has the array of one device that belongs to them.
+_COPIES = "_jaxdist_copies"
+
+
+def keep_copies(variables: Sequence[Any], arrays: Sequence[Any]) -> None:
+    """Remember the copies of variables that were just assigned their parts on one device."""
+    for variable, array in zip(variables, arrays, strict=True):
+        if isinstance(array, jax.Array) and array.is_fully_addressable:
+            setattr(variable, _COPIES, (variable._value, array))
+
+
+def drop_copies(variable: Any) -> None:
+    """Forget the copies of a variable that is assigned."""
+    variable.__dict__.pop(_COPIES, None)
+
+
+def _find_copies(variable: Any, value: Any) -> Any:
+    """Return an array with a copy on each device if the variable still has one."""
+    local, copies = variable.__dict__.pop(_COPIES, (None, None))
+    return copies if local is value and not copies.is_deleted() else value
 
 
 def take_local(array: Any) -> Any:

@@ -82,6 +82,6 @@ def current_rows() -> Rows | None:
     return _ROWS.get()
 
 
-def use_rows(rows: Rows) -> contextlib.AbstractContextManager[None]:
-    """Make these the rows of the current replica in a block."""
+def use_rows(rows: Rows | None) -> contextlib.AbstractContextManager[None]:
+    """Make these the rows of the current replica in a block; None for a call without a strategy."""
     return _compat.set_in_block(_ROWS, rows)

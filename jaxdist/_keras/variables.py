@@ -11,11 +11,11 @@ from typing import Any
 import jax
 
 from jaxdist import _replica
-from jaxdist._keras.place import take_local
+from jaxdist._keras.place import drop_copies, take_local
 from jaxdist._keras.rows import current_rows
 from jaxdist._keras.source import keras_module
-from jaxdist._values import Variable
-from jaxdist.errors import MixedStrategyError
+from jaxdist._values import Variable, current_binding, use_binding
+from jaxdist.errors import ContextError, MixedStrategyError
 
 _HELD = "_jaxdist_variable"
 
@@ -34,16 +34,20 @@ def read_in_step(value: Any) -> Any:
     def read(self: Any) -> Any:
         held: Variable | None = getattr(self, _HELD, None)
         frame = _current_step()
-        if held is None and frame is None:
+        if held is None and frame is None and current_binding() is None:
             return value.fget(self)
         backend = keras_module("backend")
         if backend.in_stateless_scope():
             given = backend.get_stateless_scope().get_current_value(self)
             if given is not None:
                 return self._maybe_autocast(given)
-        if frame is None and held is not None:
-            return self._maybe_autocast(take_local(held.held))
-        return self._maybe_autocast(_hold(self, frame.strategy).value())
+        if frame is not None:
+            return self._maybe_autocast(_hold(self, frame.strategy).value())
+        if held is None:
+            raise _make_function_error(self, "read")
+        # Of a function that is traced, the binding has the value.
+        own = take_local(held.held) if current_binding() is None else held.value()
+        return self._maybe_autocast(own)
 
     return property(read, doc=value.__doc__)
 
@@ -58,10 +62,23 @@ def assign_in_step(assign: Callable[..., Any]) -> Callable[..., Any]:
             _hold(self, frame.strategy).assign(value)
         elif held is not None:
             held.assign(value)
+        elif current_binding() is not None:
+            raise _make_function_error(self, "assigned")
         else:
+            drop_copies(self)
             assign(self, value)
 
     return set_value
+
+
+def _make_function_error(variable: Any, what: str) -> ContextError:
+    return ContextError(
+        f"The Keras variable {variable.path!r} was {what} in a jaxdist.function, outside of "
+        "strategy.run.\n\n"
+        "The function is traced once. A variable of Keras becomes an input and a result of it "
+        "where a step of strategy.run uses it first.\n\n"
+        "Do this in the step, or outside of the function."
+    )
 
 
 def make_outside(initialize: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,7 +90,7 @@ def make_outside(initialize: Callable[..., Any]) -> Callable[..., Any]:
             initialize(self, *args, **kwargs)
             return
         # An optimizer makes its variables when it is first applied.
-        with jax.ensure_compile_time_eval(), _replica.enter_frame(None):
+        with jax.ensure_compile_time_eval(), _replica.enter_frame(None), use_binding(None):
             initialize(self, *args, **kwargs)
 
     return make
@@ -90,7 +107,9 @@ def _hold(variable: Any, strategy: Any) -> Variable:
                 "Run all steps of a model on one strategy, or make another model."
             )
         return held
-    with jax.ensure_compile_time_eval(), _replica.enter_frame(_replica.Frame(strategy)):
+    # It is made outside of a `jaxdist.function` too, which then has it as an input.
+    outside = _replica.enter_frame(_replica.Frame(strategy))
+    with jax.ensure_compile_time_eval(), outside, use_binding(None):
         held = Variable(variable._value, name=variable.path, trainable=variable.trainable)
     setattr(variable, _HELD, held)
     # One copy is enough, and nobody should read the old value.

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _IGNORE = re.compile(r"#\s*jaxdist:\s*ignore(?:\[([\w\s,]*)\])?")
+# What a command of IPython gives to names: `files = !ls`.
+_ASSIGNED_MAGIC = re.compile(r"^([\w\s,.*\[\]()]+=)\s*[%!].*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +106,8 @@ def parse_notebook(text: str) -> Source | Unreadable:
 
 
 def _without_magic(line: str) -> str:
-    """Return the line, or `pass` for a command of IPython such as `%time` or `!pip`."""
+    """Return the line, without a command of IPython such as `%time`, `!pip` or `files = !ls`."""
     rest = line.lstrip()
-    return line[: len(line) - len(rest)] + "pass" if rest.startswith(("%", "!")) else line
+    if rest.startswith(("%", "!")):
+        return line[: len(line) - len(rest)] + "pass"
+    return _ASSIGNED_MAGIC.sub(r"\1 None", line)

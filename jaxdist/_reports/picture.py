@@ -50,8 +50,8 @@ class Picture:
         """Yield planes of chips as text. Of many planes, only the first ones."""
         replicas, _ = self.grids
         x, y, z, cores = replicas.shape
-        what = "replica" if self.assignment.num_cores_per_replica == 1 else "replica.logical device"
-        more = f", {what} of its {cores} cores" if cores > 1 else f", {what} of each chip"
+        of = f"its {cores} cores" if cores > 1 else "each chip"
+        more = f", {self._what} of {of}"
         yield f"Assignment (x to the right, y down{more})"
         # The other planes look alike, and a pod has up to 24.
         for plane in range(min(z, _MOST_PLANES)):
@@ -102,14 +102,40 @@ class Picture:
         figure = make_figure(2.2 * columns + 1, 2.2 * rows * max(0.4, y / x) + 1)
         axes = figure.subplots(rows, columns, squeeze=False)
         for plane, axis in enumerate(axes.flat):
-            axis.set_axis_off()
             if plane < z:
-                self._panel(axis, flat[plane], plane, z, cores)
-        figure.suptitle(self.title, fontsize=9)
-        figure.savefig(target)
+                self._panel(axis, flat[plane], plane, cores)
+                self._label(axis, plane % columns == 0, plane + columns >= z)
+            else:
+                axis.set_axis_off()
+        meaning = "colour: replica" + (f", number: {self._what}" if self._is_numbered else "")
+        figure.suptitle(f"{self.title}\n{meaning}", fontsize=9)
+        # The layout gives panels room, and a title may be wider than all of them.
+        figure.savefig(target, bbox_inches="tight")
         return target
 
-    def _panel(self, axis: Any, numbers: np.ndarray, plane: int, z: int, cores: int) -> None:
+    @property
+    def _what(self) -> str:
+        """The words for the name of a core."""
+        alone = self.assignment.num_cores_per_replica == 1
+        return "replica" if alone else "replica.logical device"
+
+    @property
+    def _is_numbered(self) -> bool:
+        return self.grids[0].size <= _MOST_NUMBERED
+
+    def _label(self, axis: Any, is_left: bool, is_bottom: bool) -> None:
+        """Name the dims, beside the outer panels only, and count the chips."""
+        x, y, _, cores = self.grids[0].shape
+        for name, count, width, is_outer in (("x", x, cores, is_bottom), ("y", y, 1, is_left)):
+            chips = range(0, count, -(-count // 8))
+            # The cores of a chip are neighbours in x.
+            places = [chip * width + (width - 1) / 2 for chip in chips]
+            axis.set(**{f"{name}ticks": places, f"{name}ticklabels": chips})
+            if is_outer:
+                axis.set(**{f"{name}label": f"{name} of the chip"})
+        axis.tick_params(labelsize=6)
+
+    def _panel(self, axis: Any, numbers: np.ndarray, plane: int, cores: int) -> None:
         """Draw one plane of chips."""
         count = self.assignment.num_replicas
         shown = np.ma.masked_less(numbers, 0)
@@ -117,7 +143,7 @@ class Picture:
         # `vmax` may not be 0 with one replica.
         axis.imshow(shown, cmap="viridis", vmin=0, vmax=max(1, count - 1), aspect="auto")
         axis.set_title(self._name_plane(plane), fontsize=7)
-        if numbers.size * z > _MOST_NUMBERED:
+        if not self._is_numbered:
             return
         for (j, i), replica in np.ndenumerate(numbers):
             # The colours of low replica numbers are dark.

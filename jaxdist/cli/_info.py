@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxdist._processes import get_current_process
+from jaxdist.cli._info_gpus import list_gpu_facts, list_gpu_settings
 from jaxdist.cli._info_processes import list_settings
 from jaxdist.jobs import versions
 from jaxdist.training import EXTRAS
@@ -28,6 +29,7 @@ def show_info(console: Console | None = None) -> int:
         _make_versions_table(),
         _make_devices_table(),
         _make_topology_table(),
+        *_make_gpu_tables(),
         _make_processes_table(),
         _make_extras_table(),
     ):
@@ -106,6 +108,19 @@ def _make_topology_table() -> Table:
 
 def _format_coords(device: Any) -> str:
     return f"{tuple(device.coords)} core {getattr(device, 'core_on_chip', 0)}"
+
+
+def _make_gpu_tables() -> list[Table]:
+    if jax.default_backend() != "gpu":
+        return []
+    device = jax.local_devices()[0]
+    facts = _make_table("GPUs", ("what", "value"), list_gpu_facts(device.client.platform_version))
+    settings = _make_table(
+        "Recommended for GPUs (config.gpu_flags gives them as lines for a shell)",
+        ("setting", "recommended", "now", "training", "when it helps, and who says so"),
+        list_gpu_settings(device.device_kind),
+    )
+    return [facts, settings]
 
 
 def _make_processes_table() -> Table:

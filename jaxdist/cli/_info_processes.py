@@ -27,12 +27,9 @@ class Row:
     why: str
 
 
-# Flags inside of XLA_FLAGS, and variables of NCCL and JAX, that jaxdist never sets.
+# Flags inside of XLA_FLAGS, and variables of NCCL and JAX, that jaxdist never sets. Those that make
+# training faster are in `jaxdist/_gpu_settings.py`.
 _FOR_GPUS = (
-    (
-        "--xla_gpu_enable_latency_hiding_scheduler=true",
-        "overlaps collectives with computation; NVIDIA's images set it",
-    ),
     (
         "--xla_gpu_nccl_terminate_on_error=false",
         "the others live when a process has ended; needs --xla_gpu_nccl_async_execution=true, too",
@@ -46,7 +43,6 @@ _VARIABLES_FOR_GPUS = (
         "NCCL_PROTO",
         "SIMPLE,LL,LL128, with NCCL_LL_BUFFSIZE=-2 and NCCL_LL128_BUFFSIZE=-2; one host",
     ),
-    ("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.8 to 0.9 leaves memory for NCCL"),
     (
         "XLA_PYTHON_CLIENT_ABORT_COLLECTIVES_ON_FAILURE",
         "1 ends collectives of a process that ended",
@@ -93,13 +89,13 @@ def list_settings(platform: str, environment: Mapping[str, str] = os.environ) ->
     if platform == "cpu":
         flag = "--xla_cpu_collective_timeout_seconds"
         rows.append(
-            Row(flag, _find_flag(flags, flag), "jaxdist, if unset", "ends a stuck collective")
+            Row(flag, find_flag(flags, flag), "jaxdist, if unset", "ends a stuck collective")
         )
     if platform == "gpu":
         visible = environment.get("CUDA_VISIBLE_DEVICES", "unset")
         one = "one GPU for each process"
         rows.append(Row("CUDA_VISIBLE_DEVICES", visible, "jaxdist launch", one))
-        rows += [Row(f.split("=")[0], _find_flag(flags, f), "you", w) for f, w in _FOR_GPUS]
+        rows += [Row(f.split("=")[0], find_flag(flags, f), "you", w) for f, w in _FOR_GPUS]
         rows += [Row(v, environment.get(v, "unset"), "you", w) for v, w in _VARIABLES_FOR_GPUS]
     return rows
 
@@ -108,7 +104,8 @@ def _show(value: float | None) -> str:
     return "never" if value is None else f"{value:g} s"
 
 
-def _find_flag(flags: list[str], flag: str) -> str:
+def find_flag(flags: list[str], flag: str) -> str:
+    """Return the value of a flag among those of XLA_FLAGS, or "unset"."""
     name = flag.split("=")[0]
     found = [f for f in flags if f.split("=")[0] == name]
     return found[-1].partition("=")[2] or "on" if found else "unset"

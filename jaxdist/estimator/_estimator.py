@@ -70,21 +70,25 @@ class Estimator:
     Args:
         model_fn: A function `(features, labels, mode, params, config)` that returns an
             `EstimatorSpec`; it may leave out all but `features`. It runs in a replica, and gets
-            its modules by `get_module`. Or a Flax NNX module, which is cloned, with `loss` and
-            `optimizer`.
+            its modules by `get_module`. Or a Flax NNX module, or a Keras model, with `loss` and
+            `optimizer`; or a Keras model that was compiled. It stays as it is: what is trained is
+            in the folder.
         model_dir: The folder; None for that of `config`, or a temporary one.
         config: How it is run; None for `RunConfig()`.
         params: Given to `model_fn` and `input_fn`.
         warm_start_from: The folder of another model, or `WarmStartSettings`, whose values a new
             model begins with.
-        loss: Of a module: `loss(predictions, labels)`, one value for each row, or a scalar.
-        optimizer: Of a module: an optax transformation.
-        metrics: Of a module: functions `(predictions, labels)` by name, one value for each row.
+        loss: Of a module or Keras model: `loss(predictions, labels)`, one value for each row, or a
+            scalar.
+        optimizer: Of a module or Keras model: an optax transformation.
+        metrics: Of a module or Keras model: functions `(predictions, labels)` by name, one value
+            for each row.
 
     Raises:
         ArgumentError: The arguments do not fit together.
         ArgumentTypeError: An argument is of the wrong type.
-        UnsupportedError: A Keras model, which has its own `fit`.
+        UnsupportedError: A Keras model of another backend, or with an optimizer that scales the
+            loss or averages weights.
 
     Example:
         >>> import tempfile

@@ -1,7 +1,7 @@
 """What `compile` makes: the optimizer, the steps and how they run."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,10 +9,11 @@ import optax
 from flax import nnx
 
 from jaxdist._strategies import Strategy
-from jaxdist._validate import as_flag, as_integer, as_list, show
+from jaxdist._validate import as_flag, as_integer, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
-from jaxdist.fit._step.find_metrics import find_metrics
-from jaxdist.fit._step.losses import CALLER, find_loss
+from jaxdist.fit._step.losses import CALLER
+from jaxdist.fit._step.output_losses import find_losses
+from jaxdist.fit._step.output_metrics import find_output_metrics
 from jaxdist.fit._step.runners import EvaluateStep, PredictStep, Runner, make_runner
 from jaxdist.fit._step.steps import Steps
 
@@ -60,22 +61,18 @@ def compile_model(
     *,
     optimizer: Any,
     loss: Any,
-    metrics: Sequence[Any],
-    weighted_metrics: Sequence[Any],
+    loss_weights: Any,
+    metrics: Any,
+    weighted_metrics: Any,
     steps_per_execution: int,
     mixed_precision: str | None,
     gradient_accumulation_steps: int | None,
     find_nonfinite: bool,
 ) -> Compiled:
     """Check the arguments of `compile`, and make what the steps need."""
-    function = find_loss(loss)
-    what, remedy = "a list of metrics", "Pass metrics=['accuracy']."
-    plain = find_metrics(CALLER, "metrics", as_list(CALLER, "metrics", metrics, what, remedy))
-    weighted = find_metrics(
-        CALLER,
-        "weighted_metrics",
-        as_list(CALLER, "weighted_metrics", weighted_metrics, what, remedy),
-    )
+    losses = find_losses(loss, loss_weights)
+    plain = find_output_metrics(CALLER, "metrics", metrics, loss)
+    weighted = find_output_metrics(CALLER, "weighted_metrics", weighted_metrics, loss)
     count = as_integer(CALLER, "steps_per_execution", steps_per_execution, least=1)
     is_looking = as_flag(CALLER, "find_nonfinite", find_nonfinite)
     if is_looking and count > 1:
@@ -90,7 +87,7 @@ def compile_model(
             CALLER, "gradient_accumulation_steps", gradient_accumulation_steps, least=2
         )
         transform = optax.MultiSteps(transform, every).gradient_transformation()
-    steps = Steps(module, function, plain, weighted, _find_dtype(mixed_precision))
+    steps = Steps(module, losses, plain, weighted, _find_dtype(mixed_precision))
     with strategy.scope():
         made = nnx.Optimizer(module, transform, wrt=nnx.Param)
     return Compiled(
@@ -106,7 +103,7 @@ def compile_model(
 
 def make_predict_step(module: nnx.Module) -> PredictStep:
     """Return the step of a model that is not compiled: it can only predict."""
-    return PredictStep(Steps(module, find_loss("mse"), (), (), None))
+    return PredictStep(Steps(module, find_losses("mse", None), (), (), None))
 
 
 def _find_optimizer(optimizer: Any) -> optax.GradientTransformation:

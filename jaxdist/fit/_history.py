@@ -87,7 +87,13 @@ class History:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.legend()
         if path is not None:
-            drawn = io.BytesIO()
-            figure.savefig(drawn, format="png")
-            replace_file(Path(path), drawn.getvalue())
+            replace_file(Path(path), _as_png(figure))
+        # IPython shows figures by itself only after pyplot has made one.
+        vars(figure)["_repr_png_"] = lambda: _as_png(figure)
         return figure
+
+
+def _as_png(figure: Any) -> bytes:
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    return drawn.getvalue()

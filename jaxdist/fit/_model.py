@@ -76,9 +76,10 @@ class Model:
         self,
         optimizer: Any = "rmsprop",
         loss: Any = None,
-        metrics: Sequence[Any] = (),
-        weighted_metrics: Sequence[Any] = (),
+        metrics: Any = (),
+        weighted_metrics: Any = (),
         *,
+        loss_weights: Any = None,
         steps_per_execution: int = 1,
         mixed_precision: str | None = None,
         gradient_accumulation_steps: int | None = None,
@@ -91,9 +92,14 @@ class Model:
                 "adagrad" with the defaults of Keras.
             loss: A function that returns one value for each example, `[b]` or `[b, ...]`:
                 `(y_true, y_pred)`, or one of optax, which takes predictions first. Or "mse",
-                "mae", "huber", "log_cosh".
-            metrics: Names, functions like `loss`, or `fit.Metric`s. Each example counts once.
+                "mae", "huber", "log_cosh". For a model that returns a dict, a list or a tuple:
+                the same structure of losses, with None for outputs without a loss. Then the
+                targets `y` have the same keys, the loss is the sum, and the logs have that of each
+                output, such as "a_loss".
+            metrics: A list of names, functions like `loss`, or `fit.Metric`s. Each example counts
+                once. With losses by output, a dict or list of such lists.
             weighted_metrics: The same. Each example counts with its weight.
+            loss_weights: Numbers that the losses of the outputs are multiplied with in the sum.
             steps_per_execution: How many steps are one dispatch. Has no effect with parameter
                 servers, where each step is a function of its own; this is logged.
             mixed_precision: "bfloat16": layers compute in bfloat16, and parameters, losses and
@@ -112,6 +118,7 @@ class Model:
             self.strategy,
             optimizer=optimizer,
             loss=loss,
+            loss_weights=loss_weights,
             metrics=metrics,
             weighted_metrics=weighted_metrics,
             steps_per_execution=steps_per_execution,

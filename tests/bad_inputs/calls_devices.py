@@ -208,5 +208,9 @@ CALLS = {
     "jaxdist.testing.launch": Call(
         lambda: _launch_nothing, lambda: {"function": _get_nothing, "n": 1}
     ),
+    "jaxdist.config.gpu_flags": Call(
+        lambda: jaxdist.config.gpu_flags,
+        lambda: {"training": "fsdp", "chip": "h100", "layer_bytes": 1000},
+    ),
     "jaxdist.config.links": Call(lambda: jaxdist.config.links, lambda: {"path_or_links": None}),
 }

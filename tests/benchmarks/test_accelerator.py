@@ -37,7 +37,7 @@ def test_without_an_accelerator_it_says_so_and_exits_with_3() -> None:
 
 
 # Rows whose figures are checks, and take seconds.
-QUICK = ("run-1", "donation", "numerics")
+QUICK = ("run-1", "donation", "numerics", "contracts")
 
 
 @pytest.mark.timeout(900)

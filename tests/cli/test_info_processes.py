@@ -16,11 +16,11 @@ def test_flags_and_variables_of_this_process_are_shown() -> None:
 def test_what_only_users_set_for_gpus_is_shown_with_its_value() -> None:
     environment = {
         "NCCL_IB_DISABLE": "1",
-        "XLA_FLAGS": "--xla_gpu_enable_latency_hiding_scheduler=true",
+        "XLA_FLAGS": "--xla_gpu_nccl_terminate_on_error=true",
     }
     rows = {row.name: row for row in list_settings("gpu", environment)}
     assert (rows["NCCL_IB_DISABLE"].now, rows["NCCL_IB_DISABLE"].who) == ("1", "you")
-    assert rows["--xla_gpu_enable_latency_hiding_scheduler"].now == "true"
+    assert rows["--xla_gpu_nccl_terminate_on_error"].now == "true"
     assert rows["NCCL_SOCKET_IFNAME"].now == "unset"
     assert rows["CUDA_VISIBLE_DEVICES"].who == "jaxdist launch"
 

@@ -87,11 +87,21 @@ def test_a_folder_of_pages_is_not_too_long_to_read() -> None:
 
 def test_links_out_of_the_pages_lead_to_pages_of_the_site() -> None:
     folder = DOCS / "how-to"
-    text = "[a](../../notebooks/first_steps.ipynb) [b](plan.md#c) [d](https://e.f) [g][h]"
+    text = "[a](../../notebooks/quick_start.ipynb) [b](plan.md#c) [d](https://e.f) [g][h]"
     moved = documentation_site.move_links(text, folder, "how-to/x.md")
-    assert moved == "[a](../notebooks/first_steps.md) [b](plan.md#c) [d](https://e.f) [g][h]"
+    assert moved == "[a](../notebooks/quick_start.md) [b](plan.md#c) [d](https://e.f) [g][h]"
     places = documentation_site.generate_pages()
-    assert {"changelog.md", "notebooks/first_steps.md", "reference/api/jaxdist.md"} <= set(places)
+    assert {"changelog.md", "notebooks/quick_start.md", "reference/api/jaxdist.md"} <= set(places)
+
+
+def test_a_page_of_a_notebook_shows_what_its_cells_print_and_draw() -> None:
+    pictures = documentation_site.generate_pictures()
+    text = documentation_site.generate_pages()["notebooks/porting.md"]
+    shown = re.findall(r"!\[Output of the cell\]\((.+\.png)\)", text)
+    assert [f"notebooks/{name}" for name in shown] == [n for n in pictures if "porting" in n]
+    assert shown
+    assert all(content.startswith(b"\x89PNG") for content in pictures.values())
+    assert "```text\nold_tf.py:4:12: JD006" in text
 
 
 @pytest.mark.slow

@@ -20,7 +20,6 @@ from jaxdist.errors import (
     ContextError,
     NonFiniteLossError,
     ShapeError,
-    UnsupportedError,
 )
 from tests.estimator.models import (
     Line,
@@ -380,11 +379,6 @@ def test_modules_and_the_global_step_belong_to_a_model_function() -> None:
         est.get_global_step()
 
 
-class _Keras:
-    pass
-
-
-_Keras.__module__ = "keras.src.models"
 _SETTINGS: Any = est.WarmStartSettings
 
 
@@ -392,7 +386,6 @@ _SETTINGS: Any = est.WarmStartSettings
     ("arguments", "kind", "said"),
     [
         ({"model_fn": 7}, ArgumentTypeError, "model_fn=7"),
-        ({"model_fn": _Keras()}, UnsupportedError, "a Keras model"),
         ({"model_fn": lambda x: x}, ArgumentError, r"takes \(x\)"),
         ({"model_fn": lambda features, extra: 1}, ArgumentError, r"takes \(features, extra\)"),
         ({"params": 3}, ArgumentTypeError, "params=3"),

@@ -1,11 +1,8 @@
 """Loss, metrics, predictions and parameters are those of Keras on one device, for any split."""
 
 import itertools
-import os
-from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -15,21 +12,6 @@ from tests.fit.models import CLASSES, FEATURES, HIDDEN, Data, Net, make_data, ma
 
 EPOCHS = 2
 NAMES = ("loss", "accuracy", "weighted_accuracy")
-
-
-@pytest.fixture
-def keras() -> Iterator[Any]:
-    # Keras reads its backend when it is imported.
-    before = os.environ.get("KERAS_BACKEND")
-    os.environ["KERAS_BACKEND"] = "jax"
-    module = pytest.importorskip("keras")
-    if before is None:
-        del os.environ["KERAS_BACKEND"]
-    else:
-        os.environ["KERAS_BACKEND"] = before
-    # Keras adds a bias of another rank, which is an error in the other tests.
-    with jax.numpy_rank_promotion("allow"):
-        yield module
 
 
 def _weights_of(net: Any) -> list[np.ndarray]:

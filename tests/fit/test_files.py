@@ -79,6 +79,8 @@ def test_the_history_is_drawn(tmp_path: pathlib.Path) -> None:
     assert list(lines["training"]) == [1, 2, 3, 4]
     assert list(lines["validation"]) == [2, 4]
     assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "accuracy"]
+    # A notebook that has not loaded pyplot shows this.
+    assert figure._repr_png_().startswith(b"\x89PNG")
     assert repr(history).startswith("History of 4 epochs: loss ")
     with pytest.raises(ContextError, match="no epoch is complete"):
         History().plot()

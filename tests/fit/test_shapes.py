@@ -209,7 +209,7 @@ def test_integers_that_jax_would_cut_are_refused() -> None:
 
 
 def test_a_list_of_arrays_is_neither_arguments_nor_examples() -> None:
-    with pytest.raises(ArgumentTypeError, match=r"Pass tuple\(x\) for arguments"):
+    with pytest.raises(ArgumentTypeError, match=r"Pass tuple\(x\) for the arguments"):
         make_model(mirrored(2)).fit([DATA.x[:2], DATA.x[:2]], DATA.y[:2])
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import pathlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -124,6 +125,17 @@ def test_the_picture_shows_each_replica_where_its_device_is() -> None:
         assert replicas[picture.assignment.coordinates(r, part)] == r
         assert logical[picture.assignment.coordinates(r, part)] == part
     assert "0.0,0.1" in "\n".join(picture.lines())
+
+
+def test_a_title_that_is_wider_than_the_panels_is_drawn_whole(tmp_path: pathlib.Path) -> None:
+    topology = tpu.slice_of("v5e:2x2").topology
+    assignment = tpu.experimental.DeviceAssignment.build(topology, [1, 1, 1, 1], num_replicas=4)
+    widths = []
+    for title in ("short", "a long title " * 10):
+        path = _reports.Picture(assignment, 1, title).draw(tmp_path / "plan.png")
+        # The width is in the header of a PNG.
+        widths.append(int.from_bytes(path.read_bytes()[16:20], "big"))
+    assert widths[1] > 1.5 * widths[0]
 
 
 class Net(nnx.Module):

@@ -1,5 +1,6 @@
 """`ParameterServerStrategy`: variables on servers, functions on workers that are not in step."""
 
+import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +13,10 @@ from jaxdist._parameter_server.strategy.links import LocalTasks, RemoteTasks, Ta
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
 from jaxdist._parameter_server.strategy.worker_devices import find_worker_layouts
+from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._strategies import StrategyExtended
 from jaxdist._validate import as_integer, check_callable, show
+from jaxdist._values import Variable
 from jaxdist.errors import ArgumentError
 
 # Loops over them are not what somebody means by a dataset.
@@ -175,3 +178,7 @@ class ServerExtended(StrategyExtended):
     def parameter_devices(self) -> tuple[str, ...]:
         """The device on which the coordinator reads variables, as in TensorFlow."""
         return ("/job:chief/replica:0/task:0/device:CPU:0",)
+
+    def _place_with(self, variable: Variable) -> contextlib.AbstractContextManager[None]:
+        is_remote = isinstance(variable, ServerVariable)
+        return variable.place_new_here() if is_remote else contextlib.nullcontext()

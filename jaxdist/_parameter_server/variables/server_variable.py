@@ -1,5 +1,6 @@
 """`ServerVariable`: a variable whose value is on a parameter server."""
 
+import contextlib
 import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -46,6 +47,14 @@ class Storage(Protocol):
 
     def create(self, label: str, value: np.ndarray | bytes) -> str:
         """Create a variable of a value or an exported function; return its name there."""
+        ...
+
+    def find_server(self, name: str) -> int:
+        """Return the number of the server that has a variable."""
+        ...
+
+    def place_with(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Create variables in a block on the server that has this one."""
         ...
 
     def read(self, name: str) -> np.ndarray:
@@ -152,6 +161,16 @@ class ServerVariable(Variable):
             )
         memo[id(self)] = made
         return made
+
+    @property
+    def device(self) -> str:
+        """The full name of the CPU of the server that has the value."""
+        number = self._storage.find_server(self._remote_name)
+        return f"/job:ps/replica:0/task:{number}/device:CPU:0"
+
+    def place_new_here(self) -> contextlib.AbstractContextManager[None]:
+        """Return a block whose variables are on the server that has this one."""
+        return self._storage.place_with(self._remote_name)
 
     @property
     def remote_name(self) -> str:

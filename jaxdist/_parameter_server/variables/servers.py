@@ -1,16 +1,22 @@
 """`Servers`: the parameter servers of a job, as one of its other tasks uses them."""
 
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import numpy as np
 
+from jaxdist import _compat
 from jaxdist._parameter_server.server import Change, Changed, Creation, UpdateRegistration, Values
 from jaxdist._parameter_server.variables.fence import Fence
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 from jaxdist.errors import NotFoundError
+
+# The variable on whose server new ones are created; "" for the next server.
+_PLACED_WITH: ContextVar[str] = ContextVar("jaxdist_placed_with", default="")
 
 
 class ServerLink(Protocol):
@@ -130,8 +136,12 @@ class Servers:
             while name in self._place:
                 number += 1
                 name = f"{label}_{number}"
-            place = self._place[name] = self._next % len(self.links)
-            self._next += 1
+            beside = _PLACED_WITH.get()
+            # The server of the next variable is the same with and without one that is placed so.
+            step = 0 if beside in self._place else 1
+            place = self._next % len(self.links) if step else self._place[beside]
+            self._place[name] = place
+            self._next += step
         made = Creation(name, value)
         try:
             self._before_creation(place, [name])
@@ -139,10 +149,14 @@ class Servers:
         except BaseException:
             with self._lock:
                 del self._place[name]
-                self._next -= 1
+                self._next -= step
             raise
         self._note_made(place, made)
         return name
+
+    def place_with(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Create variables in a block on the server that has this one."""
+        return _compat.set_in_block(_PLACED_WITH, name)
 
     def register(self, place: int, registration: UpdateRegistration) -> list[str]:
         """Add an update program to a server; return the names of the new slots."""

@@ -332,7 +332,8 @@ class StrategyExtended(ExtendedV1):
     def colocate_vars_with(self, colocate_with_variable: Variable) -> Iterator[None]:
         """Place new variables in a block on the devices of another variable of this strategy.
 
-        All variables of a strategy are on all its devices, so this only checks its argument.
+        With parameter servers, they are on the server of that variable. All variables of another
+        strategy are on all its devices, so this only checks its argument.
 
         Raises:
             ContextError: Outside the scope of this strategy.
@@ -367,7 +368,13 @@ class StrategyExtended(ExtendedV1):
                 "Make it there, or leave colocate_vars_with out: all variables of a strategy are "
                 "on all its devices."
             )
-        yield
+        with self._place_with(given):
+            yield
+
+    def _place_with(self, variable: Variable) -> contextlib.AbstractContextManager[None]:
+        """Return a block whose variables are where this one is."""
+        del variable
+        return contextlib.nullcontext()
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[str, ...]:
         """Return the full names of the devices for state that belongs to no single variable.

@@ -85,8 +85,8 @@ _BINDING: ContextVar[Binding | None] = ContextVar("jaxdist_binding", default=Non
 current_binding = _BINDING.get
 
 
-def use_binding(binding: Binding) -> contextlib.AbstractContextManager[None]:
-    """Make `binding` the current one in the block."""
+def use_binding(binding: Binding | None) -> contextlib.AbstractContextManager[None]:
+    """Make `binding` the current one in the block; None for what is made outside of all traces."""
     return _compat.set_in_block(_BINDING, binding)
 
 

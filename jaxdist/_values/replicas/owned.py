@@ -49,8 +49,8 @@ def copy_if_writable(value: Any) -> Any:
 
 
 def copy_writable_leaves(tree: T) -> T:
-    """Return `tree` with read-only copies of its NumPy arrays; `tree` itself if it has none."""
-    if not any(isinstance(x, np.ndarray) for x in jax.tree.leaves(tree)):
+    """Return `tree` with read-only copies of its NumPy arrays; `tree` itself if it needs none."""
+    if not any(isinstance(x, np.ndarray) and not is_immutable(x) for x in jax.tree.leaves(tree)):
         return tree
     # Not through NNX modules: unflattening makes another module, and updates of it would be lost.
     leaves, treedef = jax.tree.flatten(tree, is_leaf=is_updated_in_place)

@@ -10,7 +10,13 @@ import optax
 from flax import nnx
 
 from jaxdist._validate import check_callable, check_instance, is_array, show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError, UnsupportedError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.estimator._model.keras_model import (
+    check_keras_model,
+    is_keras_object,
+    make_from_keras,
+)
+from jaxdist.estimator._model.keras_optimizer import check_optimizer
 from jaxdist.estimator._model.modules import get_module
 from jaxdist.estimator._model.spec import EstimatorSpec, ModeKeys
 
@@ -30,19 +36,23 @@ def make_model_fn(
     """Return a model function of five arguments.
 
     Raises:
-        UnsupportedError: A Keras model.
+        UnsupportedError: A Keras model of another backend, or with an optimizer that does more
+            than update weights.
         ArgumentError: A model function with other arguments, or `params` that it does not take; a
             module without loss or optimizer; a loss for a model function.
         ArgumentTypeError: An argument is of the wrong type.
     """
-    if any(kind.__module__.split(".")[0] == "keras" for kind in type(given).__mro__):
-        raise UnsupportedError(
-            f"{_CALLER} was given a Keras model as model_fn.\n\n"
-            "An Estimator takes a model function or a Flax NNX module.\n\n"
-            "Train the Keras model with its own compile and fit, in the strategy's scope."
-        )
     of_module = {"loss": loss, "optimizer": optimizer, "metrics": metrics}
+    if is_keras_object(given):
+        check_keras_model(given)
+        is_own = all(value is None for value in of_module.values())
+        if is_own and getattr(given, "compiled", False):
+            check_optimizer(given.name, given.optimizer)
+        else:
+            _check_parts(f"the Keras model {given.name!r}", loss, optimizer, metrics)
+        return make_from_keras(given, loss, optimizer, metrics, _take_mean_of_rows)
     if isinstance(given, nnx.Module):
+        _check_parts("a module", loss, optimizer, metrics)
         return _make_from_module(given, loss, optimizer, metrics)
     check_callable(
         _CALLER,
@@ -101,28 +111,41 @@ def _adapt(given: Callable[..., Any], params: Mapping[str, Any] | None) -> Model
     return call
 
 
-def _make_from_module(
-    module: nnx.Module, loss: Any, optimizer: Any, metrics: Mapping[str, Any] | None
-) -> ModelFn:
+def _check_parts(what: str, loss: Any, optimizer: Any, metrics: Mapping[str, Any] | None) -> None:
+    """Check what belongs to a module.
+
+    Raises:
+        ArgumentError: There is no loss, or no optimizer.
+        ArgumentTypeError: One is of the wrong type.
+    """
     rule = (
         "A module says how predictions are made, loss(predictions, labels) what is minimised, and "
         "optimizer how."
     )
     example = "Pass for instance loss=optax.l2_loss, optimizer=optax.adam(1e-3)."
+    if "Keras" in what:
+        example = f"{example[:-1]}, or none of them and a model that was compiled."
     for name, value in (("loss", loss), ("optimizer", optimizer)):
         if value is None:
             raise ArgumentError(
-                f"{_CALLER} was given a module, and no {name}.\n\n{rule}\n\n{example}"
+                f"{_CALLER} was given {what}, and no {name}.\n\n{rule}\n\n{example}"
             )
     check_callable(_CALLER, loss, "loss", example)
-    what = "an optax transformation"
-    check_instance(_CALLER, "optimizer", optimizer, optax.GradientTransformation, what, example)
+    kind = "an optax transformation"
+    check_instance(_CALLER, "optimizer", optimizer, optax.GradientTransformation, kind, example)
     if metrics is not None:
         remedy = "Pass {'accuracy': lambda predictions, labels: ...}."
         check_instance(_CALLER, "metrics", metrics, Mapping, "a dict of functions", remedy)
         for name, metric in metrics.items():
             check_callable(_CALLER, metric, f"metrics[{name!r}]", remedy)
 
+
+def _make_from_module(
+    module: nnx.Module,
+    loss: Callable[[Any, Any], Any],
+    optimizer: optax.GradientTransformation,
+    metrics: Mapping[str, Any] | None,
+) -> ModelFn:
     def call(features: Any, labels: Any, mode: str, params: Any, config: Any) -> EstimatorSpec:
         del params, config
         # A clone, so that each model begins with the values that the module was given with.

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxdist._compat import watch_made_variables
 from jaxdist._validate import check_callable, check_text
 from jaxdist.errors import ArgumentError, ContextError
 
@@ -48,19 +49,41 @@ _FRAME: contextvars.ContextVar[Frame | None] = contextvars.ContextVar("frame", d
 
 @contextlib.contextmanager
 def enter_model_fn(frame: Frame) -> Iterator[None]:
-    """Let `get_module` and `get_global_step` answer."""
+    """Let `get_module` and `get_global_step` answer, and refuse modules that are made otherwise."""
     token = _FRAME.set(frame)
     try:
-        yield
+        with watch_made_variables(_refuse_made):
+            yield
     finally:
         _FRAME.reset(token)
+
+
+def _refuse_made(kind: type, module: str | None) -> None:
+    """Refuse a parameter, or a module with variables, that belongs to the trace.
+
+    Other variables, such as those of `nnx.Rngs.fork`, are made in calls of modules too.
+    """
+    if module is None and not issubclass(kind, nnx.Param):
+        return
+    what = f"nnx.{kind.__name__}" if module is None else module
+    example = (
+        "nnx.Dict(w=nnx.Param(jnp.zeros(3)))" if module is None else f"{module}(..., rngs=rngs)"
+    )
+    raise ArgumentError(
+        f"estimator: model_fn made {'a' if what[0] not in 'AEIOU' else 'an'} {what} without "
+        "get_module.\n\n"
+        "A module that it makes in another way is made again in each trace, and is neither "
+        "trained nor saved.\n\n"
+        f"Write jaxdist.estimator.get_module(lambda rngs: {example}, name='another name'), with "
+        "one name for each module."
+    )
 
 
 def get_module(factory: Callable[[nnx.Rngs], Any], name: str = "model") -> Any:
     """Return a Flax NNX module of the model; make it if it does not exist.
 
-    Call it in a model function. Modules that the function makes otherwise are made again in each
-    trace, and are neither trained nor saved.
+    Call it in a model function. A module that the function makes otherwise is an error: it would
+    be made again in each trace, and neither trained nor saved.
 
     Args:
         factory: Makes the module of random keys: `lambda rngs: nnx.Linear(4, 2, rngs=rngs)`.

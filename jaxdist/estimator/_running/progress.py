@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxdist.errors import NonFiniteLossError
 from jaxdist.estimator._run_config import RunConfig
-from jaxdist.estimator._running.summaries import write_summary
+from jaxdist.estimator._running.summaries import Summaries
 
 _LOG = logging.getLogger("jaxdist")
 
@@ -71,7 +71,7 @@ class Progress:
     """
 
     def __init__(self, folder: pathlib.Path, config: RunConfig, *, is_chief: bool) -> None:
-        self._folder = folder
+        self._summaries = Summaries(folder)
         self._every = config.save_summary_steps if is_chief else None
         self._log_every = config.log_step_count_steps
         self._first: tuple[int, float] | None = None
@@ -89,14 +89,18 @@ class Progress:
         if self._every is not None and step >= self._next_summary:
             self._next_summary = step + self._every
             self._written = step
-            write_summary(self._folder, step, {"loss": loss})
+            self._summaries.write(step, {"loss": loss})
         if self._log_every is not None and step >= self._next_log:
             begin, began = self._first
             rate = (step - begin) / max(time.monotonic() - began, 1e-9)
             _LOG.info("step %d: loss %.6g, %.3g steps/s", step, float(np.asarray(loss)), rate)
             self._first, self._next_log = (step, time.monotonic()), step + self._log_every
 
-    def close(self, step: int) -> None:
+    def finish(self, step: int) -> None:
         """Write the summary of the last step."""
         if self._every is not None and self._loss is not None and step != self._written:
-            write_summary(self._folder, step, {"loss": self._loss})
+            self._summaries.write(step, {"loss": self._loss})
+
+    def close(self) -> None:
+        """Close the summaries, also after an error."""
+        self._summaries.close()

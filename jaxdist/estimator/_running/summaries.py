@@ -1,5 +1,6 @@
-"""`summaries.jsonl`: numbers of a training or an evaluation, one line for each step."""
+"""Numbers of a training or an evaluation: lines of JSON, and events for TensorBoard."""
 
+import contextlib
 import json
 import pathlib
 import time
@@ -8,17 +9,54 @@ from typing import Any
 
 import numpy as np
 
+from jaxdist.training import EXTRAS
+
 _NAME = "summaries.jsonl"
+TENSORBOARD = next(extra for extra in EXTRAS if extra.name == "tensorboardX")
+
+
+class Summaries:
+    """Writes `summaries.jsonl`, one line for each step, and events where tensorboardX is installed.
+
+    jaxdist itself reads the lines only.
+
+    Args:
+        folder: Where both are.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+        self._events: Any = None
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write the numbers of a step; they are on disk afterwards."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        plain = {name: float(np.asarray(value)) for name, value in values.items()}
+        line = json.dumps({"step": step, "time": time.time(), **plain})
+        with (self._folder / _NAME).open("a") as file:
+            # One write, so that a reader of another process sees whole lines.
+            file.write(line + "\n")
+        if not TENSORBOARD.is_installed:
+            return
+        if self._events is None:
+            from tensorboardX import SummaryWriter
+
+            self._events = SummaryWriter(str(self._folder))
+        for name, value in plain.items():
+            self._events.add_scalar(name, value, step)
+        self._events.flush()
+
+    def close(self) -> None:
+        """Close the file of events, and end the thread that writes it."""
+        events, self._events = self._events, None
+        if events is not None:
+            events.close()
 
 
 def write_summary(folder: pathlib.Path, step: int, values: Mapping[str, Any]) -> None:
-    """Add one line to the summaries of a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    plain = {name: float(np.asarray(value)) for name, value in values.items()}
-    line = json.dumps({"step": step, "time": time.time(), **plain})
-    with (folder / _NAME).open("a") as file:
-        # One write, so that a reader of another process sees whole lines.
-        file.write(line + "\n")
+    """Write the numbers of one step."""
+    with contextlib.closing(Summaries(folder)) as summaries:
+        summaries.write(step, values)
 
 
 def read_summaries(folder: pathlib.Path) -> dict[int, dict[str, float]]:

@@ -146,14 +146,17 @@ class _Loop:
         chain.add(spec.training_hooks or ())
         if training.is_chief:
             chain.add(spec.training_chief_hooks or ())
-        with self._saver.open(self._session) if self._saves else _nothing():
+        with (
+            contextlib.closing(self._progress),
+            self._saver.open(self._session) if self._saves else _nothing(),
+        ):
             context = chain.open(self._session)
             if self._saves:
                 self._saver.save_first(state)
             if not self._is_complete(state.read_step()):
                 self._take_steps(context, batch, batches)
             self._losses.check_all()
-            self._progress.close(state.step)
+            self._progress.finish(state.step)
             state.tell_end(training.config)
             if self._saves:
                 self._saver.end(state)

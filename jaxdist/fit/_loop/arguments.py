@@ -144,10 +144,11 @@ def _as_arrays(caller: str, name: str, tree: Any) -> Any:
     # A list of numbers is one array, and not a pytree of scalars.
     if isinstance(tree, list):
         if any(getattr(entry, "ndim", 0) for entry in tree):
+            parts = "arguments of the module" if name == "x" else "targets of several outputs"
             raise ArgumentTypeError(
                 f"{caller} was given {name}={show(tree)}, a list of arrays.\n\n"
-                "It could be the arguments of the module, or examples.\n\n"
-                f"Pass tuple({name}) for arguments, or np.stack({name}) for examples."
+                f"It could be the {parts}, or examples.\n\n"
+                f"Pass tuple({name}) for the {parts}, or np.stack({name}) for examples."
             )
         return convert((), tree)
     return jax.tree_util.tree_map_with_path(

@@ -16,11 +16,11 @@ from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.fit._step.classes import weigh_classes
 from jaxdist.fit._step.find_metrics import measure_sums
-from jaxdist.fit._step.losses import Loss, align, measure_examples, sum_weighted
 from jaxdist.fit._step.metrics import Metric
+from jaxdist.fit._step.output_losses import Losses
 from jaxdist.training import reduce_and_update
 
-LOSS, ROWS = "loss", "rows"
+LOSS, ROWS, PART = "loss", "rows", "loss of an output"
 # What a step returns is one vector, so that fetching the sums of a step is one copy of one array.
 # The layout has the name and shape of each part; index i of a name is that metric.
 Layout = tuple[tuple[tuple[str, str], tuple[int, ...]], ...]
@@ -57,7 +57,7 @@ class Steps:
 
     Args:
         module: The module, to see which arguments it takes.
-        loss: A function of `(y_true, y_pred)`.
+        losses: The loss, or that of each output.
         metrics: Metrics in which each example counts once.
         weighted: Metrics in which each example counts with its weight.
         compute_dtype: The dtype of parameters and inputs during a call; None is as they are.
@@ -66,12 +66,12 @@ class Steps:
     def __init__(
         self,
         module: nnx.Module,
-        loss: Loss,
+        losses: Losses,
         metrics: Sequence[Metric],
         weighted: Sequence[Metric],
         compute_dtype: Any,
     ) -> None:
-        self._loss, self._dtype = loss, compute_dtype
+        self._losses, self._dtype = losses, compute_dtype
         self._metrics = [(m.name, m, False) for m in metrics]
         taken = {m.name for m in metrics}
         # As in Keras: the weighted metric of two with one name gets a prefix.
@@ -85,7 +85,7 @@ class Steps:
     @property
     def names(self) -> list[str]:
         """The names of the loss and the metrics, in the order of the logs."""
-        return [LOSS, *(name for name, _, _ in self._metrics)]
+        return [LOSS, *self._losses.names.values(), *(name for name, _, _ in self._metrics)]
 
     # Inside a replica
 
@@ -158,19 +158,11 @@ class Steps:
             weight = jnp.asarray(weight, jnp.float32)
             shape = counts.shape + (1,) * (weight.ndim - 1)
             weight = jnp.where(counts.reshape(shape) > 0, weight, 0)
-        losses = measure_examples("fit.Model", "the loss", self._loss, *align(y, outputs), rows)
-        if weight is not None and weight.shape == (*losses.shape, 1):
-            weight = weight[..., 0]
-        if weight is not None and weight.shape != losses.shape[: weight.ndim]:
-            raise ShapeError(
-                f"fit.Model was given sample_weight of local shape {list(weight.shape)}, and the "
-                f"loss has values of local shape {list(losses.shape)}.\n\n"
-                "A weight belongs to an example, [N], or has the first dims of the values of the "
-                "loss.\n\n"
-                f"Pass sample_weight with {losses.ndim} dims or fewer, such as [N]."
-            )
-        of_loss = weight if weight is not None or mask is None else counts
-        sums = {(LOSS, ""): sum_weighted(losses, of_loss), (ROWS, ""): jnp.sum(counts)}
+        total, parts = self._losses.sum_all(
+            y, outputs, weight, None if mask is None else counts, rows
+        )
+        sums = {(LOSS, ""): total, (ROWS, ""): jnp.sum(counts)}
+        sums |= {(PART, name): part for name, part in parts.items()}
         of_example = counts if weight is None else _reduce_weight(weight)
         for index, (_, metric, is_weighted) in enumerate(self._metrics):
             given = counts
@@ -201,6 +193,8 @@ class Steps:
             at += size
         rows = float(found[ROWS, ""])
         logs = {LOSS: float(found[LOSS, ""]) / rows if rows else math.nan}
+        for part, name in self._losses.names.items():
+            logs[name] = float(found[PART, part]) / rows if rows else math.nan
         for index, (name, metric, _) in enumerate(self._metrics):
             parts = {part: v for (i, part), v in found.items() if i == str(index)}
             logs[name] = float(metric.result(parts))

@@ -27,7 +27,7 @@ class _Recorder:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [item for item in items if _takes_strategy(item)]
+        items[:] = [item for item in items if takes_strategy(item)]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -68,6 +68,7 @@ def run_contracts(tests: Sequence[str]) -> dict[str, str]:
     return recorder.outcomes
 
 
-def _takes_strategy(item: pytest.Item) -> bool:
+def takes_strategy(item: pytest.Item) -> bool:
+    """Whether a test holds for every strategy."""
     callspec = getattr(item, "callspec", None)
     return callspec is not None and "strategy_row" in callspec.params

@@ -1,5 +1,6 @@
 """`WorkerExtended`: the lower-level interface of a strategy of one worker."""
 
+import contextlib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from jaxdist._collectives import ReduceOp
 from jaxdist._devices import runtime
 from jaxdist._parameter_server.strategy.version_1.own_task import OwnTask
+from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._strategies import StrategyExtended
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_list, check_instance
@@ -56,6 +58,11 @@ class WorkerExtended(StrategyExtended):
         if self._task is None or self._strategy.layout.variables_on is not None:
             return super().parameter_devices
         return tuple(f"/job:ps/task:{n}" for n in range(len(self._task.ps)))
+
+    def _place_with(self, variable: Variable) -> contextlib.AbstractContextManager[None]:
+        # Without a cluster there are no servers.
+        is_remote = isinstance(variable, ServerVariable)
+        return variable.place_new_here() if is_remote else contextlib.nullcontext()
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
         """Return the variable with the first name: its server also has the state.

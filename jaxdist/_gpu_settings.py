@@ -1,0 +1,262 @@
+"""Settings of XLA, NCCL and CUDA for GPUs: which ones, when they help, and who says so."""
+
+import dataclasses
+import shlex
+from typing import Any
+
+from jaxdist._validate import as_integer, show
+from jaxdist.errors import ArgumentError
+
+_CALLER = "config.gpu_flags"
+TRAININGS = ("data_parallel", "fsdp")
+# The generation of a GPU, which is what the advice depends on.
+_GENERATIONS = {
+    "a100": "ampere",
+    "h100": "hopper",
+    "h200": "hopper",
+    "b200": "blackwell",
+    "gb200": "blackwell",
+}
+_NVLINK_4 = ("hopper", "blackwell")
+_TOOLBOX = "https://docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance"
+_NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+_MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext, configs/gpu/a3/llama_3.1_405b/128vm.sh"
+# NVIDIA's page has this value for layers of any size.
+_WHOLE_LAYER = 8 * 2**30
+# MaxText has this value for 1,024 H100.
+_ALL_GRADIENTS = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One setting that jaxdist recommends and never makes.
+
+    Attributes:
+        name: The environment variable, or the flag inside of `XLA_FLAGS`.
+        value: Its value.
+        trainings: For which kinds of training it is.
+        generations: For which generations of GPUs; empty is all.
+        helps: When it helps.
+        source: Who says so.
+    """
+
+    name: str
+    value: str
+    trainings: tuple[str, ...]
+    generations: tuple[str, ...]
+    helps: str
+    source: str
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it is a part of `XLA_FLAGS`."""
+        return self.name.startswith("--")
+
+
+_FOR_BOTH = (
+    Setting(
+        "JAX_OPTIMIZATION_LEVEL",
+        "O1",
+        TRAININGS,
+        (),
+        "collectives run beside computation: the latency-hiding scheduler, collectives of one "
+        "layer beside the computation of the next, two buffers for loops; compiling takes longer",
+        _TOOLBOX,
+    ),
+    Setting(
+        "XLA_PYTHON_CLIENT_MEM_FRACTION",
+        "0.9",
+        TRAININGS,
+        (),
+        "JAX takes 0.75 of the memory without it; lower it to 0.8 where NCCL or cuDNN run out",
+        _TOOLBOX,
+    ),
+    Setting(
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "1",
+        TRAININGS,
+        ("hopper",),
+        "keeps the order of kernels, so that collectives start in time; slower on Blackwell",
+        _TOOLBOX,
+    ),
+    Setting(
+        "NCCL_NVLS_ENABLE",
+        "1",
+        TRAININGS,
+        _NVLINK_4,
+        "the switch of NVLink 4 adds up for all-reduces inside a host; takes some memory",
+        f"{_TOOLBOX}; {_NCCL}",
+    ),
+    Setting(
+        "--xla_gpu_enable_command_buffer",
+        "FUSION,CUSTOM_CALL",
+        TRAININGS,
+        ("blackwell",),
+        "starts kernels as CUDA graphs, which saves time of the CPU",
+        _TOOLBOX,
+    ),
+)
+
+
+def list_settings(
+    training: str, generation: str, *, layer_bytes: int | None, gradient_bytes: int | None
+) -> list[Setting]:
+    """List the settings for a kind of training on a generation of GPUs."""
+    large = "large messages use more of the bandwidth"
+    of_gradients = Setting(
+        "--xla_gpu_all_reduce_combine_threshold_bytes",
+        str(gradient_bytes or _ALL_GRADIENTS),
+        ("data_parallel",),
+        (),
+        f"{large}, and small ones start earlier: try 16 MB up to all gradients, in steps of 2; "
+        "a strategy with bytes_per_pack sets its own value",
+        f"{_TOOLBOX}; {_MAXTEXT}",
+    )
+    of_layers = [
+        Setting(
+            f"--xla_gpu_{kind}_combine_threshold_bytes",
+            str(layer_bytes or _WHOLE_LAYER),
+            ("fsdp",),
+            (),
+            f"{large}: at least the {what} of one layer",
+            _TOOLBOX,
+        )
+        for kind, what in (("all_gather", "parameters"), ("reduce_scatter", "gradients"))
+    ]
+    return [
+        setting
+        for setting in (*_FOR_BOTH, of_gradients, *of_layers)
+        if training in setting.trainings
+        and (not setting.generations or generation in setting.generations)
+    ]
+
+
+class GpuFlags(dict[str, str]):
+    """Environment variables for a training on GPUs, with the reason for each setting.
+
+    A dict from the names of environment variables to their values. `XLA_FLAGS` has all flags.
+
+    Args:
+        settings: What it is made of.
+
+    Attributes:
+        settings: Each setting with when it helps, and its source.
+    """
+
+    def __init__(self, settings: list[Setting]) -> None:
+        variables = {s.name: s.value for s in settings if not s.is_flag}
+        flags = " ".join(f"{s.name}={s.value}" for s in settings if s.is_flag)
+        super().__init__({**variables, **({"XLA_FLAGS": flags} if flags else {})})
+        self.settings = tuple(settings)
+
+    def to_shell(self) -> str:
+        """Return lines for a shell. Flags are added to those that `XLA_FLAGS` has already."""
+        lines = [
+            f'export {name}="${{{name}:-}} {value}"'
+            if name == "XLA_FLAGS"
+            else f"export {name}={shlex.quote(value)}"
+            for name, value in self.items()
+        ]
+        return "\n".join(lines)
+
+    def explain(self) -> str:
+        """Return each setting with when it helps, and who says so."""
+        parts = [f"{s.name}={s.value}\n    {s.helps}\n    {s.source}" for s in self.settings]
+        return "\n".join(parts)
+
+
+def gpu_flags(
+    training: str,
+    *,
+    chip: str = "h100",
+    layer_bytes: int | None = None,
+    gradient_bytes: int | None = None,
+) -> GpuFlags:
+    """Return the settings of XLA and NCCL that are recommended for training on NVIDIA GPUs.
+
+    Nothing is set. XLA, NCCL and CUDA read these variables when a process starts them, so set
+    them before: in the shell, or in `os.environ` before the first line that uses JAX. They have no
+    effect on CPUs and TPUs, where XLA reads the flags and ignores them.
+
+    Args:
+        training: `"data_parallel"`, where gradients are all-reduced, or `"fsdp"`, where
+            parameters are all-gathered and gradients are reduce-scattered.
+        chip: `"a100"`, `"h100"`, `"h200"`, `"b200"` or `"gb200"`.
+        layer_bytes: The bytes of the parameters of the largest layer, for `"fsdp"`: collectives
+            of up to that many bytes become one. 8 GiB without it, as on NVIDIA's page.
+        gradient_bytes: The same for the all-reduces of `"data_parallel"`; at most the bytes of all
+            gradients. 1 GiB without it, as MaxText has for 1,024 H100.
+
+    Returns:
+        A dict for `os.environ.update`. `to_shell()` gives lines for a shell, and `explain()` says
+        when each setting helps, and who says so.
+
+    Raises:
+        ArgumentError: An unknown training or chip, or bytes for the other kind of training.
+
+    Cost:
+        None.
+
+    Example:
+        >>> flags = jaxdist.config.gpu_flags("fsdp", chip="h100", layer_bytes=436_000_000)
+        >>> print(flags.to_shell())
+        export JAX_OPTIMIZATION_LEVEL=O1
+        export XLA_PYTHON_CLIENT_MEM_FRACTION=0.9
+        export CUDA_DEVICE_MAX_CONNECTIONS=1
+        export NCCL_NVLS_ENABLE=1
+        export XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_all_gather_combine_threshold_bytes=436000000 \
+--xla_gpu_reduce_scatter_combine_threshold_bytes=436000000"
+
+    Source:
+        NVIDIA's "Tips for High-Performance LLMs with JAX and XLA"; MaxText's scripts for H100.
+    """
+    if not isinstance(training, str) or training not in TRAININGS:
+        raise ArgumentError(
+            f"{_CALLER} was given training={show(training)}.\n\n"
+            f"Kinds of training are {', '.join(map(repr, TRAININGS))}.\n\n"
+            "Pass 'data_parallel' if each GPU has all parameters, and 'fsdp' if they are divided."
+        )
+    for name, given, other in (
+        ("layer_bytes", layer_bytes, "data_parallel"),
+        ("gradient_bytes", gradient_bytes, "fsdp"),
+    ):
+        if given is not None and training == other:
+            raise ArgumentError(
+                f"{_CALLER} was given training={training!r} and {name}={given!r}.\n\n"
+                "layer_bytes is for 'fsdp', and gradient_bytes for 'data_parallel'.\n\n"
+                f"Remove {name}, or pass the other kind of training."
+            )
+    return GpuFlags(
+        list_settings(
+            training,
+            find_generation(chip),
+            layer_bytes=_as_bytes("layer_bytes", layer_bytes),
+            gradient_bytes=_as_bytes("gradient_bytes", gradient_bytes),
+        )
+    )
+
+
+def find_generation(chip: Any) -> str:
+    """Return the generation of a GPU.
+
+    Raises:
+        ArgumentError: It is unknown.
+    """
+    if not isinstance(chip, str) or chip not in _GENERATIONS:
+        raise ArgumentError(
+            f"{_CALLER} was given chip={show(chip)}.\n\n"
+            f"Settings are known for {', '.join(_GENERATIONS)}.\n\n"
+            "Pass the one of the same generation as your GPU: a100 for Ampere, h100 for Hopper, "
+            "b200 for Blackwell."
+        )
+    return _GENERATIONS[chip]
+
+
+def generation_of_kind(device_kind: str) -> str | None:
+    """Return the generation for a `device_kind` of JAX, such as "NVIDIA H100 80GB HBM3"."""
+    words = device_kind.lower().replace("-", " ").split()
+    return next((g for chip, g in _GENERATIONS.items() if chip in words), None)
+
+
+def _as_bytes(name: str, given: Any) -> int | None:
+    return None if given is None else as_integer(_CALLER, name, given, least=1)

@@ -1,0 +1,202 @@
+"""From a Keras model to a model function."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from jaxdist._keras import Rows, keras_module, use_rows
+from jaxdist._strategies import get_replica_context
+from jaxdist.errors import ArgumentError, ShapeError, UnsupportedError
+from jaxdist.estimator._model.keras_metrics import check_metrics, compute_metrics
+from jaxdist.estimator._model.keras_optimizer import make_transformation
+from jaxdist.estimator._model.modules import get_module
+from jaxdist.estimator._model.spec import EstimatorSpec, ModeKeys
+
+_CALLER = "estimator.Estimator"
+
+# Note [Keras models of an Estimator]
+# The variables of a Keras model become those of an NNX module, and its calls are `stateless_call`.
+# So checkpoints, replicas and parameter servers treat it as any other module. Their names have a
+# number, since Keras gives the layers of a second model other names.
+
+
+def is_keras_object(given: Any) -> bool:
+    """Whether a value is of a class of Keras, which may not be imported."""
+    return any(kind.__module__.split(".")[0] == "keras" for kind in type(given).__mro__)
+
+
+def check_keras_model(model: Any) -> None:
+    """Check that it is a model that can be called as a pure function of JAX.
+
+    Raises:
+        ArgumentError: It is another object of Keras.
+        UnsupportedError: Keras uses another backend, or the model has variables in Flax.
+    """
+    if not isinstance(model, keras_module("models.model").Model):
+        raise ArgumentError(
+            f"{_CALLER} was given a {type(model).__name__} of Keras as model_fn.\n\n"
+            "A Keras model is a keras.Model, such as keras.Sequential.\n\n"
+            "Pass keras.Sequential([keras.Input(shape), layer])."
+        )
+    config = keras_module("backend.config")
+    if config.backend() != "jax" or config.is_nnx_enabled():
+        found = "KERAS_NNX_ENABLED" if config.backend() == "jax" else repr(config.backend())
+        raise UnsupportedError(
+            f"{_CALLER} was given the Keras model {model.name!r}, and Keras uses {found}.\n\n"
+            "Strategies of jaxdist train models of the JAX backend. Keras reads its backend once, "
+            "when it is imported.\n\n"
+            "Start the program with KERAS_BACKEND=jax, and KERAS_NNX_ENABLED=false."
+        )
+
+
+class _Values(nnx.Module):
+    """The values of the variables of a Keras model."""
+
+    def __init__(self, model: Any) -> None:
+        trainable, fixed = model.trainable_variables, model.non_trainable_variables
+        self.trainable = nnx.Dict({n: nnx.Param(x) for n, x in _name(trainable).items()})
+        self.fixed = nnx.Dict({n: nnx.BatchStat(x) for n, x in _name(fixed).items()})
+
+
+def _name(variables: Sequence[Any]) -> dict[str, Any]:
+    # Copies: a step may delete the arrays that it was given.
+    return {f"{n:04d}_{v.name}": jnp.array(np.asarray(v.value)) for n, v in enumerate(variables)}
+
+
+def make_from_keras(
+    model: Any,
+    loss: Callable[[Any, Any], Any] | None,
+    optimizer: optax.GradientTransformation | None,
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None,
+    take_mean_of_rows: Callable[[Any], Any],
+) -> Callable[..., EstimatorSpec]:
+    """Return a model function of five arguments.
+
+    Args:
+        model: The Keras model.
+        loss: A loss of predictions and labels; None for that of `compile`.
+        optimizer: An optax transformation; None for that of `compile`.
+        metrics: Metrics by name, with `loss`.
+        take_mean_of_rows: Makes one value of each row of what `loss` returns.
+    """
+
+    def call(features: Any, labels: Any, mode: str, params: Any, config: Any) -> EstimatorSpec:
+        del params, config
+        shapes = jax.tree.map(_take_shape, (features, labels))
+        values = get_module(lambda rngs: _build(model, mode, *shapes, is_own=loss is None))
+        trainable = [v[...] for _, v in sorted(values.trainable.items())]
+        fixed = [v[...] for _, v in sorted(values.fixed.items())]
+        training = {"training": mode == ModeKeys.TRAIN} if model._call_has_training_arg else {}
+        rows = jax.tree.leaves(features)[0].shape[0]
+        with _use_replica(mode, rows):
+            found = model.stateless_call(trainable, fixed, features, return_losses=True, **training)
+        predictions, after, added = found
+        if mode == ModeKeys.PREDICT:
+            return EstimatorSpec(mode, predictions=predictions)
+        if labels is None:
+            raise ArgumentError(
+                f"{_CALLER}: input_fn gives features and no labels.\n\n"
+                "The loss of a Keras model needs both.\n\n"
+                "Let the dataset of input_fn give pairs (features, labels)."
+            )
+        is_train = mode == ModeKeys.TRAIN
+        if is_train:
+            _write_fixed(values, fixed, after)
+        if loss is not None:
+            own = {name: metric(predictions, labels) for name, metric in (metrics or {}).items()}
+            of_rows = take_mean_of_rows(loss(predictions, labels)) + sum(added)
+            return EstimatorSpec(
+                mode, predictions, of_rows, train_op=optimizer, eval_metric_ops=own
+            )
+        with _use_replica(mode, rows):
+            held = (trainable, after)
+            data = {"x": features, "y": labels, "y_pred": predictions, "training": is_train}
+            total = _compute_loss(model, held, added, data)
+        return EstimatorSpec(
+            mode,
+            predictions,
+            total,
+            train_op=make_transformation(model.optimizer) if is_train else None,
+            eval_metric_ops=None if is_train else compute_metrics(model, labels, predictions),
+        )
+
+    return call
+
+
+def _build(model: Any, mode: str, features: Any, labels: Any, *, is_own: bool) -> _Values:
+    """Make what Keras makes at the first batch, and return the values of all variables."""
+    if is_own and mode != ModeKeys.PREDICT and labels is not None:
+        model._symbolic_build(data_batch=(features, labels))
+        check_metrics(model)
+    elif not all(layer.built for layer in model._flatten_layers()):
+        backend = keras_module("backend")
+        make = lambda s: backend.KerasTensor(s.shape, str(s.dtype))  # noqa: E731
+        backend.compute_output_spec(model, jax.tree.map(make, features), training=False)
+    _check_layers(model)
+    if not model.variables:
+        raise ShapeError(
+            f"{_CALLER} was given the Keras model {model.name!r}, which has no variables.\n\n"
+            "There is nothing to train.\n\nAdd a layer with weights, such as keras.layers.Dense(1)."
+        )
+    return _Values(model)
+
+
+def _check_layers(model: Any) -> None:
+    """Refuse statistics over the rows of all replicas, which may have different batches."""
+    for layer in model._flatten_layers():
+        if getattr(layer, "synchronized", False):
+            raise UnsupportedError(
+                f"{_CALLER} was given the Keras model {model.name!r}, whose layer {layer.name!r} "
+                "has synchronized=True.\n\n"
+                "The replicas of an Estimator have batches of their own, and each normalizes with "
+                "its own statistics.\n\n"
+                "Leave synchronized out, or train the model with its own fit in the strategy's "
+                "scope."
+            )
+
+
+def _take_shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _use_replica(mode: str, rows: int) -> Any:
+    """Let layers of Keras draw random numbers by replica, as `fit` of Keras does."""
+    replica = get_replica_context()
+    if mode != ModeKeys.TRAIN or replica is None:
+        return use_rows(None)
+    total = rows * replica.num_replicas_in_sync
+    return use_rows(Rows(rows, total, replica, has_shares=False))
+
+
+def _write_fixed(values: _Values, before: Sequence[Any], after: Sequence[Any]) -> None:
+    """Write what the layers have changed: moving statistics as means over the replicas."""
+    changed = {
+        name: new
+        for (name, _), old, new in zip(sorted(values.fixed.items()), before, after, strict=True)
+        if new is not old
+    }
+    floats = {n: x for n, x in changed.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
+    replica = get_replica_context()
+    if floats and replica is not None:
+        changed |= replica.all_reduce("mean", jax.lax.stop_gradient(floats))
+    for name, new in changed.items():
+        values.fixed[name][...] = new
+
+
+def _compute_loss(
+    model: Any, variables: tuple[Any, Any], added: list[Any], data: dict[str, Any]
+) -> Any:
+    """Return the loss of `compile` as the mean over the rows, and what the layers have added."""
+    counts = [jnp.zeros(v.shape, v.dtype) for v in model.metrics_variables]
+    model._losses_override.clear()
+    model._losses_override = added
+    try:
+        loss, _ = model.stateless_compute_loss(*variables, counts, sample_weight=None, **data)
+    finally:
+        model._losses_override.clear()
+    return loss

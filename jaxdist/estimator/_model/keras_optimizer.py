@@ -1,0 +1,54 @@
+"""An optimizer of Keras as an optax transformation."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxdist._keras import keras_module
+from jaxdist.errors import UnsupportedError
+
+
+def check_optimizer(name: str, optimizer: Any) -> None:
+    """Check that an optimizer of Keras is a function of its state and the gradients.
+
+    Args:
+        name: The name of the model.
+        optimizer: Its optimizer.
+
+    Raises:
+        UnsupportedError: It scales the loss, or overwrites weights by their averages.
+    """
+    scales = isinstance(
+        optimizer, keras_module("optimizers.loss_scale_optimizer").LossScaleOptimizer
+    )
+    if not scales and not getattr(optimizer, "use_ema", False):
+        return
+    what = "a LossScaleOptimizer" if scales else "an optimizer with use_ema=True"
+    instead = "mixed_bfloat16, which needs no scaling" if scales else "optax.ema in an optax chain"
+    raise UnsupportedError(
+        f"estimator.Estimator was given the Keras model {name!r} with {what}.\n\n"
+        "An Estimator passes gradients to the optimizer, and saves the weights that it returns.\n\n"
+        f"Use {instead}, or train the model with its own fit in the strategy's scope."
+    )
+
+
+def make_transformation(optimizer: Any) -> optax.GradientTransformation:
+    """Return a transformation whose updates lead to the weights that the optimizer computes.
+
+    The optimizer has been built. Its state begins with the values that it has.
+    """
+
+    def init(params: Any) -> list[Any]:
+        del params
+        return [jnp.array(np.asarray(v.value)) for v in optimizer.variables]
+
+    def update(grads: Any, state: list[Any], params: Any = None) -> tuple[Any, list[Any]]:
+        before, treedef = jax.tree.flatten(params)
+        after, state = optimizer.stateless_apply(state, jax.tree.leaves(grads), before)
+        updates = [new - old for new, old in zip(after, before, strict=True)]
+        return treedef.unflatten(updates), list(state)
+
+    return optax.GradientTransformation(init, update)

@@ -1,0 +1,167 @@
+"""The losses of `compile`: one function, or one for each output of a model with several."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jaxdist._validate import as_number, show
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.fit._step.losses import CALLER, Loss, align, find_loss, measure_examples, sum_weighted
+
+# The key of an output in the dict, list or tuple that the model returns.
+Key = str | int
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputLoss:
+    """A loss and the output that it is for.
+
+    Attributes:
+        key: The key of the output; None is all that the model returns.
+        function: A function of `(y_true, y_pred)`.
+        weight: What its value is multiplied with in the total.
+    """
+
+    key: Key | None
+    function: Loss
+    weight: float = 1.0
+
+
+class Losses:
+    """The losses of a model, and their weighted sum.
+
+    Args:
+        entries: One loss without a key, or one for each output that has one.
+    """
+
+    def __init__(self, entries: Sequence[OutputLoss]) -> None:
+        self._entries = tuple(entries)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The name in the logs of the loss of each output; empty for a single loss, as in Keras."""
+        if len(self._entries) == 1:
+            return {}
+        return {name_output(e.key): f"{name_output(e.key)}_loss" for e in self._entries}
+
+    def sum_all(
+        self, y: Any, outputs: Any, weight: jax.Array | None, counts: jax.Array | None, rows: int
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Return the total over the examples of this replica, and the part of each output.
+
+        `weight` is that of the examples. `counts` is 0 for padding and counts without a weight.
+        """
+        total: Any = 0.0
+        parts: dict[str, jax.Array] = {}
+        for entry in self._entries:
+            what, of_entry = "the loss", (y, outputs)
+            if entry.key is not None:
+                what = f"the loss of the output {entry.key!r}"
+                of_entry = pick(what, "y", y, entry.key), pick(what, "outputs", outputs, entry.key)
+            values = measure_examples("fit.Model", what, entry.function, *align(*of_entry), rows)
+            part = sum_weighted(values, counts if weight is None else _fit(what, values, weight))
+            total = total + (part if entry.weight == 1.0 else entry.weight * part)
+            if self.names:
+                parts[name_output(entry.key)] = part
+        return total, parts
+
+
+def find_losses(loss: Any, loss_weights: Any) -> Losses:
+    """Return the losses of `compile(loss=, loss_weights=)`.
+
+    Raises:
+        ArgumentError: No output has a loss, or the weights are for other outputs.
+        ArgumentTypeError: A loss or a weight is of another type.
+    """
+    entries = _entries_of(loss)
+    if entries is None:
+        if loss_weights is not None:
+            raise ArgumentError(
+                f"{CALLER} was given loss_weights={show(loss_weights)} and one loss.\n\n"
+                "loss_weights has a number for each loss of a model with several outputs.\n\n"
+                "Multiply in the loss, or pass loss={'a': ..., 'b': ...}."
+            )
+        return Losses([OutputLoss(None, find_loss(loss))])
+    found = {key: find_loss(entry) for key, entry in entries.items() if entry is not None}
+    if not found:
+        raise ArgumentError(
+            f"{CALLER} was given loss={show(loss)}.\n\n"
+            "At least one output has a loss; None is for those without.\n\n"
+            "Pass for instance loss={'a': 'mse'}."
+        )
+    weights = _find_weights(loss_weights, found, entries)
+    return Losses([OutputLoss(key, function, weights[key]) for key, function in found.items()])
+
+
+def _entries_of(given: Any) -> dict[Key, Any] | None:
+    """Return the entries of a dict, list or tuple by the key of their output."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    return dict(enumerate(given)) if isinstance(given, (list, tuple)) else None
+
+
+def _find_weights(
+    loss_weights: Any, found: Mapping[Key, Loss], entries: Mapping[Key, Any]
+) -> dict[Key, float]:
+    if loss_weights is None:
+        return dict.fromkeys(found, 1.0)
+    given = _entries_of(loss_weights)
+    if given is None:
+        raise ArgumentTypeError(
+            f"{CALLER} was given loss_weights={show(loss_weights)}.\n\n"
+            "It is a dict or a list of numbers, as loss.\n\n"
+            f"Pass for instance loss_weights={dict.fromkeys(found, 1.0)}."
+        )
+    if given.keys() not in (found.keys(), entries.keys()):
+        raise ArgumentError(
+            f"{CALLER} was given loss_weights of the outputs {list(given)}, and losses of "
+            f"{list(found)}.\n\n"
+            "Each output with a loss has a weight, and no other one.\n\n"
+            f"Pass for instance loss_weights={dict.fromkeys(found, 1.0)}."
+        )
+    return {key: as_number(CALLER, f"loss_weights[{key!r}]", given[key]) for key in found}
+
+
+def name_output(key: Key | None) -> str:
+    """Return the name of an output in logs: its key, or `output_0` for the first of a list."""
+    return f"output_{key}" if isinstance(key, int) else str(key)
+
+
+def pick(what: str, where: str, tree: Any, key: Key) -> Any:
+    """Return the output of a key from what a model returned, or from its targets.
+
+    Raises:
+        ArgumentError: There is none of this key.
+    """
+    entries = _entries_of(tree)
+    if entries is None or key not in entries:
+        name = "y" if where == "y" else "what the model returns"
+        has = show(tree) if entries is None else f"a {type(tree).__name__} with {list(entries)}"
+        raise ArgumentError(
+            f"fit.Model looked for {what}: {name} is {has}.\n\n"
+            "With several losses or metrics by output, the model returns a dict, a list or a "
+            "tuple, and y has the same keys.\n\n"
+            f"Give {name} the key {key!r}, or pass to compile the keys that are there."
+        )
+    return entries[key]
+
+
+def _fit(what: str, losses: jax.Array, weight: jax.Array) -> jax.Array:
+    """Return the weights of the values of a loss.
+
+    Raises:
+        ShapeError: Their dims are not the first dims of the values.
+    """
+    if weight.shape == (*losses.shape, 1):
+        weight = weight[..., 0]
+    if weight.shape != losses.shape[: weight.ndim]:
+        raise ShapeError(
+            f"fit.Model was given sample_weight of local shape {list(weight.shape)}, and "
+            f"{what} has values of local shape {list(losses.shape)}.\n\n"
+            "A weight belongs to an example, [N], or has the first dims of the values of the "
+            "loss.\n\n"
+            f"Pass sample_weight with {losses.ndim} dims or fewer, such as [N]."
+        )
+    return weight
