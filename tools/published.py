@@ -129,7 +129,8 @@ def format_row(run: Run, expected: Expected, tflops: float) -> str:
     waits = f"{expected.ici:.2f} s ICI" + (f", {expected.dcn:.2f} s DCN" if run.slices > 1 else "")
     return (
         f"| {run.config} | {run.slices} x {run.topology} | {run.tflops:g} | {tflops:.1f} | {how} | "
-        f"{run.utilisation:.1f} % | {100 * tflops / peak:.1f} % | {expected.seconds:.2f} s | {waits} |"
+        f"{run.utilisation:.1f} % | {100 * tflops / peak:.1f} % | {expected.seconds:.2f} s | "
+        f"{waits} |"
     )
 
 

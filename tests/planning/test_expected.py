@@ -1,4 +1,4 @@
-"""The expected time of a plan: the schedule of the compiled program, at efficiencies of the chip."""
+"""The expected time of a plan: the schedule of its program, at efficiencies of the chip."""
 
 import dataclasses
 from pathlib import Path
