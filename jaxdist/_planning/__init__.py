@@ -1,6 +1,7 @@
 """Plans of a step for a TPU slice that this machine does not have."""
 
 from jaxdist._hooks import COMPILE_FOR as _COMPILE_FOR
+from jaxdist._planning.expected import predict_expected as predict_expected
 from jaxdist._planning.leaf_roles import get_roles as get_roles
 from jaxdist._planning.planner import Source as Source
 from jaxdist._planning.planner import compile_for as _compile_for

@@ -9,9 +9,10 @@ from typing import Any
 import jax
 
 from jaxdist import hlo
+from jaxdist._planning.expected import predict_expected
 from jaxdist._planning.leaf_roles import Role, get_roles
 from jaxdist._program import CompiledProgram, CompiledRow, InSlot, Program, find_carried_arguments
-from jaxdist._reports import Memory, Times, Traffic
+from jaxdist._reports import Expected, Memory, Times, Traffic
 from jaxdist.cost import Chip
 from jaxdist.errors import DeviceError
 
@@ -33,6 +34,7 @@ class Needs:
         unknown_loops: Loops whose number of iterations is unknown; one iteration is counted.
         kept_state: Bytes of old state that exist beside the new state, since it is not donated.
         unknown: Operations that run and are not counted.
+        expected: The expected time of a program for TPUs.
     """
 
     memory: Memory
@@ -43,6 +45,7 @@ class Needs:
     unknown_loops: int = 0
     kept_state: int = 0
     unknown: tuple[str, ...] = ()
+    expected: Expected | None = None
 
 
 def compile_needs(program: Program, device: Chip) -> Needs:
@@ -88,6 +91,7 @@ def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) 
     )
     unknown = done.unknown_loops + sum(row.times is None for row in rows)
     memory = _read_memory(compiled, held, device)
+    is_tpu = program.layout.platform == "tpu"
     return Needs(
         memory,
         done.flops,
@@ -97,6 +101,7 @@ def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) 
         unknown,
         _count_kept_state(program),
         done.unknown,
+        predict_expected(text, program.layout, device) if is_tpu else None,
     )
 
 

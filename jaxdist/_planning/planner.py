@@ -139,6 +139,7 @@ def _plan_for_target(
         hbm_traffic=needs.hbm_traffic,
         traffic=needs.traffic,
         times=needs.times,
+        expected=needs.expected,
         notes=_collect_notes(target, needs),
     )
     if not made.memory.fits:

@@ -1,5 +1,6 @@
 """What is shown: tables, pictures and numbers as text; plans of steps for slices of TPUs."""
 
+from jaxdist._reports.parts import Expected as Expected
 from jaxdist._reports.parts import Memory as Memory
 from jaxdist._reports.parts import Times as Times
 from jaxdist._reports.parts import Traffic as Traffic

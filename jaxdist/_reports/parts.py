@@ -95,3 +95,21 @@ class Times:
     def predicted(self) -> float:
         """The time if communication and work do not overlap."""
         return max(self.compute, self.hbm) + self.collectives
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """Seconds of a step at the efficiencies of the chip, with what its schedule overlaps.
+
+    `work` is the time in which a device computes. `ici` and `dcn` are the times in which it waits
+    for collectives, inside a slice and between slices, and does not compute.
+    """
+
+    work: float
+    ici: float
+    dcn: float
+
+    @property
+    def seconds(self) -> float:
+        """The time of the step."""
+        return self.work + self.ici + self.dcn

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxdist._reports.parts import Memory, Times, Traffic
+from jaxdist._reports.parts import Expected, Memory, Times, Traffic
 from jaxdist._reports.picture import Picture
 from jaxdist._reports.tables import Report, Table
 from jaxdist._reports.words import count, plural, seconds, share, size
@@ -40,6 +40,8 @@ class SlicePlan(Report):
         hbm_traffic: Bytes that one device reads and writes.
         traffic: Collectives, by link and kind.
         times: Bounds and prediction; None if the compiler refused.
+        expected: The time at the efficiencies of the chip, with what the schedule overlaps; None
+            if the compiler refused.
         efficiency: Rows per second of each device, divided by the rows per second of one device
             alone.
         efficiency_note: Why there is no efficiency, or what it is compared with.
@@ -67,6 +69,7 @@ class SlicePlan(Report):
     hbm_traffic: int | None
     traffic: tuple[Traffic, ...]
     times: Times | None
+    expected: Expected | None = None
     efficiency: float | None = None
     efficiency_note: str = ""
     advice: tuple[str, ...] = ()
@@ -225,10 +228,23 @@ class SlicePlan(Report):
             f"{seconds(max(times.compute, times.hbm))} of work and {seconds(times.collectives)} of "
             f"collectives; at least {seconds(times.bound)}, by {times.bound_by}"
         )
+        if self.expected is not None:
+            yield self._expectation(self.expected)
         if self.efficiency is not None:
             yield f"Scaling efficiency: {share(self.efficiency)} {self.efficiency_note}"
         elif self.efficiency_note:
             yield f"Scaling efficiency: unknown, {self.efficiency_note}"
+
+    def _expectation(self, expected: Expected) -> str:
+        """Return the sentence of the expected time."""
+        waits = [f"{seconds(expected.ici)} of waits for ICI"]
+        if self.num_slices > 1:
+            waits.append(f"{seconds(expected.dcn)} of waits for DCN")
+        return (
+            f"Expected: {seconds(expected.seconds)} a step, with the overlap of the schedule and "
+            f"the efficiencies of cost.EFFICIENCY: {seconds(expected.work)} of work, "
+            f"{' and '.join(waits)}"
+        )
 
     def _collectives(self) -> Table:
         """Return the table of collectives."""

@@ -5,6 +5,8 @@ from jaxdist.cost._chip import Chip as Chip
 from jaxdist.cost._chip import chip_of as chip_of
 from jaxdist.cost._chip import devices_per_chip as devices_per_chip
 from jaxdist.cost._chip import generation_of as generation_of
+from jaxdist.cost._efficiency import EFFICIENCY as EFFICIENCY
+from jaxdist.cost._efficiency import Efficiency as Efficiency
 from jaxdist.cost._fit import Fit as Fit
 from jaxdist.cost._fit import Sample as Sample
 from jaxdist.cost._fit import fitted as fitted

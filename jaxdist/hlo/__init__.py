@@ -8,6 +8,8 @@ from jaxdist.hlo._known import KINDS as KINDS
 from jaxdist.hlo._known import unknown as unknown
 from jaxdist.hlo._repeated import RepeatedGather as RepeatedGather
 from jaxdist.hlo._repeated import repeated_gathers as repeated_gathers
+from jaxdist.hlo._schedule import Schedule as Schedule
+from jaxdist.hlo._schedule import schedule as schedule
 from jaxdist.hlo._text import end_sources_at as end_sources_at
 from jaxdist.hlo._text import num_participants as num_participants
 from jaxdist.hlo._work import Work as Work

@@ -77,10 +77,14 @@ def collectives(text: str) -> tuple[CompiledCollective, ...]:
         >>> c.kind, c.operands, c.bytes_per_device, c.groups
         ('all-reduce', 1, 16, ((0, 1),))
     """
-    module = _text.read(text)
+    return tuple(find_collectives(_text.read(text)).values())
+
+
+def find_collectives(module: Module) -> "dict[tuple[str, str], CompiledCollective]":
+    """Return the collectives by the names of their computations and of their instructions."""
     walk = _Walk(module)
     walk.computation(module.entry, 1, in_loop=False, in_branch=False)
-    return tuple(walk.found.values())
+    return walk.found
 
 
 class _Walk:

@@ -44,6 +44,9 @@ _SOLVERS = frozenset({"cholesky", "triangular-solve", "ragged-dot"})
 _KNOWN = _MOVE.union(KINDS) | PRODUCTS | _SOLVERS | {"async", "custom-call", "fusion"}
 _ASYNC = re.compile(r"-(start|update|done)$")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
+# Of the estimate that the author of a kernel gave, and of JAX's kernels that have none.
+_SENDS_NOTHING = '"remote_bytes_transferred":"0"'
+_ATTENTION = "flash_mha_bwd_"
 
 
 class Call(enum.Enum):
@@ -78,6 +81,8 @@ _CALLS = (
     ("AllocateBuffer", Call.NAME),
     ("AsyncCollective", Call.NAME),  # the text also has the collective itself
     ("ConcatBitcast", Call.NAME),
+    ("SliceId", Call.NAME),
+    ("ZeroCrop", Call.MOVE),
     ("annotate_device_placement", Call.NAME),
     ("Sharding", Call.NAME),
     ("SPMDFullToShardShape", Call.NAME),
@@ -132,12 +137,17 @@ def unknown(text: str) -> tuple[str, ...]:
     for computation in module.computations.values():
         for i in computation.values():
             opcode = _ASYNC.sub("", i.opcode)
-            if opcode == "custom-call" and find_call(i) is not Call.UNKNOWN:
+            if opcode == "custom-call" and (find_call(i) is not Call.UNKNOWN or _is_local(i)):
                 continue
             # `name_if_uncounted` also names solvers, which run on one device.
             if opcode not in _SOLVERS and (name := name_if_uncounted(i)):
                 found[name] = None
     return tuple(found)
+
+
+def _is_local(i: Instruction) -> bool:
+    """Whether it is known of a kernel of Pallas that it sends nothing to other devices."""
+    return _SENDS_NOTHING in i.rest or i.name.startswith(_ATTENTION)
 
 
 def describe_line(line: str) -> str:

@@ -3,9 +3,10 @@
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxdist.hlo import _text
+from jaxdist.hlo._kernels import count_kernel
 from jaxdist.hlo._known import (
     PRODUCTS,
     Call,
@@ -69,6 +70,11 @@ def work(text: str) -> Work:
     return _Count(_text.read(text)).total()
 
 
+def make_counter(module: Module) -> Callable[[dict[str, Instruction], Instruction], Work]:
+    """Return a function of a computation and one of its instructions: the work of one run."""
+    return _Count(module)._instruction
+
+
 class _Count:
     """A sum over computations, each of which is read once."""
 
@@ -127,6 +133,9 @@ class _Count:
         if i.opcode in PRODUCTS or (i.opcode == "custom-call" and find_call(i) in _OF_LIBRARIES):
             count = count_products(within, i)
             return Work(count, 0) if count is not None else Work(0, 0, unknown=(_name_call(i),))
+        kernel = count_kernel(within, i)
+        if kernel is not None:
+            return Work(kernel, 0)
         name = name_if_uncounted(i)
         return Work(0, 0, unknown=(name,) if name else ())
 

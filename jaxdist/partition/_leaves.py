@@ -16,6 +16,8 @@ from jaxdist.partition._resolve import Leaf
 
 # The metadata keys under which versions of Flax store the names of a variable's dims.
 _NAMES = ("out_sharding", "sharding_names", "sharding")
+# The metadata key of a variable whose dim 0 is over layers that a scan runs.
+STACKED = "stacked_layers"
 
 
 @dataclasses.dataclass
@@ -102,7 +104,11 @@ def _collect_from_graph(
         elif is_param(path, variable):
             role = "parameter"
         leaf = Leaf(
-            _join_path(map(str, path)), tuple(value.shape), value.dtype, _names_of(variable, value)
+            _join_path(map(str, path)),
+            tuple(value.shape),
+            value.dtype,
+            _names_of(variable, value),
+            bool(variable.get_metadata().get(STACKED)),
         )
         yield Entry(leaf, value, role, variable.set_raw_value)
 

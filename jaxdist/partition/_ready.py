@@ -52,7 +52,8 @@ def tensor_parallel() -> Rules:
     all-reduce at the end of each block. The projection to the vocabulary is split by its outputs,
     and the rest is replicated. The number of heads must be a multiple of the number of logical
     devices. Kernels of layers that are stacked in one array (`nnx.scan`) have one more dim in
-    front, and need rules of their own.
+    front. With the metadata `stacked_layers=True` of their variables, they are placed as a kernel
+    of one layer; otherwise they need rules of their own.
 
     Example:
         >>> rules = partition.tensor_parallel()

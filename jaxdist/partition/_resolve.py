@@ -47,6 +47,7 @@ class Leaf:
     shape: tuple[int, ...]
     dtype: Any
     names: tuple[str | None, ...] | None = None  # of its dims
+    stacked: bool = False  # dim 0 is over layers, and is neither sharded nor split
 
     def __str__(self) -> str:
         return f"{self.path}, {self.dtype}{list(self.shape)}"
@@ -59,6 +60,10 @@ def resolve(leaf: Leaf, placement: Placement, layout: ReplicaMesh) -> ResolvedPl
         ShapeError: A dim does not exist, or the devices do not divide it.
         ArgumentError: Axes or names do not exist.
     """
+    if leaf.stacked and leaf.shape:
+        names = leaf.names and leaf.names[1:]
+        row = dataclasses.replace(leaf, shape=leaf.shape[1:], names=names, stacked=False)
+        return _stack(resolve(row, placement, layout), layout)
     chosen = (
         _resolve_names(leaf, placement, layout) if isinstance(placement, ByNames) else placement
     )
@@ -77,6 +82,15 @@ def resolve(leaf: Leaf, placement: Placement, layout: ReplicaMesh) -> ResolvedPl
         return ResolvedPlacement(layout.replicated)
     spec = PartitionSpec(*[None] * split, layout.logical_axes)
     return ResolvedPlacement(NamedSharding(layout.mesh, spec))
+
+
+def _stack(row: ResolvedPlacement, layout: ReplicaMesh) -> ResolvedPlacement:
+    """Return the placement of many layers in one array, from the placement of one layer."""
+    entries = tuple(row.sharding.spec)
+    if not entries:
+        return row
+    sharding = NamedSharding(layout.mesh, PartitionSpec(None, *entries))
+    return ResolvedPlacement(sharding, None if row.cut is None else row.cut.insert_dim(0))
 
 
 def _resolve_dim(leaf: Leaf, placement: Placement, dim: int) -> int:

@@ -48,6 +48,7 @@ MADE_BY_JAXDIST = {
     "jaxdist.DistributedIterator",
     "jaxdist.GradientReport",
     "jaxdist.cost.Chip",
+    "jaxdist.cost.Efficiency",
     "jaxdist.cost.Fit",
     "jaxdist.Program",
     "jaxdist.coordinator.PerWorkerDataset",

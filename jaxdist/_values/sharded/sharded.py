@@ -362,9 +362,7 @@ GATHERED = "jaxdist_gathered"
 
 def gather_whole(value: Sharded, layout: ReplicaMesh) -> Any:
     """Gather the whole array inside a step; its gradient is a piece of the mean over replicas."""
-    cut, axes = value.cut, value.cut.over(layout)
-    pieces = cut.pieces(layout)
-    held = value.held
+    cut, held = value.cut, value.held
     if cut.dim >= held.ndim or held.shape[cut.dim] != cut.size:
         raise ReplicaValueError(
             f"An array in pieces was used in a step as {held.dtype}{list(held.shape)}, in a node "
@@ -373,12 +371,27 @@ def gather_whole(value: Sharded, layout: ReplicaMesh) -> Any:
             "the array gives something else.\n\n"
             "Gather it before the scan: jaxdist.partition.gather(value)."
         )
-    # The transpose of the all-gather sums over `axes` only. So `OPEN` sums the gradient over the
-    # other axes, and divides it by the number of replicas.
+    own = open_to_gather(value, layout)
+    return gather_opened(own, cut, layout)
+
+
+def open_to_gather(value: Sharded, layout: ReplicaMesh) -> Any:
+    """Return the piece of this replica for `gather_opened`, in a step.
+
+    The gradient of the piece becomes that of the mean over replicas, once for all rows of a scan.
+    """
+    # The transpose of the all-gather sums over the axes of the cut only. So `OPEN` sums the
+    # gradient over the other axes, and divides it by the number of replicas.
+    axes = value.cut.over(layout)
     others = tuple(a for a in layout.replica_axes if a not in axes)
-    if pieces == 1 and layout.num_replicas == 1:
-        return open_piece(held, cut, layout)
-    own = open_piece(held, cut, layout, divisor=layout.num_replicas, others=others)
+    if layout.num_replicas == 1:
+        return open_piece(value.held, value.cut, layout)
+    return open_piece(value.held, value.cut, layout, divisor=layout.num_replicas, others=others)
+
+
+def gather_opened(own: Any, cut: Cut, layout: ReplicaMesh) -> Any:
+    """Gather the whole array of pieces from `open_to_gather`, or of a row of each of them."""
+    pieces = cut.pieces(layout)
     if pieces == 1:
         return own
     whole = _all_gather(own, cut, layout)

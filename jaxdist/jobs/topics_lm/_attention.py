@@ -6,6 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxdist.jobs.topics_lm._attend import attend
+from jaxdist.jobs.topics_lm._schema import ModelConfig
+
 Cache = dict[str, jax.Array]  # key and value, each [row, slot, head, head dim]
 
 _LONGEST_WAVE = 10_000.0  # wavelength of the slowest rotation, in positions / (2 pi)
@@ -37,23 +40,25 @@ def rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
 
 
 class Attention(nnx.Module):
-    """Causal self-attention. Every head has `width / heads` dims."""
+    """Causal self-attention. Every head has `config.dims_of_a_head` dims."""
 
     def __init__(
-        self, width: int, heads: int, *, out_init: Any, linear: dict[str, Any], rngs: nnx.Rngs
+        self, config: ModelConfig, *, out_init: Any, linear: dict[str, Any], rngs: nnx.Rngs
     ) -> None:
-        self.heads = heads
-        self.query = nnx.Linear(width, width, rngs=rngs, **linear)
-        self.key = nnx.Linear(width, width, rngs=rngs, **linear)
-        self.value = nnx.Linear(width, width, rngs=rngs, **linear)
-        self.out = nnx.Linear(width, width, rngs=rngs, **{**linear, "kernel_init": out_init})
+        width, self.heads, self.head_dim = config.width, config.heads, config.dims_of_a_head
+        inner = self.heads * self.head_dim
+        self.how, self.chunk = config.attention, config.attention_chunk
+        self.query = nnx.Linear(width, inner, rngs=rngs, **linear)
+        self.key = nnx.Linear(width, inner, rngs=rngs, **linear)
+        self.value = nnx.Linear(width, inner, rngs=rngs, **linear)
+        self.out = nnx.Linear(inner, width, rngs=rngs, **{**linear, "kernel_init": out_init})
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Attend from each position to itself and those before it: `[b, s, d]` in and out."""
         positions = jnp.arange(x.shape[1])
         query, key, value = self._project(x, positions)
-        seen = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-        return self.out(seen.reshape(x.shape))
+        seen = attend(query, key, value, how=self.how, chunk=self.chunk)
+        return self.out(seen.reshape(*x.shape[:2], -1))
 
     def step(self, x: jax.Array, cache: Cache, position: jax.Array) -> tuple[jax.Array, Cache]:
         """Attend from one position `[b, d]` to the cache, and return the output and the new cache.
@@ -70,19 +75,18 @@ class Attention(nnx.Module):
         }
         is_filled = (jnp.arange(slots) <= position)[None, None, None]  # [b, head, query, slot]
         seen = jax.nn.dot_product_attention(query, cache["key"], cache["value"], mask=is_filled)
-        return self.out(seen.reshape(x.shape)), cache
+        return self.out(seen.reshape(x.shape[0], -1)), cache
 
     def empty_cache(self, rows: int, slots: int) -> Cache:
         """Return an empty cache for `slots` positions."""
-        width = self.query.out_features
-        shape = (rows, slots, self.heads, width // self.heads)
+        shape = (rows, slots, self.heads, self.head_dim)
         dtype = self.query.dtype or jnp.float32
         return {name: jnp.zeros(shape, dtype) for name in ("key", "value")}
 
     def _project(
         self, x: jax.Array, positions: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        by_head = (*x.shape[:2], self.heads, x.shape[2] // self.heads)
+        by_head = (*x.shape[:2], self.heads, self.head_dim)
         query, key, value = (
             project(x).reshape(by_head) for project in (self.query, self.key, self.value)
         )

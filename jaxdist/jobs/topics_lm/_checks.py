@@ -1,11 +1,13 @@
 """Checks of a language model's configuration: sizes that must fit each other."""
 
+import math
+
 from jaxdist.errors import ConfigError
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._partitions import PARTITIONS
 from jaxdist.jobs._strategy.build import count_logical_devices
+from jaxdist.jobs.topics_lm._attend import FLASH_MULTIPLE
 from jaxdist.jobs.topics_lm._schema import TopicsConfig
-from jaxdist.jobs.topics_lm._text import VOCABULARY
 
 
 def check_sizes(loaded: LoadedConfig[TopicsConfig]) -> None:
@@ -16,6 +18,7 @@ def check_sizes(loaded: LoadedConfig[TopicsConfig]) -> None:
             cannot share the model equally.
     """
     _check_heads(loaded)
+    _check_flash(loaded)
     asked = loaded.values.strategy
     # Tensor parallelism splits heads, hidden dims and the vocabulary over the logical devices.
     if PARTITIONS[asked.partition].is_split:
@@ -23,7 +26,16 @@ def check_sizes(loaded: LoadedConfig[TopicsConfig]) -> None:
 
 
 def _check_heads(loaded: LoadedConfig[TopicsConfig]) -> None:
-    width, heads = loaded.values.model.width, loaded.values.model.heads
+    model = loaded.values.model
+    width, heads = model.width, model.heads
+    if model.head_dim:
+        if model.head_dim % 2:
+            raise ConfigError(
+                f"{loaded.origin('model.head_dim')}: model.head_dim is {model.head_dim}.\n\n"
+                "Rotary positions rotate pairs of dims, so a head has an even number of them.\n\n"
+                f"Set model.head_dim to {model.head_dim + 1}, or to 0 for width / heads."
+            )
+        return
     # Rotary positions rotate pairs of dims, so a head needs an even number of dims.
     fitting = [n for n in range(1, width + 1) if width % n == 0 and width // n % 2 == 0]
     if heads not in fitting:
@@ -36,6 +48,18 @@ def _check_heads(loaded: LoadedConfig[TopicsConfig]) -> None:
                 if near
                 else f"Set model.width to an even number, such as {width + 1}."
             )
+        )
+
+
+def _check_flash(loaded: LoadedConfig[TopicsConfig]) -> None:
+    length = loaded.values.data.sequence_length
+    if loaded.values.model.attention == "flash" and length % FLASH_MULTIPLE:
+        near = length + -length % FLASH_MULTIPLE
+        raise ConfigError(
+            f"{loaded.origin('model.attention')}: model.attention is 'flash', and "
+            f"data.sequence_length is {length}.\n\n"
+            f"The kernel works on blocks of {FLASH_MULTIPLE} positions.\n\n"
+            f"Set data.sequence_length to {near}, or model.attention to 'chunked'."
         )
 
 
@@ -52,10 +76,20 @@ def _check_divides(loaded: LoadedConfig[TopicsConfig], count: int) -> None:
                 f"Set model.{entry} to {' or '.join(str(n) for n in (low, high) if n)}, or "
                 f"strategy.logical_devices to a divisor of {size}."
             )
-    if VOCABULARY % count:
+    length = loaded.values.data.sequence_length
+    if loaded.values.model.split_residual and length % count:
+        raise ConfigError(
+            f"{loaded.origin('model.split_residual')}: model.split_residual is true, and {count} "
+            f"logical devices cannot share the {length} positions of data.sequence_length "
+            f"equally.\n\nEach logical device has the same number of positions.\n\n"
+            f"Set data.sequence_length to {length + -length % count}, or model.split_residual to "
+            "false."
+        )
+    vocabulary = loaded.values.model.vocabulary
+    if vocabulary % count:
         raise ConfigError(
             f"{loaded.origin('strategy.logical_devices')}: strategy.logical_devices is {count}, "
-            f"and the vocabulary has {VOCABULARY} bytes.\n\n"
+            f"and the vocabulary has {vocabulary} entries.\n\n"
             f"Each logical device has the same number of them.\n\n"
-            f"Set it to a power of two, up to {VOCABULARY}."
+            f"Set it to a divisor of {vocabulary}, such as {math.gcd(vocabulary, count)}."
         )

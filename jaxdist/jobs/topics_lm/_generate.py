@@ -9,6 +9,7 @@ from jaxdist._program import RunOptions
 from jaxdist._strategies import Strategy
 from jaxdist.jobs.topics_lm._attention import Cache
 from jaxdist.jobs.topics_lm._model import Transformer
+from jaxdist.jobs.topics_lm._text import VOCABULARY
 
 _Carry = tuple[jax.Array, list[Cache]]  # the current byte, and the caches of the bytes before it
 
@@ -44,6 +45,8 @@ def next_bytes(
     def step(carry: _Carry, position: jax.Array) -> tuple[_Carry, jax.Array]:
         token, caches = carry
         logits, caches = model.step(token[None], caches, position)
+        # A larger vocabulary has entries that are no bytes.
+        logits = logits[:, :VOCABULARY]
         # The argmax of logits plus Gumbel noise is a sample of their softmax. At temperature 0 it
         # is the plain argmax, without a second program.
         noise = jax.random.gumbel(jax.random.fold_in(key, position), logits[0].shape)

@@ -7,26 +7,31 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxdist import partition
 from jaxdist.jobs.topics_lm._attention import Attention, Cache
 from jaxdist.jobs.topics_lm._schema import ModelConfig
-from jaxdist.jobs.topics_lm._text import VOCABULARY
-from jaxdist.partition import remat_policy
+from jaxdist.jobs.topics_lm._stacked import StackedRows, gather_as, stack, take
 
 _SPREAD = 0.02  # standard deviation of initial parameters
 
 
 class Mlp(nnx.Module):
-    """An up-projection, GELU, and a down-projection."""
+    """An up-projection, GELU, and a down-projection; or SiLU of a gate, times the up-projection."""
 
     def __init__(
-        self, width: int, hidden: int, *, out_init: Any, linear: dict[str, Any], rngs: nnx.Rngs
+        self, config: ModelConfig, *, out_init: Any, linear: dict[str, Any], rngs: nnx.Rngs
     ) -> None:
+        width, hidden = config.width, config.hidden
         self.up = nnx.Linear(width, hidden, rngs=rngs, **linear)
         self.down = nnx.Linear(hidden, width, rngs=rngs, **{**linear, "kernel_init": out_init})
+        self.is_gated = config.mlp == "gated"
+        if self.is_gated:
+            self.gate = nnx.Linear(width, hidden, rngs=rngs, **linear)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Apply the MLP: `[..., d]` in and out."""
-        return self.down(nnx.gelu(self.up(x)))
+        up = self.up(x)
+        return self.down(nnx.silu(self.gate(x)) * up if self.is_gated else nnx.gelu(up))
 
 
 class Layer(nnx.Module):
@@ -39,26 +44,32 @@ class Layer(nnx.Module):
         out_init = nnx.initializers.normal(_SPREAD / math.sqrt(2 * config.layers))
         linear = {"use_bias": False, "kernel_init": normal, "dtype": dtype}
         self.attention_norm = nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
-        self.attention = Attention(
-            config.width, config.heads, out_init=out_init, linear=linear, rngs=rngs
-        )
+        self.attention = Attention(config, out_init=out_init, linear=linear, rngs=rngs)
         self.mlp_norm = nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
-        self.mlp = Mlp(config.width, config.hidden, out_init=out_init, linear=linear, rngs=rngs)
-        self.dropout = config.dropout
+        self.mlp = Mlp(config, out_init=out_init, linear=linear, rngs=rngs)
+        self.dropout, self.splits = config.dropout, config.split_residual
 
     def __call__(self, x: jax.Array, keys: jax.Array | None) -> jax.Array:
         """Apply the layer: `[b, s, d]` in and out. `keys` has a random key for each row.
 
         Without keys there is no dropout.
         """
-        x = x + self._drop_out(self.attention(self.attention_norm(x)), keys, 0)
-        return x + self._drop_out(self.mlp(self.mlp_norm(x)), keys, 1)
+        x = self._split(x)
+        x = self._split(x + self._drop_out(self.attention(self.attention_norm(x)), keys, 0))
+        return self._split(x + self._drop_out(self.mlp(self.mlp_norm(x)), keys, 1))
 
     def step(self, x: jax.Array, cache: Cache, position: jax.Array) -> tuple[jax.Array, Cache]:
         """Apply the layer to one position `[b, d]`, with the cache of the positions before it."""
         seen, cache = self.attention.step(self.attention_norm(x), cache, position)
         x = x + seen
         return x + self.mlp(self.mlp_norm(x)), cache
+
+    def _split(self, x: jax.Array) -> jax.Array:
+        """Split the positions over the logical devices of a replica, if configured."""
+        if not self.splits:
+            return x
+        split: jax.Array = partition.constrain(x, partition.Split(1))
+        return split
 
     def _drop_out(self, x: jax.Array, keys: jax.Array | None, place: int) -> jax.Array:
         if keys is None or not self.dropout:
@@ -89,53 +100,121 @@ class Transformer(nnx.Module):
         dtype = jnp.dtype(config.dtype)
         normal = nnx.initializers.normal(_SPREAD)
         self.embed = nnx.Embed(
-            VOCABULARY, config.width, embedding_init=normal, dtype=dtype, rngs=rngs
+            config.vocabulary, config.width, embedding_init=normal, dtype=dtype, rngs=rngs
         )
-        self.layers = nnx.List(Layer(config, rngs=rngs) for _ in range(config.layers))
+        self.layers: Any = (
+            stack(lambda own: Layer(config, rngs=own), config.layers, rngs)
+            if config.scan_layers
+            else nnx.List(Layer(config, rngs=rngs) for _ in range(config.layers))
+        )
         self.norm = nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
-        self.unembed = nnx.Linear(
-            config.width, VOCABULARY, use_bias=False, kernel_init=normal, dtype=dtype, rngs=rngs
-        )
+        if config.output == "own":
+            self.unembed = nnx.Linear(
+                config.width,
+                config.vocabulary,
+                use_bias=False,
+                kernel_init=normal,
+                dtype=dtype,
+                rngs=rngs,
+            )
         self.config = config
 
     def __call__(self, tokens: jax.Array, keys: jax.Array | None = None) -> jax.Array:
-        """Return float32 logits `[b, s, 256]` of the byte after each of `tokens` `[b, s]`.
+        """Return float32 logits `[b, s, v]` of the byte after each of `tokens` `[b, s]`.
 
         Args:
             tokens: Integers from 0 to 255.
             keys: A random key for each row `[b]`, for dropout; None is without dropout.
         """
+        x = self._embed(tokens)
+        if self.config.scan_layers:
+            return self._unembed(self._scan_layers(x, keys))
         run = _RUNS[self.config.remat]
-        x = self.embed(tokens)
         for number, layer in enumerate(self.layers):
             own = None if keys is None else _fold_keys(keys, number)
             x = run(layer, x, own)
-        return self.unembed(self.norm(x)).astype(jnp.float32)
+        return self._unembed(x)
 
     def step(
         self, tokens: jax.Array, caches: list[Cache], position: jax.Array
     ) -> tuple[jax.Array, list[Cache]]:
-        """Return logits `[b, 256]` of the byte after `tokens` `[b]`, which are at `position`."""
-        x = self.embed(tokens)
+        """Return logits `[b, v]` of the byte after `tokens` `[b]`, which are at `position`."""
+        x = self._embed(tokens)
         after = []
-        for layer, cache in zip(self.layers, caches, strict=True):
+        for number, cache in enumerate(caches):
+            layer = take(self.layers, number) if self.config.scan_layers else self.layers[number]
             x, new = layer.step(x, cache, position)
             after.append(new)
-        return self.unembed(self.norm(x)).astype(jnp.float32), after
+        return self._unembed(x), after
 
     def empty_caches(self, rows: int, slots: int) -> list[Cache]:
         """Return an empty cache for each layer."""
-        return [layer.attention.empty_cache(rows, slots) for layer in self.layers]
+        config = self.config
+        layers = [self.layers] * config.layers if config.scan_layers else self.layers
+        return [layer.attention.empty_cache(rows, slots) for layer in layers]
+
+    def _scan_layers(self, x: jax.Array, keys: jax.Array | None) -> jax.Array:
+        """Apply all layers in one loop, whose body is compiled once."""
+        rows = StackedRows.open(self.layers, *self._dtypes)
+
+        def body(x: jax.Array, given: tuple[jax.Array, list[jax.Array]]) -> tuple[jax.Array, None]:
+            number, arrays = given
+            own = None if keys is None else _fold_keys(keys, number)
+            return rows.make_layer(arrays)(x, own), None
+
+        policy = _POLICIES[self.config.remat]
+        if self.config.remat != "none":
+            # A loop is never merged with another one, so nothing has to prevent that.
+            body = jax.checkpoint(body, policy=policy, prevent_cse=False)
+        x, _ = jax.lax.scan(body, x, (jnp.arange(self.config.layers), rows.arrays))
+        return x
+
+    @property
+    def _dtypes(self) -> tuple[Any, Any]:
+        """The dtypes in which parameters are gathered, and gradients summed between slices."""
+        return jnp.dtype(self.config.dtype), jnp.dtype(self.config.sums_between_slices)
+
+    def _embed(self, tokens: jax.Array) -> jax.Array:
+        if not self.config.scan_layers:
+            return self.embed(tokens)
+        table = gather_as(self.embed.embedding.get_raw_value(), *self._dtypes)
+        return jnp.take(table, tokens, axis=0).astype(self.config.dtype)
+
+    def _unembed(self, x: jax.Array) -> jax.Array:
+        x = self.norm(x)
+        dtype = jnp.dtype(self.config.dtype)
+        if self.config.output == "shared":
+            table = gather_as(self.embed.embedding.get_raw_value(), *self._dtypes)
+            return (x @ table.T.astype(dtype)).astype(jnp.float32)
+        if not self.config.scan_layers:
+            return self.unembed(x).astype(jnp.float32)
+        kernel = gather_as(self.unembed.kernel.get_raw_value(), *self._dtypes)
+        return (x @ kernel.astype(dtype)).astype(jnp.float32)
 
 
-# What a layer keeps for the backward pass: everything; everything except gathered parameters; only
-# its inputs.
+def _keep_products(primitive: Any, *_: Any, **params: Any) -> bool:
+    """Policy for `jax.checkpoint` that keeps products with parameters, which have no batch dims."""
+    if primitive.name != "dot_general":
+        return False
+    _, batch_dims = params["dimension_numbers"]
+    return not any(batch_dims)
+
+
+# What a layer keeps for the backward pass: everything; everything except gathered parameters;
+# products with parameters; only its inputs.
+_POLICIES: dict[str, Any] = {
+    "none": None,
+    "parameters": partition.remat_policy,
+    "products": _keep_products,
+    "layers": None,
+}
 _RUNS: dict[str, Any] = {
     "none": Layer.__call__,
-    "parameters": nnx.remat(Layer.__call__, policy=remat_policy),
+    "parameters": nnx.remat(Layer.__call__, policy=partition.remat_policy),
+    "products": nnx.remat(Layer.__call__, policy=_keep_products),
     "layers": nnx.remat(Layer.__call__),
 }
 
 
-def _fold_keys(keys: jax.Array, number: int) -> jax.Array:
+def _fold_keys(keys: jax.Array, number: int | jax.Array) -> jax.Array:
     return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)

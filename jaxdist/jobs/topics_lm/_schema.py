@@ -10,6 +10,7 @@ from jaxdist.jobs._config.schema import (
     Change,
     CheckpointConfig,
     Count,
+    CountOrZero,
     JobConfig,
     OptimizerConfig,
     OutputConfig,
@@ -21,6 +22,7 @@ from jaxdist.jobs._config.schema import (
     entry,
     section,
 )
+from jaxdist.jobs.topics_lm._text import VOCABULARY
 
 _RUN = "runs/topics_lm_data_parallel"
 
@@ -40,10 +42,28 @@ class ModelConfig:
     layers: Annotated[int, Meta(ge=1, le=1024)] = entry(2, change=Change.NEVER)
     width: Count = entry(96, change=Change.NEVER)
     heads: Count = entry(4, change=Change.NEVER)
+    head_dim: CountOrZero = entry(0, change=Change.NEVER)
     hidden: Count = entry(384, change=Change.NEVER)
+    mlp: Literal["gelu", "gated"] = entry("gelu", change=Change.NEVER)
+    vocabulary: Annotated[int, Meta(ge=VOCABULARY, le=2**31 - 1)] = entry(
+        VOCABULARY, change=Change.NEVER
+    )
+    output: Literal["own", "shared"] = entry("own", change=Change.NEVER)
+    attention: Literal["plain", "chunked", "flash"] = entry("plain", change=Change.FREE)
+    attention_chunk: Count = entry(512, change=Change.FREE)
+    scan_layers: bool = entry(False, change=Change.NEVER)
+    sums_between_slices: Literal["float32", "bfloat16"] = entry(
+        "float32", only_if=("model.scan_layers", True)
+    )
+    split_residual: bool = entry(False, change=Change.FREE)
     dropout: Annotated[float, Meta(ge=0, le=0.95)] = entry(0.0)
     dtype: Literal["float32", "bfloat16"] = entry("float32")
-    remat: Literal["none", "parameters", "layers"] = entry("none", change=Change.FREE)
+    remat: Literal["none", "parameters", "products", "layers"] = entry("none", change=Change.FREE)
+
+    @property
+    def dims_of_a_head(self) -> int:
+        """The dims of a head: `head_dim`, or an equal share of the width."""
+        return self.head_dim or self.width // self.heads
 
 
 @dataclasses.dataclass(frozen=True)

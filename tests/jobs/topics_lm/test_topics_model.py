@@ -15,6 +15,7 @@ from jaxdist.jobs.topics_lm import ModelConfig, Transformer, byte_losses, genera
 from jaxdist.jobs.topics_lm._attention import Attention, rotate
 
 _SMALL = ModelConfig(layers=2, width=16, heads=2, hidden=32)
+_SMALL_ATTENTION = ModelConfig(width=8, heads=2)
 
 
 def _model(config: ModelConfig = _SMALL) -> Transformer:
@@ -44,7 +45,7 @@ def test_parameters_have_the_names_that_partition_rules_are_written_for() -> Non
 def test_attention_is_that_of_numpy() -> None:
     linear = {"use_bias": False}
     init = nnx.initializers.normal(0.5)
-    attention = Attention(8, 2, out_init=init, linear=linear, rngs=nnx.Rngs(0))
+    attention = Attention(_SMALL_ATTENTION, out_init=init, linear=linear, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (3, 5, 8))
     found = jax.jit(lambda x: attention(x))(x)
 

@@ -1,0 +1,48 @@
+"""The work of kernels that a library compiled into a program: Pallas on TPUs.
+
+The text has no operations of a kernel. Its author may have given an estimate, which the text has.
+The kernels of JAX's flash attention give one for the forward pass only, so those of the backward
+pass are known by name here.
+"""
+
+import math
+import re
+
+from jaxdist.hlo import _text
+from jaxdist.hlo._products import parse_dims
+from jaxdist.hlo._text import Instruction
+
+_TARGETS = ('custom_call_target="tpu_custom_call"',)
+_ESTIMATE = re.compile(r'"cost_estimate":\{[^{}]*"flops":"?(\d+)"?')
+# The beginnings of the names of kernels, and their matrix products of queries x keys x dims of a
+# head: the scores, and the gradients of values, of probabilities and of keys or queries.
+_PRODUCTS_OF = {"flash_mha_bwd_dkv": 4, "flash_mha_bwd_dq": 3}
+
+
+def count_kernel(within: dict[str, Instruction], i: Instruction) -> int | None:
+    """Return the operations of a kernel; None if the text does not tell them.
+
+    Attention counts in full: a kernel may skip blocks that causal attention does not need.
+    """
+    if not _is_kernel(i):
+        return None
+    estimate = _ESTIMATE.search(i.rest)
+    if estimate is not None:
+        return int(estimate[1])
+    products = _find_products(i)
+    if products is None or not all(o in within for o in i.operands[:2]):
+        return None
+    query, key = (parse_dims(within[o].shape) for o in i.operands[:2])  # [b, heads, s, dims]
+    return 2 * products * math.prod(query) * key[-2]
+
+
+def _is_kernel(i: Instruction) -> bool:
+    return i.opcode == "custom-call" and any(target in i.rest for target in _TARGETS)
+
+
+def _find_products(i: Instruction) -> int | None:
+    # The compiler keeps the name of a kernel in that of the instruction, or of its operation.
+    names = (i.name, _text.metadata(i).get("op_name", "").rsplit("/", 1)[-1])
+    return next(
+        (n for start, n in _PRODUCTS_OF.items() if any(x.startswith(start) for x in names)), None
+    )

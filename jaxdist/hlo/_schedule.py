@@ -1,0 +1,209 @@
+"""The time of a program whose schedule is known: what waits for what.
+
+# Note [What a schedule overlaps]
+XLA writes the instructions of a compiled program in the order in which a device starts them. One
+instruction computes at a time. A collective that is not asynchronous stops it. An asynchronous one
+runs from its start on, beside the instructions up to its done, and the done waits for its end. The
+compiler for TPUs writes some of these as fusions (`AsyncCollectiveStart`, `AsyncCollectiveDone`),
+and those between slices as a send and a recv. A link carries one collective at a time, in the order
+of their starts. A body of a loop begins and ends with idle links. So what overlaps is read, and not
+assumed.
+"""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+
+from jaxdist.hlo import _text
+from jaxdist.hlo._collectives import CompiledCollective, find_collectives
+from jaxdist.hlo._text import Instruction
+from jaxdist.hlo._trips import count_trips
+from jaxdist.hlo._work import Work, make_counter
+
+# Of a collective: the name of its link, and its seconds.
+TimeCollective = Callable[[CompiledCollective], tuple[str, float]]
+
+_CHANNEL = re.compile(r"channel_id=(\d+)")
+_MEETING = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
+_START, _DONE = '"AsyncCollectiveStart"', '"AsyncCollectiveDone"'
+_MEMORY = "HBM"
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Seconds of a program on one device.
+
+    Attributes:
+        work: Seconds in which it computes.
+        waits: Seconds in which it waits for each link, and nothing computes.
+        busy: Seconds in which each link carries collectives.
+    """
+
+    work: float
+    waits: Mapping[str, float]
+    busy: Mapping[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """The time of the program."""
+        return self.work + sum(self.waits.values())
+
+
+def schedule(
+    text: str, time_collective: TimeCollective, time_work: Callable[[Work], float]
+) -> Schedule:
+    """Return the predicted time of a compiled program in which some communication is hidden.
+
+    See Note [What a schedule overlaps].
+
+    Args:
+        text: The result of `jax.stages.Compiled.as_text`, of a program that is scheduled.
+        time_collective: The link and the seconds of a collective.
+        time_work: The seconds of the work of one instruction.
+
+    Example:
+        >>> from jaxdist import hlo
+        >>> text = jax.jit(jnp.dot).lower(jnp.ones((4, 8)), jnp.ones((8, 2))).compile().as_text()
+        >>> hlo.schedule(text, lambda c: ("link", 0.0), lambda work: work.flops / 128).work
+        1.0
+    """
+    module = _text.read(text)
+    found = find_collectives(module)
+    times = {key: time_collective(c) for key, c in found.items()}
+    made = _Run(module, times, time_work).computation(module.entry)
+    return Schedule(made.work, dict(made.waits), dict(made.busy))
+
+
+def _make_sums() -> dict[str, float]:
+    return collections.defaultdict(float)
+
+
+@dataclasses.dataclass
+class _Clock:
+    """The time within one computation, and what it has spent."""
+
+    now: float = 0.0
+    work: float = 0.0
+    free: dict[str, float] = dataclasses.field(default_factory=dict)  # of each link
+    ends: dict[str, tuple[str, float]] = dataclasses.field(default_factory=dict)  # by channel
+    waits: dict[str, float] = dataclasses.field(default_factory=_make_sums)
+    busy: dict[str, float] = dataclasses.field(default_factory=_make_sums)
+
+    def start(self, key: str, link: str, seconds: float) -> None:
+        end = max(self.now, self.free.get(link, 0.0)) + seconds
+        self.free[link], self.ends[key] = end, (link, end)
+        self.busy[link] += seconds
+
+    def wait(self, key: str) -> None:
+        link, end = self.ends.pop(key, ("", 0.0))
+        if end > self.now:
+            self.waits[link] += end - self.now
+            self.now = end
+
+    def compute(self, seconds: float) -> None:
+        self.now += seconds
+        self.work += seconds
+
+    def add(self, other: "_Clock", times: int) -> None:
+        """Add computations that run one after the other."""
+        self.now += other.now * times
+        self.work += other.work * times
+        for mine, theirs in ((self.waits, other.waits), (self.busy, other.busy)):
+            for link, seconds in theirs.items():
+                mine[link] += seconds * times
+
+
+class _Run:
+    """A run of a module, computation by computation."""
+
+    def __init__(
+        self,
+        module: _text.Module,
+        times: Mapping[tuple[str, str], tuple[str, float]],
+        time_work: Callable[[Work], float],
+    ) -> None:
+        self._module, self._times, self._time_work = module, times, time_work
+        self._count = make_counter(module)
+        self._known: dict[str, _Clock] = {}
+
+    def computation(self, name: str) -> _Clock:
+        """Return the time of one run of a computation."""
+        if name not in self._known:
+            self._known[name] = _Clock()  # ends the recursion, should a text call itself
+            clock, within = _Clock(), self._module.computations.get(name, {})
+            for i in within.values():
+                self._instruction(clock, name, within, i)
+            for key in tuple(clock.ends):
+                clock.wait(key)
+            self._known[name] = clock
+        return self._known[name]
+
+    def _instruction(
+        self, clock: _Clock, name: str, within: dict[str, Instruction], i: Instruction
+    ) -> None:
+        if i.opcode == "while":
+            turns = count_trips(self._module, within, i)
+            for how, called in i.called:
+                count = 1 if turns is None else turns
+                clock.add(self.computation(called), count + (how == "condition"))
+            return
+        if i.opcode in ("call", "conditional"):
+            inner = [self.computation(called) for _, called in i.called]
+            if inner:
+                # As for the work, one branch runs: the longest.
+                clock.add(max(inner, key=lambda c: c.now), 1)
+            return
+        inside = self._find_fused(i)
+        if inside and any(_DONE in j.rest for j in inside.values()):
+            clock.wait(_find_channel(inside))
+            return
+        if i.opcode in ("recv-done", "send-done") or i.opcode.endswith("-done"):
+            self._finish(clock, within, i)
+            return
+        own = self._times.get((name, i.name))
+        if inside and any(_START in j.rest for j in inside.values()):
+            fused = next(called for how, called in i.called if how == "calls")
+            for j in inside.values():
+                if (fused, j.name) in self._times:
+                    clock.start(_find_channel(inside), *self._times[fused, j.name])
+            return
+        if own is not None:
+            is_async = i.opcode.endswith("-start") or i.opcode == "send"
+            meeting = _MEETING.search(i.rest)
+            key = meeting[1] if meeting else i.name
+            clock.start(key, *own)
+            if not is_async:
+                clock.wait(key)
+            return
+        work = self._count(within, _text.resolve_start(i))
+        if i.opcode.endswith("-start"):
+            # A copy between memories, or other work beside the computation.
+            clock.start(i.name, _MEMORY, self._time_work(work))
+            return
+        if i.opcode not in ("send", "recv"):
+            clock.compute(self._time_work(work))
+
+    def _finish(self, clock: _Clock, within: dict[str, Instruction], i: Instruction) -> None:
+        """Wait for the operation that a done ends."""
+        start = within.get(i.operands[0]) if i.operands else None
+        # Updates stand between a start and its done.
+        while start is not None and start.opcode.endswith("-update"):
+            start = within.get(start.operands[0])
+        if start is None:
+            return
+        meeting = _MEETING.search(start.rest)
+        if i.opcode != "send-done":
+            clock.wait(meeting[1] if meeting else start.name)
+
+    def _find_fused(self, i: Instruction) -> dict[str, Instruction]:
+        if i.opcode != "fusion":
+            return {}
+        name = next((called for how, called in i.called if how == "calls"), "")
+        return self._module.computations.get(name, {})
+
+
+def _find_channel(inside: Mapping[str, Instruction]) -> str:
+    """Return the channel of the collective that a fusion starts or ends."""
+    found = (_CHANNEL.search(j.rest) for j in inside.values())
+    return next((f"channel {channel[1]}" for channel in found if channel), "")

@@ -1,0 +1,132 @@
+"""What the schedule of a program overlaps, and the work of kernels, from texts by hand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxdist import hlo
+
+# Products take a second for 2 x 8 x 8 x 8 operations, and a collective 3 seconds.
+_SECOND = 2 * 8**3
+_DOT = "dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+_GROUPS = "replica_groups={{0,1}}, to_apply=%add"
+
+
+def _program(*lines: str, before: str = "") -> str:
+    body = "\n".join(f"  {line}" for line in ("%a = f32[8,8] parameter(0)", *lines))
+    return (
+        f"HloModule m, is_scheduled=true, num_partitions=2\n{before}\nENTRY %main {{\n{body}\n}}\n"
+    )
+
+
+def _schedule(text: str) -> hlo.Schedule:
+    def time_collective(c: hlo.CompiledCollective) -> tuple[str, float]:
+        return ("DCN" if c.between_slices else "ICI"), 3.0
+
+    return hlo.schedule(text, time_collective, lambda work: work.flops / _SECOND)
+
+
+def test_a_collective_that_is_not_asynchronous_stops_the_work() -> None:
+    made = _schedule(_program(f"%b = f32[8,8] {_DOT}", f"%c = f32[8,8] all-reduce(%b), {_GROUPS}"))
+    assert (made.work, made.waits, made.seconds) == (1.0, {"ICI": 3.0}, 4.0)
+
+
+@pytest.mark.parametrize(("products", "waits"), [(0, 3.0), (1, 2.0), (3, 0.0), (4, 0.0)])
+def test_an_asynchronous_collective_runs_beside_the_work_up_to_its_done(
+    products: int, waits: float
+) -> None:
+    made = _schedule(
+        _program(
+            f"%s = (f32[8,8], f32[8,8]) all-reduce-start(%a), {_GROUPS}",
+            *(f"%b{n} = f32[8,8] {_DOT}" for n in range(products)),
+            "%d = f32[8,8] all-reduce-done(%s)",
+        )
+    )
+    assert (made.work, made.waits.get("ICI", 0.0)) == (products, waits)
+    assert made.busy["ICI"] == 3.0
+
+
+def test_one_link_carries_one_collective_at_a_time_and_two_links_two() -> None:
+    start = f"(f32[8,8], f32[8,8]) all-reduce-start(%a), {_GROUPS}"
+    ends = ("%d1 = f32[8,8] all-reduce-done(%s1)", "%d2 = f32[8,8] all-reduce-done(%s2)")
+    two = _schedule(_program(f"%s1 = {start}", f"%s2 = {start}", *ends))
+    assert two.waits == {"ICI": 6.0}
+    between = (
+        'is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="r",'
+        '_xla_megascale_target="{1,2}x{0:1}",_xla_megascale_transfer_type="ALL_REDUCE"}'
+    )
+    links = _schedule(
+        _program(
+            f"%s1 = {start}",
+            f"%s2 = (f32[8,8], u32[], token[]) send(%a, %t), channel_id=1, {between}",
+            f"%r2 = (f32[8,8], u32[], token[]) recv(%t), channel_id=2, {between}",
+            "%d2 = (f32[8,8], token[]) recv-done(%r2), channel_id=2",
+            "%e2 = token[] send-done(%s2), channel_id=1",
+            ends[0],
+        )
+    )
+    assert links.seconds == 3.0
+    assert links.busy == {"ICI": 3.0, "DCN": 3.0}
+
+
+def test_fusions_that_start_and_end_a_collective_are_its_start_and_its_done() -> None:
+    def fused(name: str, target: str) -> str:
+        return (
+            f"%{name} {{\n  %p = f32[8,8] parameter(0)\n"
+            f"  %g = f32[8,8] all-reduce(%p), channel_id=7, {_GROUPS}, "
+            "async_collective_fusion_config\n"
+            f'  ROOT %x = f32[8,8] custom-call(%g), custom_call_target="{target}"\n}}\n'
+        )
+
+    before = fused("begin", "AsyncCollectiveStart") + fused("end", "AsyncCollectiveDone")
+    made = _schedule(
+        _program(
+            "%s = f32[8,8] fusion(%a), kind=kCustom, calls=%begin",
+            f"%b = f32[8,8] {_DOT}",
+            "%d = f32[8,8] fusion(%s), kind=kCustom, calls=%end",
+            before=before,
+        )
+    )
+    assert (made.work, made.waits) == (1.0, {"ICI": 2.0})
+
+
+def test_the_body_of_a_loop_counts_as_often_as_it_runs() -> None:
+    def total(w: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 5, lambda i, h: h @ w * i, w)
+
+    text = jax.jit(total).lower(jnp.ones((64, 64))).compile().as_text() or ""
+    made = hlo.schedule(text, lambda c: ("ICI", 1.0), lambda work: float(work.flops))
+    assert made.work == 5 * 2 * 64**3
+    assert made.seconds == made.work
+
+
+_KERNEL = (
+    "%q = bf16[2,4,256,128] parameter(0)\n  %k = bf16[2,4,512,128] parameter(1)\n"
+    '  %NAME.1 = bf16[2,4,256,128] custom-call(%q, %k), custom_call_target="tpu_custom_call"'
+)
+_SCORES = 2 * 2 * 4 * 256 * 512 * 128
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "flops", "unknown"),
+    [
+        ("flash_mha_bwd_dkv_block_q_512", "", 4 * _SCORES, ()),
+        ("flash_mha_bwd_dq_block_q_512", "", 3 * _SCORES, ()),
+        ("flash", ', backend_config={"cost_estimate":{"flops":"77","x":"1"}}', 77, ()),
+        ("mine", "", 0, ("custom-call to tpu_custom_call",)),
+    ],
+)
+def test_a_kernel_counts_by_its_estimate_or_its_name_or_is_named_as_not_counted(
+    name: str, config: str, flops: int, unknown: tuple[str, ...]
+) -> None:
+    text = _program(_KERNEL.replace("NAME", name) + config)
+    found = hlo.work(text)
+    assert (found.flops, found.unknown) == (flops, unknown)
+
+
+def test_a_kernel_that_sends_nothing_is_no_unknown_communication() -> None:
+    estimate = ', backend_config={"cost_estimate":{"flops":"1","remote_bytes_transferred":"SENT"}}'
+    for sent, unknown in (("0", ()), ("8", ("custom-call to tpu_custom_call",))):
+        text = _program(_KERNEL.replace("NAME", "mine") + estimate.replace("SENT", sent))
+        assert hlo.unknown(text) == unknown
+    assert hlo.unknown(_program(_KERNEL.replace("NAME", "flash_mha_bwd_dq"))) == ()
