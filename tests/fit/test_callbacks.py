@@ -6,6 +6,8 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
+import types
 from typing import Any, cast
 
 import jax
@@ -255,6 +257,20 @@ def test_values_are_written_for_tensorboard(tmp_path: pathlib.Path) -> None:
         files = list((tmp_path / part).glob("events.out.tfevents.*"))
         assert len(files) == 1
         assert b"epoch_loss" in files[0].read_bytes()
+
+
+def test_a_second_training_in_the_same_second_keeps_the_files_of_the_first(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # tensorboardX names its files by the second.
+    writer = pytest.importorskip("tensorboardX.event_file_writer")
+    clock = types.SimpleNamespace(time=lambda: 1e9, sleep=time.sleep)
+    monkeypatch.setattr(writer, "time", clock)
+    for _ in range(3):
+        _fit(make_model(mirrored(2)), epochs=1, callbacks=[fit.TensorBoard(tmp_path)])
+    files = list((tmp_path / "train").glob("events.out.tfevents.*"))
+    assert len(files) == 3
+    assert all(b"epoch_loss" in file.read_bytes() for file in files)
 
 
 _PROFILE = """

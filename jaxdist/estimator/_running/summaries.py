@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import pathlib
 import time
 from collections.abc import Mapping
@@ -41,7 +42,10 @@ class Summaries:
         if self._events is None:
             from tensorboardX import SummaryWriter
 
-            self._events = SummaryWriter(str(self._folder))
+            # tensorboardX names a file by the second, and would overwrite one of the same second.
+            self._events = SummaryWriter(
+                str(self._folder), filename_suffix=f".{time.time_ns()}.{os.getpid()}"
+            )
         for name, value in plain.items():
             self._events.add_scalar(name, value, step)
         self._events.flush()

@@ -5,6 +5,8 @@ In a job of several processes one of them writes logs; each records its own prof
 
 import csv
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +145,10 @@ class TensorBoard(Callback):
         if part not in self._writers:
             from tensorboardX import SummaryWriter
 
-            self._writers[part] = SummaryWriter(str(self._folder / part))
+            # tensorboardX names a file by the second, and would overwrite one of the same second.
+            self._writers[part] = SummaryWriter(
+                str(self._folder / part), filename_suffix=f".{time.time_ns()}.{os.getpid()}"
+            )
         return self._writers[part]
 
 
