@@ -37,7 +37,8 @@ class ReplicaMesh:
     replica_axes: tuple[str, ...]
     # Number of virtual replicas, several of which share a device (`deterministic=True`); or None.
     num_virtual: int | None = None
-    # Name of a slice that libtpu only describes: programs compile for it, but cannot run; or None.
+    # Name of a slice or of GPUs that are only described: programs compile for them, but cannot run;
+    # or None.
     described: str | None = None
     # Whether a step must declare for every input how it is split over the logical devices.
     spmd: bool = False
@@ -234,15 +235,19 @@ class ReplicaMesh:
         return next(own, self.devices[0])
 
     def check_can_run(self, caller: str) -> None:
-        """Raise if the devices are only described by libtpu, so that nothing can run on them."""
+        """Raise if the devices are only described, so that nothing can run on them."""
         if self.described is not None:
+            if self.platform == "gpu":
+                instead = f"jaxdist.testing.virtual_devices({len(self.devices)}) for CPU devices"
+            else:
+                virtual = self.described.replace("described:", "virtual:")
+                instead = f"{virtual!r}, which runs on CPU devices"
             raise DeviceError(
                 f"{caller} needs devices, and {self.described!r} is a description of "
                 f"{len(self.devices)} devices.\n\n"
                 "Programs can be compiled for a description, and cannot run on it.\n\n"
                 "Use strategy.lower(step, args).compile() to see the program that would run, with "
-                "jax.ShapeDtypeStruct for arrays; or "
-                f"{self.described.replace('described:', 'virtual:')!r}, which runs on CPU devices."
+                f"jax.ShapeDtypeStruct for arrays; or {instead}."
             )
 
     def replica_mesh(self, replica: int) -> Mesh:

@@ -19,7 +19,7 @@ ROWS = [
     {"_compat", "_hooks", "_not_there", "_validate"},
     {"_devices", "_gpu_settings", "_lint", "_mesh", "_processes", "_projects", "hlo"},
     {"tpu", "cluster_resolver", "cost", "_launching"},
-    {"_reports", "_resolve"},
+    {"_gpus", "_reports", "_resolve"},
     {"_values", "_collectives"},
     {"_replica"},
     {"_program", "data", "nn", "partition"},

@@ -1,5 +1,6 @@
 """`MirroredStrategy`: a replica on each device of one process."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -9,6 +10,7 @@ from jax.sharding import Mesh
 from jaxdist import _mesh as meshes
 from jaxdist._collectives import read_communication
 from jaxdist._devices import runtime
+from jaxdist._gpus import DESCRIBED, cluster_of, describe_gpus, find_description
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.deterministic import (
     add_virtual_replicas,
@@ -27,7 +29,8 @@ class MirroredStrategy(Strategy):
 
     Args:
         devices: Names or `jax.Device`s; None or `[]` means all accelerators of this process, or
-            all CPU devices if there are no accelerators.
+            all CPU devices if there are no accelerators. `"described:h100:4x8"` means GPUs that
+            this machine does not have: programs can be lowered and compiled for them.
         cross_device_ops: The implementation of reductions, inside `run` and in `reduce`; None is
             XLA (`experimental.CollectiveAllReduce`).
         mesh: Your own mesh instead of `devices`; its axis names are kept.
@@ -44,6 +47,8 @@ class MirroredStrategy(Strategy):
         SeveralProcessesError: In a job of several processes, devices of other processes, or
             default devices.
         DeviceError: Devices that do not exist, are listed twice, or are of different kinds.
+        TopologyError: A description of no GPUs.
+        MissingExtraError: Described GPUs, without JAX's CUDA plugin or ptxas.
         ArgumentError: Both `devices` and `mesh`, axes that the mesh does not have, devices that
             do not divide the virtual replicas, or `cross_device_ops` with `deterministic`.
         ArgumentTypeError: `cross_device_ops` is no `CrossDeviceOps`.
@@ -82,7 +87,7 @@ class MirroredStrategy(Strategy):
                     "A mesh has its devices already.\n\n"
                     "Leave devices out: MirroredStrategy(mesh=mesh)."
                 )
-            layout, were_chosen = meshes.adopt(mesh, replica_axes), True
+            layout, were_chosen = _note_description(meshes.adopt(mesh, replica_axes)), True
         elif replica_axes is not None:
             raise ArgumentError(
                 f"MirroredStrategy was given replica_axes={replica_axes!r} without a mesh.\n\n"
@@ -95,9 +100,23 @@ class MirroredStrategy(Strategy):
             if isinstance(devices, (str, jax.Device)):
                 devices = [devices]
             given: Sequence[str | jax.Device] = [] if devices is None else devices
-            named = runtime.distinct_devices("MirroredStrategy", given)
-            layout = meshes.build(named or runtime.default_devices())
-            were_chosen = bool(named)
+            if len(given) == 1 and _is_description(given[0]):
+                gpus = describe_gpus(cluster_of(given[0], "MirroredStrategy", "devices"))
+                layout = meshes.build(gpus, described=find_description(gpus))
+            else:
+                named = runtime.distinct_devices("MirroredStrategy", given)
+                layout = _note_description(meshes.build(named or runtime.default_devices()))
+            were_chosen = bool(given)
         check_one_process("MirroredStrategy", layout, were_chosen=were_chosen)
         layout = add_virtual_replicas("MirroredStrategy", layout, deterministic)
         self._set_up(layout, communication)
+
+
+def _is_description(device: Any) -> bool:
+    return isinstance(device, str) and device.startswith(DESCRIBED)
+
+
+def _note_description(layout: meshes.ReplicaMesh) -> meshes.ReplicaMesh:
+    """Return the layout, marked as a description if its devices are only described."""
+    described = find_description(layout.devices)
+    return layout if described is None else dataclasses.replace(layout, described=described)

@@ -10,6 +10,7 @@ from jaxdist.cost._efficiency import Efficiency as Efficiency
 from jaxdist.cost._fit import Fit as Fit
 from jaxdist.cost._fit import Sample as Sample
 from jaxdist.cost._fit import fitted as fitted
+from jaxdist.cost._gpu_rows import Target as Target
 from jaxdist.cost._link import Link as Link
 from jaxdist.cost._link import Links as Links
 from jaxdist.cost._link import Medium as Medium

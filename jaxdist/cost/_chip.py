@@ -1,14 +1,15 @@
-"""The published peaks of TPU chips, by generation: one table, with sources.
+"""The published peaks of TPU chips and GPUs: one table, with sources.
 
 All figures are of one chip. If a source gives the sum of both directions of a link, the table has
-half of it: `ici_bytes_per_second` and `dcn_bytes_per_second` are the bytes that leave a chip.
+half of it: `inner_bytes_per_second` and `outer_bytes_per_second` are the bytes that leave a chip.
 """
 
 import dataclasses
 import math
 from typing import Any
 
-from jaxdist._validate import as_integer, as_list, check_instance, show
+from jaxdist._validate import as_integer, as_list, check_instance, check_text, show
+from jaxdist.cost._gpu_rows import GPU_ROWS, Target
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 _GIB = 1 << 30
@@ -20,20 +21,28 @@ _ONE_CARD = "assumed: one 100 Gbit/s card for 8 cores"
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Published peaks of one chip.
+    """Published peaks of one chip: of a TPU, or of a GPU.
 
     Args:
         name: The generation.
         flops: Operations of bfloat16 matrix products per second.
-        hbm_bytes: Bytes of memory.
+        hbm_bytes: Bytes of memory; of a GPU, those that its driver shows.
         hbm_bytes_per_second: Bytes per second that the chip reads from memory or writes to it.
-        ici_bytes_per_second: Bytes per second that it sends to its neighbours, over all links.
-        dcn_bytes_per_second: Bytes per second that it sends to other slices.
-        devices: The number of devices that JAX has for one chip on a TPU VM.
-        pod: The chips of the largest slice in x, y and z.
+        inner_bytes_per_second: Bytes per second that it sends over all its fast links: ICI inside
+            a slice, NVLink inside a domain.
+        outer_bytes_per_second: Bytes per second that it sends over the network between slices or
+            domains.
+        devices: The number of devices that JAX has for one chip on a TPU VM; 1 for a GPU.
+        pod: The chips of the largest slice in x, y and z; of the largest NVLink domain, its hosts
+            and the GPUs of a host.
         source: The source of the numbers.
-        ici_source: The source of the bandwidth inside a slice.
-        dcn_source: The source of the bandwidth between slices.
+        inner_source: The source of the bandwidth inside a slice or domain.
+        outer_source: The source of the bandwidth between slices or domains.
+        platform: `"tpu"` or `"gpu"`.
+        fp8_flops: Operations of products of 8-bit floats per second; None if it has none.
+        tf32_flops: Operations of float32 products per second, as XLA compiles them unless a
+            precision is asked for: in TF32 on GPUs. None if they run in bfloat16.
+        target: What XLA's compiler has to know of a GPU; None for a TPU, which libtpu knows.
 
     Example:
         >>> from jaxdist import cost
@@ -46,17 +55,32 @@ class Chip:
     flops: float
     hbm_bytes: int
     hbm_bytes_per_second: float
-    ici_bytes_per_second: float
-    dcn_bytes_per_second: float
+    inner_bytes_per_second: float
+    outer_bytes_per_second: float
     devices: int
     pod: tuple[int, ...]
     source: str
-    ici_source: str
-    dcn_source: str
+    inner_source: str
+    outer_source: str
+    platform: str = "tpu"
+    fp8_flops: float | None = None
+    tf32_flops: float | None = None
+    target: Target | None = None
+
+    @property
+    def links(self) -> tuple[str, str]:
+        """The names of the links inside a slice or NVLink domain, and between them.
+
+        Example:
+            >>> from jaxdist import cost
+            >>> cost.CHIPS["v5e"].links, cost.CHIPS["h100"].links
+            (('ICI', 'DCN'), ('NVLink', 'network'))
+        """
+        return ("NVLink", "network") if self.platform == "gpu" else ("ICI", "DCN")
 
     @property
     def pod_chips(self) -> int:
-        """The number of chips of the largest slice.
+        """The number of chips of the largest slice or NVLink domain.
 
         Example:
             >>> from jaxdist import cost
@@ -64,6 +88,24 @@ class Chip:
             ((16, 16, 24), 6144)
         """
         return math.prod(self.pod)
+
+    def flops_of(self, dtype: str) -> float:
+        """Return the peak of matrix products of a dtype, named as in HLO.
+
+        Products of 8-bit floats count as those of bfloat16 on chips that have none of their own.
+
+        Example:
+            >>> from jaxdist import cost
+            >>> h100 = cost.CHIPS["h100"]
+            >>> [h100.flops_of(dtype) / 1e12 for dtype in ("bf16", "f8e4m3fn", "f32")]
+            [989.0, 1979.0, 494.5]
+        """
+        check_text("Chip.flops_of", "dtype", dtype, "bf16")
+        if dtype.startswith("f8") and self.fp8_flops is not None:
+            return self.fp8_flops
+        if dtype == "f32" and self.tf32_flops is not None:
+            return self.tf32_flops
+        return self.flops
 
     def per_device(self, devices: int) -> "Chip":
         """Return the peaks of one device, if `devices` devices share the chip.
@@ -77,15 +119,21 @@ class Chip:
         return dataclasses.replace(
             self,
             flops=self.flops / devices,
+            fp8_flops=_divide(self.fp8_flops, devices),
+            tf32_flops=_divide(self.tf32_flops, devices),
             hbm_bytes=self.hbm_bytes // devices,
             hbm_bytes_per_second=self.hbm_bytes_per_second / devices,
-            ici_bytes_per_second=self.ici_bytes_per_second / devices,
-            dcn_bytes_per_second=self.dcn_bytes_per_second / devices,
+            inner_bytes_per_second=self.inner_bytes_per_second / devices,
+            outer_bytes_per_second=self.outer_bytes_per_second / devices,
             devices=1,
         )
 
 
-# Peaks of each chip: FLOP/s, bytes of memory, bytes/s of memory, of ICI and of DCN, devices, pod.
+def _divide(flops: float | None, devices: int) -> float | None:
+    return None if flops is None else flops / devices
+
+
+# Peaks of each TPU: FLOP/s, bytes of memory, bytes/s of memory, of ICI and of DCN, devices, pod.
 _PEAKS: dict[str, tuple[float, int, float, float, float, int, tuple[int, ...]]] = {
     "v2": (46e12, 16 * _GIB, 700e9, 248e9, 3.125e9, 2, (16, 16)),
     "v3": (123e12, 32 * _GIB, 900e9, 328e9, 3.125e9, 2, (32, 32)),
@@ -126,8 +174,35 @@ _SOURCES = {
     ),
 }
 
+
+
+def _make_gpus() -> dict[str, Chip]:
+    """Return the chips of the rows of GPUs. All of them do products of TF32 at half of bfloat16."""
+    return {
+        name: Chip(
+            name,
+            row.bf16,
+            row.target.memory_bytes,
+            row.target.memory_bytes_per_second,
+            row.nvlink,
+            row.network,
+            1,
+            row.domain,
+            row.source,
+            row.nvlink_source,
+            row.network_source,
+            "gpu",
+            row.fp8,
+            row.bf16 / 2,
+            row.target,
+        )
+        for name, row in GPU_ROWS.items()
+    }
+
+
 CHIPS: dict[str, Chip] = {
-    name: Chip(name, *peaks, *_SOURCES[name]) for name, peaks in _PEAKS.items()
+    **{name: Chip(name, *peaks, *_SOURCES[name]) for name, peaks in _PEAKS.items()},
+    **_make_gpus(),
 }
 
 # Words of a device kind, and their generation. The first match counts, so "v5 lite" comes before
@@ -141,6 +216,13 @@ _KINDS = (
     ("v5", "v5p"),
     ("v6", "v6e"),
     ("7x", "7x"),
+    # Of GPUs, those with NVLink to a switch. A GH200 and the PCIe variants have other peaks.
+    ("a100-sxm4-40gb", "a100-40"),
+    ("a100-sxm4-80gb", "a100"),
+    ("h100 80gb hbm3", "h100"),
+    ("nvidia h200", "h200"),
+    ("nvidia b200", "b200"),
+    ("nvidia gb200", "gb200"),
 )
 
 
@@ -160,29 +242,30 @@ def generation_of(kind: str) -> str | None:
 
 
 def chip_of(device: Any) -> Chip:
-    """Return the chip of a TPU device.
+    """Return the chip of a TPU device or a GPU.
 
     Raises:
-        ArgumentError: The device is no TPU, or the table does not have its chip.
+        ArgumentError: The device is neither, or the table does not have its chip.
 
     Example:
         >>> from jaxdist import cost
-        >>> cost.chip_of(jax.devices("cpu")[0])
+        >>> cost.chip_of(jax.devices("cpu")[0])  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
         jaxdist.errors.ArgumentError: cost.chip_of was given device=cpu:0, of the kind 'cpu'.
         <BLANKLINE>
-        The table of chips has v2, v3, v4, v5e, v5p, v6e, 7x.
+        The table of chips has v2, v3, v4, v5e, v5p, v6e, 7x, a100-40, a100, ...
         <BLANKLINE>
-        Pass a TPU device.
+        Pass a device of a TPU or a GPU of the table.
     """
     kind = str(getattr(device, "device_kind", device))
-    # A `device_kind` as text has no platform, and counts as that of a TPU.
-    name = generation_of(kind) if getattr(device, "platform", "tpu") == "tpu" else None
-    if name is None:
+    # A `device_kind` as text has no platform.
+    name = generation_of(kind)
+    if name is None or getattr(device, "platform", CHIPS[name].platform) != CHIPS[name].platform:
         raise ArgumentError(
             f"cost.chip_of was given device={device}, of the kind "
-            f"{kind!r}.\n\nThe table of chips has {', '.join(CHIPS)}.\n\nPass a TPU device."
+            f"{kind!r}.\n\nThe table of chips has {', '.join(CHIPS)}.\n\nPass a device of a TPU or a "
+            "GPU of the table."
         )
     return CHIPS[name]
 

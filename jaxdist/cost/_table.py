@@ -30,16 +30,16 @@ def _make_links(chip: Chip) -> tuple[Link, Link]:
         Link(
             f"tpu-{chip.name}-ici",
             _ICI_ALPHA,
-            device.ici_bytes_per_second,
+            device.inner_bytes_per_second,
             memory,
-            chip.ici_source + _ICI,
+            chip.inner_source + _ICI,
         ),
         Link(
             f"tpu-{chip.name}-dcn",
             _DCN_ALPHA,
-            device.dcn_bytes_per_second,
+            device.outer_bytes_per_second,
             memory,
-            chip.dcn_source + _DCN,
+            chip.outer_source + _DCN,
         ),
     )
 
@@ -66,7 +66,7 @@ _ROWS = (
         scatter_gather=1.6,
     ),
     # TPU: per device, one direction, all its links.
-    *(link for chip in CHIPS.values() for link in _make_links(chip)),
+    *(link for chip in CHIPS.values() if chip.platform == "tpu" for link in _make_links(chip)),
     # GPU, inside a machine.
     Link("nvlink-1", _NVLINK_ALPHA, 80e9, 732e9, f"160 GB/s (P100), {_NVLINK}; {_NCCL}"),
     Link("nvlink-2", _NVLINK_ALPHA, 150e9, 900e9, f"300 GB/s (V100), {_NVLINK}; {_NCCL}"),

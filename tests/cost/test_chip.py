@@ -16,10 +16,10 @@ GENERATIONS = {"v2": 1, "v3": 1, "v4": 1, "v5e": 1, "v5p": 1, "v6e": 1, "7x": 1}
 def test_every_chip_names_its_sources_and_gives_the_links_of_its_devices(name: str) -> None:
     chip = cost.CHIPS[name]
     assert "http" in chip.source
-    assert "http" in chip.ici_source
+    assert "http" in chip.inner_source
     inside, between = cost.TABLE[f"tpu-{name}-ici"], cost.TABLE[f"tpu-{name}-dcn"]
-    assert inside.bytes_per_second * chip.devices == chip.ici_bytes_per_second
-    assert between.bytes_per_second * chip.devices == chip.dcn_bytes_per_second
+    assert inside.bytes_per_second * chip.devices == chip.inner_bytes_per_second
+    assert between.bytes_per_second * chip.devices == chip.outer_bytes_per_second
     assert inside.memory_bytes_per_second * chip.devices == chip.hbm_bytes_per_second
 
 
@@ -48,4 +48,4 @@ def test_two_devices_on_a_described_v4_chip_share_its_links() -> None:
     shared = cost.links_of(
         build(chips.describe_slice("v4:2x2x1", 1), described="described:v4:2x2x1")
     )
-    assert shared.inner.bytes_per_second == cost.CHIPS["v4"].ici_bytes_per_second / 2
+    assert shared.inner.bytes_per_second == cost.CHIPS["v4"].inner_bytes_per_second / 2

@@ -84,8 +84,8 @@ def test_times_are_work_over_peaks(two_slices: _reports.SlicePlan) -> None:
     assert plan.hbm_traffic is not None
     assert times.compute == plan.flops / chip.flops
     assert times.hbm == plan.hbm_traffic / chip.hbm_bytes_per_second
-    assert times.ici == plan.bytes_sent("ICI") / chip.ici_bytes_per_second
-    assert times.dcn == plan.bytes_sent("DCN") / chip.dcn_bytes_per_second
+    assert times.ici == plan.bytes_sent("ICI") / chip.inner_bytes_per_second
+    assert times.dcn == plan.bytes_sent("DCN") / chip.outer_bytes_per_second
     assert times.bound == max(times.compute, times.hbm, times.ici, times.dcn)
     assert times.predicted >= times.bound
     # State is read and written once at least.

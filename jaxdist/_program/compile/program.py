@@ -205,7 +205,8 @@ class Program:
         """The options that XLA needs for this program.
 
         With virtual replicas, they keep the order of sums. On GPU, they set the size up to which
-        XLA combines all-reduces. By default XLA would not combine the leaves of a larger pack.
+        XLA combines all-reduces. By default XLA would not combine the leaves of a larger pack. For
+        described GPUs, they disable what needs a GPU while compiling.
 
         Example:
             >>> OneDeviceStrategy("cpu:0").lower(lambda: 1).compiler_options
@@ -214,9 +215,12 @@ class Program:
         if self.layout.num_virtual is not None:
             return _compat.get_exact_options(self.layout.platform)
         asked = max((c.plan.pack_bytes for c in self.traced_collectives), default=0)
-        if self.layout.platform != "gpu" or not asked:
+        if self.layout.platform != "gpu":
             return {}
-        return {"xla_gpu_all_reduce_combine_threshold_bytes": str(asked)}
+        options = {} if self.layout.described is None else _compat.get_gpu_plan_options()
+        if asked:
+            options["xla_gpu_all_reduce_combine_threshold_bytes"] = str(asked)
+        return options
 
     @functools.cached_property
     def collectives(self) -> tuple[CompiledRow, ...]:

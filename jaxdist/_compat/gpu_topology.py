@@ -1,0 +1,111 @@
+"""Devices of NVIDIA GPUs to compile for, on a machine without one."""
+
+import contextlib
+import importlib
+import os
+import pkgutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax._src import xla_bridge as _bridge
+
+# JAX's plugin looks for the CUDA libraries that a run needs; a compilation needs none of them.
+_SKIP_CHECKS = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
+# What the plugin of JAX 0.10 writes about a machine without a driver; no setting prevents it.
+_EXPECTED_LINES = (
+    b"Could not find cuda drivers on your machine",
+    b"All log messages before absl::InitializeLog() is called",
+)
+# The compiler of JAX 0.12 asks the CUDA runtime about the GPU for this way to sort.
+_ASKS_ABOUT_SORTS = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
+
+
+def find_cuda_plugin() -> str | None:
+    """Return the name of JAX's CUDA plugin, such as `xla_cuda12`, if it is installed."""
+    try:
+        import jax_plugins
+    except ImportError:
+        return None
+    names = [m.name for m in pkgutil.iter_modules(jax_plugins.__path__)]
+    return next((name for name in names if name.startswith("xla_cuda")), None)
+
+
+def make_gpu_devices(plugin: str, target: str, topology: str) -> list[Any]:
+    """Return devices that programs can be compiled for.
+
+    It works before and after JAX has started, with any backend. Waits for a public way to use a
+    plugin after JAX has looked for backends.
+
+    Args:
+        plugin: The name of JAX's CUDA plugin.
+        target: A `GpuTargetConfigProto` as text.
+        topology: NVLink domains, hosts of one and GPUs of a host: `4x1x8`.
+    """
+    # Imported late: few programs need this module.
+    from jax.experimental import topologies
+
+    def describe() -> list[Any]:
+        found = topologies.get_topology_desc(
+            platform="cuda", target_config=target, topology=topology
+        )
+        return list(found.devices)
+
+    with _set_variable(_SKIP_CHECKS, "1"), hide_driver_lines():
+        try:
+            return describe()
+        except NotImplementedError:
+            # JAX has looked for backends before, and the plugin refused to be one without a driver.
+            if "cuda" in _bridge._topology_factories:
+                raise
+            importlib.import_module(f"jax_plugins.{plugin}").initialize()
+            return describe()
+
+
+def get_gpu_plan_options() -> dict[str, bool | str]:
+    """Return compile options for described GPUs.
+
+    Without a GPU, XLA cannot measure kernels to choose one, and cannot ask the CUDA runtime which
+    way of sorting the GPU supports.
+    """
+    options: dict[str, bool | str] = {"xla_gpu_autotune_level": "0"}
+    if _ASKS_ABOUT_SORTS:
+        options["xla_gpu_enable_cub_radix_sort"] = False
+    return options
+
+
+@contextlib.contextmanager
+def hide_driver_lines() -> Iterator[None]:
+    """Leave out the lines on stderr that say that this machine has no driver; keep all others."""
+    try:
+        sys.stderr.flush()
+        kept = os.dup(2)
+    except (OSError, ValueError, AttributeError):  # a process without stderr
+        yield
+        return
+    with tempfile.TemporaryFile() as lines:
+        os.dup2(lines.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            lines.seek(0)
+            other = [line for line in lines if not any(e in line for e in _EXPECTED_LINES)]
+            if other:
+                os.write(2, b"".join(other))
+
+
+@contextlib.contextmanager
+def _set_variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

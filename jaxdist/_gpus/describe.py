@@ -1,0 +1,116 @@
+"""Devices of GPUs that this machine does not have: for compiling, not for running."""
+
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import shutil
+import sys
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from jaxdist import _compat
+from jaxdist._gpus.cluster import DESCRIBED, GpuCluster
+from jaxdist.errors import DeviceError, MissingExtraError
+
+# JAX's plugin for CUDA 13 needs Python 3.12.
+_NEWEST_WITH_CUDA_12 = (3, 11)
+_PACKAGES = {
+    12: ("jax[cuda12-local]", "nvidia-cuda-nvcc-cu12"),
+    13: ("jax[cuda13-local]", "nvidia-cuda-nvcc"),
+}
+_LOCK = threading.Lock()
+# The description of each device, so that a mesh of them is known as one that cannot run.
+_NAMES: dict[Any, str] = {}
+
+
+def describe_gpus(cluster: GpuCluster) -> list[Any]:
+    """Return the devices of a cluster, domain by domain and host by host.
+
+    Cost:
+        A second for the first description of a process. Equal clusters have the same devices.
+
+    Raises:
+        MissingExtraError: JAX's CUDA plugin or ptxas is not installed.
+        DeviceError: The plugin is of another version than JAX, or refuses the description.
+    """
+    # Two threads would register the plugin twice.
+    with _LOCK:
+        return list(_describe(cluster))
+
+
+def find_description(devices: Iterable[Any]) -> str | None:
+    """Return the name of the description that a device is of, if one is."""
+    return next((_NAMES[d] for d in devices if d in _NAMES), None)
+
+
+def install_command() -> str:
+    """Return the command that installs what a description needs, for this Python."""
+    packages = _PACKAGES[12 if sys.version_info[:2] <= _NEWEST_WITH_CUDA_12 else 13]
+    return "pip install " + " ".join(f'"{p}"' if "[" in p else p for p in packages)
+
+
+@functools.cache
+def _describe(cluster: GpuCluster) -> tuple[Any, ...]:
+    target = cluster.chip.target
+    if target is None:
+        raise ValueError(f"{cluster.gpu} has no description")
+    plugin = _check_plugin(cluster)
+    cuda = (13, 0) if plugin.endswith("13") else (12, 8)
+    try:
+        devices = _compat.make_gpu_devices(plugin, target.to_text(cuda), cluster.topology)
+    except (RuntimeError, NotImplementedError) as error:
+        raise DeviceError(
+            f"JAX's plugin {plugin} does not describe {cluster.name!r}. It said: "
+            f"{str(error).splitlines()[0]}\n\n"
+            "The plugin makes devices to compile for, and needs no GPU for that.\n\n"
+            f"Install the plugin of this JAX again: {install_command()}"
+        ) from error
+    _NAMES.update(dict.fromkeys(devices, DESCRIBED + cluster.name))
+    return tuple(devices)
+
+
+def _check_plugin(cluster: GpuCluster) -> str:
+    """Return the name of the plugin after checking that it can compile."""
+    plugin = _compat.find_cuda_plugin()
+    if plugin is None:
+        raise _make_missing_error(cluster, "JAX's CUDA plugin is not installed")
+    package = f"jax-{plugin.removeprefix('xla_')}-plugin"
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        version = jax.__version__  # built from source
+    if version != jax.__version__:
+        raise DeviceError(
+            f"{cluster.name!r} cannot be described: {package} is {version}, and JAX is "
+            f"{jax.__version__}.\n\nA plugin works with the JAX of the same version.\n\n"
+            f"Install that of this JAX: {install_command().replace('-local]', f'-local]=={jax.__version__}')}"
+        )
+    if not _has_ptxas():
+        raise _make_missing_error(cluster, "the assembler ptxas is not installed")
+    return plugin
+
+
+def _make_missing_error(cluster: GpuCluster, what: str) -> MissingExtraError:
+    return MissingExtraError(
+        f"A description of {cluster.name!r} was asked for, and {what}.\n\n"
+        "XLA's compiler for GPUs is in JAX's CUDA plugin, and calls ptxas. They need no GPU, no "
+        "driver and no CUDA.\n\n"
+        f"Install them for Python {sys.version_info[0]}.{sys.version_info[1]}: {install_command()}"
+    )
+
+
+def _has_ptxas() -> bool:
+    """Whether XLA will find `ptxas`: in NVIDIA's packages, in a CUDA installation, or on PATH."""
+    if shutil.which("ptxas"):
+        return True
+    roots = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
+    found = importlib.util.find_spec("nvidia")
+    packages = list(found.submodule_search_locations or []) if found else []
+    candidates = [pathlib.Path(root) / "bin" / "ptxas" for root in roots if root]
+    candidates += [p for top in packages for p in pathlib.Path(top).glob("*/bin/ptxas")]
+    return any(p.is_file() for p in candidates)

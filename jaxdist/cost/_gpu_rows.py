@@ -1,0 +1,158 @@
+"""The rows of GPUs in the table of chips: published peaks, and what XLA's compiler has to know.
+
+`Target` has the fields that the GPU compilers of JAX 0.10 and 0.12 both read. XLA has such
+descriptions for its own tests; neither is a file that Python could read, and their newer fields are
+refused by older compilers.
+"""
+
+import dataclasses
+
+_XLA = "https://github.com/openxla/xla, xla/backends/gpu/target_config/specs"
+_STAS = "https://github.com/stas00/ml-engineering, compute/accelerator"
+_KILO = "https://glennklockwood.com/garden/processors/B200"
+_BOOK = "https://jax-ml.github.io/scaling-book/gpus"
+_MLPERF = "https://github.com/mlcommons, inference_results (186 GB)"
+_NVLINK = "https://www.nvidia.com/en-us/data-center/nvlink"
+_NDR = f"400 Gbit/s a GPU (NDR), {_BOOK}"
+_HDR = "200 Gbit/s a GPU (HDR): assumed, the usual network of DGX A100"
+
+# Limits of CUDA that all these GPUs share.
+_COMMON = (
+    "threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048 "
+    "block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 "
+    "shared_memory_per_block: 49152 registers_per_core_limit: 65536 "
+    "registers_per_block_limit: 65536"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What XLA's compiler has to know of a GPU.
+
+    Args:
+        kind: The `device_kind` that JAX shows.
+        capability: The compute capability.
+        is_accelerated: Whether the features of exactly this capability may be used, as in `sm_90a`.
+        cores: The number of streaming multiprocessors.
+        fpus_per_core: The number of float32 units of one of them.
+        shared_memory: Bytes of shared memory of one of them.
+        shared_memory_of_block: Bytes of it that one block may use.
+        l2_bytes: Bytes of the L2 cache.
+        clock_ghz: The clock.
+        memory_bytes: Bytes of memory that the driver shows.
+        memory_bytes_per_second: The bandwidth of the memory.
+        source: The source of the numbers.
+
+    Example:
+        >>> from jaxdist import cost
+        >>> cost.CHIPS["h100"].target.kind
+        'NVIDIA H100 80GB HBM3'
+    """
+
+    kind: str
+    capability: tuple[int, int]
+    is_accelerated: bool
+    cores: int
+    fpus_per_core: int
+    shared_memory: int
+    shared_memory_of_block: int
+    l2_bytes: int
+    clock_ghz: float
+    memory_bytes: int
+    memory_bytes_per_second: float
+    source: str = _XLA
+
+    def to_text(self, cuda: tuple[int, int] = (12, 8), cudnn: tuple[int, int] = (9, 10)) -> str:
+        """Return the description as text of the protocol buffer `GpuTargetConfigProto`.
+
+        Args:
+            cuda: The version of CUDA that the described machine has.
+            cudnn: The version of its cuDNN.
+
+        Example:
+            >>> from jaxdist import cost
+            >>> "core_count: 132 " in cost.CHIPS["h100"].target.to_text()
+            True
+
+        Source:
+            `stream_executor.GpuTargetConfigProto` of XLA.
+        """
+        major, minor = self.capability
+        features = " feature_extension: ACCELERATED_FEATURES" if self.is_accelerated else ""
+        of_minor = f" minor: {minor}" if minor else ""
+        return (
+            f"gpu_device_info {{ cuda_compute_capability {{ major: {major}{of_minor}{features} }} "
+            f"{_COMMON} shared_memory_per_block_optin: {self.shared_memory_of_block} "
+            f"shared_memory_per_core: {self.shared_memory} core_count: {self.cores} "
+            f"fpus_per_core: {self.fpus_per_core} clock_rate_ghz: {self.clock_ghz} "
+            f"memory_bandwidth: {round(self.memory_bytes_per_second)} "
+            f"l2_cache_size: {self.l2_bytes} device_memory_size: {self.memory_bytes} }} "
+            f'platform_name: "CUDA" '
+            f"dnn_version_info {{ major: {cudnn[0]} minor: {cudnn[1]} }} "
+            f"runtime_version {{ major: {cuda[0]} minor: {cuda[1]} }} "
+            f'device_description_str: "{self.kind}"'
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuRow:
+    """The peaks of one kind of GPU, in the units of `Chip`.
+
+    `fp8` is None for a GPU without matrix products of 8 bits. `domain` is the largest NVLink
+    domain: its hosts, and the GPUs of a host.
+    """
+
+    bf16: float
+    fp8: float | None
+    nvlink: float
+    network: float
+    domain: tuple[int, int]
+    target: Target
+    source: str
+    nvlink_source: str
+    network_source: str
+
+
+_HOPPER = (233_472, 232_448)
+_AMPERE = (167_936, 166_912)
+_HGX, _NVL72 = (1, 8), (18, 4)
+
+# bf16 and fp8 are FLOP/s of dense products. NVLink and network are bytes/s that leave a GPU.
+GPU_ROWS: dict[str, GpuRow] = {
+    "a100-40": GpuRow(
+        312e12, None, 300e9, 25e9, _HGX,
+        Target("NVIDIA A100-SXM4-40GB", (8, 0), False, 108, 64, *_AMPERE, 41_943_040, 1.41,
+               42_331_013_120, 1555.2e9),
+        f"{_STAS}; memory {_XLA}", f"600 GB/s in both directions, {_NVLINK}", _HDR,
+    ),
+    "a100": GpuRow(
+        312e12, None, 300e9, 25e9, _HGX,
+        Target("NVIDIA A100-SXM4-80GB", (8, 0), False, 108, 64, *_AMPERE, 41_943_040, 1.41,
+               85_100_068_864, 2039.04e9),
+        f"{_STAS}; memory {_XLA}", f"600 GB/s in both directions, {_NVLINK}", _HDR,
+    ),
+    "h100": GpuRow(
+        989e12, 1979e12, 450e9, 50e9, _HGX,
+        Target("NVIDIA H100 80GB HBM3", (9, 0), True, 132, 128, *_HOPPER, 52_428_800, 1.98,
+               84_942_979_072, 3352.32e9),
+        f"{_STAS}; memory {_XLA}", f"900 GB/s in both directions, {_NVLINK}", _NDR,
+    ),
+    "h200": GpuRow(
+        989e12, 1979e12, 450e9, 50e9, _HGX,
+        Target("NVIDIA H200", (9, 0), True, 132, 128, *_HOPPER, 52_428_800, 1.98,
+               151_397_597_184, 4800e9),
+        f"{_STAS}; memory {_XLA}", f"900 GB/s in both directions, {_NVLINK}", _NDR,
+    ),
+    "b200": GpuRow(
+        2250e12, 4500e12, 900e9, 50e9, _HGX,
+        Target("NVIDIA B200", (10, 0), False, 148, 128, *_HOPPER, 132_644_864, 1.965,
+               191_514_411_008, 7672.32e9),
+        f"{_STAS}; {_KILO}; memory {_XLA}", f"1800 GB/s in both directions, {_NVLINK}", _NDR,
+    ),
+    "gb200": GpuRow(
+        2500e12, 5000e12, 900e9, 50e9, _NVL72,
+        Target("NVIDIA GB200", (10, 0), False, 152, 128, *_HOPPER, 135_528_448, 2.062,
+               197_897_748_480, 7928.064e9),
+        f"{_STAS}; memory {_XLA}; {_MLPERF}", f"1800 GB/s in both directions, {_NVLINK}", _NDR,
+    ),
+}  # fmt: skip
