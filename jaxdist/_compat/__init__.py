@@ -33,9 +33,9 @@ from jaxdist._compat.dispatch import fast_call_record as fast_call_record
 from jaxdist._compat.dispatch import is_checking_numbers as is_checking_numbers
 from jaxdist._compat.dispatch import make_dispatcher as make_dispatcher
 from jaxdist._compat.gloo import get_gloo_addresses as get_gloo_addresses
+from jaxdist._compat.gpu_topology import compile_for_gpu_plan as compile_for_gpu_plan
 from jaxdist._compat.gpu_topology import find_cuda_plugin as find_cuda_plugin
 from jaxdist._compat.gpu_topology import get_gpu_plan_options as get_gpu_plan_options
-from jaxdist._compat.gpu_topology import hide_driver_lines as hide_driver_lines
 from jaxdist._compat.gpu_topology import make_gpu_devices as make_gpu_devices
 from jaxdist._compat.held_tracer import HeldTracer as HeldTracer
 from jaxdist._compat.lowering import compute_on_host as compute_on_host

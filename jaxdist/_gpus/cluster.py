@@ -81,9 +81,7 @@ def is_gpu_name(name: Any) -> bool:
     return kind in _GPUS or kind in _ALIASES or _looks_like_gpu(kind)
 
 
-def cluster_of(
-    name: Any, caller: str = "compile_for", parameter: str = "topology"
-) -> GpuCluster:
+def cluster_of(name: Any, caller: str = "compile_for", parameter: str = "topology") -> GpuCluster:
     """Return the GPUs of a name.
 
     Args:

@@ -48,10 +48,15 @@ def find_description(devices: Iterable[Any]) -> str | None:
     return next((_NAMES[d] for d in devices if d in _NAMES), None)
 
 
-def install_command() -> str:
-    """Return the command that installs what a description needs, for this Python."""
-    packages = _PACKAGES[12 if sys.version_info[:2] <= _NEWEST_WITH_CUDA_12 else 13]
-    return "pip install " + " ".join(f'"{p}"' if "[" in p else p for p in packages)
+def install_command(version: str = "") -> str:
+    """Return the command that installs what a description needs, for this Python.
+
+    Args:
+        version: The version of JAX; "" leaves it to pip.
+    """
+    jax_package, compiler = _PACKAGES[12 if sys.version_info[:2] <= _NEWEST_WITH_CUDA_12 else 13]
+    wanted = f"=={version}" if version else ""
+    return f'pip install "{jax_package}{wanted}" {compiler}'
 
 
 @functools.cache
@@ -88,7 +93,7 @@ def _check_plugin(cluster: GpuCluster) -> str:
         raise DeviceError(
             f"{cluster.name!r} cannot be described: {package} is {version}, and JAX is "
             f"{jax.__version__}.\n\nA plugin works with the JAX of the same version.\n\n"
-            f"Install that of this JAX: {install_command().replace('-local]', f'-local]=={jax.__version__}')}"
+            f"Install that of this JAX: {install_command(jax.__version__)}"
         )
     if not _has_ptxas():
         raise _make_missing_error(cluster, "the assembler ptxas is not installed")

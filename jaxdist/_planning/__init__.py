@@ -1,4 +1,4 @@
-"""Plans of a step for a TPU slice that this machine does not have."""
+"""Plans of a step for TPUs or GPUs that this machine does not have."""
 
 from jaxdist._hooks import COMPILE_FOR as _COMPILE_FOR
 from jaxdist._planning.expected import predict_expected as predict_expected
@@ -10,8 +10,8 @@ from jaxdist._planning.slice_axes import SLICES as SLICES
 from jaxdist._planning.slice_axes import add_slice_axis as add_slice_axis
 from jaxdist._planning.slice_axes import assign_slices as assign_slices
 from jaxdist._planning.slice_shape import find_logical_shape as find_logical_shape
-from jaxdist._planning.slices import count_slices as count_slices
-from jaxdist._planning.slices import list_logical_counts as list_logical_counts
-from jaxdist._planning.slices import make_target as make_target
+from jaxdist._planning.targets import count_slices as count_slices
+from jaxdist._planning.targets import list_logical_counts as list_logical_counts
+from jaxdist._planning.targets import make_target as make_target
 
 _COMPILE_FOR.set(_compile_for)

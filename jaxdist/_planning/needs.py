@@ -3,7 +3,9 @@
 import collections
 import dataclasses
 import math
+import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,10 +16,11 @@ from jaxdist._planning.leaf_roles import Role, get_roles
 from jaxdist._program import CompiledProgram, CompiledRow, InSlot, Program, find_carried_arguments
 from jaxdist._reports import Expected, Memory, Times, Traffic
 from jaxdist.cost import Chip
-from jaxdist.errors import DeviceError
+from jaxdist.errors import ArgumentError, DeviceError
 
 _REFUSED = re.compile(r"\((?P<needs>[\d.]+)(?P<of>[KMGT]?)\) exceeds available HBM "
                       r"\((?P<there>[\d.]+)(?P<unit>[KMGT]?)\)")  # fmt: skip
+_FRACTION_VARIABLE, _FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -80,18 +83,19 @@ def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) 
     # Not `cost_analysis` of JAX: it counts a loop once, so a scan over layers would be one layer.
     done = hlo.work(text)
     rows = compiled.explain().compiled
-    traffic = _group_traffic(rows)
-    sent = {link: sum(t.bytes_sent for t in traffic if t.link == link) for link in ("ICI", "DCN")}
+    traffic = _group_traffic(rows, device)
+    inner, outer = (sum(t.bytes_sent for t in traffic if t.link == link) for link in device.links)
     times = Times(
         done.flops / device.flops,
         done.memory_bytes / device.hbm_bytes_per_second,
-        sent["ICI"] / device.ici_bytes_per_second,
-        sent["DCN"] / device.dcn_bytes_per_second,
+        inner / device.inner_bytes_per_second,
+        outer / device.outer_bytes_per_second,
         sum(t.seconds for t in traffic),
+        device.links,
     )
     unknown = done.unknown_loops + sum(row.times is None for row in rows)
-    memory = _read_memory(compiled, held, device)
     is_tpu = program.layout.platform == "tpu"
+    memory = (_read_memory if is_tpu else _read_gpu_memory)(compiled, held, device)
     return Needs(
         memory,
         done.flops,
@@ -106,13 +110,17 @@ def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) 
 
 
 def _make_plan_error(program: Program, what: str, error: Exception) -> DeviceError:
+    is_gpu = program.layout.platform == "gpu"
     device = getattr(program.layout.devices[0], "device_kind", program.layout.platform)
+    compiler = "of JAX's CUDA plugin" if is_gpu else "of libtpu"
+    newer = "JAX and its CUDA plugin together" if is_gpu else "pip install -U jax libtpu"
+    other = "GPUs of another kind" if is_gpu else "a slice of another generation"
     return DeviceError(
         f"{program.name} cannot be planned for {device}: {what}. It said: "
         f"{str(error).splitlines()[0]}\n\n"
-        f"A plan is made by the compiler of libtpu, and is read by JAX {jax.__version__}.\n\n"
-        "Install newer versions, which may support it: pip install -U jax libtpu. Or plan for a "
-        "slice of another generation, or with other rules."
+        f"A plan is made by the compiler {compiler}, and is read by JAX {jax.__version__}.\n\n"
+        f"Install newer versions, which may support it: {newer}. Or plan for {other}, or with "
+        "other rules."
     )
 
 
@@ -159,6 +167,47 @@ def _read_memory(compiled: CompiledProgram, held: dict[str, int], device: Chip) 
     )
 
 
+def _read_gpu_memory(compiled: CompiledProgram, held: dict[str, int], device: Chip) -> Memory:
+    # The compiler for GPUs refuses nothing. JAX allocates a part of the memory at its start, and
+    # libraries need the rest.
+    analysis: Any = compiled.executable.memory_analysis()
+    available = int(device.hbm_bytes * read_memory_fraction())
+    peak = int(analysis.peak_memory_in_bytes)
+    return Memory(
+        **held,
+        padding=max(0, analysis.argument_size_in_bytes - sum(held.values())),
+        results=analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+        temporaries=analysis.temp_size_in_bytes,
+        program=analysis.generated_code_size_in_bytes,
+        peak=peak,
+        capacity=device.hbm_bytes,
+        fits=peak <= available,
+        available=available,
+    )
+
+
+def read_memory_fraction(environ: Mapping[str, str] = os.environ) -> float:
+    """Return the part of the memory of a GPU that JAX allocates at its start.
+
+    Raises:
+        ArgumentError: `XLA_PYTHON_CLIENT_MEM_FRACTION` is no fraction.
+    """
+    given = environ.get(_FRACTION_VARIABLE, "")
+    if not given:
+        return _FRACTION
+    try:
+        fraction = float(given)
+    except ValueError:
+        fraction = math.nan
+    if not 0 < fraction <= 1:
+        raise ArgumentError(
+            f"{_FRACTION_VARIABLE} is {given!r}.\n\nIt is the part of the memory of a GPU that JAX "
+            f"allocates: a number above 0 and up to 1.\n\nSet it for instance to {_FRACTION}, the "
+            "default of JAX, or remove it."
+        )
+    return fraction
+
+
 def _read_refusal(message: str, held: dict[str, int], device: Chip) -> Memory:
     """Return the memory of a program that does not fit, from the message of the compiler."""
     # Without a match the numbers are None: libtpu may change its message.
@@ -178,14 +227,14 @@ def _read_refusal(message: str, held: dict[str, int], device: Chip) -> Memory:
     )
 
 
-def _group_traffic(rows: tuple[CompiledRow, ...]) -> tuple[Traffic, ...]:
+def _group_traffic(rows: tuple[CompiledRow, ...], device: Chip) -> tuple[Traffic, ...]:
     """Return the collectives, grouped by link, kind and group size.
 
     In a loop with an unknown number of iterations, a collective counts once.
     """
     by_kind: dict[tuple[str, str, int, int], list[CompiledRow]] = collections.defaultdict(list)
     for row in rows:
-        link = "ICI" if row.level == "inside" else "DCN"
+        link = device.links[row.level != "inside"]
         by_kind[link, row.kind, row.group_size, row.num_groups].append(row)
     return tuple(
         Traffic(

@@ -1,4 +1,4 @@
-"""Plans of a step for a slice of TPUs that this machine does not have."""
+"""Plans of a step for TPUs or GPUs that this machine does not have."""
 
 import dataclasses
 import functools
@@ -13,9 +13,10 @@ from jaxdist._planning import memory_advice
 from jaxdist._planning.abstract_call import count_rows_per_replica, make_abstract_call
 from jaxdist._planning.needs import Needs, compile_needs, compile_or_get_refusal, read_needs
 from jaxdist._planning.slice_axes import Axes
-from jaxdist._planning.slices import Target, make_single_device_target, make_target
+from jaxdist._planning.target import Target
+from jaxdist._planning.targets import make_single_device_target, make_target
 from jaxdist._program import Program, RunOptions
-from jaxdist._reports import SlicePlan, seconds
+from jaxdist._reports import SlicePlan, seconds, share
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer
 from jaxdist.cost import Chip
@@ -26,7 +27,8 @@ T = TypeVar("T")
 
 # Note [A plan lowers the step again]
 # A plan does not translate the program that was lowered for this machine. It lowers the same
-# function again, for a strategy on the described slice, and the compiler of libtpu compiles it.
+# function again, for a strategy on the described machine, and the compiler of libtpu or of JAX's
+# CUDA plugin compiles it.
 # So the plan is about the program that `run` would execute there. Arguments come as shapes from the
 # signature of the first program (`make_abstract_call`), or from a task (`jobs.Task.lower`).
 # Per-replica arguments have the rows of the new replicas, and `Sharded` ones are divided again.
@@ -131,7 +133,7 @@ def _plan_for_target(
         chip=target.chip,
         devices_per_chip=target.devices_per_chip,
         num_slices=target.num_slices,
-        assignment=target.assignment,
+        places=target.places,
         rules=source.rules,
         rows_per_replica=rows,
         memory=needs.memory,
@@ -202,6 +204,13 @@ def _collect_notes(target: Target, needs: Needs) -> tuple[str, ...]:
         notes.append(
             f"libtpu describes a chip of {target.chip.name} as {target.devices_per_chip} devices; "
             "on most TPU VMs JAX runs it as one."
+        )
+    if target.chip.platform == "gpu":
+        held = needs.memory.limit / needs.memory.capacity
+        notes.append(
+            f"Memory is compared with {share(held)} of the GPU's, which is what JAX allocates at "
+            "its start (XLA_PYTHON_CLIENT_MEM_FRACTION). XLA's figure leaves out the workspace of "
+            "cuDNN and cuBLAS, the buffers of NCCL and the CUDA context, which are in the rest."
         )
     if needs.unknown_loops:
         notes.append("Loops with an unknown number of iterations were counted as one iteration.")

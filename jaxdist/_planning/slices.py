@@ -1,17 +1,17 @@
 """Strategies on slices of TPUs that libtpu only describes."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 
-from jaxdist._collectives import Communication
-from jaxdist._planning.slice_axes import Axes, assign_slices
+from jaxdist._planning.slice_axes import assign_slices
 from jaxdist._planning.slice_shape import find_logical_shape, list_counts
+from jaxdist._planning.target import Target
+from jaxdist._reports import Places
 from jaxdist._strategies import TPUStrategy
 from jaxdist._validate import CallerRename, check_instance, check_text
 from jaxdist.cluster_resolver import TPUClusterResolver
-from jaxdist.cost import CHIPS, Chip, chip_of
+from jaxdist.cost import CHIPS, chip_of
 from jaxdist.errors import ArgumentError, ArgumentTypeError, TopologyError
 from jaxdist.tpu import Slice, TPUSystem, slice_of
 from jaxdist.tpu.experimental import DeviceAssignment, Topology
@@ -20,44 +20,8 @@ from jaxdist.tpu.experimental import DeviceAssignment, Topology
 _MOST_SLICES = 511
 
 
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """The slice that a plan is for, with a strategy that can only compile, and its chips."""
-
-    name: str
-    strategy: TPUStrategy
-    assignment: DeviceAssignment
-    chip: Chip
-    devices_per_chip: int
-    num_slices: int
-
-    @property
-    def device(self) -> Chip:
-        """The resources of one device, its share of a chip."""
-        return self.chip.per_device(self.devices_per_chip)
-
-
-def make_target(
-    topology: Any,
-    logical: Any,
-    axes: Axes | None = None,
-    communication: Communication | None = None,
-) -> Target:
-    """Return a strategy on all cores of a slice.
-
-    Args:
-        topology: The slice.
-        logical: The logical devices of a replica.
-        axes: The axes of its mesh.
-        communication: How its replicas communicate.
-
-    Raises:
-        TopologyError: The slice does not exist or is larger than a pod, or the logical devices do
-            not divide it.
-        MissingExtraError: libtpu is not installed.
-        ArgumentTypeError: `topology` does not name a slice.
-        ArgumentError: The replicas cannot be divided among the axes.
-    """
+def describe(topology: Any, logical: Any) -> Target:
+    """Return a target of all cores of a slice; see `make_target`."""
     described = _parse_slice(topology)
     # Before libtpu describes the slices: with too many of them it would end the process.
     _check_pod(described)
@@ -65,18 +29,15 @@ def make_target(
     system = resolver.tpu_system
     box = find_logical_shape(system.topology, described.num_slices, logical)
     assignment = assign_slices(system.topology, box, described.num_slices)
-    return _build_target(described, resolver, assignment, axes, communication)
+    return _build_target(described, resolver, assignment)
 
 
-def make_single_device_target(
-    of: Target, axes: Axes | None, communication: Communication | None
-) -> Target:
+def describe_one_like(of: Target) -> Target:
     """Return a target of one device of the same generation."""
     described = slice_of(f"{slice_of(of.name).generation}:1x1")
     resolver = TPUClusterResolver(f"described:{_format_name(described)}")
     assignment = DeviceAssignment(resolver.tpu_system.topology, [[[0, 0, 0, 0]]])
-    wanted = axes and axes.single_device
-    return _build_target(described, resolver, assignment, wanted, communication)
+    return _build_target(described, resolver, assignment)
 
 
 def list_logical_counts(topology: Any) -> tuple[int, ...]:
@@ -91,19 +52,13 @@ def count_slices(topology: Any) -> int:
 
 
 def _build_target(
-    described: Slice,
-    resolver: TPUClusterResolver,
-    assignment: DeviceAssignment,
-    axes: Axes | None,
-    communication: Communication | None,
+    described: Slice, resolver: TPUClusterResolver, assignment: DeviceAssignment
 ) -> Target:
     strategy = TPUStrategy(resolver, assignment)
-    if axes is not None:
-        strategy = strategy._on(axes.apply(strategy.layout, described.num_slices), communication)
     return Target(
         _format_name(described),
         strategy,
-        assignment,
+        Places.from_assignment(assignment, described.num_slices),
         chip_of(strategy.layout.devices[0]),
         int(assignment.topology.mesh_shape[3]),
         described.num_slices,
@@ -121,14 +76,15 @@ def _parse_slice(topology: Any) -> Slice:
             "A plan needs the generation of the TPU, and a Topology has only the places of cores."
             "\n\nPass the name of the slice, such as 'v5e:4x4', or jaxdist.tpu.slice_of('v5e:4x4')."
         )
-    remedy = "Pass its name, such as 'v5p:8x8x8', or 'v5e:4x4*2' for two slices."
-    check_instance("compile_for", "topology", topology, str, "a slice of TPUs", remedy)
+    remedy = "Pass its name: 'v5p:8x8x8', 'v5e:4x4*2' for two slices, or 'h100:4x8' for GPUs."
+    what = "a slice of TPUs, or GPUs"
+    check_instance("compile_for", "topology", topology, str, what, remedy)
     check_text("compile_for", "topology", topology, "v5e:4x4")
     # "local" is a valid name for a resolver, so this error explains what to call instead.
     if topology == "local":
         raise ArgumentError(
             "compile_for was given topology='local'.\n\n"
-            "A plan is for TPUs that this machine does not have.\n\n"
+            "A plan is for TPUs or GPUs that this machine does not have.\n\n"
             "Call strategy.lower(step, args).explain(), or name a slice, such as 'v5p:8x8x8'."
         )
     # Users may pass the name that they gave to a resolver.

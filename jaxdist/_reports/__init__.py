@@ -1,4 +1,4 @@
-"""What is shown: tables, pictures and numbers as text; plans of steps for slices of TPUs."""
+"""What is shown: tables, pictures and numbers as text; plans of steps for TPUs and GPUs."""
 
 from jaxdist._reports.parts import Expected as Expected
 from jaxdist._reports.parts import Memory as Memory
@@ -7,6 +7,7 @@ from jaxdist._reports.parts import Traffic as Traffic
 from jaxdist._reports.picture import Picture as Picture
 from jaxdist._reports.picture import make_figure as make_figure
 from jaxdist._reports.picture import picture_path as picture_path
+from jaxdist._reports.places import Places as Places
 from jaxdist._reports.plan import CAVEAT as CAVEAT
 from jaxdist._reports.plan import SlicePlan as SlicePlan
 from jaxdist._reports.sweep import Candidate as Candidate

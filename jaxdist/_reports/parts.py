@@ -10,9 +10,10 @@ class Memory:
     `parameters`, `optimizer`, `other_state` and `batch` are arguments of the step. `padding` is
     what the layout of the arguments adds. `results` is new state and other results that do not
     reuse the memory of arguments. `temporaries` are activations, gradients and buffers, which exist
-    during the step only. `program` is the code. `peak` is the sum, and `capacity` is the published
-    memory. If the compiler refused the program, `results` and `temporaries` are None, and `peak`
-    and `available` are from its message.
+    during the step only. `program` is the code. `peak` is the most at one time: on TPUs the sum, on
+    GPUs as XLA reports it. `capacity` is the published memory. If the compiler refused the program,
+    `results` and `temporaries` are None, and `peak` and `available` are from its message. On GPUs
+    `available` is the part of the memory that JAX allocates.
     """
 
     parameters: int
@@ -44,7 +45,8 @@ class Traffic:
     """Collectives of one kind over one link.
 
     Args:
-        link: `"ICI"` inside a slice, `"DCN"` between slices.
+        link: `"ICI"` inside a slice, `"DCN"` between slices; `"NVLink"` inside an NVLink domain,
+            `"network"` between domains.
         kind: The name in HLO.
         runs: The number of runs in a step.
         num_bytes: The bytes of their operands on one device, or of their results if these are
@@ -69,26 +71,30 @@ class Traffic:
 class Times:
     """Seconds of a step: lower bounds, and a prediction.
 
-    `compute`, `hbm`, `ici` and `dcn` are work divided by published peaks. Even if everything
+    `compute`, `hbm`, `inner` and `outer` are work divided by published peaks. Even if everything
     overlaps, a step takes at least the largest of them. `predicted` is the larger of `compute` and
-    `hbm`, plus the collectives with their latencies.
+    `hbm`, plus the collectives with their latencies. `links` are the names of the links inside a
+    slice or NVLink domain, and between them.
     """
 
     compute: float
     hbm: float
-    ici: float
-    dcn: float
+    inner: float
+    outer: float
     collectives: float
+    links: tuple[str, str] = ("ICI", "DCN")
 
     @property
     def bound(self) -> float:
         """The least time of the step."""
-        return max(self.compute, self.hbm, self.ici, self.dcn)
+        return max(self.compute, self.hbm, self.inner, self.outer)
 
     @property
     def bound_by(self) -> str:
-        """The resource that decides the bound: `"compute"`, `"HBM"`, `"ICI"` or `"DCN"`."""
-        named = {"compute": self.compute, "HBM": self.hbm, "ICI": self.ici, "DCN": self.dcn}
+        """The resource that decides the bound: `"compute"`, `"HBM"`, or one of `links`."""
+        names = ("compute", "HBM", *self.links)
+        values = (self.compute, self.hbm, self.inner, self.outer)
+        named = dict(zip(names, values, strict=True))
         return max(named, key=lambda name: named[name])
 
     @property

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxdist._reports.places import Places
 from jaxdist._reports.words import plural
 from jaxdist.errors import ArgumentError, MissingExtraError
-from jaxdist.tpu.experimental import DeviceAssignment
 
 # Rows and columns of a plane that are printed, and planes that are printed. A terminal has room for
 # about that many.
@@ -26,21 +26,19 @@ class Picture:
     """An assignment, and how to draw it.
 
     Args:
-        assignment: The core of each logical device l of each replica r.
-        num_slices: The number of slices. They are stacked in z, without wires between them.
+        assignment: The place of each logical device l of each replica r.
         title: The title of the picture.
     """
 
-    assignment: DeviceAssignment
-    num_slices: int
+    assignment: Places
     title: str
 
     @functools.cached_property
     def grids(self) -> tuple[np.ndarray, np.ndarray]:
         """The replica and the logical device at `[x, y, z, core]`; -1 if the core has none."""
-        shape = tuple(self.assignment.topology.mesh_shape.tolist())
+        shape = self.assignment.shape
         replicas, logical = np.full(shape, -1), np.full(shape, -1)
-        cores = self.assignment.core_assignment
+        cores = self.assignment.coordinates
         places = tuple(np.moveaxis(cores, -1, 0))
         replicas[places] = np.arange(cores.shape[0])[:, None]
         logical[places] = np.arange(cores.shape[1])[None, :]
@@ -50,20 +48,16 @@ class Picture:
         """Yield planes of chips as text. Of many planes, only the first ones."""
         replicas, _ = self.grids
         x, y, z, cores = replicas.shape
-        of = f"its {cores} cores" if cores > 1 else "each chip"
-        more = f", {self._what} of {of}"
-        yield f"Assignment (x to the right, y down{more})"
+        of = f"its {cores} cores" if cores > 1 else f"each {self.assignment.chip}"
+        right, down = (name.split()[0] for name in self.assignment.axes)
+        yield f"Assignment ({right} to the right, {down} down, {self._what} of {of})"
         # The other planes look alike, and a pod has up to 24.
         for plane in range(min(z, _MOST_PLANES)):
-            yield f"  {self._name_plane(plane)}"
+            yield f"  {self.assignment.planes[plane]}"
             yield from self._plane(plane, x, y)
         if z > _MOST_PLANES:
-            yield f"  and {plural(z - _MOST_PLANES, 'plane')} more of {x} x {y} chips"
-
-    def _name_plane(self, plane: int) -> str:
-        """Return the slice of a plane, if there are several, and its depth there."""
-        number, depth = divmod(plane, self.grids[0].shape[2] // self.num_slices)
-        return f"slice {number}, z = {depth}" if self.num_slices > 1 else f"z = {depth}"
+            chips = f"{self.assignment.chip}s"
+            yield f"  and {plural(z - _MOST_PLANES, 'plane')} more of {x} x {y} {chips}"
 
     def _plane(self, plane: int, x: int, y: int) -> Iterator[str]:
         """Yield the rows of one plane of chips."""
@@ -81,7 +75,7 @@ class Picture:
         replicas, logical = self.grids
         names = []
         for r, part in zip(replicas[x, y, z].tolist(), logical[x, y, z].tolist(), strict=True):
-            alone = self.assignment.num_cores_per_replica == 1
+            alone = self.assignment.num_logical == 1
             names.append("-" if r < 0 else str(r) if alone else f"{r}.{part}")
         return ",".join(names)
 
@@ -116,7 +110,7 @@ class Picture:
     @property
     def _what(self) -> str:
         """The words for the name of a core."""
-        alone = self.assignment.num_cores_per_replica == 1
+        alone = self.assignment.num_logical == 1
         return "replica" if alone else "replica.logical device"
 
     @property
@@ -126,13 +120,17 @@ class Picture:
     def _label(self, axis: Any, is_left: bool, is_bottom: bool) -> None:
         """Name the dims, beside the outer panels only, and count the chips."""
         x, y, _, cores = self.grids[0].shape
-        for name, count, width, is_outer in (("x", x, cores, is_bottom), ("y", y, 1, is_left)):
+        across, down = self.assignment.axes
+        for name, words, count, width, is_outer in (
+            ("x", across, x, cores, is_bottom),
+            ("y", down, y, 1, is_left),
+        ):
             chips = range(0, count, -(-count // 8))
             # The cores of a chip are neighbours in x.
             places = [chip * width + (width - 1) / 2 for chip in chips]
             axis.set(**{f"{name}ticks": places, f"{name}ticklabels": chips})
             if is_outer:
-                axis.set(**{f"{name}label": f"{name} of the chip"})
+                axis.set(**{f"{name}label": words})
         axis.tick_params(labelsize=6)
 
     def _panel(self, axis: Any, numbers: np.ndarray, plane: int, cores: int) -> None:
@@ -142,7 +140,7 @@ class Picture:
         # One range of colours for all planes, so that a colour means the same replica everywhere.
         # `vmax` may not be 0 with one replica.
         axis.imshow(shown, cmap="viridis", vmin=0, vmax=max(1, count - 1), aspect="auto")
-        axis.set_title(self._name_plane(plane), fontsize=7)
+        axis.set_title(self.assignment.planes[plane], fontsize=7)
         if not self._is_numbered:
             return
         for (j, i), replica in np.ndenumerate(numbers):

@@ -1,4 +1,4 @@
-"""The plan of a step on a slice of TPUs: what it needs, and how long it takes."""
+"""The plan of a step on TPUs or GPUs: what it needs, and how long it takes."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -6,10 +6,10 @@ from pathlib import Path
 
 from jaxdist._reports.parts import Expected, Memory, Times, Traffic
 from jaxdist._reports.picture import Picture
+from jaxdist._reports.places import Places
 from jaxdist._reports.tables import Report, Table
 from jaxdist._reports.words import count, plural, seconds, share, size
 from jaxdist.cost import Chip
-from jaxdist.tpu.experimental import DeviceAssignment
 
 # The table of memory leaves out parts that are smaller than this fraction of the arguments.
 _SMALL = 1e-3
@@ -21,18 +21,19 @@ CAVEAT = (
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SlicePlan(Report):
-    """What one step needs on a slice of TPUs, and how long it takes.
+    """What one step needs on a slice of TPUs, or on GPUs, and how long it takes.
 
-    The step is compiled for the slice with the compiler for TPUs. All sizes and times are of one
-    device: a chip, or a core if a chip has two devices.
+    The step is compiled with the compiler for TPUs or GPUs. All sizes and times are of one device:
+    a chip, a core if a chip has two devices, or a GPU.
 
     Args:
         name: The name of the step.
-        topology: The slice, such as `v5p:8x8x8`, or `v5e:4x4*2` for two slices.
+        topology: The slice, such as `v5p:8x8x8`, or `v5e:4x4*2` for two slices; or the GPUs, such
+            as `h100:4x8`.
         chip: The published peaks of a chip.
         devices_per_chip: The number of devices that share a chip.
-        num_slices: The number of slices.
-        assignment: The core of each logical device l of each replica r.
+        num_slices: The number of slices, or of NVLink domains.
+        places: The place of each logical device l of each replica r.
         rules: The rule that places the state, if a job was planned with a rule; else "".
         rows_per_replica: Rows of a batch for each replica; None if no argument is per-replica.
         memory: Bytes of one device.
@@ -61,7 +62,7 @@ class SlicePlan(Report):
     chip: Chip
     devices_per_chip: int
     num_slices: int
-    assignment: DeviceAssignment
+    places: Places
     rules: str
     rows_per_replica: int | None
     memory: Memory
@@ -78,18 +79,17 @@ class SlicePlan(Report):
     @property
     def num_replicas(self) -> int:
         """The number of copies of the step that run together."""
-        return self.assignment.num_replicas
+        return self.places.num_replicas
 
     @property
     def num_logical(self) -> int:
         """The number of devices of one replica."""
-        return self.assignment.num_cores_per_replica
+        return self.places.num_logical
 
     @property
     def num_chips(self) -> int:
-        """The number of chips of all slices."""
-        x, y, z, _ = self.assignment.topology.mesh_shape.tolist()
-        return int(x * y * z)
+        """The number of chips of all slices, or of GPUs."""
+        return self.places.num_chips
 
     @property
     def global_rows(self) -> int | None:
@@ -105,7 +105,11 @@ class SlicePlan(Report):
         return self.global_rows / self.times.predicted
 
     def bytes_sent(self, link: str) -> float:
-        """Return the least bytes that one device sends in a step over `"ICI"` or `"DCN"`."""
+        """Return the least bytes that one device sends in a step over a link.
+
+        Args:
+            link: `"ICI"` or `"DCN"` of TPUs, `"NVLink"` or `"network"` of GPUs.
+        """
         return sum(row.bytes_sent for row in self.traffic if row.link == link)
 
     def figure(self, path: str | Path) -> Path:
@@ -122,21 +126,21 @@ class SlicePlan(Report):
         """The step and the slice, in one line."""
         rules = f", {self.rules}" if self.rules else ""
         return (
-            f"Plan of {self.name} for {self.topology}: {plural(self.num_chips, 'chip')}, "
+            f"Plan of {self.name} for {self.topology}: {plural(self.num_chips, self.places.chip)}, "
             f"{plural(self.num_replicas, 'replica')} x "
             f"{plural(self.num_logical, 'logical device')}{rules}"
         )
 
     @property
     def _picture(self) -> Picture:
-        return Picture(self.assignment, self.num_slices, self.title)
+        return Picture(self.places, self.title)
 
     @property
     def _device(self) -> str:
         """The name of one device in the tables."""
-        return (
-            "chip" if self.devices_per_chip == 1 else f"core, 1/{self.devices_per_chip} of a chip"
-        )
+        if self.devices_per_chip == 1:
+            return self.places.chip
+        return f"core, 1/{self.devices_per_chip} of a chip"
 
     def parts(self) -> Iterator[Table | str]:
         """Yield tables and sentences."""
@@ -197,7 +201,7 @@ class SlicePlan(Report):
         per_chip = flops * self.devices_per_chip
         yield (
             f"Work of a step: {count(flops * devices, 'FLOP')} of matrix products, "
-            f"{count(per_chip, 'FLOP')} on each chip"
+            f"{count(per_chip, 'FLOP')} on each {self.places.chip}"
         )
         if self.traffic:
             yield self._collectives()
@@ -205,16 +209,16 @@ class SlicePlan(Report):
             yield "It has no collectives."
         # The work is that of one device, which has only a part of the chip's peaks.
         peaks = self.chip.per_device(self.devices_per_chip)
-        sent = {link: self.bytes_sent(link) for link in ("ICI", "DCN")}
+        inner, outer = self.chip.links
         rows = [
             ("compute", count(flops, "FLOP"), count(peaks.flops, "FLOP/s"), times.compute),
             ("HBM", size(moved), count(peaks.hbm_bytes_per_second, "B/s"), times.hbm),
-            ("ICI", size(sent["ICI"]), count(peaks.ici_bytes_per_second, "B/s"), times.ici),
         ]
-        # One slice sends nothing over DCN.
-        if self.num_slices > 1:
-            rate = count(peaks.dcn_bytes_per_second, "B/s")
-            rows.append(("DCN", size(sent["DCN"]), rate, times.dcn))
+        rates = (peaks.inner_bytes_per_second, peaks.outer_bytes_per_second)
+        for link, rate, time in zip((inner, outer), rates, (times.inner, times.outer), strict=True):
+            # One slice or domain sends nothing over the network.
+            if link == inner or self.num_slices > 1:
+                rows.append((link, size(self.bytes_sent(link)), count(rate, "B/s"), time))
         yield Table(
             "A step takes at least",
             ("by", "of a device", "at", "time"),

@@ -21,7 +21,7 @@ class Candidate:
     @property
     def seconds(self) -> float | None:
         """The predicted time of a step; None if the job does not fit."""
-        if self.plan is None or self.plan.times is None:
+        if self.plan is None or self.plan.times is None or not self.plan.memory.fits:
             return None
         return self.plan.times.predicted
 
@@ -76,8 +76,8 @@ class Sweep(Report):
         if c.plan is None:
             return ("", c.rules, mesh, "", "", "", "", c.reason)
         peak = "?" if c.plan.memory.peak is None else size(c.plan.memory.peak)
-        if c.plan.times is None:
-            # A plan without times is one that the compiler refused for its memory.
+        if c.plan.times is None or not c.plan.memory.fits:
+            # The compiler for TPUs refuses such a program, and that for GPUs does not.
             limit = size(c.plan.memory.limit)
             return ("", c.rules, mesh, "", "", "", peak, f"does not fit into {limit}")
         times = c.plan.times

@@ -175,7 +175,6 @@ _SOURCES = {
 }
 
 
-
 def _make_gpus() -> dict[str, Chip]:
     """Return the chips of the rows of GPUs. All of them do products of TF32 at half of bfloat16."""
     return {
@@ -264,8 +263,8 @@ def chip_of(device: Any) -> Chip:
     if name is None or getattr(device, "platform", CHIPS[name].platform) != CHIPS[name].platform:
         raise ArgumentError(
             f"cost.chip_of was given device={device}, of the kind "
-            f"{kind!r}.\n\nThe table of chips has {', '.join(CHIPS)}.\n\nPass a device of a TPU or a "
-            "GPU of the table."
+            f"{kind!r}.\n\nThe table of chips has {', '.join(CHIPS)}.\n\n"
+            "Pass a device of a TPU or a GPU of the table."
         )
     return CHIPS[name]
 

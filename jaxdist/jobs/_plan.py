@@ -159,7 +159,7 @@ def _plan_candidate(
 ) -> Candidate:
     """Plan one combination. If it is impossible, the candidate contains the reason."""
     target = make_target(topology, logical)
-    sizes = target.assignment.num_replicas, target.assignment.num_cores_per_replica
+    sizes = target.places.num_replicas, target.places.num_logical
     try:
         made = plan(
             _make_source(job, rules),

@@ -15,6 +15,7 @@ from jaxdist._program.arguments.arguments import Static
 from jaxdist._program.arguments.out_slot import OutSlot
 from jaxdist._program.compile.replay import Replay
 from jaxdist._program.compile.result_layouts import choose_result_shardings
+from jaxdist._program.compile.without_device import check_needs_no_device
 from jaxdist._program.logical.placed_work import PlacedWork
 from jaxdist._program.nnx.graph_rules import Combination
 from jaxdist._program.proof.replication import TracedCollective
@@ -167,7 +168,12 @@ class Program:
         return (state, result) if self.has_state else result
 
     def lowered(self) -> jax.stages.Lowered:
-        """Return JAX's lowered stage of this program."""
+        """Return JAX's lowered stage of this program.
+
+        Raises:
+            DeviceError: The program is for described GPUs, and calls back into Python.
+        """
+        check_needs_no_device(self.name, self.traced.closed, self.layout)
         jitted = jax.jit(
             _as_named_function(self, self.name),
             donate_argnums=self.donated,
@@ -184,6 +190,9 @@ class Program:
     def compiled(self, lowered: jax.stages.Lowered | None = None) -> jax.stages.Compiled:
         """Return JAX's compiled stage, compiled with the options that this program needs."""
         lowered, options = lowered or self.lowered(), self.compiler_options
+        if self.layout.described is not None and self.layout.platform == "gpu":
+            compiled: jax.stages.Compiled = _compat.compile_for_gpu_plan(lowered, options)
+            return compiled
         with _compat.use_exact_partitioner(options):
             return lowered.compile(compiler_options=options)
 

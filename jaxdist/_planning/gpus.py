@@ -1,0 +1,88 @@
+"""Strategies on GPUs that JAX's CUDA plugin only describes."""
+
+from typing import Any
+
+import numpy as np
+
+from jaxdist import _gpus
+from jaxdist._gpus import GpuCluster, cluster_of
+from jaxdist._planning.target import Target
+from jaxdist._reports import Places
+from jaxdist._strategies import MirroredStrategy
+from jaxdist._validate import show
+from jaxdist.errors import ArgumentTypeError, TopologyError
+
+
+def describe(topology: str, logical: Any) -> Target:
+    """Return a target of all GPUs of a cluster; see `make_target`."""
+    cluster = cluster_of(topology)
+    size = _check_logical(cluster, logical)
+    strategy = MirroredStrategy(_gpus.DESCRIBED + cluster.name)
+    if size > 1:
+        strategy = strategy._on(_split_replicas(strategy, size))
+    return Target(
+        cluster.name, strategy, _make_places(cluster, size), cluster.chip, 1, cluster.domains
+    )
+
+
+def describe_one_like(of: Target) -> Target:
+    """Return a target of one GPU of the same kind."""
+    ones = "1x1" if of.chip.pod[0] == 1 else "1x1x1"
+    return describe(f"{of.chip.name}:{ones}", 1)
+
+
+def list_logical_counts(topology: str) -> tuple[int, ...]:
+    """Return the numbers of logical devices that divide an NVLink domain."""
+    within = cluster_of(topology).gpus_of_domain
+    return tuple(n for n in range(1, within + 1) if within % n == 0)
+
+
+def count_slices(topology: str) -> int:
+    """Return the number of NVLink domains."""
+    return cluster_of(topology).domains
+
+
+def _check_logical(cluster: GpuCluster, logical: Any) -> int:
+    """Return the number of logical devices of a replica."""
+    count = int(logical) if isinstance(logical, str) and logical.isdecimal() else logical
+    within = cluster.gpus_of_domain
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise ArgumentTypeError(
+            f"compile_for was given logical={show(logical)} for {cluster.name}.\n\n"
+            "The logical devices of a replica on GPUs are a number: the GPUs of an NVLink domain "
+            "are all joined with each other, so a shape means nothing.\n\n"
+            "Pass for instance logical=4."
+        )
+    if count < 1 or within % count:
+        fitting = ", ".join(map(str, list_logical_counts(cluster.name)))
+        raise TopologyError(
+            f"compile_for was given logical={count} for {cluster.name}, which has {within} GPUs in "
+            "an NVLink domain.\n\nThe logical devices of a replica are in one domain, and divide "
+            f"it.\n\nUse one of {fitting}."
+        )
+    return count
+
+
+def _split_replicas(strategy: MirroredStrategy, size: int) -> Any:
+    """Return the layout in which `size` neighbours of JAX's order are one replica."""
+    from jaxdist import _mesh as meshes
+
+    layout = strategy.layout
+    return meshes.build(list(layout.devices), num_logical=size, described=layout.described)
+
+
+def _make_places(cluster: GpuCluster, size: int) -> Places:
+    """Return the place of each logical device: GPU of its host, host, domain."""
+    number = np.arange(cluster.num_gpus)
+    gpu, host = number % cluster.gpus, number // cluster.gpus
+    if cluster.chip.pod[0] == 1:
+        # A host is a domain of its own, so all hosts are in one picture.
+        shape = (cluster.gpus, cluster.domains, 1, 1)
+        where = np.stack([gpu, host, 0 * number, 0 * number], axis=-1)
+        planes: tuple[str, ...] = ("hosts, from top to bottom",)
+    else:
+        shape = (cluster.gpus, cluster.hosts, cluster.domains, 1)
+        domain = host // cluster.hosts
+        where = np.stack([gpu, host % cluster.hosts, domain, 0 * number], axis=-1)
+        planes = tuple(f"NVLink domain {n}" for n in range(cluster.domains))
+    return Places(where.reshape(-1, size, 4), shape, planes, "GPU", ("GPU of the host", "host"))

@@ -1,0 +1,64 @@
+"""The machine that a plan is for: a slice of TPUs, or a cluster of GPUs."""
+
+import dataclasses
+from typing import Any
+
+from jaxdist._collectives import Communication
+from jaxdist._gpus import is_gpu_name
+from jaxdist._planning import gpus, slices
+from jaxdist._planning.slice_axes import Axes
+from jaxdist._planning.target import Target
+
+
+def make_target(
+    topology: Any,
+    logical: Any,
+    axes: Axes | None = None,
+    communication: Communication | None = None,
+) -> Target:
+    """Return a strategy on all devices of a described machine.
+
+    Args:
+        topology: The slice, or the GPUs.
+        logical: The logical devices of a replica.
+        axes: The axes of its mesh.
+        communication: How its replicas communicate.
+
+    Raises:
+        TopologyError: The machine does not exist, or the logical devices do not divide it.
+        MissingExtraError: libtpu, or JAX's CUDA plugin, is not installed.
+        ArgumentTypeError: `topology` does not name a machine.
+        ArgumentError: The replicas cannot be divided among the axes.
+    """
+    room: Any = gpus if is_gpu_name(topology) else slices
+    return _put_on(room.describe(topology, logical), axes, communication)
+
+
+def make_single_device_target(
+    of: Target, axes: Axes | None, communication: Communication | None
+) -> Target:
+    """Return a target of one device of the same kind."""
+    room: Any = gpus if is_gpu_name(of.name) else slices
+    return _put_on(room.describe_one_like(of), axes and axes.single_device, communication)
+
+
+def list_logical_counts(topology: Any) -> tuple[int, ...]:
+    """Return the numbers of logical devices by which a slice or the GPUs can be divided."""
+    room: Any = gpus if is_gpu_name(topology) else slices
+    found: tuple[int, ...] = room.list_logical_counts(topology)
+    return found
+
+
+def count_slices(topology: Any) -> int:
+    """Return the number of slices in a name such as `v5e:4x4*2`, or of NVLink domains."""
+    room: Any = gpus if is_gpu_name(topology) else slices
+    found: int = room.count_slices(topology)
+    return found
+
+
+def _put_on(target: Target, axes: Axes | None, communication: Communication | None) -> Target:
+    """Return the target with its strategy on these axes."""
+    if axes is None:
+        return target
+    layout = axes.apply(target.strategy.layout, target.num_slices)
+    return dataclasses.replace(target, strategy=target.strategy._on(layout, communication))
