@@ -1,7 +1,7 @@
 """Devices of NVIDIA GPUs to compile for, on a machine without one."""
 
 import contextlib
-import importlib
+import importlib.util
 import os
 import pkgutil
 import sys
@@ -24,11 +24,9 @@ _NO_TILES = "Couldn't find output tile sizes"
 
 def find_cuda_plugin() -> str | None:
     """Return the name of JAX's CUDA plugin, such as `xla_cuda12`, if it is installed."""
-    try:
-        import jax_plugins
-    except ImportError:
-        return None
-    names = [m.name for m in pkgutil.iter_modules(jax_plugins.__path__)]
+    found = importlib.util.find_spec("jax_plugins")
+    folders = list(found.submodule_search_locations or []) if found else []
+    names = [m.name for m in pkgutil.iter_modules(folders)]
     return next((name for name in names if name.startswith("xla_cuda")), None)
 
 

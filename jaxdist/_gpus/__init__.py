@@ -6,3 +6,4 @@ from jaxdist._gpus.cluster import cluster_of as cluster_of
 from jaxdist._gpus.cluster import is_gpu_name as is_gpu_name
 from jaxdist._gpus.describe import describe_gpus as describe_gpus
 from jaxdist._gpus.describe import find_description as find_description
+from jaxdist._gpus.describe import install_command as install_command

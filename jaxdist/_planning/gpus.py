@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from jaxdist import _gpus
+from jaxdist import _mesh as meshes
 from jaxdist._gpus import GpuCluster, cluster_of
 from jaxdist._planning.target import Target
 from jaxdist._reports import Places
@@ -65,8 +66,6 @@ def _check_logical(cluster: GpuCluster, logical: Any) -> int:
 
 def _split_replicas(strategy: MirroredStrategy, size: int) -> Any:
     """Return the layout in which `size` neighbours of JAX's order are one replica."""
-    from jaxdist import _mesh as meshes
-
     layout = strategy.layout
     return meshes.build(list(layout.devices), num_logical=size, described=layout.described)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from jaxdist._launching import record_error
 from jaxdist.cli._bench import add_bench
-from jaxdist.cli._info import show_info
+from jaxdist.cli._info import show_chips, show_info
 from jaxdist.cli._job_arguments import add_job_arguments
 from jaxdist.cli._launch_command.launch import add_launch
 from jaxdist.cli._lint import add_lint
@@ -89,6 +89,14 @@ def _make_parser() -> argparse.ArgumentParser:
         description="Print versions, devices, topology, memory, and what each extra would add.",
     )
     info.set_defaults(command=lambda _: show_info())
+    chips = commands.add_parser(
+        "chips",
+        parents=[shared],
+        allow_abbrev=False,
+        help="peaks of TPUs and GPUs, with their sources",
+        description="Print the table of chips that plans are made with: TPUs and GPUs.",
+    )
+    chips.set_defaults(command=lambda _: show_chips())
     return parser
 
 

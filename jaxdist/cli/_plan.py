@@ -1,4 +1,4 @@
-"""`jaxdist plan`: the memory and time of a job on a TPU slice that this machine does not have."""
+"""`jaxdist plan`: memory and time of a job on TPUs or GPUs that this machine does not have."""
 
 import argparse
 import contextlib
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from jaxdist import jobs, training
+from jaxdist._gpus import is_gpu_name
 from jaxdist._reports import SlicePlan, Sweep, picture_path
 from jaxdist.cli._job_arguments import add_job_arguments
 from jaxdist.errors import ArgumentError
@@ -26,18 +27,23 @@ def add_plan(
         "plan",
         parents=[shared],
         allow_abbrev=False,
-        help="what a job would need and take on a slice of TPUs that is not here",
+        help="what a job would need and take on TPUs or GPUs that are not here",
         description=(
-            "Compile the train step of a configuration for a slice of TPUs with its own compiler, "
-            "on this machine, and print memory, work, collectives, bounds and the predicted time "
-            "of a step. Needs libtpu, and no TPU."
+            "Compile the train step of a configuration for a slice of TPUs, or for GPUs, with "
+            "their own compiler, on this machine, and print memory, work, collectives, bounds and "
+            "the predicted time of a step. Needs libtpu and no TPU, or JAX's CUDA plugin and no "
+            "GPU."
         ),
     )
     add_job_arguments(parser)
     parser.add_argument(
-        "--topology", required=True, metavar="SLICE", help="such as v5p:8x8x8 or v5e:4x4"
+        "--topology",
+        required=True,
+        metavar="MACHINE",
+        help="a slice of TPUs, such as v5p:8x8x8 or v5e:4x4; or GPUs, such as h100:4x8 (hosts x "
+        "GPUs of a host) or gb200:2x18x4 (NVLink domains x hosts x GPUs)",
     )
-    parser.add_argument("--slices", type=int, metavar="N", help="how many such slices")
+    parser.add_argument("--slices", type=int, metavar="N", help="how many such slices of TPUs")
     parser.add_argument(
         "--logical",
         metavar="SHAPE",
@@ -133,6 +139,12 @@ def _add_slice_count(name: str, slices: int | None) -> str:
         raise ArgumentError(
             f"--slices {slices} was given.\n\n--slices is a number from 1 up.\n\n"
             "Leave it out for 1 slice."
+        )
+    if is_gpu_name(name):
+        raise ArgumentError(
+            f"--slices {slices} and --topology {name} were given.\n\nGPUs have no slices: the "
+            "name has the number of hosts, or of NVLink domains.\n\nLeave --slices out, and pass "
+            "for instance --topology h100:4x8 for 4 hosts."
         )
     if "*" in name:
         raise ArgumentError(

@@ -3,7 +3,9 @@
 import dataclasses
 import importlib.metadata
 import importlib.util
+import sys
 
+from jaxdist._gpus import install_command
 from jaxdist._validate import check_text
 from jaxdist.errors import ArgumentError, MissingExtraError
 
@@ -17,12 +19,16 @@ class Extra:
         module: The module that is imported.
         adds: What the package adds, in words.
         others: More packages of the extra, with the module that is imported of each.
+        requirements: Its requirements, if they depend on the version of Python.
+        command: The command that installs these for this Python.
     """
 
     name: str
     module: str
     adds: str
     others: tuple[tuple[str, str], ...] = ()
+    requirements: tuple[str, ...] = ()
+    command: str = ""
 
     @property
     def is_installed(self) -> bool:
@@ -47,11 +53,13 @@ class Extra:
     def install_command(self) -> str:
         """The command that installs the package."""
         # Not an extra of jaxdist, which is not published.
-        return f"pip install {' '.join(self.packages)}"
+        return self.command or f"pip install {' '.join(self.packages)}"
 
     @property
     def packages(self) -> list[str]:
         """All packages of the extra."""
+        if self.requirements:
+            return list(self.requirements)
         return [self.name, *(package for package, _ in self.others)]
 
 
@@ -64,6 +72,18 @@ EXTRAS = (
         (("grpcio-health-checking", "grpc_health"), ("flatbuffers", "flatbuffers")),
     ),
     Extra("libtpu", "libtpu", "planning for TPU pods, on a machine without one"),
+    Extra(
+        "cuda-plan",
+        "jax_plugins.xla_cuda12" if sys.version_info < (3, 12) else "jax_plugins.xla_cuda13",
+        "planning for GPUs, on a machine without one",
+        requirements=(
+            "jax[cuda12-local]; python_version < '3.12'",
+            "nvidia-cuda-nvcc-cu12; python_version < '3.12'",
+            "jax[cuda13-local]; python_version >= '3.12'",
+            "nvidia-cuda-nvcc; python_version >= '3.12'",
+        ),
+        command=install_command(),
+    ),
     Extra("tensorboardX", "tensorboardX", "logs for TensorBoard"),
     Extra("scikit-learn", "sklearn", "the handwritten digits of `jaxdist train`"),
     Extra("matplotlib", "matplotlib", "pictures of learning curves"),

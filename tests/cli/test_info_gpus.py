@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import pytest
 
-from jaxdist.cli import _info
-from jaxdist.cli._info_gpus import count_links, list_gpu_facts, list_gpu_settings, run_command
+from jaxdist.cli._info import show as _info
+from jaxdist.cli._info.gpus import count_links, list_gpu_facts, list_gpu_settings, run_command
 
 SUMMARY = """
 +-----------------------------------------------------------------------------------------+

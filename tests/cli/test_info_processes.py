@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxdist.cli._info_processes import list_settings
+from jaxdist.cli._info.processes import list_settings
 
 
 def test_flags_and_variables_of_this_process_are_shown() -> None:

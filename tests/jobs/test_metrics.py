@@ -14,6 +14,7 @@ from jaxdist.jobs import versions
 from jaxdist.jobs._run.metrics import History, draw_learning_curve, write_metrics
 from jaxdist.jobs._task import Curve
 from jaxdist.training import EXTRAS, require_extra
+from jaxdist.training._extras import Extra
 
 _HISTORY = History([2.0, 1.0, 0.5], [{"step": 3, "loss": 0.6, "accuracy": 0.9}])
 _CURVE = Curve("accuracy", "held-out accuracy (%)", factor=100.0)
@@ -56,14 +57,14 @@ def test_versions_name_python_jax_and_what_a_result_depends_on() -> None:
 
 @pytest.mark.parametrize("extra", EXTRAS, ids=lambda e: e.name)
 def test_a_missing_extra_is_an_error_with_the_install_command(
-    extra: object, monkeypatch: pytest.MonkeyPatch
+    extra: Extra, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, module = extra.name, extra.module  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, extra.module, None)
     with pytest.raises(MissingExtraError) as caught:
-        require_extra(name, "draw the curve")
-    assert f"{name} is needed to draw the curve" in str(caught.value)
-    assert f"pip install {name}" in str(caught.value)
+        require_extra(extra.name, "draw the curve")
+    assert f"{extra.name} is needed to draw the curve" in str(caught.value)
+    assert extra.install_command in str(caught.value)
+    assert extra.install_command.startswith("pip install ")
 
 
 def test_an_extra_that_does_not_exist_lists_those_that_do() -> None:
@@ -85,7 +86,15 @@ def test_what_an_error_says_to_install_is_what_the_extra_of_the_package_has() ->
     extras = declared["optional-dependencies"]
     for extra in EXTRAS:
         assert extras[extra.name] == extra.packages
-        assert extra.install_command == f"pip install {' '.join(extra.packages)}"
+        if not extra.requirements:
+            assert extra.install_command == f"pip install {' '.join(extra.packages)}"
+            continue
+        # The requirements of this Python, without their markers.
+        is_old = sys.version_info < (3, 12)
+        mine = "; python_version < '3.12'" if is_old else "; python_version >= '3.12'"
+        here = [r.removesuffix(mine) for r in extra.requirements if r.endswith(mine)]
+        command = extra.install_command.replace('"', "")
+        assert command == f"pip install {' '.join(here)}"
 
 
 def test_nobody_is_told_to_install_a_package_that_is_not_published() -> None:

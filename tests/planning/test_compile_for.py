@@ -84,9 +84,9 @@ def test_times_are_work_over_peaks(two_slices: _reports.SlicePlan) -> None:
     assert plan.hbm_traffic is not None
     assert times.compute == plan.flops / chip.flops
     assert times.hbm == plan.hbm_traffic / chip.hbm_bytes_per_second
-    assert times.ici == plan.bytes_sent("ICI") / chip.inner_bytes_per_second
-    assert times.dcn == plan.bytes_sent("DCN") / chip.outer_bytes_per_second
-    assert times.bound == max(times.compute, times.hbm, times.ici, times.dcn)
+    assert times.inner == plan.bytes_sent("ICI") / chip.inner_bytes_per_second
+    assert times.outer == plan.bytes_sent("DCN") / chip.outer_bytes_per_second
+    assert times.bound == max(times.compute, times.hbm, times.inner, times.outer)
     assert times.predicted >= times.bound
     # State is read and written once at least.
     assert plan.hbm_traffic >= 2 * 3 * BYTES
@@ -119,20 +119,23 @@ def test_a_plan_prints_everything_and_says_that_nothing_was_measured(
 def test_the_picture_shows_each_replica_where_its_device_is() -> None:
     topology = tpu.slice_of("v4:2x2x2").topology
     build = tpu.experimental.DeviceAssignment.build
-    picture = _reports.Picture(build(topology, [1, 1, 1, 2], num_replicas=8), 1, "eight")
+    assignment = build(topology, [1, 1, 1, 2], num_replicas=8)
+    places = _reports.Places.from_assignment(assignment, 1)
+    picture = _reports.Picture(places, "eight")
     replicas, logical = picture.grids
     for r, part in np.ndindex(8, 2):
-        assert replicas[picture.assignment.coordinates(r, part)] == r
-        assert logical[picture.assignment.coordinates(r, part)] == part
+        assert replicas[assignment.coordinates(r, part)] == r
+        assert logical[assignment.coordinates(r, part)] == part
     assert "0.0,0.1" in "\n".join(picture.lines())
 
 
 def test_a_title_that_is_wider_than_the_panels_is_drawn_whole(tmp_path: pathlib.Path) -> None:
     topology = tpu.slice_of("v5e:2x2").topology
     assignment = tpu.experimental.DeviceAssignment.build(topology, [1, 1, 1, 1], num_replicas=4)
+    places = _reports.Places.from_assignment(assignment, 1)
     widths = []
     for title in ("short", "a long title " * 10):
-        path = _reports.Picture(assignment, 1, title).draw(tmp_path / "plan.png")
+        path = _reports.Picture(places, title).draw(tmp_path / "plan.png")
         # The width is in the header of a PNG.
         widths.append(int.from_bytes(path.read_bytes()[16:20], "big"))
     assert widths[1] > 1.5 * widths[0]
@@ -280,7 +283,7 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("v5e:16x32", {}, errors.TopologyError, "largest slice of v5e has 256"),
     ("v5e:3x4", {}, errors.TopologyError, "nearest slices"),
     ("v9:2x2", {}, errors.TopologyError, "The generations are v2"),
-    ("local", {}, errors.ArgumentError, "TPUs that this machine does not have"),
+    ("local", {}, errors.ArgumentError, "TPUs or GPUs that this machine does not have"),
 ]
 
 
@@ -372,7 +375,7 @@ def test_state_in_pieces_within_a_slice_is_planned_for_slices() -> None:
     across = plan.bytes_sent("DCN") / (2 * 2 / 3)
     assert kernel // 8 + small // 8 <= across < kernel // 4
     # The ring of the assignment begins in the first slice and ends there; the axis does not.
-    slices = plan.assignment.core_assignment[:, 0, 2] // 2
+    slices = plan.places.coordinates[:, 0, 2] // 2
     assert slices.tolist() == [0] * 8 + [1] * 8 + [2] * 8
 
 

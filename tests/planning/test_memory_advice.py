@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jaxdist import cost, tpu
 from jaxdist._planning import memory_advice
 from jaxdist._planning.needs import Needs
-from jaxdist._reports import Memory, SlicePlan
+from jaxdist._reports import Memory, Places, SlicePlan
 
 LIMIT = 16 << 30
 # Bytes of the compiled program that do not grow with the rows.
@@ -24,7 +24,8 @@ def memory_of(rows: int, state: int, whole: float, curve: float) -> Memory:
 
 def plan_of(rows: int, memory: Memory) -> SlicePlan:
     topology = tpu.slice_of("v5e:1x1").topology
-    one = tpu.experimental.DeviceAssignment.build(topology, num_replicas=1)
+    assignment = tpu.experimental.DeviceAssignment.build(topology, num_replicas=1)
+    one = Places.from_assignment(assignment, 1)
     chip = cost.CHIPS["v5e"]
     return SlicePlan("step", "v5e:1x1", chip, 1, 1, one, "", rows, memory, None, None, (), None)
 
@@ -73,7 +74,7 @@ def test_pieces_within_a_slice_that_do_not_fit_are_told_of_pieces_over_all_slice
         plan_of(1, memory),
         rules="fsdp_in_slice_tensor_parallel",
         num_slices=2,
-        assignment=eight,
+        places=Places.from_assignment(eight, 2),
     )
     [said] = memory_advice.make_advice(made, Needs(memory), None, lambda what: None)
     assert said.startswith("fsdp_tensor_parallel keeps 1/8 ")

@@ -226,7 +226,9 @@ class Program:
         asked = max((c.plan.pack_bytes for c in self.traced_collectives), default=0)
         if self.layout.platform != "gpu":
             return {}
-        options = {} if self.layout.described is None else _compat.get_gpu_plan_options()
+        options: dict[str, bool | str] = {}
+        if self.layout.described is not None:
+            options |= _compat.get_gpu_plan_options()
         if asked:
             options["xla_gpu_all_reduce_combine_threshold_bytes"] = str(asked)
         return options

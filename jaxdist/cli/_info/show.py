@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxdist._processes import get_current_process
-from jaxdist.cli._info_gpus import list_gpu_facts, list_gpu_settings
-from jaxdist.cli._info_processes import list_settings
+from jaxdist.cli._info.gpus import list_gpu_facts, list_gpu_settings
+from jaxdist.cli._info.processes import list_settings
 from jaxdist.jobs import versions
 from jaxdist.training import EXTRAS
 

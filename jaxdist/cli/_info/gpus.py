@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from jaxdist._gpu_settings import TRAININGS, generation_of_kind, list_settings
-from jaxdist.cli._info_processes import find_flag
+from jaxdist.cli._info.processes import find_flag
 
 # Runs a command and returns what it printed, or why it did not.
 Run = Callable[[Sequence[str]], str]
