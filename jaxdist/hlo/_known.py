@@ -38,14 +38,14 @@ KINDS = (
     "collective-permute",
     "collective-broadcast",
 )
-PRODUCTS = frozenset({"convolution", "dot", "scaled-dot"})
+PRODUCTS = frozenset({"convolution", "dot", "ragged-dot", "scaled-dot"})
 # Opcodes with matrix products that no reader here counts.
-_SOLVERS = frozenset({"cholesky", "triangular-solve", "ragged-dot"})
+_SOLVERS = frozenset({"cholesky", "triangular-solve"})
 _KNOWN = _MOVE.union(KINDS) | PRODUCTS | _SOLVERS | {"async", "custom-call", "fusion"}
 _ASYNC = re.compile(r"-(start|update|done)$")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 # Of the estimate that the author of a kernel gave, and of JAX's kernels that have none.
-_SENDS_NOTHING = '"remote_bytes_transferred":"0"'
+_SENDS_NOTHING = re.compile(r'"remote_bytes_transferred": ?"?0\b')
 _ATTENTION = "flash_mha_bwd_"
 
 
@@ -53,6 +53,7 @@ class Call(enum.Enum):
     """The kind of a custom call, by its target."""
 
     PRODUCT = "product"  # of matrices: cuBLAS
+    SCALED = "scaled product"  # of matrices whose blocks have scales: MXFP8, NVFP4
     CONVOLUTION = "convolution"  # cuDNN
     MOVE = "move"  # reads its operands and writes its results
     NAME = "name"  # an alias of its operand, or a buffer for a later result
@@ -70,10 +71,18 @@ _CALLS = (
     ("__cudnn$conv", Call.CONVOLUTION),
     ("__cudnn$norm", Call.MOVE),
     ("__cudnn$fmha", Call.SOLVE),
+    ("__cudnn$blockScaledDot", Call.SCALED),
+    ("__op$block_scaled_dot", Call.SCALED),
     ("__cub$", Call.MOVE),
     ("__gpu$TopK", Call.MOVE),
     ("TopK", Call.MOVE),
+    ("__gpu$xla.gpu.triton", Call.SOLVE),  # a kernel, which has no way to other devices
     ("cu_threefry2x32", Call.MOVE),
+    ("cu_lu_pivots_to_permutation", Call.MOVE),
+    ("cu_cholesky_update", Call.SOLVE),
+    ("cu_tridiagonal_solve", Call.SOLVE),
+    ("cudnn_rnn", Call.SOLVE),
+    ("cuhybrid_", Call.SOLVE),
     ("AssumeGatherIndicesInBound", Call.MOVE),
     ("GatherScatterIndicesBitpacked", Call.MOVE),
     ("MoveToHost", Call.MOVE),
@@ -147,7 +156,12 @@ def unknown(text: str) -> tuple[str, ...]:
 
 def _is_local(i: Instruction) -> bool:
     """Whether it is known of a kernel of Pallas that it sends nothing to other devices."""
-    return _SENDS_NOTHING in i.rest or i.name.startswith(_ATTENTION)
+    return bool(_SENDS_NOTHING.search(unescape(i.rest))) or i.name.startswith(_ATTENTION)
+
+
+def unescape(config: str) -> str:
+    """Return the configuration of a call with plain quotes: some versions escape them."""
+    return config.replace('\\"', '"').replace("\\22", '"')
 
 
 def describe_line(line: str) -> str:
