@@ -8,8 +8,9 @@ instruction is in a list here, or reports name it as unknown.
 
 import enum
 import re
+from collections.abc import Iterator, Mapping
 
-from jaxdist.hlo._text import Instruction, read
+from jaxdist.hlo._text import Instruction, Module, read
 
 # Opcodes of XLA (hlo_opcode.h) that read operands and write results, without a matrix product.
 _MOVE = frozenset(
@@ -130,8 +131,9 @@ def name_if_uncounted(i: Instruction) -> str:
 def unknown(text: str) -> tuple[str, ...]:
     """Return everything in optimized HLO text that may communicate and is unknown.
 
-    That is instructions, calls and lines. A call to a solver or to Python communicates with no
-    other device, so it is not named here. See Note [Unknown instructions].
+    That is instructions, calls and lines, computations that the text lacks, and collectives with a
+    start and no done. A call to a solver or to Python communicates with no other device, so it is
+    not named here. See Note [Unknown instructions].
 
     Args:
         text: The result of `jax.stages.Compiled.as_text`.
@@ -143,15 +145,52 @@ def unknown(text: str) -> tuple[str, ...]:
     """
     module = read(text)
     found = dict.fromkeys(describe_line(line) for line in module.unread)
-    for computation in module.computations.values():
+    for place, computation in module.computations.items():
         for i in computation.values():
+            found |= dict.fromkeys(map(describe_computation, find_missing(module, i)))
             opcode = _ASYNC.sub("", i.opcode)
             if opcode == "custom-call" and (find_call(i) is not Call.UNKNOWN or _is_local(i)):
                 continue
             # `name_if_uncounted` also names solvers, which run on one device.
             if opcode not in _SOLVERS and (name := name_if_uncounted(i)):
                 found[name] = None
+        if place:  # lines outside of computations are a part of a text
+            found |= dict.fromkeys(_find_halves(computation))
     return tuple(found)
+
+
+def find_missing(module: Module, i: Instruction) -> list[str]:
+    """Return the computations that an instruction runs and that the text lacks."""
+    # The sum of an all-reduce is no program that a reader looks into.
+    return [
+        name
+        for how, name in i.called
+        if name not in module.computations and (how != "to_apply" or i.opcode == "call")
+    ]
+
+
+def _find_halves(computation: Mapping[str, Instruction]) -> Iterator[str]:
+    """Yield the starts of collectives without one done, and the dones without a start."""
+    first = {i.name: _find_first(computation, i) for i in computation.values()}
+    for i in computation.values():
+        kind, _, half = i.opcode.rpartition("-")
+        if kind in KINDS and half == "start":
+            ends = [j for j in computation.values() if j.opcode == f"{kind}-done"]
+            if sum(first[j.name] == i.name for j in ends) != 1:
+                yield f"{i.opcode} without its done"
+        if kind in KINDS and half == "done" and first[i.name] == i.name:
+            yield f"{i.opcode} without its start"
+
+
+def _find_first(computation: Mapping[str, Instruction], i: Instruction) -> str:
+    """Return the name of the start of a done, behind its updates; or its own name."""
+    found = i
+    while found.opcode.endswith(("-update", "-done")) and found.operands:
+        before = computation.get(found.operands[0])
+        if before is None or not before.opcode.endswith(("-start", "-update")):
+            return i.name
+        found = before
+    return found.name
 
 
 def _is_local(i: Instruction) -> bool:
@@ -162,6 +201,11 @@ def _is_local(i: Instruction) -> bool:
 def unescape(config: str) -> str:
     """Return the configuration of a call with plain quotes: some versions escape them."""
     return config.replace('\\"', '"').replace("\\22", '"')
+
+
+def describe_computation(name: str) -> str:
+    """Return the name that reports use for a computation that the text lacks."""
+    return f"the computation {name!r}, which is missing"
 
 
 def describe_line(line: str) -> str:

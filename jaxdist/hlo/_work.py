@@ -9,6 +9,7 @@ from jaxdist.hlo._kernels import count_kernel, find_kernel_dtype
 from jaxdist.hlo._known import (
     PRODUCTS,
     Call,
+    describe_computation,
     describe_line,
     find_call,
     find_target,
@@ -95,8 +96,13 @@ class _Count:
             self._known[name] = Work(0, 0)  # ends the recursion, should a text call itself
             within = self._module.computations.get(name, {})
             parts = [self._instruction(within, _text.resolve_start(i)) for i in within.values()]
-            self._known[name] = _sum(parts)
+            self._known[name] = _sum([*parts, self._name_if_missing(name)])
         return self._known[name]
+
+    def _name_if_missing(self, name: str) -> Work:
+        """Return no work, and the name of a computation that the text lacks."""
+        is_there = name in self._module.computations
+        return Work(0, 0, unknown=() if is_there else (describe_computation(name),))
 
     def _instruction(self, within: dict[str, Instruction], i: Instruction) -> Work:
         """Return the work of one instruction, with the computations that it runs."""
@@ -127,7 +133,8 @@ class _Count:
             name = find_fused(i)
             if name not in self._fused:
                 inside = self._module.computations.get(name, {})
-                self._fused[name] = _sum([self._count_products(inside, j) for j in inside.values()])
+                parts = [self._count_products(inside, j) for j in inside.values()]
+                self._fused[name] = _sum([*parts, self._name_if_missing(name)])
             return self._fused[name]
         if i.opcode in PRODUCTS or (i.opcode == "custom-call" and find_call(i) in _OF_LIBRARIES):
             count = count_products(within, i)
