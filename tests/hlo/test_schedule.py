@@ -130,3 +130,17 @@ def test_a_kernel_that_sends_nothing_is_no_unknown_communication() -> None:
         text = _program(_KERNEL.replace("NAME", "mine") + estimate.replace("SENT", sent))
         assert hlo.unknown(text) == unknown
     assert hlo.unknown(_program(_KERNEL.replace("NAME", "flash_mha_bwd_dq"))) == ()
+
+
+def test_a_fusion_that_a_gpu_starts_on_a_second_stream_is_work_and_hides_nothing() -> None:
+    """JAX 0.12 writes `fusion-start`. Both streams share the memory and the cores."""
+    fused = f"%f {{\n  %a = f32[8,8] parameter(0)\n  ROOT %q = f32[8,8] {_DOT}\n}}\n"
+    made = _schedule(
+        _program(
+            "%s = ((f32[8,8]), f32[8,8], u32[]) fusion-start(%a), kind=kLoop, calls=%f",
+            f"%b = f32[8,8] {_DOT}",
+            "%d = f32[8,8] fusion-done(%s)",
+            before=fused,
+        )
+    )
+    assert (made.work, made.waits) == (2.0, {})
