@@ -162,15 +162,20 @@ def test_solvers_are_named_and_the_calls_around_them_are_not() -> None:
     assert len(texts) == 4
 
 
+def _find_like(text: Text, program: str) -> str:
+    """Return the text of another program by the same compiler for the same devices."""
+    place = (program, text.version, text.topology)
+    [found] = [t.text for t in GPU if (t.program, t.version, t.topology) == place]
+    return found
+
+
 def test_workspace_of_a_call_in_a_fusion_is_no_traffic() -> None:
     """JAX 0.12 writes a loop's slice and the cuBLAS call that reads it as one fusion."""
-    by_program = {(t.program, t.version, t.topology): t.text for t in GPU}
     fusions = 0
-    for (program, *where), text in by_program.items():
-        if program == "transformer_gemm":
-            fusions += len(re.findall(r"s8\[\d+\]\{0\}\) fusion", text))
-            triton = hlo.work(by_program["transformer", *where])
-            gemm = hlo.work(text)
+    for text in GPU:
+        if text.program == "transformer_gemm":
+            fusions += len(re.findall(r"s8\[\d+\]\{0\}\) fusion", text.text))
+            triton, gemm = hlo.work(_find_like(text, "transformer")), hlo.work(text.text)
             assert gemm.flops == triton.flops
             assert gemm.memory_bytes < 1.2 * triton.memory_bytes
     assert fusions > 10
@@ -188,9 +193,8 @@ def test_buffers_of_nccl_are_main_memory_and_other_spaces_are_not(layout: str, c
 
 def test_buffers_that_nccl_registers_change_no_work() -> None:
     spaces = 0
-    by_program = {(t.program, t.version, t.topology): t.text for t in GPU}
-    for (program, *where), text in by_program.items():
-        if program == "data_parallel_buffers":
-            spaces += text.count("S(1)")
-            assert hlo.work(text) == hlo.work(by_program["data_parallel", *where])
+    for text in GPU:
+        if text.program == "data_parallel_buffers":
+            spaces += text.text.count("S(1)")
+            assert hlo.work(text.text) == hlo.work(_find_like(text, "data_parallel"))
     assert spaces
