@@ -1,19 +1,23 @@
-"""The work of kernels that a library compiled into a program: Pallas on TPUs.
+"""The work of kernels that a library compiled into a program: Pallas on TPUs and GPUs.
 
 The text has no operations of a kernel. Its author may have given an estimate, which the text has.
-The kernels of JAX's flash attention give one for the forward pass only, so those of the backward
-pass are known by name here.
+It lacks those of kernels that Triton compiles, and of all kernels for GPUs before JAX 0.12. The
+kernels of JAX's flash attention give one for the forward pass only, so those of the backward pass
+are known by name here.
 """
 
 import math
 import re
 
 from jaxdist.hlo import _text
+from jaxdist.hlo._known import find_target, unescape
 from jaxdist.hlo._products import parse_dims
 from jaxdist.hlo._text import Instruction
 
-_TARGETS = ('custom_call_target="tpu_custom_call"',)
-_ESTIMATE = re.compile(r'"cost_estimate":\{[^{}]*"flops":"?(\d+)"?')
+_TARGETS = ("tpu_custom_call", "mosaic_gpu")
+# JAX writes `"cost_estimate":{"flops":"8",...}` for TPUs, and for GPUs, with escaped quotes,
+# `cost_estimate_json = "{\22flops\22: 8, ...}"`.
+_ESTIMATE = re.compile(r'cost_estimate(?:":|_json = ")\{[^{}]*"flops": ?"?(\d+)')
 # The beginnings of the names of kernels, and their matrix products of queries x keys x dims of a
 # head: the scores, and the gradients of values, of probabilities and of keys or queries.
 _PRODUCTS_OF = {"flash_mha_bwd_dkv": 4, "flash_mha_bwd_dq": 3}
@@ -26,7 +30,7 @@ def count_kernel(within: dict[str, Instruction], i: Instruction) -> int | None:
     """
     if not _is_kernel(i):
         return None
-    estimate = _ESTIMATE.search(i.rest)
+    estimate = _ESTIMATE.search(unescape(i.rest))
     if estimate is not None:
         return int(estimate[1])
     products = _find_products(i)
@@ -36,8 +40,18 @@ def count_kernel(within: dict[str, Instruction], i: Instruction) -> int | None:
     return 2 * products * math.prod(query) * key[-2]
 
 
+def find_kernel_dtype(within: dict[str, Instruction], i: Instruction) -> str:
+    """Return the dtype of the first operand with floating-point numbers, or of the result.
+
+    The text does not tell in which dtype a kernel multiplies.
+    """
+    dtypes = [_text.dtype(within[o].shape) for o in i.operands if o in within]
+    floats = (d for d in dtypes if d.startswith(("f", "bf")))
+    return next(floats, _text.dtype(i.shape))
+
+
 def _is_kernel(i: Instruction) -> bool:
-    return i.opcode == "custom-call" and any(target in i.rest for target in _TARGETS)
+    return i.opcode == "custom-call" and find_target(i).startswith(_TARGETS)
 
 
 def _find_products(i: Instruction) -> int | None:

@@ -8,8 +8,9 @@ instruction is in a list here, or reports name it as unknown.
 
 import enum
 import re
+from collections.abc import Iterator, Mapping
 
-from jaxdist.hlo._text import Instruction, read
+from jaxdist.hlo._text import Instruction, Module, read
 
 # Opcodes of XLA (hlo_opcode.h) that read operands and write results, without a matrix product.
 _MOVE = frozenset(
@@ -38,14 +39,14 @@ KINDS = (
     "collective-permute",
     "collective-broadcast",
 )
-PRODUCTS = frozenset({"convolution", "dot", "scaled-dot"})
+PRODUCTS = frozenset({"convolution", "dot", "ragged-dot", "scaled-dot"})
 # Opcodes with matrix products that no reader here counts.
-_SOLVERS = frozenset({"cholesky", "triangular-solve", "ragged-dot"})
+_SOLVERS = frozenset({"cholesky", "triangular-solve"})
 _KNOWN = _MOVE.union(KINDS) | PRODUCTS | _SOLVERS | {"async", "custom-call", "fusion"}
 _ASYNC = re.compile(r"-(start|update|done)$")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 # Of the estimate that the author of a kernel gave, and of JAX's kernels that have none.
-_SENDS_NOTHING = '"remote_bytes_transferred":"0"'
+_SENDS_NOTHING = re.compile(r'"remote_bytes_transferred": ?"?0\b')
 _ATTENTION = "flash_mha_bwd_"
 
 
@@ -53,6 +54,7 @@ class Call(enum.Enum):
     """The kind of a custom call, by its target."""
 
     PRODUCT = "product"  # of matrices: cuBLAS
+    SCALED = "scaled product"  # of matrices whose blocks have scales: MXFP8, NVFP4
     CONVOLUTION = "convolution"  # cuDNN
     MOVE = "move"  # reads its operands and writes its results
     NAME = "name"  # an alias of its operand, or a buffer for a later result
@@ -70,10 +72,18 @@ _CALLS = (
     ("__cudnn$conv", Call.CONVOLUTION),
     ("__cudnn$norm", Call.MOVE),
     ("__cudnn$fmha", Call.SOLVE),
+    ("__cudnn$blockScaledDot", Call.SCALED),
+    ("__op$block_scaled_dot", Call.SCALED),
     ("__cub$", Call.MOVE),
     ("__gpu$TopK", Call.MOVE),
     ("TopK", Call.MOVE),
+    ("__gpu$xla.gpu.triton", Call.SOLVE),  # a kernel, which has no way to other devices
     ("cu_threefry2x32", Call.MOVE),
+    ("cu_lu_pivots_to_permutation", Call.MOVE),
+    ("cu_cholesky_update", Call.SOLVE),
+    ("cu_tridiagonal_solve", Call.SOLVE),
+    ("cudnn_rnn", Call.SOLVE),
+    ("cuhybrid_", Call.SOLVE),
     ("AssumeGatherIndicesInBound", Call.MOVE),
     ("GatherScatterIndicesBitpacked", Call.MOVE),
     ("MoveToHost", Call.MOVE),
@@ -121,8 +131,9 @@ def name_if_uncounted(i: Instruction) -> str:
 def unknown(text: str) -> tuple[str, ...]:
     """Return everything in optimized HLO text that may communicate and is unknown.
 
-    That is instructions, calls and lines. A call to a solver or to Python communicates with no
-    other device, so it is not named here. See Note [Unknown instructions].
+    That is instructions, calls and lines, computations that the text lacks, and collectives with a
+    start and no done. A call to a solver or to Python communicates with no other device, so it is
+    not named here. See Note [Unknown instructions].
 
     Args:
         text: The result of `jax.stages.Compiled.as_text`.
@@ -134,20 +145,67 @@ def unknown(text: str) -> tuple[str, ...]:
     """
     module = read(text)
     found = dict.fromkeys(describe_line(line) for line in module.unread)
-    for computation in module.computations.values():
+    for place, computation in module.computations.items():
         for i in computation.values():
+            found |= dict.fromkeys(map(describe_computation, find_missing(module, i)))
             opcode = _ASYNC.sub("", i.opcode)
             if opcode == "custom-call" and (find_call(i) is not Call.UNKNOWN or _is_local(i)):
                 continue
             # `name_if_uncounted` also names solvers, which run on one device.
             if opcode not in _SOLVERS and (name := name_if_uncounted(i)):
                 found[name] = None
+        if place:  # lines outside of computations are a part of a text
+            found |= dict.fromkeys(_find_halves(computation))
     return tuple(found)
+
+
+def find_missing(module: Module, i: Instruction) -> list[str]:
+    """Return the computations that an instruction runs and that the text lacks."""
+    # The sum of an all-reduce is no program that a reader looks into.
+    return [
+        name
+        for how, name in i.called
+        if name not in module.computations and (how != "to_apply" or i.opcode == "call")
+    ]
+
+
+def _find_halves(computation: Mapping[str, Instruction]) -> Iterator[str]:
+    """Yield the starts of collectives without one done, and the dones without a start."""
+    first = {i.name: _find_first(computation, i) for i in computation.values()}
+    for i in computation.values():
+        kind, _, half = i.opcode.rpartition("-")
+        if kind in KINDS and half == "start":
+            ends = [j for j in computation.values() if j.opcode == f"{kind}-done"]
+            if sum(first[j.name] == i.name for j in ends) != 1:
+                yield f"{i.opcode} without its done"
+        if kind in KINDS and half == "done" and first[i.name] == i.name:
+            yield f"{i.opcode} without its start"
+
+
+def _find_first(computation: Mapping[str, Instruction], i: Instruction) -> str:
+    """Return the name of the start of a done, behind its updates; or its own name."""
+    found = i
+    while found.opcode.endswith(("-update", "-done")) and found.operands:
+        before = computation.get(found.operands[0])
+        if before is None or not before.opcode.endswith(("-start", "-update")):
+            return i.name
+        found = before
+    return found.name
 
 
 def _is_local(i: Instruction) -> bool:
     """Whether it is known of a kernel of Pallas that it sends nothing to other devices."""
-    return _SENDS_NOTHING in i.rest or i.name.startswith(_ATTENTION)
+    return bool(_SENDS_NOTHING.search(unescape(i.rest))) or i.name.startswith(_ATTENTION)
+
+
+def unescape(config: str) -> str:
+    """Return the configuration of a call with plain quotes: some versions escape them."""
+    return config.replace('\\"', '"').replace("\\22", '"')
+
+
+def describe_computation(name: str) -> str:
+    """Return the name that reports use for a computation that the text lacks."""
+    return f"the computation {name!r}, which is missing"
 
 
 def describe_line(line: str) -> str:

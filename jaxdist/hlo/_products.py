@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxdist.hlo import _text
-from jaxdist.hlo._known import Call, find_call, find_target
+from jaxdist.hlo._known import Call, find_call, find_target, unescape
 from jaxdist.hlo._text import Instruction
 
 Shape = tuple[int, ...]
@@ -20,23 +20,37 @@ _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _GROUPS = re.compile(r"(feature|batch)_group_count=(\d+)")
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+_RAGGED = re.compile(r"lhs_ragged_dims=\{(\d+)\}")
 _OF_GEMM = re.compile(r'"lhs_contracting_dimensions":(\[[^\]]*\])')
 
 
 def count_products(within: dict[str, Instruction], i: Instruction) -> int | None:
     """Return the multiplications and additions of an instruction; None if its text lacks them."""
-    if i.opcode in ("dot", "scaled-dot"):
+    if i.opcode in ("dot", "scaled-dot", "ragged-dot"):
         return _count_dot(within, i, _CONTRACTED.search(i.rest))
     if i.opcode == "convolution":
         lhs, rhs = (_find_shape(within, o) for o in i.operands[:2])
         return _count_convolution(i, lhs, rhs, parse_dims(i.shape))
     kind = find_call(i)
     if kind is Call.PRODUCT:
-        # cuBLAS has its configuration as JSON, in which some versions escape the quotes.
-        return _count_dot(within, i, _OF_GEMM.search(i.rest.replace('\\"', '"')))
+        return _count_dot(within, i, _OF_GEMM.search(unescape(i.rest)))
+    if kind is Call.SCALED:
+        # Its text has no dims. The last dim of both operands is the one that the call sums over.
+        summed = _find_shape(within, i.operands[0])[-1:]
+        return 2 * math.prod(parse_dims(i.shape) + summed) if summed else None
     if kind is Call.CONVOLUTION:
         return _count_convolution(i, *_read_cudnn_shapes(within, i))
     return None
+
+
+def find_product_dtype(within: dict[str, Instruction], i: Instruction) -> str:
+    """Return the dtype of the two operands that an instruction multiplies; the wider of two.
+
+    A fusion may widen arrays of 8 bits before it multiplies them. The operands of the instruction
+    itself then have the wider dtype, in which the device multiplies.
+    """
+    dtypes = [_text.dtype(within[o].shape) for o in i.operands[:2] if o in within]
+    return max(dtypes, key=_text.num_bits)
 
 
 def parse_dims(shape: str) -> Shape:
@@ -57,9 +71,14 @@ def _count_dot(
     if contracted is None or i.operands[0] not in within:
         return None
     lhs = _find_shape(within, i.operands[0])
-    sizes = [lhs[d] for d in _parse_numbers(contracted[1])]
+    summed = list(_parse_numbers(contracted[1]))
     # The result of a cuBLAS call is a tuple: the product, and workspace.
-    return 2 * math.prod(parse_dims(_text.elements(i.shape)[0])) * math.prod(sizes)
+    out = parse_dims(_text.elements(i.shape)[0])
+    ragged = _RAGGED.search(i.rest)
+    if ragged and int(ragged[1]) in summed:
+        # Each group sums over its own rows and has its own result. Together they sum over all rows.
+        out = out[1:]
+    return 2 * math.prod(out) * math.prod(lhs[d] for d in summed)
 
 
 def _parse_numbers(text: str) -> Iterator[int]:

@@ -5,9 +5,11 @@ XLA writes the instructions of a compiled program in the order in which a device
 instruction computes at a time. A collective that is not asynchronous stops it. An asynchronous one
 runs from its start on, beside the instructions up to its done, and the done waits for its end. The
 compiler for TPUs writes some of these as fusions (`AsyncCollectiveStart`, `AsyncCollectiveDone`),
-and those between slices as a send and a recv. A link carries one collective at a time, in the order
-of their starts. A body of a loop begins and ends with idle links. So what overlaps is read, and not
-assumed.
+and those between slices as a send and a recv. Copies between memories run beside the computation
+too. What a GPU starts on a second stream (`fusion-start`, `call-start`) does not: all streams share
+the same memory and cores, so it counts where it starts. A link carries one collective at a time, in
+the order of their starts. A body of a loop begins and ends with idle links. So what overlaps is
+read, and not assumed.
 """
 
 import collections
@@ -28,6 +30,8 @@ _CHANNEL = re.compile(r"channel_id=(\d+)")
 _MEETING = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 _START, _DONE = '"AsyncCollectiveStart"', '"AsyncCollectiveDone"'
 _MEMORY = "HBM"
+# Operations that compute also if they have a start and a done.
+_COMPUTING = frozenset({"fusion", "custom-call"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,13 +146,14 @@ class _Run:
     def _instruction(
         self, clock: _Clock, name: str, within: dict[str, Instruction], i: Instruction
     ) -> None:
+        operation = _text.resolve_start(i)
         if i.opcode == "while":
             turns = count_trips(self._module, within, i)
             for how, called in i.called:
                 count = 1 if turns is None else turns
                 clock.add(self.computation(called), count + (how == "condition"))
             return
-        if i.opcode in ("call", "conditional"):
+        if operation.opcode in ("call", "conditional"):
             inner = [self.computation(called) for _, called in i.called]
             if inner:
                 # As for the work, one branch runs: the longest.
@@ -176,8 +181,8 @@ class _Run:
             if not is_async:
                 clock.wait(key)
             return
-        work = self._count(within, _text.resolve_start(i))
-        if i.opcode.endswith("-start"):
+        work = self._count(within, operation)
+        if i.opcode.endswith("-start") and operation.opcode not in _COMPUTING:
             # A copy between memories, or other work beside the computation.
             clock.start(i.name, _MEMORY, self._time_work(work))
             return

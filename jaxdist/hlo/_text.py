@@ -204,9 +204,19 @@ def _array_bytes(dtype: str, dims: str) -> int:
     """Return the bytes of one array."""
     # `<=4` is a dynamic size with its bound.
     count = math.prod(int(d.lstrip("<=")) for d in dims.split(",") if d)
+    return math.ceil(count * num_bits(dtype) / 8)
+
+
+def num_bits(dtype: str) -> int:
+    """Return the bits of one number of a dtype such as `f8e4m3fn`."""
     number = re.search(r"\d+", dtype)
-    bits = _BITS.get(dtype, int(number[0]) if number else 8)
-    return math.ceil(count * bits / 8)
+    return _BITS.get(dtype, int(number[0]) if number else 8)
+
+
+def dtype(shape: str) -> str:
+    """Return the dtype of an array shape; for a tuple, that of the first array; or ""."""
+    found = _ARRAY.search(shape)
+    return found["dtype"] if found else ""
 
 
 def metadata(instruction: Instruction) -> dict[str, str]:

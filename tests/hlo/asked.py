@@ -33,6 +33,9 @@ def asked(jaxpr: Any, times: int = 1) -> collections.Counter[str]:
         name = eqn.primitive.name
         if name == "dot_general":
             found["flops"] += times * _products_of_dot(eqn)
+        elif name == "ragged_dot_general":
+            rows, matrices = (v.aval.shape for v in eqn.invars[:2])
+            found["flops"] += times * 2 * math.prod(rows) * matrices[-1]
         elif name == "conv_general_dilated":
             found["flops"] += times * _products_of_convolution(eqn)
         elif name in COLLECTIVES:

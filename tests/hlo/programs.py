@@ -138,6 +138,25 @@ def fp8(n: int, a: Any, b: Any) -> Any:
     return lax.psum(product, AXIS)[None]
 
 
+def fp8_scaled(n: int, a: Any, b: Any, scale: Any) -> Any:
+    """A product of wider numbers, of arrays in fp8: a fusion converts them before it multiplies."""
+    del n
+    return ((a.astype(BF16) * scale.astype(BF16)) @ b.astype(BF16))[None]
+
+
+def ragged(n: int, x: Any, w: Any, sizes: Any) -> Any:
+    """A mixture of experts: rows of several groups, each with its own matrix."""
+    del n
+    return lax.ragged_dot(x, w, sizes)
+
+
+def solvers(n: int, x: Any) -> Any:
+    del n
+    q, r = jnp.linalg.qr(x)
+    lower = jnp.linalg.cholesky(r @ r.T + q)
+    return _as_rows((jnp.linalg.solve(lower, q), jnp.linalg.eigvalsh(lower)))
+
+
 def scan(n: int, w: Any, x: Any) -> Any:
     del n
 
@@ -211,12 +230,28 @@ def _x(*shape: int, dtype: Any = F32) -> tuple[tuple[int, ...], Any, PartitionSp
 
 
 _SQUARES = (_w(WIDTH, WIDTH), _w(WIDTH, WIDTH), _x(ROWS, WIDTH))
+_IN_F8 = (_x(ROWS, WIDTH, dtype=F8), _w(WIDTH, WIDTH, dtype=F8))
 _NO_TRITON = (("xla_gpu_enable_triton_gemm", False),)
 _LAYERS, _HEADS = 3, 4
+_STACKS = (
+    _w(_LAYERS, 3, WIDTH, _HEADS, WIDTH // _HEADS),
+    _w(_LAYERS, _HEADS, WIDTH // _HEADS, WIDTH),
+    _w(_LAYERS, WIDTH, 4 * WIDTH),
+    _w(_LAYERS, 4 * WIDTH, WIDTH),
+    _x(2, ROWS, WIDTH),
+)
+_GPU = ("gpu",)
 
 PROGRAMS: tuple[Recorded, ...] = (
     Recorded("data_parallel", data_parallel, _SQUARES),
-    Recorded("data_parallel_gemm", data_parallel, _SQUARES, platforms=("gpu",), options=_NO_TRITON),
+    Recorded("data_parallel_gemm", data_parallel, _SQUARES, platforms=_GPU, options=_NO_TRITON),
+    Recorded(
+        "data_parallel_buffers",
+        data_parallel,
+        _SQUARES,
+        platforms=_GPU,
+        options=(("xla_gpu_enable_nccl_user_buffers", True),),
+    ),
     Recorded(
         "fsdp",
         fsdp,
@@ -235,25 +270,20 @@ PROGRAMS: tuple[Recorded, ...] = (
         (_w(3, 3, 8, 64), _x(4, 29, 29, 32)),
         most_products=2.0,
     ),
+    Recorded("transformer", transformer, _STACKS),
+    Recorded("transformer_gemm", transformer, _STACKS, platforms=_GPU, options=_NO_TRITON),
+    Recorded("fp8", fp8, _IN_F8),
+    Recorded("fp8_gemm", fp8, _IN_F8, platforms=_GPU, options=_NO_TRITON),
+    Recorded("fp8_scaled", fp8_scaled, (*_IN_F8, _w(1)), platforms=_GPU),
+    # XLA multiplies all rows with the matrices of all 4 groups.
     Recorded(
-        "transformer",
-        transformer,
-        (
-            _w(_LAYERS, 3, WIDTH, _HEADS, WIDTH // _HEADS),
-            _w(_LAYERS, _HEADS, WIDTH // _HEADS, WIDTH),
-            _w(_LAYERS, WIDTH, 4 * WIDTH),
-            _w(_LAYERS, 4 * WIDTH, WIDTH),
-            _x(2, ROWS, WIDTH),
-        ),
+        "ragged",
+        ragged,
+        (_x(ROWS, WIDTH, dtype=BF16), _w(4, WIDTH, 128, dtype=BF16), _w(4, dtype=jnp.int32)),
+        platforms=_GPU,
+        most_products=4.0,
     ),
-    Recorded("fp8", fp8, (_x(ROWS, WIDTH, dtype=F8), _w(WIDTH, WIDTH, dtype=F8))),
-    Recorded(
-        "fp8_gemm",
-        fp8,
-        (_x(ROWS, WIDTH, dtype=F8), _w(WIDTH, WIDTH, dtype=F8)),
-        platforms=("gpu",),
-        options=_NO_TRITON,
-    ),
+    Recorded("solvers", solvers, (_x(64, 64),), platforms=_GPU),
     Recorded("scan", scan, (_w(5, WIDTH, WIDTH), _x(ROWS, WIDTH))),
     Recorded("reduce_scatter", reduce_scatter, (_x(4096), _x(64, 16, dtype=BF16))),
     Recorded("all_to_all", all_to_all, (_x(64, 128),)),

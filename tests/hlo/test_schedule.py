@@ -130,3 +130,20 @@ def test_a_kernel_that_sends_nothing_is_no_unknown_communication() -> None:
         text = _program(_KERNEL.replace("NAME", "mine") + estimate.replace("SENT", sent))
         assert hlo.unknown(text) == unknown
     assert hlo.unknown(_program(_KERNEL.replace("NAME", "flash_mha_bwd_dq"))) == ()
+
+
+@pytest.mark.parametrize(("opcode", "how"), [("fusion", "calls"), ("call", "to_apply")])
+def test_what_a_gpu_starts_on_a_second_stream_is_work_and_hides_nothing(
+    opcode: str, how: str
+) -> None:
+    """JAX 0.12 writes `fusion-start`, and for annotated streams `call-start`."""
+    inside = f"%f {{\n  %a = f32[8,8] parameter(0)\n  ROOT %q = f32[8,8] {_DOT}\n}}\n"
+    made = _schedule(
+        _program(
+            f"%s = ((f32[8,8]), f32[8,8], u32[]) {opcode}-start(%a), {how}=%f",
+            f"%b = f32[8,8] {_DOT}",
+            f"%d = f32[8,8] {opcode}-done(%s)",
+            before=inside,
+        )
+    )
+    assert (made.work, made.waits) == (2.0, {})
