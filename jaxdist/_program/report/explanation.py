@@ -63,11 +63,11 @@ class Explanation(Report):
         A GPU sends what an operation between NVLink domains moves inside a domain over NVLink. A
         loop without a fixed length counts as one iteration.
         """
+        is_inside = level == "inside"
+        rows = (row for row in self.compiled if is_inside or row.level == level)
         return sum(
-            (row.sent_inside if level == "inside" else row.sent_between)
-            * row.count
-            * (row.times or 1)
-            for row in self.compiled
+            (row.sent_inside if is_inside else row.sent_between) * row.count * (row.times or 1)
+            for row in rows
         )
 
     @property
