@@ -5,6 +5,8 @@ from jaxdist.cost._chip import Chip as Chip
 from jaxdist.cost._chip import chip_of as chip_of
 from jaxdist.cost._chip import devices_per_chip as devices_per_chip
 from jaxdist.cost._chip import generation_of as generation_of
+from jaxdist.cost._collective import collective_seconds as collective_seconds
+from jaxdist.cost._curve import SizeCurve as SizeCurve
 from jaxdist.cost._efficiency import EFFICIENCY as EFFICIENCY
 from jaxdist.cost._efficiency import Efficiency as Efficiency
 from jaxdist.cost._fit import Fit as Fit
@@ -22,7 +24,6 @@ from jaxdist.cost._measured import load_links as load_links
 from jaxdist.cost._measured import save_links as save_links
 from jaxdist.cost._model import ALGORITHMS as ALGORITHMS
 from jaxdist.cost._model import cheapest as cheapest
-from jaxdist.cost._model import collective_seconds as collective_seconds
 from jaxdist.cost._model import pack_below as pack_below
 from jaxdist.cost._model import seconds as seconds
 from jaxdist.cost._table import TABLE as TABLE

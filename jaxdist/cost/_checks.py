@@ -8,7 +8,15 @@ from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 # Examples of times and factors. Every other argument is a number of bytes per second.
-_EXAMPLES = {"alpha": "1e-6", "seconds": "1e-4", "scatter_gather": "1.0"}
+_EXAMPLES = {
+    "alpha": "1e-6",
+    "seconds": "1e-4",
+    "scatter_gather": "1.0",
+    "step_seconds": "5e-6",
+    "small_step_seconds": "1e-6",
+    "part": "0.8",
+    "switch_part": "1.0",
+}
 
 
 def check_positive(caller: str, name: str, value: Any, *, or_zero: bool = False) -> None:

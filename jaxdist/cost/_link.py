@@ -13,6 +13,7 @@ import enum
 
 from jaxdist._validate import check_instance, check_text
 from jaxdist.cost._checks import check_positive
+from jaxdist.cost._curve import SizeCurve
 
 
 class Medium(enum.Enum):
@@ -45,6 +46,8 @@ class Link:
         medium: The resource that the devices share.
         scatter_gather: The time of a reduce-scatter and an all-gather together, divided by the time
             of one all-reduce of the same bytes.
+        curve: The latency and the efficiency of NCCL over the link; None for links without NCCL,
+            and for measured links, whose numbers already are those that a program reaches.
 
     Example:
         >>> from jaxdist import cost
@@ -59,6 +62,7 @@ class Link:
     source: str
     medium: Medium = Medium.WIRE
     scatter_gather: float = 1.0
+    curve: SizeCurve | None = None
 
     def __post_init__(self) -> None:
         check_text("cost.Link", "name", self.name, "nvlink-4")
@@ -69,6 +73,10 @@ class Link:
             check_positive("cost.Link", name, getattr(self, name))
         remedy = "Pass for instance medium=cost.Medium.WIRE."
         check_instance("cost.Link", "medium", self.medium, Medium, "a cost.Medium", remedy)
+        if self.curve is not None:
+            remedy = "Pass for instance cost.TABLE['nvlink-4'].curve."
+            what = "a cost.SizeCurve or None"
+            check_instance("cost.Link", "curve", self.curve, SizeCurve, what, remedy)
 
 
 @dataclasses.dataclass(frozen=True)

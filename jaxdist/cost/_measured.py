@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from jaxdist._validate import ErrorNote, as_list, as_path, check_instance, show
-from jaxdist.cost._link import Link, Medium
+from jaxdist.cost._link import Link
 from jaxdist.cost._table import TABLE
 from jaxdist.errors import ArgumentTypeError, ConfigError
 
@@ -138,6 +138,8 @@ def save_links(path: Path, measured: Iterable[Link], notes: dict[str, Any] | Non
         rule = "a dict that JSON can hold, or None"
         check_instance(caller, "notes", notes, dict, rule, "Pass for instance {'host': 'a'}.")
     rows = [{**dataclasses.asdict(x), "medium": x.medium.value} for x in links_to_write]
+    for row in rows:
+        del row["curve"]  # a measured link has none
     try:
         # Before the file is opened, so that notes that JSON cannot write leave an old file as it
         # is.
@@ -174,7 +176,16 @@ def _read_link(where: str, number: int, row: Any) -> Link:
     for field, value in numbers.items():
         _check_number(where, name, field, value)
     checked = {field: float(value or 0) for field, value in numbers.items()}
-    return Link(name, source=str(row.get("source", where)), medium=Medium(known.medium), **checked)
+    # Without the curve of NCCL: measured numbers already are those that a program reaches.
+    return Link(
+        name,
+        checked["alpha"],
+        checked["bytes_per_second"],
+        checked["memory_bytes_per_second"],
+        str(row.get("source", where)),
+        known.medium,
+        checked["scatter_gather"],
+    )
 
 
 def _check_name(where: str, name: str) -> None:

@@ -22,17 +22,16 @@ from jaxdist._validate import (
     as_number,
     check_instance,
     check_text,
-    show,
 )
 from jaxdist.cost._link import Link, Links, Medium
+from jaxdist.cost._nccl import predict_nccl
 from jaxdist.cost._table import TABLE
 from jaxdist.errors import ArgumentError
-from jaxdist.hlo import KINDS
 
 _FLAT = ("xla", "xring", "rechd", "psgpu", "pscpu")
 ALGORITHMS = (*_FLAT, "xla/xla", "xla/xring", "xla/rechd", "xla/pscpu", "pscpu/pscpu")
 _ALIASES = {"nccl": "xla"}
-_MOST = 1 << 40  # replicas, operands or groups
+MOST = 1 << 40  # replicas, operands or groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,73 +90,26 @@ def seconds(
         MPICH (2005).
     """
     caller = "cost.seconds"
-    n = as_integer(caller, "num_replicas", num_replicas, least=1, most=_MOST)
+    n = as_integer(caller, "num_replicas", num_replicas, least=1, most=MOST)
     inside = n if local is None else as_integer(caller, "local", local, least=1, most=n)
     as_number(caller, "num_bytes", num_bytes, least=0)
     check_instance(caller, "links", links, Links, "a cost.Links", "Pass cost.links_of(layout).")
-    num_operands = as_integer(caller, "num_operands", num_operands, least=1, most=_MOST)
+    num_operands = as_integer(caller, "num_operands", num_operands, least=1, most=MOST)
     _check_algorithm(caller, algorithm, n, inside)
     if n == 1:
         return 0.0
     first, _, second = algorithm.partition("/")
     first, second = _ALIASES.get(first, first), _ALIASES.get(second, second)
-    if not second:
-        if first == "xla" and inside < n and links.across.medium is Medium.WIRE:
-            return _predict_xla_over_wires(n, num_bytes, links, inside)
-        # An algorithm of one level waits for the slowest link at each step.
-        over = {links.inner} if inside == n else {links.inner, links.across}
-        return max(_predict_flat(first, n, num_bytes, link, num_operands) for link in over)
-    return _predict_two_levels(first, second, n // inside, inside, num_bytes, links, num_operands)
-
-
-def collective_seconds(
-    kind: str,
-    group_size: int,
-    num_bytes: int,
-    link: Link,
-    num_operands: int = 1,
-    num_groups: int = 1,
-) -> float:
-    """Return the predicted time of one operation of a compiled program over one link.
-
-    Args:
-        kind: The name in HLO, such as `all-gather`.
-        group_size: The number of devices in one group.
-        num_bytes: The bytes of the whole array: the result of an all-gather, the operand of a
-            reduce-scatter.
-        link: The link between the devices.
-        num_operands: The number of its arrays.
-        num_groups: The number of groups, which work at the same time.
-
-    Example:
-        >>> from jaxdist import cost
-        >>> f"{cost.collective_seconds('all-gather', 4, 8_000_000, cost.TABLE['nvlink-4']):.2e}"
-        '2.01e-05'
-    """
-    caller = "cost.collective_seconds"
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise ArgumentError(
-            f"{caller} was given kind={show(kind)}.\n\n"
-            f"kind is one of {', '.join(KINDS)}.\n\nPass for instance kind='all-gather'."
-        )
-    n = as_integer(caller, "group_size", group_size, least=1, most=_MOST)
-    as_number(caller, "num_bytes", num_bytes, least=0)
-    _check_link(caller, link)
-    num_operands = as_integer(caller, "num_operands", num_operands, least=1, most=_MOST)
-    num_groups = as_integer(caller, "num_groups", num_groups, least=1, most=_MOST)
-    if n == 1:
-        return 0.0
-    if kind == "all-reduce":
-        return _predict_flat("xla", n, num_bytes, link, num_operands, num_groups)
-    part = 1.0 if kind in ("collective-permute", "collective-broadcast") else (n - 1) / n
-    if link.medium.is_shared:
-        # `scatter_gather` was measured for a reduce-scatter and an all-gather together; this is one
-        # of the two. See Note [Shared media].
-        waits = num_operands * n * num_groups
-        total = num_groups * n * part * num_bytes
-        return waits * link.alpha + total / link.bytes_per_second * link.scatter_gather / 2
-    steps = 1 if kind == "collective-permute" else _log2(n)
-    return steps * link.alpha + part * num_bytes / link.bytes_per_second
+    by_nccl = predict_nccl("all-reduce", n, num_bytes, links, inside)
+    if by_nccl is None:
+        # A size curve holds for groups whose links all have one.
+        links = Links(_without_curve(links.inner), links.outer and _without_curve(links.outer))
+        return _predict(first, second, n, num_bytes, links, inside, num_operands)
+    if algorithm in ("xla", "nccl"):
+        return by_nccl
+    # Another algorithm is many operations of NCCL, with a launch each. So it is not predicted to
+    # beat one operation.
+    return max(by_nccl, _predict(first, second, n, num_bytes, links, inside, num_operands))
 
 
 def cheapest(
@@ -179,7 +131,7 @@ def cheapest(
         'xla'
     """
     caller = "cost.cheapest"
-    num_replicas = as_integer(caller, "num_replicas", num_replicas, least=1, most=_MOST)
+    num_replicas = as_integer(caller, "num_replicas", num_replicas, least=1, most=MOST)
     remedy = "Pass for instance algorithms=cost.ALGORITHMS."
     algorithms = as_list(caller, "algorithms", algorithms, "a list of names", remedy, kind=str)
     inside = num_replicas
@@ -196,7 +148,20 @@ def cheapest(
     return sorted(timed, key=lambda pair: pair[1])
 
 
-def _predict_flat(
+def _predict(
+    first: str, second: str, n: int, size: float, links: Links, inside: int, operands: int
+) -> float:
+    """Return the time of an algorithm of one level, or of two."""
+    if second:
+        return _predict_two_levels(first, second, n // inside, inside, size, links, operands)
+    if first == "xla" and inside < n and links.across.medium is Medium.WIRE:
+        return _predict_xla_over_wires(n, size, links, inside)
+    # An algorithm of one level waits for the slowest link at each step.
+    over = {links.inner} if inside == n else {links.inner, links.across}
+    return max(predict_flat(first, n, size, link, operands) for link in over)
+
+
+def predict_flat(
     name: str, n: int, size: float, link: Link, num_operands: int = 1, groups: int = 1
 ) -> float:
     """Return the time of one level; `groups` groups of `n` replicas work at the same time."""
@@ -204,12 +169,18 @@ def _predict_flat(
         return 0.0
     if name == "pscpu" and not link.medium.is_shared:
         return _predict_on_host(n, size, link)
+    by_nccl = predict_nccl("all-reduce", n, size, Links(link), n) if name == "xla" else None
+    if by_nccl is not None:
+        return by_nccl
     if name == "xla" and not link.medium.is_shared:
         # For few bytes, exchanging whole arrays takes fewer steps than a reduce-scatter and an
         # all-gather.
-        whole = _log2(n) * (link.alpha + size / link.bytes_per_second)
+        whole = log2(n) * (link.alpha + size / link.bytes_per_second)
         return min(whole, _predict_scatter_gather(n, size, link))
     traffic = _count_traffic(name, n, size, link.medium)
+    if link.curve is not None:
+        reached = link.curve.part * link.bytes_per_second
+        return traffic.steps * link.curve.step_seconds + traffic.busiest / reached
     if not link.medium.is_shared:
         return traffic.steps * link.alpha + traffic.busiest / link.bytes_per_second
     # All replicas wait for the same cores, at every operand of every step. See Note [Shared media].
@@ -231,9 +202,9 @@ def _count_traffic(name: str, n: int, size: float, medium: Medium) -> _Traffic:
         rest = n - power
         exchanged = 2 * (power - 1) / power * size
         around = 2 if rest else 0
-        steps = 2 * _log2(power) + around
+        steps = 2 * log2(power) + around
         return _Traffic(steps, exchanged + around * size, power * exchanged + 2 * rest * size)
-    return _Traffic(2 * _log2(n), 2 * _log2(n) * size, 2 * (n - 1) * size)
+    return _Traffic(2 * log2(n), 2 * log2(n) * size, 2 * (n - 1) * size)
 
 
 def _predict_two_levels(
@@ -246,15 +217,18 @@ def _predict_two_levels(
     else:
         # A reduce-scatter and an all-gather are two operations; XLA's all-reduce is one.
         halves = 2 * operands if first == "xla" else operands
-        within = _predict_flat(first, local, size, link, halves, workers)
+        within = predict_flat(first, local, size, link, halves, workers)
     # All `local` groups across workers work at the same time.
-    across = _predict_flat(second, workers, size / local, links.across, operands, local)
+    across = predict_flat(second, workers, size / local, links.across, operands, local)
     return within * link.scatter_gather + across
 
 
 def _predict_scatter_gather(n: int, size: float, link: Link) -> float:
     """Return the time of a reduce-scatter and an all-gather over wires."""
-    return 2 * _log2(n) * link.alpha + 2 * (n - 1) / n * size / link.bytes_per_second
+    by_nccl = predict_nccl("all-gather", n, size, Links(link), n)
+    if by_nccl is not None:
+        return 2 * by_nccl
+    return 2 * log2(n) * link.alpha + 2 * (n - 1) / n * size / link.bytes_per_second
 
 
 def _predict_xla_over_wires(n: int, size: float, links: Links, local: int) -> float:
@@ -264,20 +238,20 @@ def _predict_xla_over_wires(n: int, size: float, links: Links, local: int) -> fl
     """
     workers = n // local
     inner, outer = links.inner, links.across
-    latency = _log2(local) * inner.alpha + _log2(workers) * outer.alpha
+    latency = log2(local) * inner.alpha + log2(workers) * outer.alpha
     inside = 2 * (local - 1) / local * size / inner.bytes_per_second
     across = 2 * (workers - 1) / workers * size / local / outer.bytes_per_second
     whole = (
         latency
-        + _log2(local) * size / inner.bytes_per_second
-        + _log2(workers) * size / outer.bytes_per_second
+        + log2(local) * size / inner.bytes_per_second
+        + log2(workers) * size / outer.bytes_per_second
     )
     return min(
         2 * latency + max(inside, across),
         _predict_two_levels("xla", "xla", workers, local, size, links, 1),
         whole,
         # With level sizes that are no powers of two, two levels may need more steps than one.
-        max(_predict_flat("xla", n, size, link) for link in (inner, outer)),
+        max(predict_flat("xla", n, size, link) for link in (inner, outer)),
     )
 
 
@@ -289,7 +263,12 @@ def _predict_on_host(n: int, size: float, link: Link) -> float:
     return gather + copies + n * size / TABLE["cpu-threads"].memory_bytes_per_second
 
 
-def _log2(n: int) -> int:
+def _without_curve(link: Link) -> Link:
+    """Return a link without the size curve of NCCL."""
+    return link if link.curve is None else dataclasses.replace(link, curve=None)
+
+
+def log2(n: int) -> int:
     """Return the number of doubling steps for n replicas."""
     return math.ceil(math.log2(n)) if n > 1 else 0
 

@@ -6,7 +6,10 @@ device of JAX is one of two cores, so it has half of the chip's figures. Few lat
 published. The source says where one is assumed.
 """
 
+import dataclasses
+
 from jaxdist.cost._chip import CHIPS, Chip
+from jaxdist.cost._curve import CURVES
 from jaxdist.cost._link import Link, Medium
 
 _NVLINK = "https://www.nvidia.com/en-us/data-center/nvlink"
@@ -86,4 +89,6 @@ _ROWS = (
     Link("infiniband-xdr", _NET_ALPHA, 100e9, 8000e9, f"800 Gbit/s (IBTA); {_NCCL}"),
 )
 
-TABLE: dict[str, Link] = {row.name: row for row in _ROWS}
+TABLE: dict[str, Link] = {
+    row.name: dataclasses.replace(row, curve=CURVES.get(row.name)) for row in _ROWS
+}

@@ -26,6 +26,9 @@ CALLS = {
     "jaxdist.cost.Link": Call(
         lambda: cost.Link, lambda: {"name": "mine", "source": "measured", **_NUMBERS}
     ),
+    "jaxdist.cost.SizeCurve": Call(
+        lambda: cost.SizeCurve, lambda: {"step_seconds": 5e-6, "part": 0.8, "source": "measured"}
+    ),
     "jaxdist.cost.Links": Call(lambda: cost.Links, lambda: {"inner": _LINK}),
     "jaxdist.cost.Sample": Call(
         lambda: cost.Sample, lambda: {"count": 1, "num_bytes": 8, "seconds": 1e-4}

@@ -88,7 +88,7 @@ def test_time_over_wires_is_that_of_the_messages_of_the_algorithm(algorithm: str
     played = Messages(n, size)
     ORACLES[algorithm](played)
     assert (played.values == played.total).all(), "the simulation itself is an all-reduce"
-    link = cost.TABLE["nvlink-4"]
+    link = cost.TABLE["pcie-4"]
     wanted = played.steps * link.alpha + 8 * played.busiest / link.bytes_per_second
     assert cost.seconds(algorithm, n, 8 * size, cost.Links(link)) == pytest.approx(wanted)
 
@@ -147,7 +147,7 @@ def test_prediction_for_xla_is_what_was_measured_within_a_factor_of_two(
 
 
 def test_two_levels_move_only_a_part_across() -> None:
-    inner, outer = cost.TABLE["nvlink-4"], cost.TABLE["ethernet-10"]
+    inner, outer = cost.TABLE["pcie-5"], cost.TABLE["ethernet-10"]
     links = cost.Links(inner, outer)
     size, local, workers = 8_000_000, 4, 2
     least = cost.seconds("xring", workers, size // local, cost.Links(outer))

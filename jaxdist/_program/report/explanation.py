@@ -60,10 +60,15 @@ class Explanation(Report):
     def bytes_sent(self, level: str) -> float:
         """Return the least bytes that a device sends in a step, `"inside"` or `"between"` workers.
 
-        A loop without a fixed length counts as one iteration.
+        A GPU sends what an operation between NVLink domains moves inside a domain over NVLink. A
+        loop without a fixed length counts as one iteration.
         """
-        rows = (row for row in self.compiled if row.level == level)
-        return sum(row.bytes_sent * row.count * (row.times or 1) for row in rows)
+        is_inside = level == "inside"
+        rows = (row for row in self.compiled if is_inside or row.level == level)
+        return sum(
+            (row.sent_inside if is_inside else row.sent_between) * row.count * (row.times or 1)
+            for row in rows
+        )
 
     @property
     def predicted_seconds(self) -> float:

@@ -7,6 +7,12 @@ from collections.abc import Sequence
 from jaxdist import cost
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.proof.replication import TracedCollective
+from jaxdist._program.report.group_cost import (
+    Spread,
+    count_bytes_between,
+    find_spread,
+    predict_seconds,
+)
 from jaxdist.hlo import CompiledCollective
 
 _KINDS = {
@@ -51,8 +57,9 @@ class CompiledRow:
     """Equal collectives of a compiled program.
 
     `num_bytes` is the whole size on one device: the result of an all-gather, and the operand of a
-    reduce-scatter. `level` is `inside` a worker or `between` workers. `seconds` is the predicted
-    time of one run of one of them.
+    reduce-scatter. `level` is `inside` a worker or `between` workers. `bytes_sent` are the least
+    bytes that one device sends, and `sent_between` those of them for which it needs the network
+    between workers. `seconds` is the predicted time of one run of one of them.
     """
 
     kind: str
@@ -71,6 +78,12 @@ class CompiledRow:
     sources: tuple[str, ...]
     added: bool  # no collective of the step became it
     count: int = 1
+    sent_between: float = 0.0
+
+    @property
+    def sent_inside(self) -> float:
+        """The bytes that one device sends to devices of its own worker."""
+        return self.bytes_sent - self.sent_between
 
 
 def match_collectives(
@@ -208,11 +221,14 @@ def compiled_rows(
     rows: collections.Counter[CompiledRow] = collections.Counter()
     for c, of in zip(found, origins, strict=True):
         # A program for several TPU slices is compiled for the devices of one of them.
-        crosses = c.between_slices or (
-            participants == len(devices) and _crosses_workers(c, workers)
-        )
+        is_whole = participants == len(devices)
+        spread = find_spread(c, workers) if is_whole else Spread(1, c.group_size)
+        crosses = c.between_slices or spread.workers > 1
         size = max(c.bytes_per_device, c.operand_bytes)
         link = links.across if crosses else links.inner
+        between = c.bytes_sent if crosses else 0.0
+        if layout.platform == "gpu" and crosses:
+            between = count_bytes_between(c, size, spread)
         times = c.times
         if times is None and len({a.times for a in of}) == 1:
             times = of[0].times  # The trace knows the lengths of loops that XLA's text lacks.
@@ -230,32 +246,11 @@ def compiled_rows(
                 times=times,
                 in_loop=c.in_loop,
                 in_branch=c.in_branch,
-                seconds=_seconds(c, size, crosses, workers, links),
+                seconds=predict_seconds(c, size, crosses, spread, workers, links),
                 source=sources[0] if sources else "",
                 sources=sources,
                 added=not of and has_lines,
+                sent_between=between,
             )
         ] += 1
     return tuple(dataclasses.replace(row, count=count) for row, count in rows.items())
-
-
-def _crosses_workers(c: CompiledCollective, workers: list[int]) -> bool:
-    """Whether some group, or some pair of a permutation, spans two workers."""
-    together = c.pairs or c.groups
-    return any(len({workers[d] for d in group}) > 1 for group in together)
-
-
-def _seconds(
-    c: CompiledCollective, size: int, crosses: bool, workers: list[int], links: cost.Links
-) -> float:
-    link = links.across if crosses else links.inner
-    whole = len(c.groups) == 1 and c.group_size == len(workers)
-    count = len(set(workers))
-    if c.kind == "all-reduce" and crosses and whole and len(workers) % count == 0:
-        return cost.seconds("xla", c.group_size, size, links, len(workers) // count, c.operands)
-    num_groups = 1 if c.kind == "collective-permute" else len(c.groups)
-    n = max(c.group_size, 2) if c.kind == "collective-permute" else c.group_size
-    # The cost of a permutation is that of one pair: all pairs send at the same time.
-    # An all-to-all is one exchange, whose operands are its parts.
-    operands = 1 if c.kind == "all-to-all" else c.operands
-    return cost.collective_seconds(c.kind, n, size, link, operands, num_groups)

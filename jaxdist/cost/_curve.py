@@ -1,0 +1,111 @@
+"""How the time of a collective of NCCL depends on its size, as numbers of a link.
+
+# Note [Size curve]
+NCCL cuts an array into pieces, and each piece passes all GPUs of a group one after the other. So a
+collective takes a latency for each step of its algorithm, and its bytes at a part of the link's
+bandwidth. Three things make it faster than that: NVLink switches that compute the sums of an
+all-reduce, trees, and a protocol for few bytes. `SizeCurve` holds the numbers of one link, and
+`_nccl` has the formulas.
+"""
+
+import dataclasses
+
+from jaxdist._validate import as_integer, check_instance
+from jaxdist.cost._checks import check_positive
+
+# The protocol for few bytes (LL) stores 4 bytes of a flag beside each 4 bytes of data.
+SMALL_PART = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class SizeCurve:
+    """The latency of a step of NCCL over a link, and the parts of its bandwidth that it reaches.
+
+    See Note [Size curve].
+
+    Args:
+        step_seconds: The time of a step without bytes, when NCCL uses the full bandwidth.
+        part: The part of the bandwidth that collectives reach for many bytes.
+        source: The source of the numbers.
+        switch_part: The part that an all-reduce reaches inside an NVLink domain. It is above
+            `part`, and may be above 1, if the switches compute the sums. None means `part`.
+        small_step_seconds: The time of a step in the protocol for few bytes, which reaches half of
+            the bandwidth. None means that the protocol is not used.
+        chain: The number of GPUs that a tree joins one after the other, as those of one host.
+
+    Example:
+        >>> from jaxdist import cost
+        >>> curve = cost.TABLE["nvlink-4"].curve
+        >>> round(curve.part, 2), curve.switch_part
+        (0.82, 1.07)
+    """
+
+    step_seconds: float
+    part: float
+    source: str
+    switch_part: float | None = None
+    small_step_seconds: float | None = None
+    chain: int = 1
+
+    def __post_init__(self) -> None:
+        caller = "cost.SizeCurve"
+        for name in ("step_seconds", "part"):
+            check_positive(caller, name, getattr(self, name))
+        for name in ("switch_part", "small_step_seconds"):
+            if getattr(self, name) is not None:
+                check_positive(caller, name, getattr(self, name))
+        as_integer(caller, "chain", self.chain, least=1)
+        remedy = "Pass for instance source='measured'."
+        check_instance(caller, "source", self.source, str, "a text", remedy)
+
+    @property
+    def all_reduce_part(self) -> float:
+        """The part of the bandwidth that an all-reduce inside an NVLink domain reaches."""
+        return self.part if self.switch_part is None else self.switch_part
+
+
+# Of all GPUs, fitted on the published all-reduces of 8 H200 in one host, and on nothing else: the
+# part that switches add, from 16 GiB; the mean latency of a step at 16, 64 and 256 MiB; the latency
+# of a step at 1 MiB. tests/cost/test_nccl.py repeats the fit.
+_SWITCH_PART, _STEP_SECONDS, _SMALL_STEP_SECONDS = 1.07, 5.2e-6, 1.2e-6
+_FITTED = "fitted on 8 H200, https://github.com/stas00/ml-engineering network/benchmarks"
+_GPUS_OF_A_HOST = 8
+
+_NCCL = "https://github.com/NVIDIA/nccl"
+_RING_OF_H100 = 370 / 450  # GB/s
+_RING_OF_A100 = 235 / 300
+_H100 = f"370 of 450 GB/s on H100 without sums in the switch, {_NCCL}/issues/1455"
+_A100 = f"235 of 300 GB/s on A100, {_NCCL} src/graph/tuning.cc"
+
+
+def _make_nvlink_curve(part: float, source: str, switch_part: float | None = None) -> SizeCurve:
+    return SizeCurve(
+        _STEP_SECONDS,
+        part,
+        f"part: {source}; steps: {_FITTED}",
+        switch_part,
+        _SMALL_STEP_SECONDS,
+        _GPUS_OF_A_HOST,
+    )
+
+
+_WITH_SWITCH = _make_nvlink_curve(_RING_OF_H100, f"{_H100}; switch: {_FITTED}", _SWITCH_PART)
+_NETWORK = SizeCurve(
+    9.6e-6,
+    0.94,
+    f"part: 46 to 48 of 50 GB/s a card, {_NCCL}-tests/issues/290; "
+    f"step: {_NCCL} src/graph/tuning.cc",
+)
+
+# The curve of each link of GPUs, by the name of its row in the table of links.
+CURVES: dict[str, SizeCurve] = {
+    "nvlink-1": _make_nvlink_curve(_RING_OF_H100, f"assumed as on H100: {_H100}"),
+    "nvlink-2": _make_nvlink_curve(_RING_OF_H100, f"assumed as on H100: {_H100}"),
+    "nvlink-3": _make_nvlink_curve(_RING_OF_A100, _A100),
+    "nvlink-4": _WITH_SWITCH,
+    "nvlink-5": _WITH_SWITCH,
+    "infiniband-edr": _NETWORK,
+    "infiniband-hdr": _NETWORK,
+    "infiniband-ndr": _NETWORK,
+    "infiniband-xdr": _NETWORK,
+}
