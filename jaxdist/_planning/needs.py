@@ -14,7 +14,7 @@ from jaxdist import hlo
 from jaxdist._planning.expected import predict_expected
 from jaxdist._planning.leaf_roles import Role, get_roles
 from jaxdist._program import CompiledProgram, CompiledRow, InSlot, Program, find_carried_arguments
-from jaxdist._reports import Expected, Memory, Times, Traffic
+from jaxdist._reports import Expected, Memory, Times, Traffic, sum_bytes
 from jaxdist.cost import Chip
 from jaxdist.errors import ArgumentError, DeviceError
 
@@ -84,9 +84,9 @@ def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) 
     done = hlo.work(text)
     rows = compiled.explain().compiled
     traffic = _group_traffic(rows, device)
-    inner, outer = (sum(t.bytes_sent for t in traffic if t.link == link) for link in device.links)
+    inner, outer = (sum_bytes(traffic, link, device) for link in device.links)
     times = Times(
-        done.flops / device.flops,
+        _predict_compute(done, device),
         done.memory_bytes / device.hbm_bytes_per_second,
         inner / device.inner_bytes_per_second,
         outer / device.outer_bytes_per_second,
@@ -242,13 +242,27 @@ def _group_traffic(rows: tuple[CompiledRow, ...], device: Chip) -> tuple[Traffic
             kind=kind,
             runs=sum(_count_runs(r) for r in of),
             num_bytes=sum(_count_runs(r) * r.num_bytes for r in of),
-            bytes_sent=sum(_count_runs(r) * r.bytes_sent for r in of),
+            bytes_sent=sum(_count_runs(r) * _get_sent(r) for r in of),
             devices=size,
             groups=groups,
             seconds=sum(_count_runs(r) * r.seconds for r in of),
+            bytes_inside=sum(_count_runs(r) * r.sent_inside for r in of if r.level != "inside"),
         )
         for (link, kind, size, groups), of in by_kind.items()
     )
+
+
+def _get_sent(row: CompiledRow) -> float:
+    """Return the bytes that a device sends over the link of a row."""
+    return row.sent_inside if row.level == "inside" else row.sent_between
+
+
+def _predict_compute(done: hlo.Work, device: Chip) -> float:
+    """Return the time of the matrix products at the peak of each dtype."""
+    # The compiler for TPUs writes products of bfloat16 passes as float32.
+    if device.platform == "tpu":
+        return done.flops / device.flops
+    return sum(flops / device.flops_of(dtype) for dtype, flops in done.flops_by_dtype)
 
 
 def _count_runs(row: CompiledRow) -> int:

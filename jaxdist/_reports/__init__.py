@@ -4,6 +4,7 @@ from jaxdist._reports.parts import Expected as Expected
 from jaxdist._reports.parts import Memory as Memory
 from jaxdist._reports.parts import Times as Times
 from jaxdist._reports.parts import Traffic as Traffic
+from jaxdist._reports.parts import sum_bytes as sum_bytes
 from jaxdist._reports.picture import Picture as Picture
 from jaxdist._reports.picture import make_figure as make_figure
 from jaxdist._reports.picture import picture_path as picture_path

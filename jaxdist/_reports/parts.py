@@ -1,6 +1,9 @@
 """The numbers of a plan: memory, traffic and times."""
 
 import dataclasses
+from collections.abc import Iterable
+
+from jaxdist.cost import Chip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +54,12 @@ class Traffic:
         runs: The number of runs in a step.
         num_bytes: The bytes of their operands on one device, or of their results if these are
             larger, for all runs together.
-        bytes_sent: The least bytes that one device sends, for all runs together.
+        bytes_sent: The least bytes that one device sends over this link, for all runs together.
         devices: The number of devices in a group.
         groups: The number of groups.
         seconds: The predicted time if the runs do not overlap.
+        bytes_inside: The least bytes that one device sends over the link inside a domain, for a
+            collective between domains of GPUs, which uses both.
     """
 
     link: str
@@ -65,6 +70,13 @@ class Traffic:
     devices: int
     groups: int
     seconds: float
+    bytes_inside: float = 0.0
+
+
+def sum_bytes(traffic: Iterable[Traffic], link: str, chip: Chip) -> float:
+    """Return the least bytes that one device sends in a step over a link of a chip."""
+    own = sum(row.bytes_sent for row in traffic if row.link == link)
+    return own + (sum(row.bytes_inside for row in traffic) if link == chip.links[0] else 0.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxdist._reports.parts import Expected, Memory, Times, Traffic
+from jaxdist._reports.parts import Expected, Memory, Times, Traffic, sum_bytes
 from jaxdist._reports.picture import Picture
 from jaxdist._reports.places import Places
 from jaxdist._reports.tables import Report, Table
@@ -110,7 +110,7 @@ class SlicePlan(Report):
         Args:
             link: `"ICI"` or `"DCN"` of TPUs, `"NVLink"` or `"network"` of GPUs.
         """
-        return sum(row.bytes_sent for row in self.traffic if row.link == link)
+        return sum_bytes(self.traffic, link, self.chip)
 
     def figure(self, path: str | Path) -> Path:
         """Draw the assignment with a panel for each plane of chips; the suffix gives the format.
@@ -210,8 +210,10 @@ class SlicePlan(Report):
         # The work is that of one device, which has only a part of the chip's peaks.
         peaks = self.chip.per_device(self.devices_per_chip)
         inner, outer = self.chip.links
+        # Products of several dtypes have several peaks.
+        rate = flops / times.compute if times.compute else peaks.flops
         rows = [
-            ("compute", count(flops, "FLOP"), count(peaks.flops, "FLOP/s"), times.compute),
+            ("compute", count(flops, "FLOP"), count(rate, "FLOP/s"), times.compute),
             ("HBM", size(moved), count(peaks.hbm_bytes_per_second, "B/s"), times.hbm),
         ]
         rates = (peaks.inner_bytes_per_second, peaks.outer_bytes_per_second)
