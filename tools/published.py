@@ -126,7 +126,9 @@ def format_row(run: Run, expected: Expected, tflops: float) -> str:
     error = tflops / run.tflops - 1
     peak = CHIPS[run.topology.split(":")[0]].flops / 1e12
     how = "fitted" if run.fitted else f"{error:+.1%}"
-    waits = f"{expected.ici:.2f} s ICI" + (f", {expected.dcn:.2f} s DCN" if run.slices > 1 else "")
+    waits = f"{expected.inner:.2f} s ICI" + (
+        f", {expected.outer:.2f} s DCN" if run.slices > 1 else ""
+    )
     return (
         f"| {run.config} | {run.slices} x {run.topology} | {run.tflops:g} | {tflops:.1f} | {how} | "
         f"{run.utilisation:.1f} % | {100 * tflops / peak:.1f} % | {expected.seconds:.2f} s | "

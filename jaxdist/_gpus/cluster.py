@@ -175,8 +175,10 @@ def _suggest(gpu: str, found: list[str]) -> str | None:
 
 
 def _spread(gpu: str, count: int) -> str:
-    """Return the name of at least `count` GPUs on whole hosts and domains."""
+    """Return the name of at least `count` GPUs on whole hosts and domains, or of the most."""
     hosts, gpus = CHIPS[gpu].pod
+    whole = hosts * gpus
+    count = min(count, _MOST_GPUS // whole * whole)
     if count <= gpus:
         return f"{gpu}:1x{count}" if hosts == 1 else f"{gpu}:1x1x{count}"
     if hosts == 1:

@@ -1,17 +1,29 @@
 """The expected time of a step: what its schedule overlaps, at the efficiencies of the chip."""
 
 import dataclasses
+from collections.abc import Callable
 
 from jaxdist import hlo
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._program import find_spread, predict_seconds
 from jaxdist._reports import Expected
-from jaxdist.cost import EFFICIENCY, Chip, Efficiency, Link, collective_seconds, links_of
+from jaxdist.cost import (
+    Chip,
+    Efficiency,
+    Link,
+    collective_seconds,
+    efficiency_of,
+    links_of,
+    worker_of,
+)
+
+TimeCollective = Callable[[hlo.CompiledCollective], tuple[str, float]]
 
 # Note [Expected times]
 # The bounds and the prediction of a plan use published peaks. The expected time uses the parts of
 # these peaks that programs reach (`cost.EFFICIENCY`), instruction by instruction, and hides the
-# communication that the schedule of the compiled program hides. Compiled programs for GPUs have no
-# such efficiencies here, so their plans have no expected time.
+# communication that the schedule of the compiled program hides. On GPUs, NCCL's part of the
+# bandwidth depends on the bytes, so it is in the size curves of the links.
 
 
 def predict_expected(
@@ -19,24 +31,58 @@ def predict_expected(
     layout: ReplicaMesh,
     device: Chip,
     *,
-    efficiency: Efficiency = EFFICIENCY,
+    efficiency: Efficiency | None = None,
     num_slices: int | None = None,
 ) -> Expected:
-    """Return the expected time of a compiled program for TPUs. See Note [Expected times].
+    """Return the expected time of a compiled program. See Note [Expected times].
 
     Args:
         text: Its text.
         layout: The mesh that it is compiled for.
         device: The peaks of one device.
-        efficiency: The parts of the peaks that it reaches.
+        efficiency: The parts of the peaks that it reaches; None takes those of the chip.
         num_slices: Another number of slices, two or more, for a program of two or more. Programs
             for these differ only in the groups of collectives between slices.
     """
-    links = links_of(layout)
-    inner, across = (
-        _reach(links.inner, efficiency.ici),
-        _reach(links.across, efficiency.dcn),
+    reached = efficiency_of(device) if efficiency is None else efficiency
+    inner, outer = device.links
+    if device.platform == "gpu":
+        time_collective = _time_over_nccl(layout, device)
+    else:
+        time_collective = _time_over_wires(layout, device, reached, num_slices)
+
+    def time_work(done: hlo.Work) -> float:
+        return max(
+            predict_compute(done, device, reached),
+            done.memory_bytes / (device.hbm_bytes_per_second * reached.hbm),
+        )
+
+    found = hlo.schedule(text, time_collective, time_work)
+    waits = dict(found.waits)
+    # A wait for a copy between memories is a part of the work of the chip.
+    work = found.work + waits.pop("HBM", 0.0)
+    return Expected(work, waits.get(inner, 0.0), waits.get(outer, 0.0))
+
+
+def predict_compute(done: hlo.Work, device: Chip, reached: Efficiency | None = None) -> float:
+    """Return the time of matrix products, at the peaks or at the parts of them that are reached."""
+    matrix, fp8 = (1.0, 1.0) if reached is None else (reached.matrix, reached.fp8)
+    # The compiler for TPUs writes products that run in bfloat16 as float32.
+    if device.platform == "tpu":
+        return done.flops / (device.flops * matrix)
+    return sum(
+        flops / (device.flops_of(dtype) * (fp8 if dtype.startswith("f8") else matrix))
+        for dtype, flops in done.flops_by_dtype
     )
+
+
+def _time_over_wires(
+    layout: ReplicaMesh, device: Chip, reached: Efficiency, num_slices: int | None
+) -> TimeCollective:
+    """Return a function of a collective of TPUs: its link, and its time."""
+    links = links_of(layout)
+    within, across = _reach(links.inner, reached.ici), _reach(links.across, reached.dcn)
+    inner, outer = device.links
 
     def time_collective(c: hlo.CompiledCollective) -> tuple[str, float]:
         size = max(c.bytes_per_device, c.operand_bytes)
@@ -45,21 +91,27 @@ def predict_expected(
             n = num_slices
         if c.kind == "collective-permute":
             n = max(n, 2)
-        link = across if c.between_slices else inner
+        link = across if c.between_slices else within
         seconds = collective_seconds(c.kind, n, size, link, c.operands, max(1, len(c.groups)))
-        return "DCN" if c.between_slices else "ICI", seconds
+        return outer if c.between_slices else inner, seconds
 
-    def time_work(done: hlo.Work) -> float:
-        return max(
-            done.flops / (device.flops * efficiency.matrix),
-            done.memory_bytes / (device.hbm_bytes_per_second * efficiency.hbm),
+    return time_collective
+
+
+def _time_over_nccl(layout: ReplicaMesh, device: Chip) -> TimeCollective:
+    """Return a function of a collective of GPUs: its slowest link, and its time."""
+    links, workers = links_of(layout), [worker_of(d) for d in layout.mesh.devices.ravel()]
+    inner, outer = device.links
+
+    def time_collective(c: hlo.CompiledCollective) -> tuple[str, float]:
+        size = max(c.bytes_per_device, c.operand_bytes)
+        spread = find_spread(c, workers)
+        crosses = spread.workers > 1
+        return outer if crosses else inner, predict_seconds(
+            c, size, crosses, spread, workers, links
         )
 
-    found = hlo.schedule(text, time_collective, time_work)
-    waits = dict(found.waits)
-    # A wait for a copy between memories is a part of the work of the chip.
-    work = found.work + waits.pop("HBM", 0.0)
-    return Expected(work, waits.get("ICI", 0.0), waits.get("DCN", 0.0))
+    return time_collective
 
 
 def _reach(link: Link, part: float) -> Link:

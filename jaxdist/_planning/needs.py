@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jaxdist import hlo
-from jaxdist._planning.expected import predict_expected
+from jaxdist._planning.expected import predict_compute, predict_expected
 from jaxdist._planning.leaf_roles import Role, get_roles
 from jaxdist._program import CompiledProgram, CompiledRow, InSlot, Program, find_carried_arguments
 from jaxdist._reports import Expected, Memory, Times, Traffic, sum_bytes
@@ -37,7 +37,7 @@ class Needs:
         unknown_loops: Loops whose number of iterations is unknown; one iteration is counted.
         kept_state: Bytes of old state that exist beside the new state, since it is not donated.
         unknown: Operations that run and are not counted.
-        expected: The expected time of a program for TPUs.
+        expected: The expected time.
     """
 
     memory: Memory
@@ -86,7 +86,7 @@ def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) 
     traffic = _group_traffic(rows, device)
     inner, outer = (sum_bytes(traffic, link, device) for link in device.links)
     times = Times(
-        _predict_compute(done, device),
+        predict_compute(done, device),
         done.memory_bytes / device.hbm_bytes_per_second,
         inner / device.inner_bytes_per_second,
         outer / device.outer_bytes_per_second,
@@ -105,7 +105,7 @@ def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) 
         unknown,
         _count_kept_state(program),
         done.unknown,
-        predict_expected(text, program.layout, device) if is_tpu else None,
+        predict_expected(text, program.layout, device),
     )
 
 
@@ -170,20 +170,13 @@ def _read_memory(compiled: CompiledProgram, held: dict[str, int], device: Chip) 
 def _read_gpu_memory(compiled: CompiledProgram, held: dict[str, int], device: Chip) -> Memory:
     # The compiler for GPUs refuses nothing. JAX allocates a part of the memory at its start, and
     # libraries need the rest.
-    analysis: Any = compiled.executable.memory_analysis()
     available = int(device.hbm_bytes * read_memory_fraction())
-    peak = int(analysis.peak_memory_in_bytes)
-    return Memory(
-        **held,
-        padding=max(0, analysis.argument_size_in_bytes - sum(held.values())),
-        results=analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
-        temporaries=analysis.temp_size_in_bytes,
-        program=analysis.generated_code_size_in_bytes,
-        peak=peak,
-        capacity=device.hbm_bytes,
-        fits=peak <= available,
-        available=available,
-    )
+    allocated = _read_memory(compiled, held, device)
+    analysis: Any = compiled.executable.memory_analysis()
+    # XLA's own peak counts the temporaries that live at the same time. They are in one allocation,
+    # which may be larger.
+    peak = max(allocated.peak or 0, int(analysis.peak_memory_in_bytes))
+    return dataclasses.replace(allocated, peak=peak, fits=peak <= available, available=available)
 
 
 def read_memory_fraction(environ: Mapping[str, str] = os.environ) -> float:
@@ -255,14 +248,6 @@ def _group_traffic(rows: tuple[CompiledRow, ...], device: Chip) -> tuple[Traffic
 def _get_sent(row: CompiledRow) -> float:
     """Return the bytes that a device sends over the link of a row."""
     return row.sent_inside if row.level == "inside" else row.sent_between
-
-
-def _predict_compute(done: hlo.Work, device: Chip) -> float:
-    """Return the time of the matrix products at the peak of each dtype."""
-    # The compiler for TPUs writes products of bfloat16 passes as float32.
-    if device.platform == "tpu":
-        return done.flops / device.flops
-    return sum(flops / device.flops_of(dtype) for dtype, flops in done.flops_by_dtype)
 
 
 def _count_runs(row: CompiledRow) -> int:

@@ -34,6 +34,8 @@ from jaxdist._program.op_by_op.eagerly import steps_run_eagerly as steps_run_eag
 from jaxdist._program.proof.replication import TracedCollective as TracedCollective
 from jaxdist._program.report.compiled_program import CompiledProgram as CompiledProgram
 from jaxdist._program.report.explanation import Explanation as Explanation
+from jaxdist._program.report.group_cost import find_spread as find_spread
+from jaxdist._program.report.group_cost import predict_seconds as predict_seconds
 from jaxdist._program.report.matching import CompiledRow as CompiledRow
 from jaxdist._program.run.runner import Runner as Runner
 from jaxdist._program.run.same_arguments import LaterCalls as LaterCalls

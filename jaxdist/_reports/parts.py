@@ -13,8 +13,8 @@ class Memory:
     `parameters`, `optimizer`, `other_state` and `batch` are arguments of the step. `padding` is
     what the layout of the arguments adds. `results` is new state and other results that do not
     reuse the memory of arguments. `temporaries` are activations, gradients and buffers, which exist
-    during the step only. `program` is the code. `peak` is the most at one time: on TPUs the sum, on
-    GPUs as XLA reports it. `capacity` is the published memory. If the compiler refused the program,
+    during the step only. `program` is the code. `peak` is the sum; on GPUs it is XLA's own peak if
+    that is larger. `capacity` is the published memory. If the compiler refused the program,
     `results` and `temporaries` are None, and `peak` and `available` are from its message. On GPUs
     `available` is the part of the memory that JAX allocates.
     """
@@ -119,15 +119,15 @@ class Times:
 class Expected:
     """Seconds of a step at the efficiencies of the chip, with what its schedule overlaps.
 
-    `work` is the time in which a device computes. `ici` and `dcn` are the times in which it waits
-    for collectives, inside a slice and between slices, and does not compute.
+    `work` is the time in which a device computes. `inner` and `outer` are the times in which it
+    waits for collectives, inside a slice or NVLink domain and between them, and does not compute.
     """
 
     work: float
-    ici: float
-    dcn: float
+    inner: float
+    outer: float
 
     @property
     def seconds(self) -> float:
         """The time of the step."""
-        return self.work + self.ici + self.dcn
+        return self.work + self.inner + self.outer

@@ -243,12 +243,13 @@ class SlicePlan(Report):
 
     def _expectation(self, expected: Expected) -> str:
         """Return the sentence of the expected time."""
-        waits = [f"{seconds(expected.ici)} of waits for ICI"]
+        inner, outer = self.chip.links
+        waits = [f"{seconds(expected.inner)} of waits for {inner}"]
         if self.num_slices > 1:
-            waits.append(f"{seconds(expected.dcn)} of waits for DCN")
+            waits.append(f"{seconds(expected.outer)} of waits for {outer}")
         return (
             f"Expected: {seconds(expected.seconds)} a step, with the overlap of the schedule and "
-            f"the efficiencies of cost.EFFICIENCY: {seconds(expected.work)} of work, "
+            f"the efficiencies of the chip (cost.efficiency_of): {seconds(expected.work)} of work, "
             f"{' and '.join(waits)}"
         )
 

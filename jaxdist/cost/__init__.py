@@ -9,6 +9,7 @@ from jaxdist.cost._collective import collective_seconds as collective_seconds
 from jaxdist.cost._curve import SizeCurve as SizeCurve
 from jaxdist.cost._efficiency import EFFICIENCY as EFFICIENCY
 from jaxdist.cost._efficiency import Efficiency as Efficiency
+from jaxdist.cost._efficiency import efficiency_of as efficiency_of
 from jaxdist.cost._fit import Fit as Fit
 from jaxdist.cost._fit import Sample as Sample
 from jaxdist.cost._fit import fitted as fitted

@@ -1,6 +1,9 @@
-"""The parts of published peaks that programs reach: four numbers, each with its source."""
+"""The parts of published peaks that programs reach: a few numbers, each with its source."""
 
 import dataclasses
+
+from jaxdist._validate import check_instance
+from jaxdist.cost._chip import Chip
 
 _BOOK = "https://jax-ml.github.io/scaling-book/tpus"
 
@@ -13,7 +16,9 @@ class Efficiency:
         matrix: Of the peak of matrix products.
         hbm: Of the bandwidth of the memory.
         ici: Of the bandwidth of all links inside a slice.
-        dcn: Of the bandwidth between slices.
+        dcn: Of the bandwidth between slices. For GPUs this and `ici` are 1: the size curve of a
+            link (`Link.curve`) has the part that NCCL reaches.
+        fp8: Of the peak of products of 8-bit floats.
         sources: The source of each number, by its name.
 
     Example:
@@ -26,6 +31,7 @@ class Efficiency:
     hbm: float
     ici: float
     dcn: float
+    fp8: float
     sources: dict[str, str]
 
 
@@ -34,10 +40,59 @@ EFFICIENCY = Efficiency(
     hbm=0.8,
     ici=0.9,
     dcn=0.94,
+    fp8=0.9,
     sources={
         "matrix": "fitted once, on the runs of MaxText on one slice of v5e (16B and 64B)",
         "hbm": "estimates of libtpu 0.0.52 for element-wise fusions on v5e: 646 of 819 GB/s",
         "ici": f"45 of 50 GB/s a link of v5e, and 90 of 100 GB/s of v5p: {_BOOK}",
+        "fp8": "assumed: as for bfloat16",
         "dcn": "TCP over Ethernet with 1,460 bytes in a packet: 1,408 of 1,498 bytes are data",
     },
 )
+
+_STAS = (
+    "the most of many shapes, https://github.com/stas00/ml-engineering, compute/accelerator, "
+    "Maximum Achievable Matmul FLOPS"
+)
+_IN_CURVE = "in the size curve of the link"
+
+
+def _make_gpu(matrix: float, fp8: float, of_matrix: str, of_fp8: str) -> Efficiency:
+    sources = {
+        "matrix": of_matrix,
+        "fp8": of_fp8,
+        "hbm": "assumed: about what kernels that only copy reach",
+        "ici": _IN_CURVE,
+        "dcn": _IN_CURVE,
+    }
+    return Efficiency(matrix, 0.9, 1.0, 1.0, fp8, sources)
+
+
+_AMPERE = _make_gpu(0.869, 0.869, f"271.2 of 312 TFLOP/s: {_STAS}", "A100 has no fp8")
+_H100 = _make_gpu(
+    0.803, 0.709, f"794.5 of 989 TFLOP/s: {_STAS}", f"1402.6 of 1979 TFLOP/s: {_STAS}"
+)
+_LIKE_H100 = _make_gpu(0.803, 0.709, "assumed: as H100", "assumed: as H100")
+_OF_GPUS = {
+    "a100-40": _AMPERE,
+    "a100": _AMPERE,
+    "h100": _H100,
+    "h200": _LIKE_H100,
+    "b200": _LIKE_H100,
+    "gb200": _LIKE_H100,
+}
+
+
+def efficiency_of(chip: Chip) -> Efficiency:
+    """Return the parts of its peaks that a program reaches on a chip.
+
+    Example:
+        >>> from jaxdist import cost
+        >>> cost.efficiency_of(cost.CHIPS["h100"]).matrix
+        0.803
+        >>> cost.efficiency_of(cost.CHIPS["v5p"]) is cost.EFFICIENCY
+        True
+    """
+    remedy = "Pass for instance cost.CHIPS['h100']."
+    check_instance("cost.efficiency_of", "chip", chip, Chip, "a cost.Chip", remedy)
+    return _OF_GPUS.get(chip.name, EFFICIENCY)

@@ -41,7 +41,7 @@ def test_the_times_of_more_slices_follow_from_the_program_for_two() -> None:
     derived = predict_expected(*for_two, num_slices=4)
     compiled = predict_expected(*for_four)
     assert dataclasses.astuple(derived) == pytest.approx(dataclasses.astuple(compiled), rel=1e-3)
-    assert derived.dcn > predict_expected(*for_two).dcn > 0
+    assert derived.outer > predict_expected(*for_two).outer > 0
 
 
 def test_a_plan_has_an_expected_time_that_is_longer_than_its_bounds() -> None:
@@ -49,8 +49,8 @@ def test_a_plan_has_an_expected_time_that_is_longer_than_its_bounds() -> None:
     plan = jobs.plan_job(job, "v5e:2x2", quick=True)
     assert plan.expected is not None
     assert plan.times is not None
-    assert plan.expected.dcn == 0
-    assert plan.expected.ici > 0
+    assert plan.expected.outer == 0
+    assert plan.expected.inner > 0
     assert plan.expected.seconds > plan.times.bound
     assert plan.expected.work > plan.times.compute / cost.EFFICIENCY.matrix
     assert "Expected: " in str(plan)

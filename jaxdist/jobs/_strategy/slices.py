@@ -6,29 +6,40 @@ from typing import Any
 
 from jaxdist._planning import add_slice_axis
 from jaxdist._strategies import Strategy
+from jaxdist.cost import worker_of
 from jaxdist.errors import ConfigError
 from jaxdist.jobs._config.schema import StrategyConfig
 from jaxdist.jobs._partitions import PARTITIONS
 
 
 def get_slice_index(device: Any) -> int:
-    """Return the slice index of a TPU; 0 if it has none."""
+    """Return the slice index of a TPU, or the NVLink domain of a GPU; 0 if it has none."""
+    if device.platform == "gpu":
+        return worker_of(device)
     index: int | None = getattr(device, "slice_index", None)
     return index or 0
 
 
 def count_device_slices(devices: Sequence[Any]) -> int | None:
-    """Return the number of slices of TPUs; None if a device has no slice index.
+    """Return the number of slices of TPUs or of NVLink domains; None if the devices tell none.
+
+    GPUs of one domain tell none: the configuration may divide them.
 
     Raises:
         ConfigError: Slices have different numbers of devices.
     """
-    if any(d.platform != "tpu" or getattr(d, "slice_index", None) is None for d in devices):
+    is_tpu = all(
+        d.platform == "tpu" and getattr(d, "slice_index", None) is not None for d in devices
+    )
+    is_gpu = all(d.platform == "gpu" for d in devices)
+    if not is_tpu and not is_gpu:
         return None
     counts = Counter(map(get_slice_index, devices))
+    if is_gpu and len(counts) == 1:
+        return None
     if len(set(counts.values())) > 1:
         raise ConfigError(
-            f"strategy.devices has different numbers of devices of each slice: "
+            f"strategy.devices has different numbers of devices of each slice, or NVLink domain: "
             f"{dict(sorted(counts.items()))}.\n\nAll slices have the same number of devices.\n\n"
             f"Name {min(counts.values())} of each."
         )

@@ -5,6 +5,7 @@ import functools
 import io
 import json
 import tomllib
+import types
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -164,6 +165,11 @@ def test_tpus_that_say_their_slice_are_put_in_its_order_and_counted() -> None:
     tpus = [SimpleNamespace(platform="tpu", slice_index=i) for i in (1, 0, 1, 0)]
     assert slices.count_device_slices(tpus) == 2
     assert slices.count_device_slices(jax.devices()) is None
+    # XLA writes NVLink domain, host and GPU into the coordinates of a GPU.
+    gpus = [types.SimpleNamespace(platform="gpu", coords=[i // 4, 0, i % 4]) for i in range(8)]
+    assert slices.count_device_slices(gpus) == 2
+    assert [slices.get_slice_index(gpu) for gpu in gpus] == [0] * 4 + [1] * 4
+    assert slices.count_device_slices(gpus[:4]) is None
     with pytest.raises(ConfigError, match=r"\{0: 1, 1: 2\}(.|\n)*Name 1 of each"):
         slices.count_device_slices(tpus[:3])
 
