@@ -17,6 +17,7 @@ from benchmarks._steps import DONATE, api_step, api_training, hand_training
 from benchmarks.accelerator._compiled import compiled
 from benchmarks.accelerator._contracts import contracts
 from benchmarks.accelerator._numerics import numerics
+from benchmarks.accelerator._plan import plan
 from benchmarks.accelerator._race import race
 
 
@@ -193,6 +194,7 @@ ROWS: dict[str, Callable[[bool], list[Line]]] = {
     "ahead": _listed(_ahead),
     "donation": _listed(_donation),
     "compiled": _listed(compiled),
+    "plan": _listed(plan),
     "repeat": _listed(_repeat),
     "virtual": _listed(_virtual),
     "bf16": _listed(_bf16),
