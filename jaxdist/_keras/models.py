@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxdist import _compat, _replica
 from jaxdist._keras.source import keras_module
+from jaxdist.data import Batches, DistributedDataset, DistributedIterator
 from jaxdist.errors import MixedStrategyError, UnsupportedError
 
 _STRATEGIES: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
@@ -97,6 +98,22 @@ def check_call(model: Any, method: str) -> Any:
         "Make and compile the model in `with strategy.scope():`, or call "
         f"{method} outside of the scope."
     )
+
+
+def check_source(model: Any, method: str, source: Any) -> None:
+    """Raise if the data of a call is a dataset of jaxdist, which Keras does not read.
+
+    Raises:
+        UnsupportedError: It is one.
+    """
+    if isinstance(source, (DistributedDataset, DistributedIterator, Batches)):
+        raise UnsupportedError(
+            f"{method} of the Keras model {name_of(model)!r} was given {source!r}.\n\n"
+            "Keras reads arrays, generators, PyDatasets, and datasets of tf.data, PyTorch and "
+            "Grain. The strategy of the model splits each batch over its replicas.\n\n"
+            f"Pass arrays: {method}(x, y, batch_size=32); or a generator of global batches: "
+            f"{method}((batch for batch in batches), steps_per_epoch=10)."
+        )
 
 
 def current_model() -> Any:

@@ -9,6 +9,7 @@ from jaxdist._keras.layers import allow_synchronized, draw_by_replica, synchroni
 from jaxdist._keras.losses import add_shares_to
 from jaxdist._keras.models import (
     check_call,
+    check_source,
     current_model,
     remember_strategy,
     strategy_of,
@@ -91,6 +92,8 @@ def _call_in_strategy(method: Callable[..., Any]) -> Callable[..., Any]:
         strategy = check_call(self, f"{method.__name__}")
         if strategy is None:
             return method(self, *args, **kwargs)
+        for source in (*args[:1], kwargs.get("x"), kwargs.get("validation_data")):
+            check_source(self, method.__name__, source)
         if current_model() is None:
             share_random_state(strategy.layout, method.__name__)
         with use_model(self):

@@ -83,7 +83,7 @@ def current_rows() -> Rows | None:
 
 
 def current_replica() -> Any:
-    """Return the `ReplicaContext` of the step that is traced, also of a step of the user, or None."""
+    """Return the `ReplicaContext` of the traced step, of `fit` or of the user, or None."""
     if (rows := _ROWS.get()) is not None:
         return rows.replica
     frame = _replica.innermost_explicit_frame()
