@@ -8,8 +8,14 @@ import pytest
 from jaxdist.testing import launch
 from tests.keras.models import check_equal, make_data, train
 
+# Numbers of examples, sizes of batches, and whether there are weights.
+CASES = [
+    (1, 1, False), (1, 32, True), (7, 1, True), (7, 100, False), (13, 8, True), (100, 32, True),
+    (100, 100, False), (1797, 100, True), (1797, 100, False),
+]  # fmt: skip
 
-def _train_in_a_job() -> Any:
+
+def _train_in_a_job() -> list[Any]:
     import os
 
     os.environ["KERAS_BACKEND"] = "jax"
@@ -29,7 +35,10 @@ def _train_in_a_job() -> Any:
     def compile_model() -> dict[str, Any]:
         return {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
 
-    return train(strategy, make_model, compile_model, make_data(13, weighted=True), 8)
+    return [
+        train(strategy, make_model, compile_model, make_data(count, weighted=weighted), size)
+        for count, size, weighted in CASES
+    ]
 
 
 @pytest.mark.slow
@@ -43,7 +52,10 @@ def test_two_processes_give_the_numbers_of_keras_alone() -> None:
     def compile_model() -> dict[str, Any]:
         return {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
 
-    expected = train(None, make_model, compile_model, make_data(13, weighted=True), 8)
-    for found in launch(_train_in_a_job, 2, devices_per_process=2, timeout_seconds=300):
-        check_equal(found, expected)
-    assert np.isfinite(expected["scores"]["loss"])
+    results = launch(_train_in_a_job, 2, devices_per_process=2, timeout_seconds=300)
+    for index, (count, size, weighted) in enumerate(CASES):
+        data = make_data(count, weighted=weighted)
+        expected = train(None, make_model, compile_model, data, size)
+        assert np.isfinite(expected["scores"]["loss"])
+        for found in results:
+            check_equal(found[index], expected)
