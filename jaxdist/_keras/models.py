@@ -2,16 +2,19 @@
 
 import contextlib
 import weakref
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
 from jaxdist import _compat, _replica
+from jaxdist._checkpoints import Interrupts
 from jaxdist._keras.source import keras_module
 from jaxdist.data import Batches, DistributedDataset, DistributedIterator
 from jaxdist.errors import MixedStrategyError, UnsupportedError
 
 _STRATEGIES: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 _MODEL: ContextVar[Any] = ContextVar("jaxdist_keras_model", default=None)
+_INTERRUPTS: ContextVar[Interrupts | None] = ContextVar("jaxdist_keras_interrupts", default=None)
 
 
 def strategy_of(model: Any) -> Any:
@@ -124,3 +127,22 @@ def current_model() -> Any:
 def use_model(model: Any) -> contextlib.AbstractContextManager[None]:
     """Make this the current model in a block."""
     return _compat.set_in_block(_MODEL, model)
+
+
+@contextlib.contextmanager
+def interrupt_between_steps() -> Iterator[None]:
+    """Let Ctrl-C take effect between two steps of the calls in a block.
+
+    A step reuses the memory of the state before it, so a model that is interrupted inside of a
+    step would have neither state. See Note [Ctrl-C between steps].
+    """
+    with Interrupts() as interrupts, _compat.set_in_block(_INTERRUPTS, interrupts):
+        yield
+        # One that came in the last step is not lost.
+        interrupts.check()
+
+
+def check_interrupt() -> None:
+    """Raise KeyboardInterrupt if Ctrl-C was pressed since the last step."""
+    if (interrupts := _INTERRUPTS.get()) is not None:
+        interrupts.check()

@@ -11,6 +11,7 @@ from jaxdist._keras.models import (
     check_call,
     check_source,
     current_model,
+    interrupt_between_steps,
     remember_strategy,
     strategy_of,
     use_model,
@@ -94,9 +95,11 @@ def _call_in_strategy(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, *args, **kwargs)
         for source in (*args[:1], kwargs.get("x"), kwargs.get("validation_data")):
             check_source(self, method.__name__, source)
-        if current_model() is None:
-            share_random_state(strategy.layout, method.__name__)
-        with use_model(self):
+        if current_model() is not None:
+            with use_model(self):
+                return method(self, *args, **kwargs)
+        share_random_state(strategy.layout, method.__name__)
+        with interrupt_between_steps(), use_model(self):
             return method(self, *args, **kwargs)
 
     return call
