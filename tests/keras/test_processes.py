@@ -1,5 +1,6 @@
 """Keras in two processes with two devices each, against Keras in one."""
 
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -59,3 +60,39 @@ def test_two_processes_give_the_numbers_of_keras_alone() -> None:
         assert np.isfinite(expected["scores"]["loss"])
         for found in results:
             check_equal(found[index], expected)
+
+
+def _train_with_files() -> Any:
+    import os
+
+    os.environ["KERAS_BACKEND"] = "jax"
+    import keras
+
+    import jaxdist
+
+    folder = os.environ["FOLDER"]
+    with jaxdist.MultiWorkerMirroredStrategy().scope():
+        # Large enough that two writers of one file would meet.
+        hidden = keras.layers.Dense(2000)
+        model = keras.Sequential([keras.Input((5,)), hidden, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(folder + "/best.keras", monitor="loss"),
+        keras.callbacks.CSVLogger(folder + "/log.csv"),
+        keras.callbacks.BackupAndRestore(folder + "/backup"),
+    ]
+    data = make_data(13)
+    model.fit(data.x, np.ones((13, 1)), batch_size=8, epochs=4, verbose=0, callbacks=callbacks)
+    restored = keras.saving.load_model(folder + "/best.keras")
+    np.testing.assert_allclose(restored.get_weights()[0], model.get_weights()[0])
+
+
+@pytest.mark.slow
+def test_callbacks_write_their_files_in_process_0_and_all_can_read_them_after_fit(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    launch(_train_with_files, 2, timeout_seconds=200)
+    lines = (tmp_path / "log.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["epoch", "0", "1", "2", "3"]
+    assert not (tmp_path / "backup").exists()
