@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._keras.models import name_of
+from jaxdist._keras.models import check_interrupt, name_of
 from jaxdist._keras.place import count_rows, place_batch, place_state
 from jaxdist._keras.probe import find_means
 from jaxdist._keras.rows import Rows, use_rows
@@ -47,6 +47,7 @@ class StepFunction:
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Run the next `steps_per_execution` steps; return the logs or outputs, and the state."""
+        check_interrupt()
         batches = [next(iterator)]
         for _ in range(self._model.steps_per_execution - 1):
             batch = next(iterator, None)

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxdist import _replica
-from jaxdist._keras.rows import Rows, current_rows
+from jaxdist._keras.rows import Rows, current_replica, current_rows
 from jaxdist._keras.source import keras_module
 
 # An odd number, so that its multiples by different replicas are different 32-bit words.
@@ -25,10 +25,10 @@ def draw_by_replica(draw: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(draw)
     def draw_own(self: Any, *args: Any, **kwargs: Any) -> Any:
-        seed, rows = draw(self, *args, **kwargs), current_rows()
-        if rows is None or rows.count == 1:
+        seed, replica = draw(self, *args, **kwargs), current_replica()
+        if replica is None or replica.num_replicas_in_sync == 1:
             return seed
-        number = jnp.asarray(rows.replica.replica_id_in_sync_group, jnp.uint32)
+        number = jnp.asarray(replica.replica_id_in_sync_group, jnp.uint32)
         mixed = seed[0] ^ (number * jnp.uint32(_STRIDE)).astype(seed.dtype)
         return seed.at[0].set(mixed)
 
@@ -55,16 +55,24 @@ def synchronize(moments: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(moments)
     def moments_of_all(self: Any, inputs: Any, mask: Any) -> Any:
-        rows = current_rows()
-        if not self.synchronized or (rows is None and not _is_symbolic()):
-            return moments(self, inputs, mask)
-        if rows is None:
+        axes = tuple(self._reduction_axes)
+        if self.synchronized and _is_symbolic():
             # Keras only looks for the shapes.
-            axes = tuple(self._reduction_axes)
             return jnp.mean(inputs, axes), jnp.var(inputs, axes)
-        return _compute_moments(inputs, mask, tuple(self._reduction_axes), rows)
+        rows = current_rows() or _count_in_step(inputs)
+        if not self.synchronized or rows is None:
+            return moments(self, inputs, mask)
+        return _compute_moments(inputs, mask, axes, rows)
 
     return moments_of_all
+
+
+def _count_in_step(inputs: Any) -> Rows | None:
+    """Return the rows of a step that the user runs with `strategy.run`, or None outside of it."""
+    replica = current_replica()
+    if replica is None:
+        return None
+    return Rows(inputs.shape[0], replica.all_reduce("sum", inputs.shape[0]), replica)
 
 
 def _is_symbolic() -> bool:

@@ -2,15 +2,19 @@
 
 import contextlib
 import weakref
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
 from jaxdist import _compat, _replica
+from jaxdist._checkpoints import Interrupts
 from jaxdist._keras.source import keras_module
+from jaxdist.data import Batches, DistributedDataset, DistributedIterator
 from jaxdist.errors import MixedStrategyError, UnsupportedError
 
 _STRATEGIES: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 _MODEL: ContextVar[Any] = ContextVar("jaxdist_keras_model", default=None)
+_INTERRUPTS: ContextVar[Interrupts | None] = ContextVar("jaxdist_keras_interrupts", default=None)
 
 
 def strategy_of(model: Any) -> Any:
@@ -99,6 +103,22 @@ def check_call(model: Any, method: str) -> Any:
     )
 
 
+def check_source(model: Any, method: str, source: Any) -> None:
+    """Raise if the data of a call is a dataset of jaxdist, which Keras does not read.
+
+    Raises:
+        UnsupportedError: It is one.
+    """
+    if isinstance(source, (DistributedDataset, DistributedIterator, Batches)):
+        raise UnsupportedError(
+            f"{method} of the Keras model {name_of(model)!r} was given {source!r}.\n\n"
+            "Keras reads arrays, generators, PyDatasets, and datasets of tf.data, PyTorch and "
+            "Grain. The strategy of the model splits each batch over its replicas.\n\n"
+            f"Pass arrays: {method}(x, y, batch_size=32); or a generator of global batches: "
+            f"{method}((batch for batch in batches), steps_per_epoch=10)."
+        )
+
+
 def current_model() -> Any:
     """Return the model that trains or evaluates now on a strategy, or None."""
     return _MODEL.get()
@@ -107,3 +127,22 @@ def current_model() -> Any:
 def use_model(model: Any) -> contextlib.AbstractContextManager[None]:
     """Make this the current model in a block."""
     return _compat.set_in_block(_MODEL, model)
+
+
+@contextlib.contextmanager
+def interrupt_between_steps() -> Iterator[None]:
+    """Let Ctrl-C take effect between two steps of the calls in a block.
+
+    A step reuses the memory of the state before it, so a model that is interrupted inside of a
+    step would have neither state. See Note [Ctrl-C between steps].
+    """
+    with Interrupts() as interrupts, _compat.set_in_block(_INTERRUPTS, interrupts):
+        yield
+        # One that came in the last step is not lost.
+        interrupts.check()
+
+
+def check_interrupt() -> None:
+    """Raise KeyboardInterrupt if Ctrl-C was pressed since the last step."""
+    if (interrupts := _INTERRUPTS.get()) is not None:
+        interrupts.check()

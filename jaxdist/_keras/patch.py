@@ -9,13 +9,15 @@ from jaxdist._keras.layers import allow_synchronized, draw_by_replica, synchroni
 from jaxdist._keras.losses import add_shares_to
 from jaxdist._keras.models import (
     check_call,
+    check_source,
     current_model,
+    interrupt_between_steps,
     remember_strategy,
     strategy_of,
     use_model,
 )
 from jaxdist._keras.place import keep_copies, take_local
-from jaxdist._keras.shuffle import share_random_state
+from jaxdist._keras.processes import WRITERS, share_random_state, wait_for_files, write_once
 from jaxdist._keras.source import keras_module
 from jaxdist._keras.variables import assign_in_step, make_outside, read_in_step
 
@@ -69,6 +71,10 @@ def install() -> None:
     common = keras_module("backend.common.variables").Variable
     common.value = read_in_step(common.value)
     common.__init__ = make_outside(common.__init__)
+    for module, kind, names in WRITERS:
+        callback = getattr(keras_module(f"callbacks.{module}"), kind)
+        for name in names:
+            setattr(callback, name, write_once(getattr(callback, name)))
     for module, kind in _WITH_VARIABLES:
         getattr(keras_module(module), kind)._jaxdist_is_lifted = True
     variable = keras_module("backend.jax.core").JaxVariable
@@ -91,10 +97,17 @@ def _call_in_strategy(method: Callable[..., Any]) -> Callable[..., Any]:
         strategy = check_call(self, f"{method.__name__}")
         if strategy is None:
             return method(self, *args, **kwargs)
-        if current_model() is None:
-            share_random_state(strategy.layout, method.__name__)
-        with use_model(self):
-            return method(self, *args, **kwargs)
+        for source in (*args[:1], kwargs.get("x"), kwargs.get("validation_data")):
+            check_source(self, method.__name__, source)
+        if current_model() is not None:
+            with use_model(self):
+                return method(self, *args, **kwargs)
+        share_random_state(strategy.layout, method.__name__)
+        with interrupt_between_steps(), use_model(self):
+            result = method(self, *args, **kwargs)
+            if method.__name__ == "fit":
+                wait_for_files(strategy.layout)
+            return result
 
     return call
 

@@ -27,9 +27,15 @@ def find_means(model: Any, state: Any, batch: Any, train: bool) -> tuple[bool, .
     x, _, _ = utils.unpack_x_y_sample_weight(batch)
     trainable, fixed = jax.tree.map(np.asarray, (list(state[0]), list(state[1])))
     rows = jax.tree.map(lambda a: np.asarray(a)[:_ROWS], x)
+    # A loss may be zero for the weights of now, which is both a mean and a sum. So try others.
+    random = np.random.default_rng(0)
+    others = [(w + random.normal(0, 0.1, w.shape)).astype(w.dtype) for w in trainable]
     # Without dropout first, whose random numbers are others for other numbers of rows.
     modes = (False, True) if train else (False,)
-    tried = [_compare_rows(model, trainable, fixed, rows, training) for training in modes]
+    tried: list[list[bool | None]] = []
+    for training in modes:
+        for weights in (trainable, others):
+            tried.append(_compare_rows(model, weights, fixed, rows, training))
     wanted = len(tried[-1])
     kinds = [t for t in tried if len(t) == wanted and None not in t]
     if kinds:

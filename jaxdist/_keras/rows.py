@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist import _compat
+from jaxdist import _compat, _replica
 
 # Note [Shares of a batch]
 # A step of Keras computes means over the rows of the global batch. Each replica has some of them,
@@ -80,6 +80,14 @@ _ROWS: ContextVar[Rows | None] = ContextVar("jaxdist_keras_rows", default=None)
 def current_rows() -> Rows | None:
     """Return the rows of the step that is traced, or None outside of a step of a strategy."""
     return _ROWS.get()
+
+
+def current_replica() -> Any:
+    """Return the `ReplicaContext` of the traced step, of `fit` or of the user, or None."""
+    if (rows := _ROWS.get()) is not None:
+        return rows.replica
+    frame = _replica.innermost_explicit_frame()
+    return None if frame is None else frame.replica
 
 
 def use_rows(rows: Rows | None) -> contextlib.AbstractContextManager[None]:

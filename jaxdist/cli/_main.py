@@ -1,6 +1,8 @@
 """The command line: its arguments, and how it reports errors."""
 
 import argparse
+import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 
@@ -21,6 +23,7 @@ from jaxdist.jobs import TASKS, versions
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, the convention of shells
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0; 1 for a warning of `jaxdist resolve`
         and a finding of `jaxdist lint`; 2 for an error of jaxdist or in the
-        arguments; 130 after Ctrl-C.
+        arguments; 130 after Ctrl-C; 141 if what reads the output has ended.
 
     Example:
         >>> main(["train", "no_such_file.toml"])
@@ -41,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _make_parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
-        return command(arguments)
+        code = command(arguments)
+        sys.stdout.flush()
+        return code
     except JaxdistError as error:
         # The message says what to do, and a traceback would hide it. Other exceptions are bugs and
         # keep their traceback.
@@ -51,11 +56,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A launcher reads tracebacks from the output, and there is none.
         record_error(error)
         return EXIT_ERROR
+    except BrokenPipeError:
+        # The pipe may be another one than the output.
+        if not _is_output_closed():
+            raise
+        return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
         if arguments.traceback:
             raise
         print(f"jaxdist {arguments.subcommand}: stopped by Ctrl-C", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _is_output_closed() -> bool:
+    """Whether the reader of the output has ended, as `head` does; if so, drop what is left."""
+    output = sys.stdout.fileno()
+    poll = select.poll()
+    poll.register(output, 0)
+    if not any(events & select.POLLERR for _, events in poll.poll(0)):
+        return False
+    # Python would try to write the rest at its exit, and print a warning.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True
 
 
 def _make_parser() -> argparse.ArgumentParser:

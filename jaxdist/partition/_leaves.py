@@ -11,7 +11,7 @@ from flax.core.meta import Partitioned
 
 from jaxdist._typing import PyTree
 from jaxdist._values import PerReplica, Sharded, Variable, is_sharded
-from jaxdist.errors import ArgumentTypeError
+from jaxdist.errors import ArgumentTypeError, UnsupportedError
 from jaxdist.partition._resolve import Leaf
 
 # The metadata keys under which versions of Flax store the names of a variable's dims.
@@ -72,6 +72,14 @@ def collect_entries(
                     role = "parameter" if is_param((), value) else "other"
                 leaf = Leaf(name, tuple(array.shape), array.dtype, names)
                 entries.append(Entry(leaf, array, role, _make_setter(values, i, value)))
+            elif getattr(type(array), "_jaxdist_is_lifted", False):
+                raise UnsupportedError(
+                    f"partition.place was given a tree with an object of Keras, "
+                    f"{type(array).__name__}, at {name or 'the root'}.\n\n"
+                    "Variables of Keras are copied to every device; rules of partition do not "
+                    "place them.\n\n"
+                    "Leave it out, and make a model that does not fit on one device with Flax NNX."
+                )
         rebuilt.append(lambda values=values, shape=shape: jax.tree.unflatten(shape, values))
     return entries, lambda: jax.tree.unflatten(treedef, [make() for make in rebuilt])
 

@@ -65,6 +65,7 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
         ShapeError: A dim does not exist, or the devices do not divide it.
         ArgumentTypeError: `strategy` is no strategy, `rules` are no rules, or a leaf is placed
             already: a `PerReplica` or `jaxdist.Variable`.
+        UnsupportedError: The pytree has an object of Keras.
         DeviceError: The devices for the arrays are only described.
 
     Example:

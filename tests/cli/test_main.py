@@ -1,5 +1,7 @@
 """The command line: exit codes, and errors without a traceback."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +129,16 @@ def test_an_interrupted_run_says_where_it_stopped_and_where_the_next_one_starts(
     assert "resumes from step 100: runs/checkpoints/100" in line
     line = format_interrupted_line(_report(steps=3, next_step=None), Path("runs"))
     assert "starts from the beginning" in line
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command_without_a_traceback(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "old.py").write_text("import jax\n" + "jax.pmap(f)\n" * 200)
+    command = [sys.executable, "-m", "jaxdist", "lint", str(tmp_path), "--format", "json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ran:
+        assert ran.stdout is not None
+        assert ran.stderr is not None
+        ran.stdout.close()
+        assert ran.stderr.read() == b""
+    assert ran.returncode == 141

@@ -24,14 +24,15 @@ def train_and_write(folder: str) -> list[float]:
     return losses
 
 
-def train(counts: list[tuple[int, int]]) -> list[Any]:
+def train(counts: list[tuple[int, int, bool]]) -> list[Any]:
     """Train on several numbers of examples and batch sizes, and return all numbers."""
     strategy = jaxdist.MultiWorkerMirroredStrategy()
     results: list[Any] = []
-    for count, size in counts:
+    for count, size, is_weighted in counts:
         data = make_data(count)
+        weight = data.weight if is_weighted else None
         model = make_model(strategy, metrics=["accuracy"])
-        given: dict[str, Any] = {"batch_size": size, "verbose": 0, "sample_weight": data.weight}
+        given: dict[str, Any] = {"batch_size": size, "verbose": 0, "sample_weight": weight}
         history = model.fit(data.x, data.y, epochs=2, **given).history
         logs = model.evaluate(data.x, data.y, return_dict=True, **given)
         outputs = model.predict(data.x, size, verbose=0).tolist()

@@ -52,6 +52,19 @@ def test_one_inside_another_transformation_takes_the_mean(wrap: Any) -> None:
         _train(2, chained)
 
 
+@pytest.mark.parametrize(
+    "around",
+    [lambda o: optax.chain(optax.clip(0.02), o), lambda o: optax.MultiSteps(o, 2)],
+    ids=["chain", "steps"],
+)
+def test_one_inside_another_transformation_is_exact_on_uneven_batches_without_a_warning(
+    around: Any,
+) -> None:
+    # The gradients that it gets are equal on all replicas, so their mean is that of all examples.
+    wanted = _train(3, around(optax.sgd(0.1)))
+    _check(_train(3, around(jaxdist.sharded_update(optax.sgd(0.1)))), wanted, 1e-5)
+
+
 def test_a_learning_rate_that_a_schedule_sets_cannot_be_set() -> None:
     schedule = optax.exponential_decay(0.1, 1, 0.5)
     optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=schedule)

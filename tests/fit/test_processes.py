@@ -10,13 +10,17 @@ from tests.fit import in_processes
 from tests.fit.models import make_data, make_model, mirrored
 from tests.processes.job import run_job
 
-COUNTS = [(1, 1), (7, 32), (100, 32), (100, 100)]
+COUNTS = [
+    (1, 1, True), (1, 100, False), (7, 1, False), (7, 32, True), (100, 32, False),
+    (100, 100, True), (1797, 32, False), (1797, 100, True),
+]  # fmt: skip
 
 
-def _train_alone(count: int, size: int) -> list[Any]:
+def _train_alone(count: int, size: int, is_weighted: bool) -> list[Any]:
     data = make_data(count)
+    weight = data.weight if is_weighted else None
     model = make_model(mirrored(1), metrics=["accuracy"])
-    given: dict[str, Any] = {"batch_size": size, "verbose": 0, "sample_weight": data.weight}
+    given: dict[str, Any] = {"batch_size": size, "verbose": 0, "sample_weight": weight}
     history = model.fit(data.x, data.y, epochs=2, **given).history
     logs = model.evaluate(data.x, data.y, return_dict=True, **given)
     return [history, logs, model.predict(data.x, size), model.get_weights()]
@@ -27,8 +31,8 @@ def test_two_processes_train_as_one_device() -> None:
     outcomes = run_job(in_processes.train, 2, args=(COUNTS,), devices=2)
     for outcome in outcomes:
         assert outcome.exit_code == 0, outcome.describe()
-    for index, (count, size) in enumerate(COUNTS):
-        wanted = _train_alone(count, size)
+    for index, given in enumerate(COUNTS):
+        wanted = _train_alone(*given)
         for outcome in outcomes:
             history, logs, outputs, weights = outcome.result[index]
             for name in ("loss", "accuracy"):

@@ -54,11 +54,20 @@ def test_an_uneven_last_batch_gives_the_numbers_of_keras_alone() -> None:
 
 
 @pytest.mark.slow
-def test_all_rows_of_the_digits_data_set() -> None:
-    data = make_data(1797)
-    expected = train(None, make_sequential, compile_classifier, data, 100)
-    for replicas in (3, 8):
-        found = train(make_strategy(replicas), make_sequential, compile_classifier, data, 100)
+@pytest.mark.parametrize(
+    ("batch_size", "weighted"),
+    [
+        (100, False), (100, True), (32, True),
+        # 1,797 steps of an epoch take a minute for each number of replicas.
+        pytest.param(1, True, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+    ],
+)  # fmt: skip
+def test_all_rows_of_the_digits_data_set(batch_size: int, weighted: bool) -> None:
+    data = make_data(1797, weighted=weighted)
+    expected = train(None, make_sequential, compile_classifier, data, batch_size)
+    for replicas in (1, 3, 8):
+        strategy = make_strategy(replicas)
+        found = train(strategy, make_sequential, compile_classifier, data, batch_size)
         check_equal(found, expected)
 
 

@@ -247,6 +247,17 @@ def test_class_weights_and_validation_data_give_the_numbers_of_keras_alone() -> 
     check_equal(train(make_strategy(3), make, compile_arguments, data, BATCH, **more), expected)
 
 
+def test_an_added_loss_that_is_zero_in_the_first_step_gives_the_numbers_of_keras_alone() -> None:
+    zeros = {"kernel_initializer": "zeros", "activity_regularizer": "l2"}
+    make, data = _stack(_dense(**zeros)), Data(X, LABELS)
+
+    def compile_arguments() -> dict[str, Any]:
+        return {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
+
+    expected = train(None, make, compile_arguments, data, BATCH)
+    check_equal(train(make_strategy(3), make, compile_arguments, data, BATCH), expected)
+
+
 def test_an_added_loss_that_is_neither_mean_nor_sum_is_refused() -> None:
     make = _stack(_dense(), lambda: Adds(lambda x: ops.var(x[:, 0])))
     with refused(UnsupportedError, "add_loss", "neither a mean nor a sum", "compute_loss"):

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 
+import jaxdist
 from jaxdist import _replica
 from jaxdist._keras.models import remember_strategy
 from jaxdist._keras.place import count_rows
@@ -48,6 +49,32 @@ def test_a_model_that_is_compiled_in_a_scope_trains_there() -> None:
     with make_strategy(2).scope():
         model.compile("sgd", "mse")
     assert np.isfinite(model.fit(X, Y, verbose=0).history["loss"][0])
+
+
+def test_datasets_of_jaxdist_are_refused_with_what_to_pass() -> None:
+    strategy = make_strategy(2)
+    with strategy.scope():
+        model = _make_model()
+        model.compile("sgd", "mse")
+    batches = jaxdist.data.batches((X, Y), 3)
+    distributed = strategy.experimental_distribute_dataset(batches)
+    for source in (batches, distributed, iter(distributed)):
+        with refused(UnsupportedError, "fit of the Keras model", "(batch for batch in batches)"):
+            model.fit(source, verbose=0)
+    with refused(UnsupportedError, "fit of the Keras model", "x, y, batch_size"):
+        model.fit(X, Y, validation_data=batches, verbose=0)
+    given = (batch for batch in batches)
+    history = model.fit(given, steps_per_epoch=2, shuffle=False, verbose=0).history
+    assert np.isfinite(history["loss"][0])
+
+
+def test_rules_of_partition_refuse_objects_of_keras_instead_of_leaving_them_out() -> None:
+    strategy = make_strategy(2)
+    with strategy.scope():
+        model = _make_model()
+    for tree in (model, {"w": X, "model": model}, model.trainable_variables):
+        with refused(UnsupportedError, "partition.place", "an object of Keras", "Flax NNX"):
+            jaxdist.partition.place(strategy, tree, jaxdist.partition.fsdp())
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Keras in two processes with two devices each, against Keras in one."""
 
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,14 @@ import pytest
 from jaxdist.testing import launch
 from tests.keras.models import check_equal, make_data, train
 
+# Numbers of examples, sizes of batches, and whether there are weights.
+CASES = [
+    (1, 1, False), (1, 32, True), (7, 1, True), (7, 100, False), (13, 8, True), (100, 32, True),
+    (100, 100, False), (1797, 100, True), (1797, 100, False),
+]  # fmt: skip
 
-def _train_in_a_job() -> Any:
+
+def _train_in_a_job() -> list[Any]:
     import os
 
     os.environ["KERAS_BACKEND"] = "jax"
@@ -29,7 +36,10 @@ def _train_in_a_job() -> Any:
     def compile_model() -> dict[str, Any]:
         return {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
 
-    return train(strategy, make_model, compile_model, make_data(13, weighted=True), 8)
+    return [
+        train(strategy, make_model, compile_model, make_data(count, weighted=weighted), size)
+        for count, size, weighted in CASES
+    ]
 
 
 @pytest.mark.slow
@@ -43,7 +53,46 @@ def test_two_processes_give_the_numbers_of_keras_alone() -> None:
     def compile_model() -> dict[str, Any]:
         return {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
 
-    expected = train(None, make_model, compile_model, make_data(13, weighted=True), 8)
-    for found in launch(_train_in_a_job, 2, devices_per_process=2, timeout_seconds=300):
-        check_equal(found, expected)
-    assert np.isfinite(expected["scores"]["loss"])
+    results = launch(_train_in_a_job, 2, devices_per_process=2, timeout_seconds=300)
+    for index, (count, size, weighted) in enumerate(CASES):
+        data = make_data(count, weighted=weighted)
+        expected = train(None, make_model, compile_model, data, size)
+        assert np.isfinite(expected["scores"]["loss"])
+        for found in results:
+            check_equal(found[index], expected)
+
+
+def _train_with_files() -> Any:
+    import os
+
+    os.environ["KERAS_BACKEND"] = "jax"
+    import keras
+
+    import jaxdist
+
+    folder = os.environ["FOLDER"]
+    with jaxdist.MultiWorkerMirroredStrategy().scope():
+        # Large enough that two writers of one file would meet.
+        hidden = keras.layers.Dense(2000)
+        model = keras.Sequential([keras.Input((5,)), hidden, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(folder + "/best.keras", monitor="loss"),
+        keras.callbacks.CSVLogger(folder + "/log.csv"),
+        keras.callbacks.BackupAndRestore(folder + "/backup"),
+    ]
+    data = make_data(13)
+    model.fit(data.x, np.ones((13, 1)), batch_size=8, epochs=4, verbose=0, callbacks=callbacks)
+    restored = keras.saving.load_model(folder + "/best.keras")
+    np.testing.assert_allclose(restored.get_weights()[0], model.get_weights()[0])
+
+
+@pytest.mark.slow
+def test_callbacks_write_their_files_in_process_0_and_all_can_read_them_after_fit(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    launch(_train_with_files, 2, timeout_seconds=200)
+    lines = (tmp_path / "log.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["epoch", "0", "1", "2", "3"]
+    assert not (tmp_path / "backup").exists()

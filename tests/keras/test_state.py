@@ -1,6 +1,7 @@
 """Batch statistics, random numbers, and what is left after training."""
 
 import pathlib
+import signal
 from typing import Any
 
 import jax
@@ -86,3 +87,38 @@ def test_a_trained_model_can_be_saved_and_used_outside(tmp_path: pathlib.Path) -
     restored = keras.saving.load_model(saved)
     np.testing.assert_allclose(restored.predict(data.x, verbose=0), predicted, rtol=1e-5)
     assert int(restored.optimizer.iterations.value) == 6
+
+
+def test_ctrl_c_inside_of_a_step_takes_effect_after_it_and_the_model_goes_on() -> None:
+    data = make_data(32)
+    seen: list[Any] = []
+
+    def make_model() -> Any:
+        keras.utils.set_random_seed(0)
+        with make_strategy(2).scope():
+            model = keras.Sequential([keras.Input((FEATURES,)), layers.Dense(2)])
+            model.compile("adam", "mse")
+        model.fit(data.x[:8], targets[:8], batch_size=8, verbose=0)
+        return model
+
+    targets = np.ones((32, 2), "float32")
+    model, other = make_model(), make_model()
+    run = type(model.train_function).__call__
+
+    def run_and_interrupt(self: Any, state: Any, batches: Any) -> Any:
+        result = run(self, state, batches)
+        seen.append(result)
+        if len(seen) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model.train_function), "__call__", run_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(data.x, targets, batch_size=8, shuffle=False, verbose=0)
+    assert len(seen) == 2
+    other.fit(data.x[:16], targets[:16], batch_size=8, shuffle=False, verbose=0)
+    for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-6)
+    assert int(model.optimizer.iterations.value) == 3
+    assert np.isfinite(model.fit(data.x, targets, verbose=0).history["loss"][0])

@@ -106,3 +106,33 @@ def test_fit_and_steps_train_the_same_weights(before: bool) -> None:
     second = strategy.run(lambda: model.layers[0].kernel.value + 0)
     np.testing.assert_array_equal(second, model.get_weights()[0])
     assert not np.array_equal(first, second)
+
+
+def test_random_layers_of_a_step_draw_other_numbers_on_each_replica() -> None:
+    strategy, dropout = make_strategy(2), layers.Dropout(0.5)
+
+    def step() -> Any:
+        return dropout(np.ones((1, 64), "float32"), training=True)
+
+    drawn = [strategy.run(step).values for _ in range(2)]
+    masks = {np.asarray(mask).tobytes() for masks in drawn for mask in masks}
+    assert len(masks) == 4
+
+
+def test_synchronized_statistics_of_a_step_are_those_of_the_rows_of_all_replicas() -> None:
+    strategy = make_strategy(3)
+    with strategy.scope():
+        norm = layers.BatchNormalization(synchronized=True)
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    batches = [x, x[:7], x[:2]]
+    expected = layers.BatchNormalization()
+
+    def step(x: Any) -> Any:
+        return norm(x, training=True)
+
+    for rows, batch in zip(batches, strategy.experimental_distribute_dataset(batches), strict=True):
+        found = strategy.run(step, (batch,))
+        wanted = expected(rows, training=True)
+        np.testing.assert_allclose(np.concatenate(found.values), wanted, rtol=1e-5, atol=1e-6)
+    for one, other in zip(norm.weights, expected.weights, strict=True):
+        np.testing.assert_allclose(one.value, other.value, rtol=1e-5, atol=1e-6)

@@ -1,7 +1,8 @@
 """The example of the page on `ParameterServerStrategy`, as each task of a job runs it.
 
-Changes: `jaxdist` for `tf`, `DistributeConfig` for the slip in the keyword of `RunConfig`, and a
-`model_fn`, specs and input functions, which the page leaves out.
+Changes: `jaxdist` for `tf`, `compat.v1.experimental` for `experimental`, where version 2 of the
+class is (the page is about version 1), `DistributeConfig` for the slip in the keyword of
+`RunConfig`, and a `model_fn`, specs and input functions, which the page leaves out.
 """
 
 import json

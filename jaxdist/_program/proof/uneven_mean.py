@@ -12,22 +12,31 @@ from jaxdist._program.arguments.caller import user_stack_level
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
 from jaxdist._program.proof.made_of_nothing import find_line
-from jaxdist._program.proof.replication import get_named_axes
+from jaxdist._program.proof.replication import NONE, Differs, analyse_equation, get_named_axes
 from jaxdist._values import next_power_of_two, share_of_mean
-from jaxdist.errors import UnevenMeanWarning
+from jaxdist.errors import DivergentCollectiveError, StateDivergenceError, UnevenMeanWarning
 
 _SUMS = frozenset({"psum", "psum2", "psum_invariant", "jaxdist_all_reduce"})
 _VALUE_PRESERVING = frozenset({"convert_element_type", "reshape", "squeeze", "broadcast_in_dim"})
 _FILE_OF_MEANS = share_of_mean.__code__.co_filename
 
 
-def find_lines_of_means(program: Any, axes: frozenset[str], num_replicas: int) -> tuple[str, ...]:
+def find_lines_of_means(
+    program: Any, inputs: Sequence[Differs], axes: frozenset[str], num_replicas: int
+) -> tuple[str, ...]:
     """Return the lines at which a program takes a mean over the replicas.
 
     It divides a sum over the replicas, or the terms of the sum, by the number of replicas.
-    `all_reduce("mean")` divides by a power of two before the sum and by the rest after it.
+    `all_reduce("mean")` divides by a power of two before the sum and by the rest after it. A mean
+    of values that are equal on all replicas is that value, whatever their rows are.
+
+    Args:
+        program: The traced step of one replica.
+        inputs: For each input, the axes over which it may differ.
+        axes: The replica axes.
+        num_replicas: The number of replicas.
     """
-    return tuple(dict.fromkeys(_find_means(program, axes, num_replicas)))
+    return tuple(dict.fromkeys(_find_means(program, inputs, axes, num_replicas)))
 
 
 def find_lines_of_averages(averaged: Sequence[Sequence[tuple[int, str]]]) -> tuple[str, ...]:
@@ -51,8 +60,11 @@ def find_lines_of_averages(averaged: Sequence[Sequence[tuple[int, str]]]) -> tup
     )
 
 
-def _find_means(program: Any, axes: frozenset[str], num_replicas: int) -> Iterator[str]:
+def _find_means(
+    program: Any, inputs: Sequence[Differs], axes: frozenset[str], num_replicas: int
+) -> Iterator[str]:
     jaxpr = open_jaxpr(program)
+    facts = dict.fromkeys(jaxpr.constvars, NONE) | dict(zip(jaxpr.invars, inputs, strict=True))
     # The sets hold variables: terms that were divided before the sum (`shares`), terms that were
     # divided once (`own_means`), and terms that were divided twice (`terms_of_means`).
     divided_before = next_power_of_two(num_replicas)
@@ -65,6 +77,10 @@ def _find_means(program: Any, axes: frozenset[str], num_replicas: int) -> Iterat
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         first = None if not eqn.invars or isinstance(eqn.invars[0], Literal) else eqn.invars[0]
+        differs = [NONE if isinstance(v, Literal) else facts[v] for v in eqn.invars]
+        facts.update(zip(eqn.outvars, _analyse(eqn, differs, axes), strict=True))
+        if name in _SUMS and not any(differs):
+            continue
         if name in _SUMS and (name in known.CALLS or frozenset(get_named_axes(eqn.params)) >= axes):
             line = find_line(eqn)
             sums.update(dict.fromkeys(eqn.outvars, line))
@@ -97,7 +113,24 @@ def _find_means(program: Any, axes: frozenset[str], num_replicas: int) -> Iterat
             own_means.update(eqn.outvars)
         elif name not in _SUMS:
             for inner in subprograms(eqn):
-                yield from _find_means(inner, axes, num_replicas)
+                inside = _facts_inside(eqn, differs, inner, axes)
+                yield from _find_means(inner, inside, axes, num_replicas)
+
+
+def _analyse(eqn: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
+    try:
+        return analyse_equation(eqn, inputs, axes)
+    except (DivergentCollectiveError, StateDivergenceError):
+        # The analysis of the whole step decides whether this is an error.
+        return [axes] * len(eqn.outvars)
+
+
+def _facts_inside(eqn: Any, inputs: list[Differs], inner: Any, axes: Differs) -> list[Differs]:
+    """Return for each input of an inner program the axes over which it may differ."""
+    given = inputs[1:] if eqn.primitive.name == "cond" else inputs
+    count = len(open_jaxpr(inner).invars)
+    is_call = eqn.primitive.name in known.CALLS or eqn.primitive.name == "cond"
+    return given if is_call and len(given) == count else [axes] * count
 
 
 def _is_share(eqn: Any, divided_before: float) -> bool:

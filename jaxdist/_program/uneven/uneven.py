@@ -16,7 +16,14 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static
 from jaxdist._program.proof.uneven_mean import find_lines_of_averages, find_lines_of_means
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input, rows_of
-from jaxdist._program.trace.trace import Argument, Signature, TracedStep, trace, trace_again
+from jaxdist._program.trace.trace import (
+    Argument,
+    Signature,
+    TracedStep,
+    input_differences,
+    trace,
+    trace_again,
+)
 from jaxdist._program.uneven.groups import Groups
 from jaxdist._program.uneven.joined import Slot, pad_to_shape, run_joined
 from jaxdist._program.uneven.joined_ops import Const, is_equal
@@ -153,8 +160,11 @@ def joined_trace(
         if len(set(shapes)) > 1
     }
     has_rows = len(set(rows_of(signature, layout.num_replicas))) > 1
-    axes = frozenset(layout.replica_axes)
-    means = find_lines_of_means(traces[0].jaxpr, axes, layout.num_replicas) if has_rows else ()
+    means: tuple[str, ...] = ()
+    if has_rows:
+        axes = frozenset(layout.replica_axes)
+        differs = input_differences(signature, traces[0], axes)
+        means = find_lines_of_means(traces[0].jaxpr, differs, axes, layout.num_replicas)
     joined = dataclasses.replace(
         traces[0],
         template=template,
