@@ -93,6 +93,7 @@ def test_the_page_has_a_row_for_each_published_run() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_row_of_16b_on_two_slices_is_that_of_the_page() -> None:
     run = next(r for r in published.RUNS if r.config == "v5e_16b" and r.slices == 2)
     row = published.format_row(run, *published.predict(run))

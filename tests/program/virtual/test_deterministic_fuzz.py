@@ -53,6 +53,7 @@ def _rows(value: Any) -> np.ndarray:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("batch", range(1))
 def test_random_programs_have_the_same_bits_on_every_number_of_devices(batch: int) -> None:
     ordinary = jaxdist.MirroredStrategy()
