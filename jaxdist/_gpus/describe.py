@@ -65,7 +65,7 @@ def _describe(cluster: GpuCluster) -> tuple[Any, ...]:
     if target is None:
         raise ValueError(f"{cluster.gpu} has no description")
     plugin = _check_plugin(cluster)
-    cuda = (13, 0) if plugin.endswith("13") else (12, 8)
+    cuda = 13 if plugin.endswith("13") else 12
     try:
         devices = _compat.make_gpu_devices(plugin, target.to_text(cuda), cluster.topology)
     except (RuntimeError, NotImplementedError) as error:

@@ -7,6 +7,8 @@ refused by older compilers.
 
 import dataclasses
 
+from jaxdist._validate import as_integer
+
 _XLA = "https://github.com/openxla/xla, xla/backends/gpu/target_config/specs"
 _STAS = "https://github.com/stas00/ml-engineering, compute/accelerator"
 _KILO = "https://glennklockwood.com/garden/processors/B200"
@@ -62,12 +64,11 @@ class Target:
     memory_bytes_per_second: float
     source: str = _XLA
 
-    def to_text(self, cuda: tuple[int, int] = (12, 8), cudnn: tuple[int, int] = (9, 10)) -> str:
+    def to_text(self, cuda: int = 12) -> str:
         """Return the description as text of the protocol buffer `GpuTargetConfigProto`.
 
         Args:
-            cuda: The version of CUDA that the described machine has.
-            cudnn: The version of its cuDNN.
+            cuda: The major version of CUDA that the described machine has.
 
         Example:
             >>> from jaxdist import cost
@@ -77,6 +78,8 @@ class Target:
         Source:
             `stream_executor.GpuTargetConfigProto` of XLA.
         """
+        cuda = as_integer("Target.to_text", "cuda", cuda, least=11, most=99, example=12)
+        runtime_minor = 8 if cuda == 12 else 0
         major, minor = self.capability
         features = " feature_extension: ACCELERATED_FEATURES" if self.is_accelerated else ""
         of_minor = f" minor: {minor}" if minor else ""
@@ -88,8 +91,8 @@ class Target:
             f"memory_bandwidth: {round(self.memory_bytes_per_second)} "
             f"l2_cache_size: {self.l2_bytes} device_memory_size: {self.memory_bytes} }} "
             f'platform_name: "CUDA" '
-            f"dnn_version_info {{ major: {cudnn[0]} minor: {cudnn[1]} }} "
-            f"runtime_version {{ major: {cuda[0]} minor: {cuda[1]} }} "
+            f"dnn_version_info {{ major: 9 minor: 10 }} "
+            f"runtime_version {{ major: {cuda} minor: {runtime_minor} }} "
             f'device_description_str: "{self.kind}"'
         )
 

@@ -12,6 +12,8 @@ _LINK = cost.TABLE["nvlink-4"]
 _SAMPLES = [cost.Sample(c, b, 1e-4 + c * (2e-6 + b / 1e9)) for c in (1, 9) for b in (8, 8000)]
 _NUMBERS = {"alpha": 1e-6, "bytes_per_second": 1e9, "memory_bytes_per_second": 1e10}
 
+_TARGET = cost.CHIPS["h100"].target or cost.Target("", (9, 0), False, 0, 0, 0, 0, 0, 0.0, 0, 0.0)
+
 
 def _file() -> Path:
     path = Path(tempfile.mkdtemp(), "links.json")
@@ -22,6 +24,13 @@ def _file() -> Path:
 CALLS = {
     "jaxdist.cost.Chip.per_device": Call(
         lambda: cost.CHIPS["v4"].per_device, lambda: {"devices": 2}
+    ),
+    "jaxdist.cost.Chip.flops_of": Call(
+        lambda: cost.CHIPS["h100"].flops_of, lambda: {"dtype": "bf16"}
+    ),
+    "jaxdist.cost.Target.to_text": Call(lambda: _TARGET.to_text, lambda: {"cuda": 12}),
+    "jaxdist.cost.efficiency_of": Call(
+        lambda: cost.efficiency_of, lambda: {"chip": cost.CHIPS["h100"]}
     ),
     "jaxdist.cost.Link": Call(
         lambda: cost.Link, lambda: {"name": "mine", "source": "measured", **_NUMBERS}

@@ -50,6 +50,7 @@ MADE_BY_JAXDIST = {
     "jaxdist.cost.Chip",
     "jaxdist.cost.Efficiency",
     "jaxdist.cost.Fit",
+    "jaxdist.cost.Target",
     "jaxdist.Program",
     "jaxdist.coordinator.PerWorkerDataset",
     "jaxdist.coordinator.PerWorkerIterator",
