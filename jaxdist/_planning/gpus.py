@@ -7,10 +7,10 @@ import numpy as np
 from jaxdist import _gpus
 from jaxdist import _mesh as meshes
 from jaxdist._gpus import GpuCluster, cluster_of
+from jaxdist._planning.needs import read_memory_fraction
 from jaxdist._planning.target import Target
 from jaxdist._reports import Places
 from jaxdist._strategies import MirroredStrategy
-from jaxdist._validate import show
 from jaxdist.errors import ArgumentTypeError, TopologyError
 
 
@@ -18,6 +18,7 @@ def describe(topology: str, logical: Any) -> Target:
     """Return a target of all GPUs of a cluster; see `make_target`."""
     cluster = cluster_of(topology)
     size = _check_logical(cluster, logical)
+    read_memory_fraction()  # an error in it appears before the compilation, which takes minutes
     strategy = MirroredStrategy(_gpus.DESCRIBED + cluster.name)
     if size > 1:
         strategy = strategy._on(_split_replicas(strategy, size))
@@ -49,10 +50,10 @@ def _check_logical(cluster: GpuCluster, logical: Any) -> int:
     within = cluster.gpus_of_domain
     if not isinstance(count, int) or isinstance(count, bool):
         raise ArgumentTypeError(
-            f"compile_for was given logical={show(logical)} for {cluster.name}.\n\n"
+            f"compile_for was given logical={logical!r} for {cluster.name}.\n\n"
             "The logical devices of a replica on GPUs are a number: the GPUs of an NVLink domain "
             "are all joined with each other, so a shape means nothing.\n\n"
-            "Pass for instance logical=4."
+            f"Pass for instance logical={list_logical_counts(cluster.name)[-1]}."
         )
     if count < 1 or within % count:
         fitting = ", ".join(map(str, list_logical_counts(cluster.name)))
