@@ -13,6 +13,8 @@ from jaxdist._reports import Places
 from jaxdist._strategies import MirroredStrategy
 from jaxdist.errors import ArgumentTypeError, TopologyError
 
+_MOST_HOSTS_OF_PLANE = 16
+
 
 def describe(topology: str, logical: Any) -> Target:
     """Return a target of all GPUs of a cluster; see `make_target`."""
@@ -76,13 +78,30 @@ def _make_places(cluster: GpuCluster, size: int) -> Places:
     number = np.arange(cluster.num_gpus)
     gpu, host = number % cluster.gpus, number // cluster.gpus
     if cluster.chip.pod[0] == 1:
-        # A host is a domain of its own, so all hosts are in one picture.
-        shape = (cluster.gpus, cluster.domains, 1, 1)
-        where = np.stack([gpu, host, 0 * number, 0 * number], axis=-1)
-        planes: tuple[str, ...] = ("hosts, from top to bottom",)
+        # A host is a domain of its own, so hosts are below each other, in several planes, or a
+        # picture of many hosts would be a thin strip.
+        rows = _count_hosts_of_plane(cluster.domains)
+        shape = (cluster.gpus, rows, cluster.domains // rows, 1)
+        where = np.stack([gpu, host % rows, host // rows, 0 * number], axis=-1)
+        firsts = range(0, cluster.domains, rows)
+        planes = tuple(_name_hosts(first, rows) for first in firsts)
+        down = "host" if len(planes) == 1 else "host of the panel"
     else:
         shape = (cluster.gpus, cluster.hosts, cluster.domains, 1)
         domain = host // cluster.hosts
         where = np.stack([gpu, host % cluster.hosts, domain, 0 * number], axis=-1)
         planes = tuple(f"NVLink domain {n}" for n in range(cluster.domains))
-    return Places(where.reshape(-1, size, 4), shape, planes, "GPU", ("GPU of the host", "host"))
+        down = "host"
+    return Places(where.reshape(-1, size, 4), shape, planes, "GPU", ("GPU of the host", down))
+
+
+def _name_hosts(first: int, count: int) -> str:
+    return f"host {first}" if count == 1 else f"hosts {first} to {first + count - 1}"
+
+
+def _count_hosts_of_plane(hosts: int) -> int:
+    """Return the hosts of each plane: all, or the largest divisor that a picture has room for."""
+    if hosts <= _MOST_HOSTS_OF_PLANE:
+        return hosts
+    fitting = (n for n in range(_MOST_HOSTS_OF_PLANE, 7, -1) if hosts % n == 0)
+    return next(fitting, hosts)
