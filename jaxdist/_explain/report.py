@@ -20,6 +20,7 @@ from jaxdist.tpu import topology_of
 
 # The name of several slices ends with their number: v5e:2x4*2.
 _SLICES = re.compile(r"\*(\d+)$")
+_PLACE = ("coords", "core_on_chip")
 
 
 @overload
@@ -154,7 +155,8 @@ def _find_chips(
         for replica, devices in enumerate(layout.device_grid):
             for part, device in enumerate(devices):
                 places[device] = tuple(cores[replica, part].tolist())
-    elif all(getattr(d, "coords", None) is not None for d in layout.devices):
+    # Devices of GPUs have `coords` of XLA too, and no cores.
+    elif all(getattr(d, a, None) is not None for d in layout.devices for a in _PLACE):
         topology, by_task = topology_of(cast(Any, layout.devices))
         pairs = zip(by_task, topology.device_coordinates, strict=True)
         for devices, coordinates in pairs:

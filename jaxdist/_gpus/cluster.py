@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import re
 from typing import Any, final
 
 from jaxdist._validate import check_instance, check_text
@@ -13,9 +14,21 @@ from jaxdist.errors import TopologyError
 DESCRIBED = "described:"
 # Devices are objects of Python, so a typing error in a size must not fill the memory.
 _MOST_GPUS = 1 << 16
+_MOST_DIGITS = 9
 # Names that people use for a row of the table.
-_ALIASES = {"a100-80": "a100", "a100-80gb": "a100", "a100-40gb": "a100-40"}
+_ALIASES = {
+    "a100-80": "a100",
+    "a100-80gb": "a100",
+    "a100-40gb": "a100-40",
+    "h100-80gb": "h100",
+    "h100-sxm": "h100",
+}
 _GPUS = tuple(name for name, chip in CHIPS.items() if chip.platform == "gpu")
+_NAMES = sorted((*_GPUS, *_ALIASES), key=len, reverse=True)
+# What names of GPUs begin with that no row has. TPUs are called v2 to v6e, and tpu7x.
+_LOOKS_LIKE_GPU = re.compile(
+    r"nvidia|geforce|tesla|amd|radeon|gpu|cuda|rocm|[rg]tx|mi\d\d|[gd][bh]\d\d|[abhlptv]\d\d"
+)
 
 
 @final
@@ -77,8 +90,15 @@ def is_gpu_name(name: Any) -> bool:
     """
     if not isinstance(name, str):
         return False
-    kind = name.strip().removeprefix(DESCRIBED).partition(":")[0].lower()
-    return kind in _GPUS or kind in _ALIASES or _looks_like_gpu(kind)
+    text = name.strip().lower().removeprefix(DESCRIBED).removeprefix("virtual:")
+    kind = text.partition(":")[0].strip()
+    return any(gpu in kind for gpu in _NAMES) or _LOOKS_LIKE_GPU.match(kind) is not None
+
+
+def is_gpu_of_table(name: Any) -> bool:
+    """Whether a text begins with the name of a GPU that the table has, without `described:`."""
+    kind = name.partition(":")[0].strip().lower() if isinstance(name, str) else ""
+    return kind in _NAMES
 
 
 def cluster_of(name: Any, caller: str = "compile_for", parameter: str = "topology") -> GpuCluster:
@@ -102,99 +122,128 @@ def cluster_of(name: Any, caller: str = "compile_for", parameter: str = "topolog
     remedy = f"Pass for instance {parameter}='h100:4x8'."
     check_instance(caller, parameter, name, str, "a name of GPUs", remedy)
     check_text(caller, parameter, name, "h100:4x8")
-    given = f"{caller} was given {parameter}={name!r}"
-    gpu, found = _read_gpu(name, given)
+    given = f"{caller} was given {parameter}={_shorten(name)!r}"
+    prefix = DESCRIBED if name.strip().lower().startswith(DESCRIBED) else ""
+    gpu, sizes = _read_gpu(name, prefix, given)
     domain_hosts, host_gpus = CHIPS[gpu].pod
     # A host is an NVLink domain of its own, unless domains have several hosts.
     wanted = 2 if domain_hosts == 1 else 3
-    what = "hosts x GPUs of a host" if wanted == 2 else "NVLink domains x hosts of one x its GPUs"
-    example = f"{gpu}:4x{host_gpus}" if wanted == 2 else f"{gpu}:2x{domain_hosts}x{host_gpus}"
-    if not all(part.isdecimal() for part in found) or len(found) != wanted:
+    what = "hosts x GPUs of a host" if wanted == 2 else "NVLink domains x hosts x GPUs of a host"
+    parts = sizes.lower().split("x")
+    if len(parts) != wanted or not all(_is_size(part) for part in parts):
         raise TopologyError(
-            f"{given}: {gpu!r} was understood, and the sizes {'x'.join(found)!r} were "
-            f"not.\n\nA name of {gpu} is {gpu}:{what}, {wanted} numbers with an x between them."
-            f"\n\nPass for instance {_suggest(gpu, found) or example!r}."
+            f"{given}: {gpu!r} was understood, and the sizes {_shorten(sizes)!r} were not.\n\n"
+            f"A name of {gpu} is {gpu}:{what}, {wanted} numbers with an x between them."
+            f"\n\nPass for instance '{prefix}{_suggest(gpu, sizes)}'."
         )
-    sizes = [int(part) for part in found]
-    if min(sizes) < 1:
-        fixed = "x".join(str(max(1, size)) for size in sizes)
+    numbers = [int(part) for part in parts]
+    if min(numbers) < 1:
+        fixed = "x".join(str(max(1, number)) for number in numbers)
         raise TopologyError(
-            f"{given} with a size of 0.\n\nEach of {what} is 1 or more.\n\n"
-            f"Pass for instance '{gpu}:{fixed}'."
+            f"{given}, with a size of 0.\n\nEach of {what} is 1 or more.\n\n"
+            f"Pass for instance '{prefix}{gpu}:{fixed}'."
         )
-    domains, hosts, gpus = sizes if wanted == 3 else (sizes[0], 1, sizes[1])
+    domains, hosts, gpus = numbers if wanted == 3 else (numbers[0], 1, numbers[1])
+    enough = f"Use '{prefix}{_spread(gpu, math.prod(numbers))}', which has at least as many GPUs."
     if gpus > host_gpus:
         raise TopologyError(
             f"{given}, with {gpus} GPUs of a host.\n\n"
-            f"A host has {host_gpus} {gpu} at most ({CHIPS[gpu].inner_source}).\n\n"
-            f"Use {_spread(gpu, domains * hosts * gpus)!r}, which has as many GPUs or the next "
-            "larger number."
+            f"A host has {host_gpus} {gpu} at most.\n\n{enough}"
         )
     if hosts > domain_hosts:
         raise TopologyError(
             f"{given}, with {hosts} hosts of an NVLink domain.\n\n"
-            f"An NVLink domain of {gpu} has {domain_hosts} hosts at most.\n\n"
-            f"Use {_spread(gpu, domains * hosts * gpus)!r}, which has as many GPUs or the next "
-            "larger number."
+            f"An NVLink domain of {gpu} has {domain_hosts} hosts at most.\n\n{enough}"
         )
-    if math.prod(sizes) > _MOST_GPUS:
+    if math.prod(numbers) > _MOST_GPUS:
         raise TopologyError(
-            f"{given}, which are {math.prod(sizes):,} GPUs.\n\n"
+            f"{given}, which are {math.prod(numbers):,} GPUs.\n\n"
             f"A plan is for {_MOST_GPUS:,} GPUs at most.\n\n"
-            f"Use {_spread(gpu, _MOST_GPUS)!r} or fewer."
+            f"Use '{prefix}{_spread(gpu, _MOST_GPUS, below=True)}' or fewer."
         )
     return GpuCluster(gpu, domains, hosts, gpus)
 
 
-def _read_gpu(name: str, given: str) -> tuple[str, list[str]]:
+def _read_gpu(name: str, prefix: str, given: str) -> tuple[str, str]:
     """Return the row of the GPU, and the sizes as they are written."""
-    kind, colon, sizes = name.strip().removeprefix(DESCRIBED).partition(":")
+    kind, colon, sizes = name.strip()[len(prefix) :].partition(":")
+    kind = kind.strip()
     gpu = _ALIASES.get(kind.lower(), kind.lower())
-    if gpu not in _GPUS:
-        near = difflib.get_close_matches(gpu, _GPUS, 1, 0.0)[0]
+    if gpu.removeprefix("tpu") in CHIPS and gpu not in _GPUS:
         raise TopologyError(
-            f"{given}, and {kind!r} is no GPU of the table.\n\n"
+            f"{given}, and {kind!r} is a TPU.\n\nGPUs are {', '.join(_GPUS)}.\n\n"
+            "For TPUs call jaxdist.TPUStrategy(jaxdist.cluster_resolver.TPUClusterResolver("
+            f"'{DESCRIBED}{kind}:{sizes or '4x4'}'))."
+        )
+    if gpu not in _GPUS:
+        near = _find_nearest(name, gpu)
+        example = _suggest(near or "h100", sizes.rpartition(":")[2])
+        hint = f"The nearest is {near!r}: pass for instance" if near else "Pass for instance"
+        raise TopologyError(
+            f"{given}, and {_shorten(kind)!r} is no GPU of the table.\n\n"
             f"GPUs are {', '.join(_GPUS)}.\n\n"
-            f"The nearest is {near!r}: pass for instance '{near}:{sizes or _example_sizes(near)}'. "
-            "`jaxdist chips` lists all with their peaks."
+            f"{hint} '{prefix}{example}'. `jaxdist chips` lists all with their peaks."
         )
     if not colon:
         raise TopologyError(
             f"{given}: {gpu!r} was understood, and there are no sizes.\n\n"
             "A name is a GPU, a colon, and the numbers of hosts and of GPUs of a host.\n\n"
-            f"Pass for instance '{gpu}:{_example_sizes(gpu)}'."
+            f"Pass for instance '{prefix}{_make_example(gpu)}'."
         )
-    return gpu, sizes.lower().split("x")
+    return gpu, sizes
 
 
-def _suggest(gpu: str, found: list[str]) -> str | None:
-    """Return the name that was probably meant by sizes of the wrong number."""
-    if not all(part.isdecimal() and int(part) for part in found):
-        return None
-    return _spread(gpu, math.prod(map(int, found)))
+def _find_nearest(name: str, gpu: str) -> str | None:
+    """Return the row that was probably meant by a name that no row has."""
+    within = next((known for known in _NAMES if known in name.lower()), None)
+    if within is not None:
+        return _ALIASES.get(within, within)
+    return next(iter(difflib.get_close_matches(gpu, _GPUS, 1)), None)
 
 
-def _spread(gpu: str, count: int) -> str:
-    """Return the name of at least `count` GPUs on whole hosts and domains, or of the most."""
+def _is_size(part: str) -> bool:
+    # Python refuses to read a number of thousands of digits.
+    return part.isascii() and part.isdecimal() and len(part) <= _MOST_DIGITS
+
+
+def _suggest(gpu: str, sizes: str) -> str:
+    """Return the name that was probably meant by sizes that are not understood."""
+    hosts, gpus = CHIPS[gpu].pod
+    wanted = 2 if hosts == 1 else 3
+    found = re.findall(r"[0-9]+", sizes)
+    if not found or "." in sizes or any(len(number) > _MOST_DIGITS for number in found):
+        return _make_example(gpu)
+    numbers = [max(1, int(number)) for number in found]
+    if "*" in sizes and len(numbers) == wanted + 1:
+        # The number after * counts slices in a name of TPUs.
+        numbers = [numbers[0] * numbers[-1], *numbers[1:-1]]
+    elif wanted == 3 and len(numbers) == 2 and numbers[1] > gpus:
+        numbers = [*numbers, gpus]
+    if math.prod(numbers) > _MOST_GPUS:
+        return _make_example(gpu)
+    if len(numbers) == wanted and numbers[-1] <= gpus and (wanted == 2 or numbers[1] <= hosts):
+        return f"{gpu}:{'x'.join(map(str, numbers))}"
+    return _spread(gpu, math.prod(numbers))
+
+
+def _spread(gpu: str, count: int, *, below: bool = False) -> str:
+    """Return the name of `count` GPUs on whole hosts and domains: at least, or `below`, at most."""
     hosts, gpus = CHIPS[gpu].pod
     whole = hosts * gpus
     count = min(count, _MOST_GPUS // whole * whole)
     if count <= gpus:
         return f"{gpu}:1x{count}" if hosts == 1 else f"{gpu}:1x1x{count}"
-    if hosts == 1:
-        return f"{gpu}:{-(-count // gpus)}x{gpus}"
-    if count <= hosts * gpus:
+    if hosts > 1 and count <= hosts * gpus:
         return f"{gpu}:1x{-(-count // gpus)}x{gpus}"
-    return f"{gpu}:{-(-count // (hosts * gpus))}x{hosts}x{gpus}"
+    domains = count // (hosts * gpus) if below else -(-count // (hosts * gpus))
+    return f"{gpu}:{domains}x{gpus}" if hosts == 1 else f"{gpu}:{domains}x{hosts}x{gpus}"
 
 
-def _example_sizes(gpu: str) -> str:
+def _make_example(gpu: str) -> str:
     hosts, gpus = CHIPS[gpu].pod
-    return f"4x{gpus}" if hosts == 1 else f"2x{hosts}x{gpus}"
+    return f"{gpu}:4x{gpus}" if hosts == 1 else f"{gpu}:2x{hosts}x{gpus}"
 
 
-def _looks_like_gpu(kind: str) -> bool:
-    """Whether a generation that no table has looks like one of NVIDIA, such as `h800` or `rtx`."""
-    letters = kind.rstrip("0123456789")
-    has_number = kind != letters and len(kind) - len(letters) >= 2
-    return has_number and letters in {"a", "b", "h", "l", "v", "p", "t", "gb", "gh", "rtx", "gtx"}
+def _shorten(text: str) -> str:
+    """Return a text for an error, which may be an address or a file that was passed by mistake."""
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -120,7 +120,7 @@ def _check_program(program: Program) -> None:
     if program.layout.num_virtual is not None:
         raise ArgumentError(
             f"compile_for was called on {name} of a strategy with deterministic=True.\n\n"
-            "TPUs have no virtual replicas.\n\n"
+            "In a plan each replica has devices of its own, so there are no virtual replicas.\n\n"
             "Call lower of a strategy without deterministic."
         )
 

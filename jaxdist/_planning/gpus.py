@@ -7,17 +7,20 @@ import numpy as np
 from jaxdist import _gpus
 from jaxdist import _mesh as meshes
 from jaxdist._gpus import GpuCluster, cluster_of
+from jaxdist._planning.needs import read_memory_fraction
 from jaxdist._planning.target import Target
 from jaxdist._reports import Places
 from jaxdist._strategies import MirroredStrategy
-from jaxdist._validate import show
 from jaxdist.errors import ArgumentTypeError, TopologyError
+
+_MOST_HOSTS_OF_PLANE = 16
 
 
 def describe(topology: str, logical: Any) -> Target:
     """Return a target of all GPUs of a cluster; see `make_target`."""
     cluster = cluster_of(topology)
     size = _check_logical(cluster, logical)
+    read_memory_fraction()  # an error in it appears before the compilation, which takes minutes
     strategy = MirroredStrategy(_gpus.DESCRIBED + cluster.name)
     if size > 1:
         strategy = strategy._on(_split_replicas(strategy, size))
@@ -49,10 +52,10 @@ def _check_logical(cluster: GpuCluster, logical: Any) -> int:
     within = cluster.gpus_of_domain
     if not isinstance(count, int) or isinstance(count, bool):
         raise ArgumentTypeError(
-            f"compile_for was given logical={show(logical)} for {cluster.name}.\n\n"
+            f"compile_for was given logical={logical!r} for {cluster.name}.\n\n"
             "The logical devices of a replica on GPUs are a number: the GPUs of an NVLink domain "
             "are all joined with each other, so a shape means nothing.\n\n"
-            "Pass for instance logical=4."
+            f"Pass for instance logical={list_logical_counts(cluster.name)[-1]}."
         )
     if count < 1 or within % count:
         fitting = ", ".join(map(str, list_logical_counts(cluster.name)))
@@ -75,13 +78,30 @@ def _make_places(cluster: GpuCluster, size: int) -> Places:
     number = np.arange(cluster.num_gpus)
     gpu, host = number % cluster.gpus, number // cluster.gpus
     if cluster.chip.pod[0] == 1:
-        # A host is a domain of its own, so all hosts are in one picture.
-        shape = (cluster.gpus, cluster.domains, 1, 1)
-        where = np.stack([gpu, host, 0 * number, 0 * number], axis=-1)
-        planes: tuple[str, ...] = ("hosts, from top to bottom",)
+        # A host is a domain of its own, so hosts are below each other, in several planes, or a
+        # picture of many hosts would be a thin strip.
+        rows = _count_hosts_of_plane(cluster.domains)
+        shape = (cluster.gpus, rows, cluster.domains // rows, 1)
+        where = np.stack([gpu, host % rows, host // rows, 0 * number], axis=-1)
+        firsts = range(0, cluster.domains, rows)
+        planes = tuple(_name_hosts(first, rows) for first in firsts)
+        down = "host" if len(planes) == 1 else "host of the panel"
     else:
         shape = (cluster.gpus, cluster.hosts, cluster.domains, 1)
         domain = host // cluster.hosts
         where = np.stack([gpu, host % cluster.hosts, domain, 0 * number], axis=-1)
         planes = tuple(f"NVLink domain {n}" for n in range(cluster.domains))
-    return Places(where.reshape(-1, size, 4), shape, planes, "GPU", ("GPU of the host", "host"))
+        down = "host"
+    return Places(where.reshape(-1, size, 4), shape, planes, "GPU", ("GPU of the host", down))
+
+
+def _name_hosts(first: int, count: int) -> str:
+    return f"host {first}" if count == 1 else f"hosts {first} to {first + count - 1}"
+
+
+def _count_hosts_of_plane(hosts: int) -> int:
+    """Return the hosts of each plane: all, or the largest divisor that a picture has room for."""
+    if hosts <= _MOST_HOSTS_OF_PLANE:
+        return hosts
+    fitting = (n for n in range(_MOST_HOSTS_OF_PLANE, 7, -1) if hosts % n == 0)
+    return next(fitting, hosts)

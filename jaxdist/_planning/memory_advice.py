@@ -106,7 +106,8 @@ def _search_batch(
             f"{rows:,}" + (f" needs {size(needed)}, and fits." if needed else " fits.")
         )
     else:
-        yield f"A smaller batch alone does not help: {high:,} rows a replica do not fit either."
+        rows_left = "1 row a replica does" if high == 1 else f"{high:,} rows a replica do"
+        yield f"A smaller batch alone does not help: {rows_left} not fit either."
 
 
 def _choose_rows(low: int, high: int, peaks: dict[int, int | None], aim: int) -> int:

@@ -10,14 +10,20 @@ from jax.sharding import Mesh
 from jaxdist import _mesh as meshes
 from jaxdist._collectives import read_communication
 from jaxdist._devices import runtime
-from jaxdist._gpus import DESCRIBED, cluster_of, describe_gpus, find_description
+from jaxdist._gpus import (
+    DESCRIBED,
+    cluster_of,
+    describe_gpus,
+    find_description,
+    is_gpu_of_table,
+)
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.deterministic import (
     add_virtual_replicas,
     check_no_ops_with_deterministic,
 )
 from jaxdist._strategies.over_processes.one_process import check_one_process
-from jaxdist.errors import ArgumentError
+from jaxdist.errors import ArgumentError, DeviceError
 
 
 @final
@@ -104,6 +110,7 @@ class MirroredStrategy(Strategy):
                 gpus = describe_gpus(cluster_of(given[0], "MirroredStrategy", "devices"))
                 layout = meshes.build(gpus, described=find_description(gpus))
             else:
+                _check_described(given)
                 named = runtime.distinct_devices("MirroredStrategy", given)
                 layout = _note_description(meshes.build(named or runtime.default_devices()))
             were_chosen = bool(given)
@@ -114,6 +121,18 @@ class MirroredStrategy(Strategy):
 
 def _is_description(device: Any) -> bool:
     return isinstance(device, str) and device.startswith(DESCRIBED)
+
+
+def _check_described(given: Sequence[str | jax.Device]) -> None:
+    """Raise if names of devices are those of a plan, `h100:4x8`, or several descriptions."""
+    names = [d for d in given if _is_description(d) or is_gpu_of_table(d)]
+    if names:
+        name = str(names[0]).removeprefix(DESCRIBED)
+        raise DeviceError(
+            f"MirroredStrategy was given devices={list(given)!r}.\n\n"
+            "GPUs that this machine does not have are one text that begins with 'described:', and "
+            f"no other devices.\n\nPass MirroredStrategy('{DESCRIBED}{name}')."
+        )
 
 
 def _note_description(layout: meshes.ReplicaMesh) -> meshes.ReplicaMesh:

@@ -14,6 +14,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from jaxdist import jobs, training
 from jaxdist._gpus import is_gpu_name
 from jaxdist._reports import SlicePlan, Sweep, picture_path
+from jaxdist._validate import CallerRename
 from jaxdist.cli._job_arguments import add_job_arguments
 from jaxdist.errors import ArgumentError
 
@@ -106,10 +107,16 @@ def _make_plan(job: Any, topology: str, arguments: argparse.Namespace) -> SliceP
             "global_batch": arguments.global_batch,
             "report": report,
         }
-        if arguments.sweep:
-            return jobs.sweep_job(job, topology, **given)
-        given |= {"rules": arguments.rules, "quick": arguments.quick}
-        return jobs.plan_job(job, topology, **given)
+        with contextlib.ExitStack() as renames:
+            for parameter in ("topology", "logical", "rules", "global_batch"):
+                for caller in ("jobs.plan_job", "jobs.sweep_job"):
+                    inner = f"{caller} was given {parameter}="
+                    outer = f"--{parameter.replace('_', '-')} is "
+                    renames.enter_context(CallerRename(inner, outer))
+            if arguments.sweep:
+                return jobs.sweep_job(job, topology, **given)
+            given |= {"rules": arguments.rules, "quick": arguments.quick}
+            return jobs.plan_job(job, topology, **given)
 
 
 @contextlib.contextmanager

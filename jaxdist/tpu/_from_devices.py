@@ -60,7 +60,10 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
             "tpu.topology_of was given devices=[], of no devices.\n\n"
             f"A topology has one device or more.\n\n{_REMEDY}"
         )
-    placeless = [d for d in devices if getattr(d, "coords", None) is None]
+    # GPUs have `coords` of XLA, and no cores.
+    placeless = [
+        d for d in devices if any(getattr(d, a, None) is None for a in ("coords", "core_on_chip"))
+    ]
     if placeless:
         raise ArgumentTypeError(
             f"tpu.topology_of was given devices of which {len(placeless)} of {len(devices)} do "

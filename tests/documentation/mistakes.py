@@ -4,9 +4,11 @@ Each function has the name of its class of error and a few words. What takes sev
 another machine has no function: its words are looked for in the source.
 """
 
+import dataclasses
 import pathlib
 import warnings
 from collections.abc import Callable
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import partition
+from jaxdist._planning.needs import read_memory_fraction
 from jaxdist.cluster_resolver import TFConfigClusterResolver
 from jaxdist.jobs import load_job_config
 from jaxdist.training import Checkpoints
@@ -163,6 +166,36 @@ def name_a_device_that_is_not_there(_: jaxdist.Strategy, __: pathlib.Path) -> No
 
 def look_for_a_tpu(_: jaxdist.Strategy, __: pathlib.Path) -> None:
     jaxdist.tpu.experimental.initialize_tpu_system(jaxdist.cluster_resolver.TPUClusterResolver(""))
+
+
+def plan_for_gpus_without_hosts(_: jaxdist.Strategy, __: pathlib.Path) -> None:
+    jaxdist.MirroredStrategy("described:h100:32")
+
+
+def plan_for_too_many_gpus_of_a_host(_: jaxdist.Strategy, __: pathlib.Path) -> None:
+    jaxdist.MirroredStrategy("described:h100:1x16")
+
+
+def describe_gpus_without_the_plugin(_: jaxdist.Strategy, __: pathlib.Path) -> None:
+    with mock.patch("jaxdist._compat.find_cuda_plugin", return_value=None):
+        jaxdist.MirroredStrategy("described:h100:1x7")
+
+
+def describe_gpus_with_an_old_plugin(_: jaxdist.Strategy, __: pathlib.Path) -> None:
+    with (
+        mock.patch("jaxdist._compat.find_cuda_plugin", return_value="xla_cuda13"),
+        mock.patch("importlib.metadata.version", return_value="0.1"),
+    ):
+        jaxdist.MirroredStrategy("described:h100:1x7")
+
+
+def run_on_a_description(strategy: jaxdist.Strategy, _: pathlib.Path) -> None:
+    layout = dataclasses.replace(strategy.layout, described="described:h100:1x4")
+    strategy._on(layout).run(lambda: 1.0)
+
+
+def misspell_the_memory_fraction(_: jaxdist.Strategy, __: pathlib.Path) -> None:
+    read_memory_fraction({"XLA_PYTHON_CLIENT_MEM_FRACTION": "90%"})
 
 
 def restore_another_model(_: jaxdist.Strategy, folder: pathlib.Path) -> None:
