@@ -237,8 +237,7 @@ class ClusterCoordinator:
     def statistics(self) -> Statistics:
         """Return how many functions were scheduled, and what became of them.
 
-        Cost:
-            One request to each server, for the staleness.
+        It sends a few requests to each server.
         """
         counts, pending = self._queue.read_counts()
         servers = self.strategy.report_of_servers()
@@ -246,6 +245,7 @@ class ClusterCoordinator:
             scheduled=counts.scheduled,
             applied=counts.applied - servers.lost,
             lost=servers.lost,
+            lost_changes=servers.lost_changes,
             failed=counts.failed,
             cancelled=counts.cancelled,
             pending=pending,

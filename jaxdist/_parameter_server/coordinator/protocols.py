@@ -90,10 +90,12 @@ class ServerReport:
     Args:
         staleness: Staleness of a change -> number of changes.
         lost: Closures whose changes were lost, because a server came back from a snapshot.
+        lost_changes: Changes of the coordinator itself that were lost so.
     """
 
     staleness: Mapping[int, int] = dataclasses.field(default_factory=dict)
     lost: int = 0
+    lost_changes: int = 0
 
 
 class CoordinatedStrategy(Protocol):

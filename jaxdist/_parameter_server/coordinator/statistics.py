@@ -29,6 +29,9 @@ class Statistics:
         failed: Closures that raised an error.
         cancelled: Closures that did not run because another one failed.
         pending: Closures that wait or run.
+        lost_changes: Changes by the program that made the coordinator, outside of closures, that
+            were lost in the same way: `variable.assign` (one for each shard) and `strategy.run`.
+            They are in no other number.
         retried: How often a closure was run again, because a worker or a server was lost. The
             servers count it once.
         staleness: Staleness of a change -> number of changes.
@@ -42,6 +45,7 @@ class Statistics:
     scheduled: int = 0
     applied: int = 0
     lost: int = 0
+    lost_changes: int = 0
     failed: int = 0
     cancelled: int = 0
     pending: int = 0

@@ -9,7 +9,7 @@ from typing import Any, final
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.coordinator import ServerReport, WorkerLink, check_on_worker
 from jaxdist._parameter_server.strategy.cluster import read_cluster
-from jaxdist._parameter_server.strategy.links import LocalTasks, RemoteTasks, Tasks
+from jaxdist._parameter_server.strategy.links import LocalTasks, Note, RemoteTasks, Tasks
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
 from jaxdist._parameter_server.strategy.worker_devices import find_worker_layouts
@@ -121,6 +121,11 @@ class ParameterServerStrategy(ServerStrategy):
                 "workers, schedule a function that calls it: "
                 "ClusterCoordinator(strategy).schedule(step, args)."
             )
+
+    def _make_note(self, client: str) -> Note:
+        # The connections to the servers note it.
+        self._tasks.watch(client)
+        return super()._make_note(client)
 
     # What the coordinator needs
 

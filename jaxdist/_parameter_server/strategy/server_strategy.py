@@ -17,7 +17,7 @@ from jaxdist._parameter_server.closures.adopted import Adopted
 from jaxdist._parameter_server.closures.optimizers.move import move_optimizers
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.coordinator import is_in_dataset_function
-from jaxdist._parameter_server.strategy.links import LocalWorkerLink
+from jaxdist._parameter_server.strategy.links import LocalWorkerLink, Note
 from jaxdist._parameter_server.strategy.prepare import Prepared, Preparer
 from jaxdist._parameter_server.variables.make_shards import make_shards
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
@@ -164,9 +164,9 @@ class ServerStrategy(Strategy):
     def _unwraps(self) -> bool:
         return self.layout.num_replicas == 1
 
-    def _make_note(self, client: str) -> Callable[[int, Mapping[int, str]], None]:
+    def _make_note(self, client: str) -> Note:
         """Return what is told which servers have counted a step that ran here."""
-        return lambda number, counted: None
+        return lambda number, counted, read: None
 
     def _run_here(self, prepared: Prepared, number: int) -> Any:
         """Run a prepared step in this process; return its results."""

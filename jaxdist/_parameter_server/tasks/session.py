@@ -171,8 +171,11 @@ class Session:
             # The closure runs again.
             put_back(iterators, taken)
             raise
-        counted = {str(place): incarnation for place, incarnation in finished.counted.items()}
-        return {"state": "done", "counted": counted}, finished.results
+        counted, read = (
+            {str(place): incarnation for place, incarnation in found.items()}
+            for found in (finished.counted, finished.read)
+        )
+        return {"state": "done", "counted": counted, "read": read}, finished.results
 
     def _find_leaf(self, number: int, leaf: int) -> Any:
         return jax.tree.leaves(self._made[number])[leaf]

@@ -24,10 +24,14 @@ class RemoteServer:
     Args:
         channel: To the server.
         index: Its number among the servers.
+
+    Attributes:
+        incarnation: The start of the server to which the last reply belongs; "" before the first.
     """
 
     def __init__(self, channel: Channel, index: int) -> None:
         self._channel, self._index = channel, index
+        self.incarnation = ""
 
     def hello(self, client: str = "", seconds: float | None = None) -> dict[str, Any]:
         """Return who the server is, and what it has counted of a client's closures."""
@@ -179,12 +183,14 @@ class RemoteServer:
         seconds: float | None = None,
     ) -> Message:
         try:
-            return self._channel.call(Message(method, fields, tuple(arrays)), seconds)
+            reply = self._channel.call(Message(method, fields, tuple(arrays)), seconds)
         except UnavailableError as error:
             text = str(error).replace("This server", f"ps {self._index}", 1)
             raise PSUnavailableError(text, [self._index]) from error
         except NotFoundError as error:
             raise self._explain(error) from error
+        self.incarnation = reply.fields.get("incarnation", self.incarnation)
+        return reply
 
     def _explain(self, error: NotFoundError) -> NotFoundError:
         """Return a better error, if the server has lost its variables."""

@@ -22,6 +22,11 @@ _PLACED_WITH: ContextVar[str] = ContextVar("jaxdist_placed_with", default="")
 class ServerLink(Protocol):
     """One server: the methods of `VariableServer` that another task calls."""
 
+    @property
+    def incarnation(self) -> str:
+        """The start of the server, as its last reply says; "" before the first."""
+        ...
+
     def hello(self, client: str = "") -> Mapping[str, Any]:
         """Return who the server is, and what it has counted of a client's closures."""
         ...

@@ -17,6 +17,7 @@ from jaxdist._parameter_server.closures.traced import Input, Source, TracedClosu
 from jaxdist._parameter_server.server import TOO_STALE, Change, Changed, Values
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.shard_rows import NO_ROW
+from jaxdist._parameter_server.worker.messages import list_variables
 from jaxdist._parameter_server.worker.platforms import check_platform, find_platform
 from jaxdist._parameter_server.worker.put import PutOn
 from jaxdist.errors import ContextError, DeadlineExceededError, OtherProcessError
@@ -54,10 +55,12 @@ class Finished:
     Args:
         results: The results.
         counted: The servers that have counted the closure, by number, with their incarnation.
+        read: The servers that it only reads, likewise.
     """
 
     results: Sequence[Any]
     counted: dict[int, str]
+    read: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -102,6 +105,7 @@ class Worker:
         self._seconds = 0.0
         self._programs: Recent[str, list[Any]] = Recent(256)
         self._reads: Recent[str, dict[int, list[str]]] = Recent(256)
+        self._used: Recent[str, list[int]] = Recent(256)
 
     def run(self, request: Request) -> Finished:
         """Run a closure, send its changes, and return its results."""
@@ -127,7 +131,15 @@ class Worker:
         is_one = closure.num_replicas == 1
         results = outputs[len(outputs) - closure.num_results :]
         counted = {place: found.incarnation for place, found in changed.items()}
-        return Finished([np.asarray(x) for x in results] if is_one else results, counted)
+        read = self._find_read(closure, counted)
+        return Finished([np.asarray(x) for x in results] if is_one else results, counted, read)
+
+    def _find_read(self, closure: TracedClosure, counted: Mapping[int, str]) -> dict[int, str]:
+        """Return the incarnations of the servers that the closure uses and has not changed."""
+        used = self._used.find(
+            closure.digest, lambda: list(self._servers.group(list_variables(closure)))
+        )
+        return {n: self._servers.links[n].incarnation for n in used if n not in counted}
 
     def _run_once(
         self, request: Request, programs: Sequence[Any], began: float

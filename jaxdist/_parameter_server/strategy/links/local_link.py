@@ -12,6 +12,8 @@ from jaxdist._parameter_server.worker.structures import list_leaves
 from jaxdist._parameter_server.worker.worker import Request, Worker
 from jaxdist.errors import DeadlineExceededError, PSUnavailableError
 
+Note = Callable[[int, Mapping[int, str], Mapping[int, str]], None]
+
 
 class LocalWorkerLink:
     """A worker in this process. A thread of the coordinator calls it.
@@ -21,7 +23,7 @@ class LocalWorkerLink:
         worker: The worker.
         client: The id of the job's run.
         note: Is told the number of each closure, and the incarnations of the servers that have
-            counted it, by the number of the server.
+            counted it, and of those that it only reads, by the number of the server.
     """
 
     def __init__(
@@ -29,7 +31,7 @@ class LocalWorkerLink:
         index: int,
         worker: Worker,
         client: str,
-        note: Callable[[int, Mapping[int, str]], None] = lambda number, counted: None,
+        note: Note = lambda number, counted, read: None,
     ) -> None:
         self._index, self._worker, self._client, self._note = index, worker, client, note
 
@@ -55,7 +57,7 @@ class LocalWorkerLink:
             # The closure runs again.
             put_back(iterators, taken)
             raise
-        self._note(number, finished.counted)
+        self._note(number, finished.counted, finished.read)
         return traced.structure.build(finished.results)
 
     def wait_until_back(self, seconds: float) -> bool:

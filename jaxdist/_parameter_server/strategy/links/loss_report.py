@@ -30,22 +30,30 @@ class LossReport:
         self._lock = threading.Lock()
         self._reported = 0
 
-    def note(self, number: int, counted: Mapping[int, str]) -> None:
+    def note(self, number: int, counted: Mapping[int, str], read: Mapping[int, str]) -> None:
         """Note that servers have counted a function, and log what was lost before it.
+
+        A `PatientServer` that is asked for this also logs which changes of this task are lost.
 
         Args:
             number: The number of the function.
             counted: The incarnation of each server, by the number of the server.
+            read: Those of the servers that the function only reads.
         """
         self._acknowledged.note(number, counted)
         with self._lock:
-            known = self._incarnations
-            again = sorted(n for n, inc in counted.items() if known.get(n, inc) != inc)
-            known.update(counted)
+            used = {**read, **counted}
+            again = sorted(n for n, inc in used.items() if self._find_known(n, inc) != inc)
+            self._incarnations.update(used)
         if again:
             # The servers are asked what they have found in their snapshots, and one of them may be
             # gone again. No function waits for that.
             threading.Thread(target=self._report, args=(again,), daemon=True).start()
+
+    def _find_known(self, place: int, incarnation: str) -> str:
+        """Return the incarnation of a server that this task has heard of before."""
+        known = self._incarnations.get(place)
+        return known or self._servers.links[place].incarnation or incarnation
 
     def count(self) -> int:
         """Ask the servers, and return how many functions were lost since the job began."""

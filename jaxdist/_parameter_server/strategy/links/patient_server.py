@@ -1,7 +1,6 @@
 """`PatientServer`: a server that the caller waits for while it is started again."""
 
-import itertools
-import secrets
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -9,20 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from jaxdist._parameter_server.coordinator import FinishedNumbers, read_wait_settings
-from jaxdist._parameter_server.server import Change, Changed
+from jaxdist._parameter_server.coordinator import read_wait_settings
+from jaxdist._parameter_server.server import TOO_STALE, Change, Changed
+from jaxdist._parameter_server.strategy.links.own_changes import OwnChanges
 from jaxdist._parameter_server.transport import Channel, Message
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
-from jaxdist.errors import DeadlineExceededError, PSUnavailableError
+from jaxdist.errors import DeadlineExceededError, JaxdistError, PSUnavailableError
 
+_LOG = logging.getLogger("jaxdist")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
+_HELLO_SECONDS = 5.0
 
 
 class PatientServer(RemoteServer):
     """A server, as a task uses it whose own calls nobody repeats.
 
     A call that finds no server is repeated for `JAXDIST_SERVER_SECONDS`, as a closure is. A change
-    of the caller itself has a number, so one whose reply was lost counts once.
+    of the caller itself has a number, so one whose reply was lost counts once. Those that a server
+    has lost when it was started again from its snapshot are logged and counted.
 
     Args:
         channel: To the server.
@@ -32,7 +35,11 @@ class PatientServer(RemoteServer):
     def __init__(self, channel: Channel, index: int) -> None:
         super().__init__(channel, index)
         # Numbers of changes that belong to no closure.
-        self._own = _OwnChanges()
+        self._own = OwnChanges(index)
+        # Who else numbers changes of this task.
+        self._watched: set[str] = set()
+        # The incarnation whose snapshot was asked for these; "" before the first reply.
+        self._compared = ""
         self._is_closed = threading.Event()
 
     def change(
@@ -47,12 +54,12 @@ class PatientServer(RemoteServer):
         known: Mapping[str, int] | None = None,
     ) -> Changed:
         """Apply changes once."""
-        number = None
+        is_own, number = closure is None or client in self._watched, None
         if closure is None:
             client, number = self._own.client, self._own.begin()
             closure, done_below = number, self._own.below
         try:
-            return super().change(
+            found = super().change(
                 changes,
                 client=client,
                 closure=closure,
@@ -61,6 +68,11 @@ class PatientServer(RemoteServer):
                 read=read,
                 known=known,
             )
+            if is_own and found.status != TOO_STALE:
+                names = [c.name for c in changes]
+                self._own.note(client, closure, found.incarnation, names)
+                self._compare(found.incarnation)
+            return found
         finally:
             if number is not None:
                 self._own.end(number)
@@ -69,6 +81,24 @@ class PatientServer(RemoteServer):
         """Remove the reads of a closure. A server that was started again has none."""
         fields = {"client": client, "closure": closure}
         return bool(super()._call("release", fields).fields["was_registered"])
+
+    def watch(self, client: str) -> None:
+        """Treat the closures of a client as changes of the caller itself: they run in its process.
+
+        Args:
+            client: Who has numbered them.
+        """
+        self._watched.add(client)
+
+    def count_lost_changes(self) -> int:
+        """Return how many changes of the caller itself were lost, as far as the server was heard.
+
+        Raises:
+            PSUnavailableError: The server was started again, and does not answer any more.
+        """
+        while self.incarnation != self._compared:
+            self.hello()
+        return self._own.lost
 
     def close(self) -> None:
         """Close the connection; calls that wait raise."""
@@ -87,12 +117,31 @@ class PatientServer(RemoteServer):
         tries = 0
         while True:
             try:
-                return super()._call(method, fields, arrays, seconds)
+                reply = super()._call(method, fields, arrays, seconds)
             except (PSUnavailableError, DeadlineExceededError) as error:
                 tries, waited = tries + 1, time.monotonic() - began
                 if waited >= limit or self._is_closed.wait(min(pause, limit - waited)):
                     raise self._make_last(error, method, tries, waited, limit) from error
+            else:
+                self._compare(self.incarnation)
+                return reply
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _compare(self, incarnation: str) -> None:
+        """Find what a server has lost, if it was started again."""
+        if incarnation == self._compared:
+            return
+        if not self._compared:
+            self._compared = incarnation
+            return
+        try:
+            self._compared = self._own.find_lost(incarnation, self._ask)
+        except JaxdistError as error:
+            # It is gone again. The call has its reply; the next one asks.
+            _LOG.info("What ps %d has lost is not known yet: %s", self._index, error)
+
+    def _ask(self, client: str) -> Mapping[str, Any]:
+        return super()._call("hello", {"client": client}, seconds=_HELLO_SECONDS).fields
 
     def _make_last(
         self,
@@ -116,27 +165,3 @@ class PatientServer(RemoteServer):
             f"JAXDIST_SERVER_SECONDS={2 * limit:g} to wait longer.",
             [self._index],
         )
-
-
-class _OwnChanges:
-    """The numbers of changes that belong to no closure. All threads may use it."""
-
-    def __init__(self) -> None:
-        self.client = secrets.token_hex(8)
-        self._numbers, self._finished = itertools.count(1), FinishedNumbers()
-        self._lock = threading.Lock()
-
-    @property
-    def below(self) -> int:
-        """The number below which all are finished."""
-        return self._finished.below
-
-    def begin(self) -> int:
-        """Return a new number."""
-        with self._lock:
-            return next(self._numbers)
-
-    def end(self, number: int) -> None:
-        """Note that nobody sends a change again."""
-        with self._lock:
-            self._finished.add(number)

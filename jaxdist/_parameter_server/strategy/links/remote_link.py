@@ -127,8 +127,11 @@ class RemoteWorkerLink:
             reply = self._exchange("run", fields, arrays)
             state = reply.fields["state"]
             if state == "done":
-                counted = {int(n): inc for n, inc in reply.fields["counted"].items()}
-                self._losses.note(number, counted)
+                counted, read = (
+                    {int(n): inc for n, inc in reply.fields[key].items()}
+                    for key in ("counted", "read")
+                )
+                self._losses.note(number, counted, read)
                 return traced.structure.build(list(reply.arrays))
             if state == "unknown":
                 self._loaded.discard(traced.digest)

@@ -48,6 +48,10 @@ class Tasks(Protocol):
         """Return the platforms of the workers, as `jax.export` names them."""
         ...
 
+    def watch(self, client: str) -> None:
+        """Count which changes of steps that run in this process the servers lose."""
+        ...
+
     def report(self) -> ServerReport:
         """Return what the servers have counted."""
         ...
@@ -84,6 +88,9 @@ class LocalTasks:
         """Return the platforms of the workers, as `jax.export` names them."""
         return self._platforms
 
+    def watch(self, client: str) -> None:
+        """Do nothing: these servers lose nothing."""
+
     def report(self) -> ServerReport:
         """Return what the servers have counted; they lose nothing."""
         return ServerReport(_add_staleness(self.storage))
@@ -109,7 +116,7 @@ class RemoteTasks:
     ) -> None:
         channels = _connect_all(caller, cluster)
         servers = [PatientServer(c, n) for n, c in enumerate(channels[: len(cluster.ps)])]
-        self.storage = Servers(servers, client)
+        self.storage, self._servers = Servers(servers, client), servers
         self._losses = LossReport(self.storage, client, "functions")
         greeting = HelloFields(client=client, servers=list(cluster.ps), max_staleness=max_staleness)
         self.links = [
@@ -139,9 +146,16 @@ class RemoteTasks:
         """Return the platforms of the workers, as `jax.export` names them."""
         return sorted({link.platform for link in self.links})
 
+    def watch(self, client: str) -> None:
+        """Count which changes of steps that run in this process the servers lose."""
+        for server in self._servers:
+            server.watch(client)
+
     def report(self) -> ServerReport:
         """Return what the servers have counted, and what they have lost."""
-        return ServerReport(_add_staleness(self.storage), self._losses.count())
+        staleness, lost = _add_staleness(self.storage), self._losses.count()
+        lost_changes = sum(server.count_lost_changes() for server in self._servers)
+        return ServerReport(staleness, lost, lost_changes)
 
 
 def _connect_all(caller: str, cluster: Cluster) -> list[Channel]:

@@ -11,6 +11,7 @@ from jax.sharding import SingleDeviceSharding
 from jaxdist import _mesh, data
 from jaxdist._devices import runtime
 from jaxdist._parameter_server.coordinator import read_wait_settings
+from jaxdist._parameter_server.strategy.links import Note
 from jaxdist._parameter_server.strategy.links.loss_report import LossReport
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
@@ -125,7 +126,7 @@ class WorkerStrategy(ServerStrategy):
             self._fence.advance()
             time.sleep(_PAUSE)
 
-    def _make_note(self, client: str) -> Callable[[int, Mapping[int, str]], None]:
+    def _make_note(self, client: str) -> Note:
         return LossReport(self.storage, client, "steps of this worker").note
 
     def _create_variable(self, args: Any, kwargs: Any) -> Any:
