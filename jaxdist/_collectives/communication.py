@@ -36,9 +36,15 @@ class Communication:
 
 
 def read_communication(
-    caller: str, cross_device_ops: Any, options: Any, experimental_hints: Any
+    caller: str,
+    cross_device_ops: Any,
+    options: Any,
+    experimental_hints: Any,
+    name: str = "options",
 ) -> Communication:
     """Check the arguments of a strategy's constructor, and return them as a `Communication`.
+
+    `name` is the name of its parameter of `options`.
 
     Raises:
         ArgumentTypeError: `cross_device_ops` is no `CrossDeviceOps`.
@@ -52,5 +58,5 @@ def read_communication(
             "Pass for instance jaxdist.NcclAllReduce(num_packs=2), or leave it out."
         )
     return Communication(
-        cross_device_ops, read_options(caller, options, experimental_hints, packs=True)
+        cross_device_ops, read_options(caller, options, experimental_hints, packs=True, name=name)
     )

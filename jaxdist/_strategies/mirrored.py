@@ -106,13 +106,16 @@ class MirroredStrategy(Strategy):
             if isinstance(devices, (str, jax.Device)):
                 devices = [devices]
             given: Sequence[str | jax.Device] = [] if devices is None else devices
-            if len(given) == 1 and _is_description(given[0]):
+            is_list = isinstance(given, (list, tuple))
+            if is_list and len(given) == 1 and _is_description(given[0]):
                 gpus = describe_gpus(cluster_of(given[0], "MirroredStrategy", "devices"))
                 layout = meshes.build(gpus, described=find_description(gpus))
             else:
-                _check_described(given)
+                if is_list:
+                    _check_described(given)
                 named = runtime.distinct_devices("MirroredStrategy", given)
                 layout = _note_description(meshes.build(named or runtime.default_devices()))
+                given = named
             were_chosen = bool(given)
         check_one_process("MirroredStrategy", layout, were_chosen=were_chosen)
         layout = add_virtual_replicas("MirroredStrategy", layout, deterministic)

@@ -82,7 +82,9 @@ class MultiWorkerMirroredStrategy(Strategy):
                 "cluster_resolver is a jaxdist.cluster_resolver.ClusterResolver.\n\n"
                 "Set TF_CONFIG and leave it out, or pass for instance SlurmClusterResolver()."
             )
-        communication = read_communication(_CALLER, cross_device_ops, communication_options, None)
+        communication = read_communication(
+            _CALLER, cross_device_ops, communication_options, None, "communication_options"
+        )
         check_no_ops_with_deterministic(_CALLER, cross_device_ops, deterministic)
         has_joined = _join(resolver)
         if has_joined:

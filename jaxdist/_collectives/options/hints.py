@@ -14,16 +14,26 @@ _DEFAULT = CommunicationOptions()
 
 
 def read_options(
-    caller: str, options: Any, experimental_hints: Any, *, packs: bool = False
+    caller: str,
+    options: Any,
+    experimental_hints: Any,
+    *,
+    packs: bool = False,
+    name: str = "options",
 ) -> CommunicationOptions:
-    """Return the options that were given, and report those without effect."""
-    given = choose_options(caller, options, experimental_hints)
+    """Return the options that were given, and report those without effect.
+
+    `name` is the name of the parameter of `options`.
+    """
+    given = choose_options(caller, options, experimental_hints, name)
     # A strategy reports a time limit when it knows its devices.
     report_ignored(caller, given, packs=packs, waits=True)
     return given
 
 
-def choose_options(caller: str, options: Any, experimental_hints: Any) -> CommunicationOptions:
+def choose_options(
+    caller: str, options: Any, experimental_hints: Any, name: str = "options"
+) -> CommunicationOptions:
     """Return `options` or the older `experimental_hints`, whichever was given.
 
     Raises:
@@ -37,7 +47,7 @@ def choose_options(caller: str, options: Any, experimental_hints: Any) -> Commun
             f"{caller} was given both options and experimental_hints.\n\n"
             "experimental_hints is an older name for options.\n\nPass options alone."
         )
-    named = "experimental_hints" if options is None else "options"
+    named = "experimental_hints" if options is None else name
     given = experimental_hints if options is None else options
     if not isinstance(given, CommunicationOptions):
         raise ArgumentTypeError(
