@@ -1,5 +1,6 @@
 """The programming model of `tf.distribute`, on JAX."""
 
+from jaxdist import _first_import as _first_import
 from jaxdist import _keras as _keras
 from jaxdist import _planning as _planning
 from jaxdist import cluster_resolver as cluster_resolver

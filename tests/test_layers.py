@@ -15,7 +15,7 @@ ROOT = pathlib.Path(jaxdist.__file__).parent
 # Bottom to top, as in `docs/design/000-rooms.md`. A room may use the rows before its own; rooms of
 # one row do not use each other, except as SIDEWAYS says.
 ROWS = [
-    {"_typing", "errors"},
+    {"_first_import", "_typing", "errors"},
     {"_compat", "_hooks", "_not_there", "_validate"},
     {"_devices", "_gpu_settings", "_lint", "_mesh", "_processes", "_projects", "hlo"},
     {"tpu", "cluster_resolver", "cost", "_launching"},

@@ -4,21 +4,16 @@ import contextlib
 import importlib.util
 import os
 import pkgutil
-import sys
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 from jax._src import xla_bridge as _bridge
 
+from jaxdist._first_import import hide_driver_lines
+
 # JAX's plugin looks for the CUDA libraries that a run needs; a compilation needs none of them.
 _SKIP_CHECKS = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
-# What the plugin of JAX 0.10 writes about a machine without a driver; no setting prevents it.
-_EXPECTED_LINES = (
-    b"Could not find cuda drivers on your machine",
-    b"All log messages before absl::InitializeLog() is called",
-)
 _NO_TILES = "Couldn't find output tile sizes"
 
 
@@ -82,28 +77,6 @@ def compile_for_gpu_plan(lowered: jax.stages.Lowered, options: dict[str, Any]) -
         if _NO_TILES not in str(error):
             raise
         return lowered.compile(compiler_options={**options, "xla_gpu_enable_triton_gemm": False})
-
-
-@contextlib.contextmanager
-def hide_driver_lines() -> Iterator[None]:
-    """Leave out the lines on stderr that say that this machine has no driver; keep all others."""
-    try:
-        sys.stderr.flush()
-        kept = os.dup(2)
-    except (OSError, ValueError, AttributeError):  # a process without stderr
-        yield
-        return
-    with tempfile.TemporaryFile() as lines:
-        os.dup2(lines.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            lines.seek(0)
-            other = [line for line in lines if not any(e in line for e in _EXPECTED_LINES)]
-            if other:
-                os.write(2, b"".join(other))
 
 
 @contextlib.contextmanager

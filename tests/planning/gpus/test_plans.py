@@ -2,7 +2,10 @@
 
 import functools
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,13 @@ from jax.sharding import Mesh
 
 import jaxdist
 from jaxdist import PerReplica, _compat, cost, errors, hlo, jobs
+from jaxdist._first_import import hide_driver_lines
 from jaxdist._planning import make_target
 from jaxdist._planning.needs import Needs, compile_or_get_refusal, read_needs
 from jaxdist._planning.target import Target
 from jaxdist._reports import sum_bytes
 from jaxdist.jobs._plan import _make_source
+from tools import raises
 from tools.published import count_model_flops
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -239,6 +244,26 @@ def test_a_step_that_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "most")
     with pytest.raises(errors.ArgumentError, match="XLA_PYTHON_CLIENT_MEM_FRACTION is 'most'"):
         program.compile_for("h100:1x8", quick=True)
+
+
+def test_lines_about_a_missing_driver_are_left_out_and_others_are_kept(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    lines = b"one\nI0000 x.cc:31] Could not find cuda drivers on your machine, GPU no\ntwo\n"
+    with hide_driver_lines():
+        os.write(2, lines)
+    assert capfd.readouterr().err == "one\ntwo\n"
+
+
+@needs_plugin
+def test_a_command_writes_nothing_to_stderr() -> None:
+    root = str(Path(__file__).parents[3])
+    environment = {**os.environ, "PYTHONPATH": root}
+    environment.pop(raises.VARIABLE, None)
+    command = [sys.executable, "-m", "jaxdist", "chips"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "gb200" in done.stdout
 
 
 @pytest.mark.skipif(_compat.find_cuda_plugin() is not None, reason="JAX's CUDA plugin is installed")
