@@ -9,12 +9,13 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import jax
 
 from jaxdist import _compat
 from jaxdist._gpus.cluster import DESCRIBED, GpuCluster
+from jaxdist.cost import Target
 from jaxdist.errors import DeviceError, MissingExtraError
 
 # JAX's plugin for CUDA 13 needs Python 3.12.
@@ -61,9 +62,8 @@ def install_command(version: str = "") -> str:
 
 @functools.cache
 def _describe(cluster: GpuCluster) -> tuple[Any, ...]:
-    target = cluster.chip.target
-    if target is None:
-        raise ValueError(f"{cluster.gpu} has no description")
+    # Every GPU of the table has one.
+    target = cast(Target, cluster.chip.target)
     plugin = _check_plugin(cluster)
     cuda = 13 if plugin.endswith("13") else 12
     try:

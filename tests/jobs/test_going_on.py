@@ -169,7 +169,8 @@ WORDS = TASKS["next_word"].config_type
 FREE = {
     "checkpoint.directory", "checkpoint.every", "checkpoint.keep", "checkpoint.resume",
     "output.directory", "output.metrics", "output.picture", "generate.bytes", "generate.prompt",
-    "generate.seed", "generate.temperature", "model.remat", "optimizer.compression",
+    "generate.seed", "generate.temperature", "model.attention", "model.attention_chunk",
+    "model.remat", "model.split_residual", "model.sums_between_slices", "optimizer.compression",
     "optimizer.workers", "strategy.devices", "strategy.kind", "strategy.logical_devices",
     "strategy.max_staleness", "strategy.partition", "strategy.servers", "strategy.slices",
     "strategy.virtual_devices", "strategy.whole_below",
@@ -178,8 +179,9 @@ FREE = {
 }  # fmt: skip
 NEVER = {
     "task", "data.missing", "data.rows", "data.seed", "data.sequence_length", "data.stride",
-    "data.test_fraction", "model.channels", "model.heads", "model.hidden", "model.layers",
-    "model.classes", "model.rows", "model.width",
+    "data.test_fraction", "model.channels", "model.head_dim", "model.heads", "model.hidden",
+    "model.layers", "model.classes", "model.mlp", "model.output", "model.rows",
+    "model.scan_layers", "model.vocabulary", "model.width",
 }  # fmt: skip
 
 

@@ -40,7 +40,7 @@ ROWS: dict[str, Row] = {
             "strategy.partition=tensor_parallel",
         ),
         ConfigError,
-        ("strategy.logical_devices is 3", "the vocabulary has 256 bytes", "a power of two"),
+        ("strategy.logical_devices is 3", "the vocabulary has 256 entries", "a divisor of 256"),
     ),
 }
 

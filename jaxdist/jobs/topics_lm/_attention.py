@@ -58,7 +58,8 @@ class Attention(nnx.Module):
         positions = jnp.arange(x.shape[1])
         query, key, value = self._project(x, positions)
         seen = attend(query, key, value, how=self.how, chunk=self.chunk)
-        return self.out(seen.reshape(*x.shape[:2], -1))
+        # Not -1: a replica may have no rows.
+        return self.out(seen.reshape(*x.shape[:2], seen.shape[2] * seen.shape[3]))
 
     def step(self, x: jax.Array, cache: Cache, position: jax.Array) -> tuple[jax.Array, Cache]:
         """Attend from one position `[b, d]` to the cache, and return the output and the new cache.
@@ -75,7 +76,7 @@ class Attention(nnx.Module):
         }
         is_filled = (jnp.arange(slots) <= position)[None, None, None]  # [b, head, query, slot]
         seen = jax.nn.dot_product_attention(query, cache["key"], cache["value"], mask=is_filled)
-        return self.out(seen.reshape(x.shape[0], -1)), cache
+        return self.out(seen.reshape(x.shape[0], seen.shape[2] * seen.shape[3])), cache
 
     def empty_cache(self, rows: int, slots: int) -> Cache:
         """Return an empty cache for `slots` positions."""
