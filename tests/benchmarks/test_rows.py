@@ -29,7 +29,7 @@ def test_every_row_file_is_listed_and_states_its_claim():
     assert len(ROWS) == len(MODULES)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_smoke_run_meets_every_count(tmp_path, capsys):
     file = tmp_path / "figures.json"
     rows = f"{COUNTED},{ONLY_TIMED}"
