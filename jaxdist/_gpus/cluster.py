@@ -138,10 +138,9 @@ def cluster_of(name: Any, caller: str = "compile_for", parameter: str = "topolog
         )
     numbers = [int(part) for part in parts]
     if min(numbers) < 1:
-        fixed = "x".join(str(max(1, number)) for number in numbers)
         raise TopologyError(
             f"{given}, with a size of 0.\n\nEach of {what} is 1 or more.\n\n"
-            f"Pass for instance '{prefix}{gpu}:{fixed}'."
+            f"Pass for instance '{prefix}{_suggest(gpu, sizes)}'."
         )
     domains, hosts, gpus = numbers if wanted == 3 else (numbers[0], 1, numbers[1])
     enough = f"Use '{prefix}{_spread(gpu, math.prod(numbers))}', which has at least as many GPUs."
