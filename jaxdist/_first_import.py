@@ -41,11 +41,11 @@ def hide_driver_lines() -> Iterator[None]:
 
 
 def _import_jax() -> None:
-    has_plugin = any(importlib.util.find_spec(name) is not None for name in _PLUGINS)
-    if "jax" in sys.modules or not has_plugin or os.path.exists(_DRIVER):
+    if "jax" in sys.modules or os.path.exists(_DRIVER):
         return
-    with hide_driver_lines():
-        importlib.import_module("jax")
+    if any(importlib.util.find_spec(name) is not None for name in _PLUGINS):
+        with hide_driver_lines():
+            importlib.import_module("jax")
 
 
 _import_jax()

@@ -199,6 +199,11 @@ class ReplicaMesh:
         return str(self.devices[0].platform)
 
     @functools.cached_property
+    def is_described_gpu(self) -> bool:
+        """Whether the devices are GPUs that are only described."""
+        return self.described is not None and self.platform == "gpu"
+
+    @functools.cached_property
     def device_owners(self) -> dict[jax.Device, int]:
         """The number of the process of each device."""
         said = self.owners or tuple(d.process_index for d in self.devices)
@@ -237,7 +242,7 @@ class ReplicaMesh:
     def check_can_run(self, caller: str) -> None:
         """Raise if the devices are only described, so that nothing can run on them."""
         if self.described is not None:
-            if self.platform == "gpu":
+            if self.is_described_gpu:
                 instead = f"jaxdist.testing.virtual_devices({len(self.devices)}) for CPU devices"
             else:
                 virtual = self.described.replace("described:", "virtual:")

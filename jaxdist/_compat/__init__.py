@@ -33,6 +33,7 @@ from jaxdist._compat.dispatch import fast_call_record as fast_call_record
 from jaxdist._compat.dispatch import is_checking_numbers as is_checking_numbers
 from jaxdist._compat.dispatch import make_dispatcher as make_dispatcher
 from jaxdist._compat.gloo import get_gloo_addresses as get_gloo_addresses
+from jaxdist._compat.gpu_topology import SKIP_CUDA_CHECKS as SKIP_CUDA_CHECKS
 from jaxdist._compat.gpu_topology import compile_for_gpu_plan as compile_for_gpu_plan
 from jaxdist._compat.gpu_topology import find_cuda_plugin as find_cuda_plugin
 from jaxdist._compat.gpu_topology import get_gpu_plan_options as get_gpu_plan_options

@@ -1,19 +1,14 @@
 """Devices of NVIDIA GPUs to compile for, on a machine without one."""
 
-import contextlib
 import importlib.util
-import os
 import pkgutil
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 from jax._src import xla_bridge as _bridge
 
-from jaxdist._first_import import hide_driver_lines
-
 # JAX's plugin looks for the CUDA libraries that a run needs; a compilation needs none of them.
-_SKIP_CHECKS = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
+SKIP_CUDA_CHECKS = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
 _NO_TILES = "Couldn't find output tile sizes"
 
 
@@ -28,8 +23,8 @@ def find_cuda_plugin() -> str | None:
 def make_gpu_devices(plugin: str, target: str, topology: str) -> list[Any]:
     """Return devices that programs can be compiled for.
 
-    It works before and after JAX has started, with any backend. Waits for a public way to use a
-    plugin after JAX has looked for backends.
+    It works before and after JAX has started, with any backend, where the environment has
+    `SKIP_CUDA_CHECKS`. Waits for a public way to use a plugin after JAX has looked for backends.
 
     Args:
         plugin: The name of JAX's CUDA plugin.
@@ -45,15 +40,14 @@ def make_gpu_devices(plugin: str, target: str, topology: str) -> list[Any]:
         )
         return list(found.devices)
 
-    with _set_variable(_SKIP_CHECKS, "1"), hide_driver_lines():
-        try:
-            return describe()
-        except NotImplementedError:
-            # JAX has looked for backends before, and the plugin refused to be one without a driver.
-            if "cuda" in _bridge._topology_factories:
-                raise
-            importlib.import_module(f"jax_plugins.{plugin}").initialize()
-            return describe()
+    try:
+        return describe()
+    except NotImplementedError:
+        # JAX has looked for backends before, and the plugin refused to be one without a driver.
+        if "cuda" in _bridge._topology_factories:
+            raise
+        importlib.import_module(f"jax_plugins.{plugin}").initialize()
+        return describe()
 
 
 def get_gpu_plan_options() -> dict[str, bool | str]:
@@ -77,16 +71,3 @@ def compile_for_gpu_plan(lowered: jax.stages.Lowered, options: dict[str, Any]) -
         if _NO_TILES not in str(error):
             raise
         return lowered.compile(compiler_options={**options, "xla_gpu_enable_triton_gemm": False})
-
-
-@contextlib.contextmanager
-def _set_variable(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

@@ -75,7 +75,7 @@ def describe_slice(name: str, num_slices: int) -> list[Any]:
     from jax.experimental import topologies
 
     more = {"num_slices": num_slices} if num_slices > 1 else {}
-    with _set_environment(_COMPILE_ONLY):
+    with set_environment(_COMPILE_ONLY):
         try:
             found = topologies.get_topology_desc(platform="tpu", topology_name=name, **more)
         except RuntimeError as error:
@@ -112,7 +112,7 @@ def _libtpu_version() -> str | None:
 
 
 @contextlib.contextmanager
-def _set_environment(values: Mapping[str, str]) -> Iterator[None]:
+def set_environment(values: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables inside the block, except those that are set already."""
     added = [name for name in values if name not in os.environ]
     os.environ.update({name: values[name] for name in added})

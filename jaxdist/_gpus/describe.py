@@ -14,6 +14,8 @@ from typing import Any, cast
 import jax
 
 from jaxdist import _compat
+from jaxdist._devices import chips
+from jaxdist._first_import import hide_driver_lines
 from jaxdist._gpus.cluster import DESCRIBED, GpuCluster
 from jaxdist.cost import Target
 from jaxdist.errors import DeviceError, MissingExtraError
@@ -67,7 +69,8 @@ def _describe(cluster: GpuCluster) -> tuple[Any, ...]:
     plugin = _check_plugin(cluster)
     cuda = 13 if plugin.endswith("13") else 12
     try:
-        devices = _compat.make_gpu_devices(plugin, target.to_text(cuda), cluster.topology)
+        with chips.set_environment(_compat.SKIP_CUDA_CHECKS), hide_driver_lines():
+            devices = _compat.make_gpu_devices(plugin, target.to_text(cuda), cluster.topology)
     except (RuntimeError, NotImplementedError) as error:
         raise DeviceError(
             f"JAX's plugin {plugin} does not describe {cluster.name!r}. It said: "

@@ -190,7 +190,7 @@ class Program:
     def compiled(self, lowered: jax.stages.Lowered | None = None) -> jax.stages.Compiled:
         """Return JAX's compiled stage, compiled with the options that this program needs."""
         lowered, options = lowered or self.lowered(), self.compiler_options
-        if self.layout.described is not None and self.layout.platform == "gpu":
+        if self.layout.is_described_gpu:
             compiled: jax.stages.Compiled = _compat.compile_for_gpu_plan(lowered, options)
             return compiled
         with _compat.use_exact_partitioner(options):
@@ -221,15 +221,13 @@ class Program:
             >>> OneDeviceStrategy("cpu:0").lower(lambda: 1).compiler_options
             {}
         """
-        if self.layout.num_virtual is not None:
-            return _compat.get_exact_options(self.layout.platform)
-        asked = max((c.plan.pack_bytes for c in self.traced_collectives), default=0)
-        if self.layout.platform != "gpu":
-            return {}
         options: dict[str, bool | str] = {}
-        if self.layout.described is not None:
+        if self.layout.is_described_gpu:
             options |= _compat.get_gpu_plan_options()
-        if asked:
+        if self.layout.num_virtual is not None:
+            return options | _compat.get_exact_options(self.layout.platform)
+        asked = max((c.plan.pack_bytes for c in self.traced_collectives), default=0)
+        if asked and self.layout.platform == "gpu":
             options["xla_gpu_all_reduce_combine_threshold_bytes"] = str(asked)
         return options
 

@@ -21,7 +21,7 @@ def check_needs_no_device(name: str, program: Any, layout: ReplicaMesh) -> None:
     Raises:
         DeviceError: It does.
     """
-    if layout.described is None or layout.platform != "gpu":
+    if not layout.is_described_gpu:
         return
     for eqn in iterate_equations(program):
         kind = eqn.primitive.name
