@@ -7,11 +7,11 @@ import jax
 import numpy as np
 
 import jaxdist
-from benchmarks._gpu_description import H100, described_gpus
 from benchmarks._lines import CountLine, Line, NoteLine, SkipLine
 from benchmarks._models import model
 from benchmarks._steps import api_step
 from jaxdist import hlo
+from jaxdist._gpus import cluster_of, describe_gpus
 
 _MIB = 1 << 20
 
@@ -50,7 +50,7 @@ def _against_described(
         yield SkipLine("compiled", "a described GPU: this is no GPU")
         return
     try:
-        device = described_gpus(H100, "1x1x1")[0]
+        [device] = describe_gpus(cluster_of("h100:1x1"))
     except Exception as error:
         why = str(error).splitlines()[0]
         yield SkipLine("compiled", f"a described GPU: {type(error).__name__}: {why}")

@@ -13,6 +13,7 @@ from benchmarks._models import model
 from benchmarks._steps import DONATE, api_step
 from jaxdist import cost
 from jaxdist.errors import JaxdistError
+from jaxdist.tpu._slice import CORES_PER_CHIP
 
 _MIB = 1 << 20
 _STEPS, _ROUNDS = 50, 9
@@ -26,9 +27,17 @@ def plan(is_smoke: bool) -> Iterator[Line]:
     except JaxdistError:
         yield SkipLine("plan", f"the table of chips has no {device.device_kind}")
         return
-    ones = "1x1x1" if len(chip.pod) == 3 or chip.name == "gb200" else "1x1"
     for name in ("tiny",) if is_smoke else ("mlp", "transformer"):
-        yield from _compare(name, f"{chip.name}:{ones}", is_smoke)
+        yield from _compare(name, _name_one(chip), is_smoke)
+
+
+def _name_one(chip: cost.Chip) -> str:
+    """Return the name of one chip, as plans take it."""
+    if chip.platform == "gpu":
+        # The NVLink domain of some GPUs has several hosts, which their names count.
+        return f"{chip.name}:1x1x1" if chip.pod[0] > 1 else f"{chip.name}:1x1"
+    generation = next(name for name in CORES_PER_CHIP if name.removeprefix("tpu") == chip.name)
+    return f"{generation}:1x1"
 
 
 def _compare(name: str, topology: str, is_smoke: bool) -> Iterator[Line]:

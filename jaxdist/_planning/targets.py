@@ -30,30 +30,32 @@ def make_target(
         ArgumentTypeError: `topology` does not name a machine.
         ArgumentError: The replicas cannot be divided among the axes.
     """
-    room: Any = gpus if is_gpu_name(topology) else slices
-    return _put_on(room.describe(topology, logical), axes, communication)
+    return _put_on(_find_kind(topology).describe(topology, logical), axes, communication)
 
 
 def make_single_device_target(
     of: Target, axes: Axes | None, communication: Communication | None
 ) -> Target:
     """Return a target of one device of the same kind."""
-    room: Any = gpus if is_gpu_name(of.name) else slices
-    return _put_on(room.describe_one_like(of), axes and axes.single_device, communication)
+    one = _find_kind(of.name).describe_one_like(of)
+    return _put_on(one, axes and axes.single_device, communication)
 
 
 def list_logical_counts(topology: Any) -> tuple[int, ...]:
     """Return the numbers of logical devices by which a slice or the GPUs can be divided."""
-    room: Any = gpus if is_gpu_name(topology) else slices
-    found: tuple[int, ...] = room.list_logical_counts(topology)
+    found: tuple[int, ...] = _find_kind(topology).list_logical_counts(topology)
     return found
 
 
 def count_slices(topology: Any) -> int:
     """Return the number of slices in a name such as `v5e:4x4*2`, or of NVLink domains."""
-    room: Any = gpus if is_gpu_name(topology) else slices
-    found: int = room.count_slices(topology)
+    found: int = _find_kind(topology).count_slices(topology)
     return found
+
+
+def _find_kind(name: Any) -> Any:
+    """Return the module that knows the machine of a name; both have the same four functions."""
+    return gpus if is_gpu_name(name) else slices
 
 
 def _put_on(target: Target, axes: Axes | None, communication: Communication | None) -> Target:

@@ -106,36 +106,36 @@ class MirroredStrategy(Strategy):
             if isinstance(devices, (str, jax.Device)):
                 devices = [devices]
             given: Sequence[str | jax.Device] = [] if devices is None else devices
-            is_list = isinstance(given, (list, tuple))
-            if is_list and len(given) == 1 and _is_description(given[0]):
-                gpus = describe_gpus(cluster_of(given[0], "MirroredStrategy", "devices"))
-                layout = meshes.build(gpus, described=find_description(gpus))
-            else:
-                if is_list:
-                    _check_described(given)
-                named = runtime.distinct_devices("MirroredStrategy", given)
-                layout = _note_description(meshes.build(named or runtime.default_devices()))
-                given = named
-            were_chosen = bool(given)
+            named = _read_description(given) or runtime.distinct_devices("MirroredStrategy", given)
+            described = find_description(named)
+            layout = meshes.build(named or runtime.default_devices(), described=described)
+            were_chosen = bool(named)
         check_one_process("MirroredStrategy", layout, were_chosen=were_chosen)
         layout = add_virtual_replicas("MirroredStrategy", layout, deterministic)
         self._set_up(layout, communication)
 
 
-def _is_description(device: Any) -> bool:
-    return isinstance(device, str) and device.startswith(DESCRIBED)
+def _read_description(given: Any) -> list[jax.Device] | None:
+    """Return the described GPUs of `["described:h100:4x8"]`; None for all other devices.
 
-
-def _check_described(given: Sequence[str | jax.Device]) -> None:
-    """Raise if names of devices are those of a plan, `h100:4x8`, or several descriptions."""
-    names = [d for d in given if _is_description(d) or is_gpu_of_table(d)]
-    if names:
-        name = str(names[0]).removeprefix(DESCRIBED)
-        raise DeviceError(
-            f"MirroredStrategy was given devices={list(given)!r}.\n\n"
-            "GPUs that this machine does not have are one text that begins with 'described:', and "
-            f"no other devices.\n\nPass MirroredStrategy('{DESCRIBED}{name}')."
-        )
+    Raises:
+        DeviceError: The name of a plan, `h100:4x8`, or a description beside other devices.
+    """
+    # What is no list is refused with the other devices.
+    names = given if isinstance(given, (list, tuple)) else ()
+    of_plans = [
+        d for d in names if isinstance(d, str) and (d.startswith(DESCRIBED) or is_gpu_of_table(d))
+    ]
+    if not of_plans:
+        return None
+    if len(names) == 1 and of_plans[0].startswith(DESCRIBED):
+        return describe_gpus(cluster_of(of_plans[0], "MirroredStrategy", "devices"))
+    name = of_plans[0].removeprefix(DESCRIBED)
+    raise DeviceError(
+        f"MirroredStrategy was given devices={list(names)!r}.\n\n"
+        "GPUs that this machine does not have are one text that begins with 'described:', and "
+        f"no other devices.\n\nPass MirroredStrategy('{DESCRIBED}{name}')."
+    )
 
 
 def _note_description(layout: meshes.ReplicaMesh) -> meshes.ReplicaMesh:

@@ -21,8 +21,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks._gpu_description import H100, described_gpus
-
 RECORDED = Path(__file__).parent / "recorded"
 MARK = "### "
 TOPOLOGIES = {"cpu": ("8",), "tpu": ("v5e:2x4",), "gpu": ("1x1x8", "4x1x8")}
@@ -120,6 +118,8 @@ def _devices(platform: str, topology: str) -> Any:
     import jax
     from jax.experimental import topologies
 
+    from jaxdist._gpus import GpuCluster, describe_gpus
+
     if platform == "cpu":
         return jax.devices()
     if platform == "tpu":
@@ -130,7 +130,8 @@ def _devices(platform: str, topology: str) -> Any:
             ALLOW_MULTIPLE_LIBTPU_LOAD="1",
         )
         return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-    return described_gpus(H100, topology)
+    domains, hosts, gpus = map(int, topology.split("x"))
+    return describe_gpus(GpuCluster("h100", domains, hosts, gpus))
 
 
 if __name__ == "__main__":
