@@ -10,6 +10,8 @@ import threading
 
 _SIGEV_THREAD_ID = 4
 _MOST_BYTES = 100_000
+# Two threads that look for a free signal at the same time would take the same one.
+_CHOOSING = threading.Lock()
 
 
 class _SigEvent(ctypes.Structure):
@@ -62,13 +64,14 @@ class HeldStack:
     def _open(self) -> None:
         if not sys.platform.startswith("linux") or ctypes.sizeof(ctypes.c_void_p) != 8:
             return
-        free = _find_free_signal()
-        if free is None:
-            return
         self._libc = _load_libc()
-        self._file = os.memfd_create("jaxdist-stacks")
-        faulthandler.register(free, file=self._file, all_threads=True)
-        self._signal = free
+        with _CHOOSING:
+            free = _find_free_signal()
+            if free is None:
+                return
+            self._file = os.memfd_create("jaxdist-stacks")
+            faulthandler.register(free, file=self._file, all_threads=True)
+            self._signal = free
         event = _SigEvent(signo=free, notify=_SIGEV_THREAD_ID, thread=threading.get_native_id())
         timer = ctypes.c_void_p()
         clock = 1  # CLOCK_MONOTONIC
