@@ -40,3 +40,8 @@ COMPILE_FOR = Hook[Callable[..., Any]]("jaxdist._planning")
 MAKE_STRATEGY = Hook[Callable[[], None]]("jaxdist._keras")
 # Returns the `_values.CallContext` of the caller: the current strategy, and the step around it.
 GET_CALL_CONTEXT = Hook[Callable[[], Any]]("jaxdist._replica")
+# Returns the path, the role, the value and a setter of each variable of an object of Keras;
+# `partition.place` calls it with the strategy, the object, and the variables that it has seen.
+KERAS_VARIABLES = Hook[Callable[..., list[tuple[str, str, Any, Callable[[Any], None]]]]](
+    "jaxdist._keras"
+)

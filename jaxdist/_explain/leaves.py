@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jaxdist._explain.shards import Leaf, list_axes, list_shards
+from jaxdist._keras import is_keras_object, list_variables
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._values import (
@@ -59,6 +60,12 @@ def _iterate(value: PyTree) -> Iterator[tuple[str, str, Any]]:
         name = jax.tree_util.keystr(path)
         if isinstance(node, nnx.Pytree):
             yield from _iterate_graph(name, node)
+        elif (objects := getattr(type(node), "_explained_objects", None)) is not None:
+            # A model of `fit`, whose room is a higher one, says what it has.
+            for prefix, inside in objects(node).items():
+                yield from _iterate_graph("/".join(filter(None, (name, prefix))), inside)
+        elif is_keras_object(node):
+            yield from _iterate_keras(name, node)
         elif _is_optax_state(node):
             inner, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_value)
             for more, leaf in inner:
@@ -76,6 +83,16 @@ def _iterate_graph(name: str, node: Any) -> Iterator[tuple[str, str, Any]]:
             seen.add(id(variable))
             full = "/".join(map(str, path))
             yield f"{name}/{full}" if name else full, _find_role(variable, path), _unbox(variable)
+
+
+def _iterate_keras(name: str, node: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield the variables of an object of Keras that have a value."""
+    for found in list_variables(node):
+        # While a model trains, `fit` has the values.
+        if found.array is not None:
+            role = "parameters" if found.role == "parameter" else found.role
+            path = found.variable.path
+            yield f"{name}/{path}" if name else path, role, found.array
 
 
 def _find_role(node: Any, path: tuple[Any, ...]) -> str:

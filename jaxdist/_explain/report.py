@@ -45,7 +45,8 @@ def explain(
 
     - Of a strategy: the devices, the mesh, the process of each replica, the chips of TPUs with
       their links, and the programs that it has compiled, each with the reason.
-    - Of an array, a pytree of arrays or an NNX object: which device has which part, the bytes of
+    - Of an array, a pytree of arrays, an NNX object, a `fit.Model`, or a model, layer or optimizer
+      of Keras: which device has which part, the bytes of
       each device by use, padding, and the largest arrays.
     - Of a program, as `Strategy.lower` returns it: the memory of a device while it runs, its
       arguments, and its collectives.
@@ -100,8 +101,8 @@ def explain(
     if not has_arrays(value):
         raise ArgumentTypeError(
             f"explain was given value={show(value)}, which has no arrays.\n\n"
-            "value is a strategy, a program of strategy.lower, an array, a pytree of arrays, or an "
-            "NNX object.\n\nPass for instance jaxdist.explain(model)."
+            "value is a strategy, a program of strategy.lower, an array, a pytree of arrays, an NNX "
+            "object, a fit.Model, or a built model of Keras.\n\nPass for instance jaxdist.explain(model)."
         )
     layout = None if strategy is None else strategy.layout
     found = collect_leaves(value, layout)

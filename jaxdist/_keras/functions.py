@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import logging
 import re
 import types
 from collections.abc import Callable, Iterator
@@ -12,17 +13,18 @@ import jax
 import numpy as np
 
 from jaxdist._keras.models import check_interrupt, name_of
-from jaxdist._keras.place import count_rows, place_batch, place_state
+from jaxdist._keras.place import count_rows, is_whole, place_batch, place_state
 from jaxdist._keras.probe import find_means
-from jaxdist._keras.rows import Rows, use_rows
+from jaxdist._keras.rows import OnlyReplica, Rows, use_rows
 from jaxdist._keras.source import keras_module
 from jaxdist._keras.step import Step, UnknownLossError
 from jaxdist._program import EAGERLY, RunOptions, run_eagerly
 from jaxdist._replica import current_frame
 from jaxdist._values import PerReplica
-from jaxdist.errors import StateDivergenceError
+from jaxdist.errors import ShapeError, StateDivergenceError
 
 _OPTIONS = RunOptions(donate_argnums=(0,))
+_LOG = logging.getLogger("jaxdist")
 _NUMBERS = itertools.count()
 
 
@@ -40,6 +42,7 @@ class StepFunction:
         self._model = model
         self._kind = kind
         self._step = Step(model)
+        self._is_written = _is_written_by_user(model, f"{kind}_step")
         self._replica_step = self._find_step()
         # One function for each number of rows of a batch.
         self._programs: dict[int, Callable[..., Any]] = {}
@@ -59,6 +62,8 @@ class StepFunction:
             state = place_state(state, self._find_variables(), layout)
         outputs: list[Any] = []
         for rows, group in _group(batches):
+            if is_whole(rows, layout):
+                self._check_whole(rows)
             placed = [place_batch(b, rows, layout) for b in group]
             results, state = self._run(state, placed, rows, group[0])
             outputs += results
@@ -85,10 +90,37 @@ class StepFunction:
             return self._run(state, placed, rows, batch)
         except StateDivergenceError as error:
             raise self._name_variables(error) from error
+        if eagerly:
+            # Op by op, the layout of a result is that of its last operation.
+            state = place_state(state, self._find_variables(), self._strategy.layout)
         if self._kind == "predict":
             return [jax.tree.map(_join_rows, r, is_leaf=_is_per_replica) for r in results], state
         self._check_logs(results[-1])
         return results, state
+
+    def _check_whole(self, rows: int) -> None:
+        """Check a batch that the replicas do not divide; see Note [Whole batches]."""
+        count = self._strategy.num_replicas_in_sync
+        sizes = [n for n in (rows - rows % count, rows + -rows % count) if n]
+        fitting = " or ".join(map(str, sizes))
+        if self._is_written:
+            raise ShapeError(
+                f"{self._kind}_step of the Keras model {name_of(self._model)!r} was called with a "
+                f"batch of {rows} row(s) on {count} replicas with several devices each.\n\n"
+                "A step of your own runs on each replica with its rows, and replicas with several "
+                "devices need equal numbers of rows.\n\n"
+                f"Use a batch of {fitting} rows, and data that fit."
+            )
+        if self._last is None and self._kind == "train":
+            _LOG.warning(
+                "The batch of the Keras model %r has %d rows, which %d replicas with several "
+                "devices each do not divide: each replica computes all of them. Use a batch_size "
+                "of %s to split the work.",
+                name_of(self._model),
+                rows,
+                count,
+                fitting,
+            )
 
     def _make_program(self, total: int) -> Callable[..., Any]:
         step = self._replica_step
@@ -96,7 +128,9 @@ class StepFunction:
         def keras_step(state: Any, batches: Any) -> tuple[list[Any], Any]:
             results = []
             for batch in batches:
-                logs, state = step(state, batch, total)
+                logs, new = step(state, batch, total)
+                # The layout of the state stays where the structure does.
+                state = jax.tree.structure(state).unflatten(jax.tree.leaves(new))
                 results.append(logs)
             return (results if self._kind == "predict" else results[-1:]), state
 
@@ -108,16 +142,15 @@ class StepFunction:
         return made
 
     def _find_step(self) -> Callable[..., Any]:
-        own, name, model = getattr(self._step, self._kind), f"{self._kind}_step", self._model
-        written = getattr(model, name)
-        if getattr(type(model), name) is not getattr(
-            keras_module("backend.jax.trainer").JAXTrainer, name
-        ):
-            own = self._call_users(written)
+        own = getattr(self._step, self._kind)
+        if self._is_written:
+            own = self._call_users(getattr(self._model, f"{self._kind}_step"))
 
         def step(state: Any, batch: Any, total: int) -> Any:
             frame = current_frame()
             replica = None if frame is None else frame.replica
+            if is_whole(total, self._strategy.layout):
+                replica = OnlyReplica(self._strategy)
             return own(state, batch, Rows(jax.tree.leaves(batch)[0].shape[0], total, replica))
 
         return step
@@ -163,6 +196,11 @@ class StepFunction:
             f"{differ}.\n\nKeras shows one number for all rows of a batch.\n\n"
             "Return jaxdist.get_replica_context().all_reduce('mean', value)."
         )
+
+
+def _is_written_by_user(model: Any, name: str) -> bool:
+    own = getattr(keras_module("backend.jax.trainer").JAXTrainer, name)
+    return getattr(type(model), name) is not own
 
 
 def _group(batches: list[Any]) -> Iterator[tuple[int, list[Any]]]:

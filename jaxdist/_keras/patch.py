@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxdist._keras.functions import StepFunction
 from jaxdist._keras.layers import allow_synchronized, draw_by_replica, synchronize
+from jaxdist._keras.layouts import place_others, take_own
 from jaxdist._keras.losses import add_shares_to
 from jaxdist._keras.models import (
     check_call,
@@ -16,9 +17,9 @@ from jaxdist._keras.models import (
     strategy_of,
     use_model,
 )
-from jaxdist._keras.place import keep_copies, take_local
+from jaxdist._keras.place import keep_copies
 from jaxdist._keras.processes import WRITERS, share_random_state, wait_for_files, write_once
-from jaxdist._keras.source import keras_module
+from jaxdist._keras.source import WITH_VARIABLES, keras_module
 from jaxdist._keras.variables import assign_in_step, make_outside, read_in_step
 
 _CALLS = (
@@ -28,14 +29,6 @@ _CALLS = (
     "train_on_batch",
     "test_on_batch",
     "predict_on_batch",
-)
-# Classes that a step may have as arguments and in its closure; `_program` reads the mark.
-_WITH_VARIABLES = (
-    ("backend.common.variables", "Variable"),
-    ("layers.layer", "Layer"),
-    ("metrics.metric", "Metric"),
-    ("optimizers.base_optimizer", "BaseOptimizer"),
-    ("random.seed_generator", "SeedGenerator"),
 )
 _INSTALLED: list[bool] = []
 
@@ -75,7 +68,8 @@ def install() -> None:
         callback = getattr(keras_module(f"callbacks.{module}"), kind)
         for name in names:
             setattr(callback, name, write_once(getattr(callback, name)))
-    for module, kind in _WITH_VARIABLES:
+    # A step may have them as arguments and in its closure; `_program` reads the mark.
+    for module, kind in WITH_VARIABLES:
         getattr(keras_module(module), kind)._jaxdist_is_lifted = True
     variable = keras_module("backend.jax.core").JaxVariable
     variable._direct_assign = assign_in_step(variable._direct_assign)
@@ -139,15 +133,22 @@ def _set_state(self: Any, name: str, value: Any) -> None:
 def _sync(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def sync(self: Any) -> None:
-        state = getattr(self, "_jax_state", None)
-        if not state or self._jax_state_synced or strategy_of(self) is None:
+        state, strategy = getattr(self, "_jax_state", None), strategy_of(self)
+        if not state or self._jax_state_synced or strategy is None:
             method(self)
             return
-        self._jax_state = {name: [take_local(x) for x in values] for name, values in state.items()}
+        groups = {
+            name: self.optimizer.variables if name == "optimizer_variables" else getattr(self, name)
+            for name in state
+        }
+        place_others([*groups.values()], strategy.layout)
+        self._jax_state = {
+            name: [take_own(v, x) for v, x in zip(groups[name], values, strict=True)]
+            for name, values in state.items()
+        }
         method(self)
         for name, arrays in state.items():
-            is_own = name != "optimizer_variables"
-            keep_copies(getattr(self, name) if is_own else self.optimizer.variables, arrays)
+            keep_copies(groups[name], arrays)
 
     return sync
 

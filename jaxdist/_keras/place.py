@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._keras.layouts import sharding_in_step
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import PerReplica, copy_if_writable, make_equal, mark_with_shapes, put
 from jaxdist.errors import ShapeError, UnsupportedError
@@ -54,9 +55,17 @@ def _is_dense(leaf: Any) -> bool:
 def place_batch(batch: Any, rows: int, layout: ReplicaMesh) -> Any:
     """Return a batch whose rows are split over the replicas.
 
-    Every process has the whole batch, and places the rows of its own replicas.
+    Every process has the whole batch, and places the rows of its own replicas. Where the replicas
+    have several devices each, a batch that they do not divide is whole on every replica.
     """
+    if is_whole(rows, layout):
+        return jax.tree.map(lambda leaf: put(copy_if_writable(leaf), layout.replicated), batch)
     return jax.tree.map(lambda leaf: _place_rows(leaf, rows, layout), batch)
+
+
+def is_whole(rows: int, layout: ReplicaMesh) -> bool:
+    """Whether every replica computes the whole batch; see Note [Whole batches]."""
+    return layout.num_logical > 1 and rows % layout.num_replicas != 0
 
 
 def _place_rows(leaf: Any, rows: int, layout: ReplicaMesh) -> Any:
@@ -83,7 +92,7 @@ def _place_rows(leaf: Any, rows: int, layout: ReplicaMesh) -> Any:
 
 
 def place_state(state: Any, variables: Sequence[Sequence[Any]], layout: ReplicaMesh) -> Any:
-    """Return state of Keras with a copy on each device; that of process 0, where they differ.
+    """Return state of Keras on all devices; that of process 0, where they differ.
 
     Args:
         state: For each group of variables, a list of their values.
@@ -92,19 +101,21 @@ def place_state(state: Any, variables: Sequence[Sequence[Any]], layout: ReplicaM
     """
     pairs = [(v, x) for p in zip(variables, state, strict=True) for v, x in zip(*p, strict=True)]
     leaves = [_find_copies(v, x) for v, x in pairs]
-    missing = [n for n, x in enumerate(leaves) if x.sharding != layout.replicated]
+    wanted = [sharding_in_step(v, layout) for v, _ in pairs]
+    missing = [n for n, x in enumerate(leaves) if x.sharding != wanted[n]]
     # Every process compares all variables, since another one may have to place others.
     named = {f"variable {n}": x for n, x in enumerate(leaves)} if layout.is_shared else {}
     equal = make_equal("fit, evaluate or predict of Keras", named, layout) if missing else {}
     for n in missing:
-        leaves[n] = put(equal.get(f"variable {n}", leaves[n]), layout.replicated)
+        leaves[n] = put(equal.get(f"variable {n}", leaves[n]), wanted[n])
     return jax.tree.structure(state).unflatten(leaves)
 
 
 # Note [Copies of variables between calls]
-# Between calls of `fit`, a variable of Keras is an array on one device, as without a strategy. Its
-# copies on the other devices stay in an attribute of the variable, so that the next call copies
-# nothing. They count only while the variable has the array of one device that belongs to them.
+# Between calls of `fit`, a variable of Keras is an array on one device, as without a strategy, or on
+# those of one replica (Note [Layouts of variables]). Its copies on the other devices stay in an
+# attribute of the variable, so that the next call copies nothing. They count only while the
+# variable has the array that is a part of them.
 _COPIES = "_jaxdist_copies"
 
 
@@ -120,13 +131,15 @@ def drop_copies(variable: Any) -> None:
     variable.__dict__.pop(_COPIES, None)
 
 
+def read_copies(variable: Any) -> Any:
+    """Return the value of a variable with all its copies; None while `fit` has it."""
+    local, copies = variable.__dict__.get(_COPIES, (None, None))
+    value = variable._value
+    is_whole = local is not None and local is value and not copies.is_deleted()
+    return copies if is_whole else value
+
+
 def _find_copies(variable: Any, value: Any) -> Any:
     """Return an array with a copy on each device if the variable still has one."""
     local, copies = variable.__dict__.pop(_COPIES, (None, None))
     return copies if local is value and not copies.is_deleted() else value
-
-
-def take_local(array: Any) -> Any:
-    """Return an array on one device of this process, as Keras keeps it; nothing is copied."""
-    is_spread = isinstance(array, jax.Array) and len(array.sharding.device_set) > 1
-    return array.addressable_data(0) if is_spread else array

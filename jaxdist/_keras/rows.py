@@ -74,6 +74,22 @@ class Rows:
         return jax.lax.dynamic_slice_in_dim(jnp.pad(array, pads), start, self.own, axis=0)
 
 
+# Note [Whole batches]
+# The replicas of a strategy with logical devices run one program on equal shapes. So each replica
+# computes a batch that they do not divide as a model without a strategy would: all of its rows.
+@dataclasses.dataclass(frozen=True)
+class OnlyReplica:
+    """What `Rows` needs of a `ReplicaContext`, for a step in which every replica has all rows."""
+
+    strategy: Any
+    num_replicas_in_sync: int = 1
+    replica_id_in_sync_group: int = 0
+
+    def all_reduce(self, how: str, value: Any) -> Any:
+        """Return the value, which is that of all rows; `how` makes no difference."""
+        return value
+
+
 _ROWS: ContextVar[Rows | None] = ContextVar("jaxdist_keras_rows", default=None)
 
 

@@ -4,6 +4,15 @@ import importlib
 import sys
 from typing import Any
 
+# Classes of objects with variables: their modules inside of `keras.src`, and their names.
+WITH_VARIABLES = (
+    ("backend.common.variables", "Variable"),
+    ("layers.layer", "Layer"),
+    ("metrics.metric", "Metric"),
+    ("optimizers.base_optimizer", "BaseOptimizer"),
+    ("random.seed_generator", "SeedGenerator"),
+)
+
 
 def keras_module(name: str) -> Any:
     """Return a module inside of `keras.src`; a model exists, so Keras is imported already."""

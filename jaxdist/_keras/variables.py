@@ -11,13 +11,19 @@ from typing import Any
 import jax
 
 from jaxdist import _replica
-from jaxdist._keras.place import drop_copies, take_local
+from jaxdist._keras.layouts import is_placed, sharding_in_step, take_own
+from jaxdist._keras.place import drop_copies
 from jaxdist._keras.rows import current_rows
 from jaxdist._keras.source import keras_module
-from jaxdist._values import Variable, current_binding, use_binding
+from jaxdist._values import Variable, current_binding, put, use_binding
 from jaxdist.errors import ContextError, MixedStrategyError
 
 _HELD = "_jaxdist_variable"
+
+
+def is_held(variable: Any) -> bool:
+    """Whether a step of the user has used a variable, and a `jaxdist.Variable` has its value."""
+    return getattr(variable, _HELD, None) is not None
 
 
 def _current_step() -> Any:
@@ -46,7 +52,7 @@ def read_in_step(value: Any) -> Any:
         if held is None:
             raise _make_function_error(self, "read")
         # Of a function that is traced, the binding has the value.
-        own = take_local(held.held) if current_binding() is None else held.value()
+        own = take_own(self, held.held) if current_binding() is None else held.value()
         return self._maybe_autocast(own)
 
     return property(read, doc=value.__doc__)
@@ -110,7 +116,10 @@ def _hold(variable: Any, strategy: Any) -> Variable:
     # It is made outside of a `jaxdist.function` too, which then has it as an input.
     outside = _replica.enter_frame(_replica.Frame(strategy))
     with jax.ensure_compile_time_eval(), outside, use_binding(None):
-        held = Variable(variable._value, name=variable.path, trainable=variable.trainable)
+        value = variable._value
+        if is_placed(variable):
+            value = put(value, sharding_in_step(variable, strategy.layout))
+        held = Variable(value, name=variable.path, trainable=variable.trainable)
     setattr(variable, _HELD, held)
     # One copy is enough, and nobody should read the old value.
     variable._value = None

@@ -147,6 +147,12 @@ class Model:
             return {"module": self.module}
         return {"module": self.module, "optimizer": self._compiled.optimizer}
 
+    def _explained_objects(self) -> dict[str, Any]:
+        """Return the NNX objects that `explain` shows, by the prefixes of their paths."""
+        if self._compiled is None:
+            return {"": self.module}
+        return {"": self.module, "optimizer": self._compiled.optimizer}
+
     @property
     def writes_logs(self) -> bool:
         """Whether this process shows progress and writes logs: one process of a job does."""

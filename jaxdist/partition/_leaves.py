@@ -9,9 +9,10 @@ import numpy as np
 from flax import nnx
 from flax.core.meta import Partitioned
 
+from jaxdist._hooks import KERAS_VARIABLES
 from jaxdist._typing import PyTree
 from jaxdist._values import PerReplica, Sharded, Variable, is_sharded
-from jaxdist.errors import ArgumentTypeError, UnsupportedError
+from jaxdist.errors import ArgumentTypeError
 from jaxdist.partition._resolve import Leaf
 
 # The metadata keys under which versions of Flax store the names of a variable's dims.
@@ -29,15 +30,17 @@ class Entry:
     # "parameter", "optimizer" or "other". See Note [Optimizer state follows its parameter].
     role: str
     assign: Callable[[Any], None]  # puts the placed array into the tree
+    is_of_keras: bool = False  # so that it stays an ordinary array, which is whole on each replica
 
 
 def collect_entries(
-    tree: PyTree, is_param: Callable[[Any, Any], bool]
+    strategy: Any, tree: PyTree, is_param: Callable[[Any, Any], bool]
 ) -> tuple[list[Entry], Callable[[], PyTree]]:
     """Return every array of a pytree, and a function that rebuilds the pytree.
 
     `is_param` says of a path and an NNX variable whether it is a parameter. The pytree may contain
-    NNX objects, which are changed in place. A variable that two objects share is returned once.
+    NNX objects and objects of Keras, which are changed in place. A variable that two objects share
+    is returned once.
     """
     states, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_special_node)
     entries: list[Entry] = []
@@ -73,15 +76,16 @@ def collect_entries(
                 leaf = Leaf(name, tuple(array.shape), array.dtype, names)
                 entries.append(Entry(leaf, array, role, _make_setter(values, i, value)))
             elif getattr(type(array), "_jaxdist_is_lifted", False):
-                raise UnsupportedError(
-                    f"partition.place was given a tree with an object of Keras, "
-                    f"{type(array).__name__}, at {name or 'the root'}.\n\n"
-                    "Variables of Keras are copied to every device; rules of partition do not "
-                    "place them.\n\n"
-                    "Leave it out, and make a model that does not fit on one device with Flax NNX."
-                )
+                entries += _collect_from_keras(strategy, array, seen)
         rebuilt.append(lambda values=values, shape=shape: jax.tree.unflatten(shape, values))
     return entries, lambda: jax.tree.unflatten(treedef, [make() for make in rebuilt])
+
+
+def _collect_from_keras(strategy: Any, node: Any, seen: set[int]) -> Iterator[Entry]:
+    """Yield the variables of an object of Keras, which has the placed values in place."""
+    for path, role, value, assign in KERAS_VARIABLES.call(strategy, node, seen):
+        leaf = Leaf(path, tuple(value.shape), value.dtype)
+        yield Entry(leaf, value, role, assign, is_of_keras=True)
 
 
 def _make_setter(values: list[Any], index: int, old: Any) -> Callable[[Any], None]:

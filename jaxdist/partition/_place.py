@@ -25,10 +25,16 @@ from jaxdist._values import (
     make_equal,
     put,
 )
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
+from jaxdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ContextError,
+    ShapeError,
+    UnsupportedError,
+)
 from jaxdist.partition._leaves import Entry, collect_entries
 from jaxdist.partition._patterns import find_nearest, is_match
-from jaxdist.partition._placements import Placement, Replicate
+from jaxdist.partition._placements import ByNames, Placement, Replicate
 from jaxdist.partition._resolve import ResolvedPlacement, resolve
 from jaxdist.partition._rules import Rules, as_rules, describe_conflicts
 
@@ -78,21 +84,32 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
     remedy = "Pass the strategy first: partition.place(strategy, model, rules)."
     layout = layout_of("partition.place", strategy, remedy)
     own = as_rules("partition.place", rules)
-    entries, rebuild = collect_entries(tree, _as_predicate(wrt))
+    entries, rebuild = collect_entries(strategy, tree, _as_predicate(wrt))
     if not entries:
         check_has_arrays("partition.place", "tree", tree, "a pytree of arrays, or an NNX object")
     _check_wrt(entries, wrt)
     # Resolve all leaves before the first one moves, so that an error leaves a model as it was.
     where = _resolve_all(entries, own, layout)
     # Every process has made its own arrays, and places the parts of its own devices.
-    local = {e.leaf.path: e.value for e in entries if is_of_this_process(e.value)}
-    equal = make_equal("partition.place", local, layout)
-    for entry in entries:
-        if entry.leaf.path in equal:
-            entry.value = equal[entry.leaf.path]
+    named = _name_entries(entries)
+    local = {name: e.value for name, e in named.items() if is_of_this_process(e.value)}
+    for name, value in make_equal("partition.place", local, layout).items():
+        named[name].value = value
     for entry, found in zip(entries, where, strict=True):
         entry.assign(_place_leaf(entry, found, layout))
     return rebuild()
+
+
+def _name_entries(entries: Sequence[Entry]) -> dict[str, Entry]:
+    """Return the entries by their paths; two modules of a pytree may have equal ones."""
+    named: dict[str, Entry] = {}
+    for entry in entries:
+        path, count = entry.leaf.path, 1
+        while path in named:
+            count += 1
+            path = f"{entry.leaf.path} (number {count})"
+        named[path] = entry
+    return named
 
 
 def _as_predicate(wrt: Any) -> Callable[[Any, Any], bool]:
@@ -109,6 +126,13 @@ def _as_predicate(wrt: Any) -> Callable[[Any, Any], bool]:
 
 def _check_wrt(entries: Sequence[Entry], wrt: Any) -> None:
     """Check that `wrt` selects a variable; otherwise the rules would have nothing to match."""
+    if wrt is not nnx.Param and entries and all(e.is_of_keras for e in entries):
+        raise ArgumentError(
+            f"partition.place was given wrt={show(wrt)} and an object of Keras.\n\n"
+            "wrt selects variables of Flax NNX. The parameters of a Keras model are the weights "
+            "that its layers train.\n\n"
+            "Leave wrt out."
+        )
     others = [e.leaf.path for e in entries if e.role == "other" and e.leaf.shape]
     if wrt is nnx.Param or not others or any(e.role == "parameter" for e in entries):
         return
@@ -131,6 +155,8 @@ def _resolve_all(
     found: dict[int, ResolvedPlacement] = {}
     for entry in asked:
         placement = chosen.get(entry.leaf.path, Replicate())
+        if entry.is_of_keras and isinstance(placement, ByNames):
+            raise UnsupportedError(_describe_keras(entry, placement, "have no names of dims"))
         try:
             found[id(entry)] = resolve(entry.leaf, placement, layout)
         # Without parameters, a rule for a kernel may match state of another shape. Replicate it.
@@ -138,6 +164,9 @@ def _resolve_all(
             if params:
                 raise
             found[id(entry)] = ResolvedPlacement(layout.replicated)
+        if entry.is_of_keras and found[id(entry)].cut is not None:
+            why = "are whole on each replica, since layers of Keras compute with arrays"
+            raise UnsupportedError(_describe_keras(entry, placement, why))
     if layout.num_virtual is not None and any(r.cut is not None for r in found.values()):
         raise ArgumentError(
             "partition.place was given rules that cut arrays into pieces, and a strategy with "
@@ -152,6 +181,16 @@ def _resolve_all(
                 ResolvedPlacement(layout.replicated) if same is None else found[id(same)]
             )
     return [found[id(e)] for e in entries]
+
+
+def _describe_keras(entry: Entry, placement: Placement, why: str) -> str:
+    return (
+        f"partition.place was given rules with {placement!r} for the Keras variable {entry.leaf}."
+        f"\n\nVariables of Keras {why}. They may be split over the logical devices.\n\n"
+        "Use partition.Split(dim), or rules such as partition.tensor_parallel(), and a strategy "
+        "with logical devices: MirroredStrategy(mesh=mesh, replica_axes=('data',)). Models with "
+        "other placements are made with Flax NNX."
+    )
 
 
 def _choose_placements(

@@ -68,15 +68,6 @@ def test_datasets_of_jaxdist_are_refused_with_what_to_pass() -> None:
     assert np.isfinite(history["loss"][0])
 
 
-def test_rules_of_partition_refuse_objects_of_keras_instead_of_leaving_them_out() -> None:
-    strategy = make_strategy(2)
-    with strategy.scope():
-        model = _make_model()
-    for tree in (model, {"w": X, "model": model}, model.trainable_variables):
-        with refused(UnsupportedError, "partition.place", "an object of Keras", "Flax NNX"):
-            jaxdist.partition.place(strategy, tree, jaxdist.partition.fsdp())
-
-
 @pytest.mark.parametrize(
     ("batch", "kind", "part"),
     [

@@ -1,0 +1,182 @@
+"""Variables of Keras models and optimizers, as `partition.place` and `explain` see them."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxdist import _replica
+from jaxdist._keras.layouts import mesh_of_one, set_spec, take_own
+from jaxdist._keras.models import name_of, remember_strategy, strategy_of
+from jaxdist._keras.place import drop_copies, keep_copies, read_copies
+from jaxdist._keras.source import WITH_VARIABLES, is_keras_imported, keras_module
+from jaxdist._keras.variables import is_held
+from jaxdist.errors import ArgumentError, ContextError, MixedStrategyError, UnsupportedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """A variable of Keras.
+
+    Args:
+        path: Its path; that of the slot of an optimizer ends with the path of its variable.
+        role: "parameter", "optimizer" or "other".
+        variable: The variable itself.
+    """
+
+    path: str
+    role: str
+    variable: Any
+
+    @property
+    def array(self) -> Any:
+        """Its value, on all devices that have a copy; None while `fit` has it."""
+        return read_copies(self.variable)
+
+
+def is_keras_object(value: Any) -> bool:
+    """Whether a value is a layer, an optimizer, a metric or a variable of Keras."""
+    # With Keras in Flax NNX they are NNX objects.
+    if not is_keras_imported() or isinstance(value, nnx.Pytree):
+        return False
+    return any(isinstance(value, getattr(keras_module(m), kind)) for m, kind in WITH_VARIABLES)
+
+
+def list_variables(node: Any) -> Iterator[Named]:
+    """Yield the variables of an object of Keras, those of the optimizer of a model too."""
+    if isinstance(node, keras_module("backend.common.variables").Variable):
+        yield Named(node.path, "parameter" if node.trainable else "other", node)
+        return
+    if isinstance(node, keras_module("optimizers.base_optimizer").BaseOptimizer):
+        yield from _list_slots(node)
+        return
+    if not isinstance(node, keras_module("layers.layer").Layer):
+        held = [node.state] if hasattr(node, "state") else node.variables
+        yield from (Named(v.path, "other", v) for v in held)
+        return
+    # A frozen layer keeps its variables in this list.
+    layers = node._flatten_layers()
+    own = {id(v) for layer in layers for v in layer._trainable_variables}
+    for variable in node.variables:
+        yield Named(variable.path, "parameter" if id(variable) in own else "other", variable)
+    optimizer = getattr(node, "optimizer", None)
+    if optimizer is not None:
+        yield from _list_slots(optimizer)
+    if isinstance(node, keras_module("trainers.trainer").Trainer):
+        yield from (Named(v.path, "other", v) for v in node.metrics_variables)
+
+
+def _list_slots(optimizer: Any) -> Iterator[Named]:
+    inner = getattr(optimizer, "inner_optimizer", None)
+    parts = [optimizer] if inner is None else [optimizer, inner]
+    known = [v for part in parts for v in part._trainable_variables]
+    for slot in optimizer.variables:
+        # Keras names a slot after its variable, with underscores in its path.
+        fitting = [
+            (len(v.path), v)
+            for v in known
+            if slot.name.startswith(_flatten(v.path)) and slot.shape == v.shape
+        ]
+        if not fitting:
+            yield Named(slot.path, "optimizer", slot)
+            continue
+        _, variable = max(fitting, key=lambda pair: pair[0])
+        kind = slot.name.removeprefix(_flatten(variable.path))
+        yield Named(f"{optimizer.name}/{kind}/{variable.path}", "optimizer", slot)
+
+
+def _flatten(path: str) -> str:
+    return path.replace("/", "_") + "_"
+
+
+@dataclasses.dataclass(frozen=True)
+class Assign:
+    """Puts the array that `partition.place` has placed into a variable."""
+
+    strategy: Any
+    node: Any
+    variable: Any
+
+    def __call__(self, array: jax.Array) -> None:
+        """Set the value and the layout of the variable."""
+        if isinstance(self.node, keras_module("trainers.trainer").Trainer):
+            with _replica.enter_frame(_replica.Frame(self.strategy)):
+                remember_strategy(self.node, "placed")
+        variable, sharding = self.variable, array.sharding
+        assert isinstance(sharding, jax.sharding.NamedSharding)
+        set_spec(variable, sharding.spec, self.strategy.layout)
+        drop_copies(variable)
+        variable._value = take_own(variable, array)
+        keep_copies([variable], [array])
+
+
+def list_for_rules(
+    strategy: Any, node: Any, seen: set[int]
+) -> list[tuple[str, str, Any, Assign]]:
+    """Return the path, the role, the value and the setter of each variable of an object of Keras.
+
+    Args:
+        strategy: The strategy that places them.
+        node: The object.
+        seen: The identities of variables that are left out; those of this object are added.
+
+    Raises:
+        ArgumentError: A layer is not built, or a step of `strategy.run` has the variables already.
+        MixedStrategyError: The model has another strategy.
+        ContextError: Called while the model trains.
+        UnsupportedError: The strategy has parameter servers, or a replica has devices of several
+            processes.
+    """
+    name = f"{type(node).__name__} {name_of(node)!r}"
+    _check_strategy(strategy, node, name)
+    if isinstance(node, keras_module("layers.layer").Layer) and not node.built:
+        raise ArgumentError(
+            f"partition.place was given the Keras {name}, which is not built: its variables do not "
+            "exist yet.\n\n"
+            "Rules place variables, and Keras makes them when it knows the shape of the inputs.\n\n"
+            "Build it first: model.build((None, num_features)), or call it on a batch."
+        )
+    found = []
+    for each in list_variables(node):
+        if id(each.variable) in seen:
+            continue
+        seen.add(id(each.variable))
+        if is_held(each.variable):
+            raise ArgumentError(
+                f"partition.place was given the Keras {name}, whose variable {each.path!r} a step "
+                "of strategy.run has used.\n\n"
+                "The step keeps the variable on the devices, and was compiled for its layout.\n\n"
+                "Place the model before its first step."
+            )
+        if each.array is None:
+            raise ContextError(
+                f"partition.place was given the Keras {name} while it trains: fit has the value of "
+                f"{each.path!r}.\n\n"
+                "The variables get their values back after an epoch.\n\n"
+                "Place the model before or after fit, and not in a callback."
+            )
+        found.append((each.path, each.role, each.array, Assign(strategy, node, each.variable)))
+    return found
+
+
+def _check_strategy(strategy: Any, node: Any, name: str) -> None:
+    kind = type(strategy).__name__
+    # Their room is a higher one, so the base class of these strategies is known by its name.
+    if any(base.__name__ == "ServerStrategy" for base in type(strategy).__mro__):
+        raise UnsupportedError(
+            f"partition.place was given a {kind} and the Keras {name}.\n\n"
+            "The variables of such a strategy are on its parameter servers.\n\n"
+            "Use a strategy with logical devices: jaxdist.MirroredStrategy(mesh=mesh, "
+            'replica_axes=("data",)).'
+        )
+    known = strategy_of(node) if isinstance(node, keras_module("trainers.trainer").Trainer) else None
+    if known is not None and known is not strategy:
+        raise MixedStrategyError(
+            f"partition.place was given {strategy!r} and the Keras {name}.\n\n"
+            f"The model was made in the scope of {known!r}, and trains on the devices of that one."
+            "\n\nPass the strategy in whose scope the model was made."
+        )
+    if strategy.layout.num_logical > 1 and strategy.layout.described is None:
+        mesh_of_one(strategy.layout)
