@@ -101,8 +101,9 @@ def explain(
     if not has_arrays(value):
         raise ArgumentTypeError(
             f"explain was given value={show(value)}, which has no arrays.\n\n"
-            "value is a strategy, a program of strategy.lower, an array, a pytree of arrays, an NNX "
-            "object, a fit.Model, or a built model of Keras.\n\nPass for instance jaxdist.explain(model)."
+            "value is a strategy, a program of strategy.lower, an array, a pytree of arrays, an "
+            "NNX object, a fit.Model, or a built model of Keras.\n\n"
+            "Pass for instance jaxdist.explain(model)."
         )
     layout = None if strategy is None else strategy.layout
     found = collect_leaves(value, layout)

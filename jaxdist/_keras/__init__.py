@@ -3,12 +3,12 @@
 from jaxdist._hooks import KERAS_VARIABLES as _KERAS_VARIABLES
 from jaxdist._hooks import MAKE_STRATEGY as _MAKE_STRATEGY
 from jaxdist._keras.on_import import change_keras as _change_keras
-from jaxdist._keras.placing import is_keras_object as is_keras_object
-from jaxdist._keras.placing import list_for_rules as _list_for_rules
-from jaxdist._keras.placing import list_variables as list_variables
 from jaxdist._keras.rows import Rows as Rows
 from jaxdist._keras.rows import use_rows as use_rows
 from jaxdist._keras.source import keras_module as keras_module
+from jaxdist._keras.values.listing import is_keras_object as is_keras_object
+from jaxdist._keras.values.listing import list_for_rules as _list_for_rules
+from jaxdist._keras.values.listing import list_variables as list_variables
 
 _MAKE_STRATEGY.set(_change_keras)
 _KERAS_VARIABLES.set(_list_for_rules)

@@ -13,11 +13,11 @@ import jax
 import numpy as np
 
 from jaxdist._keras.models import check_interrupt, name_of
-from jaxdist._keras.place import count_rows, is_whole, place_batch, place_state
 from jaxdist._keras.probe import find_means
 from jaxdist._keras.rows import OnlyReplica, Rows, use_rows
 from jaxdist._keras.source import keras_module
 from jaxdist._keras.step import Step, UnknownLossError
+from jaxdist._keras.values.place import count_rows, is_whole, place_batch, place_state
 from jaxdist._program import EAGERLY, RunOptions, run_eagerly
 from jaxdist._replica import current_frame
 from jaxdist._values import PerReplica

@@ -6,7 +6,6 @@ from typing import Any
 
 from jaxdist._keras.functions import StepFunction
 from jaxdist._keras.layers import allow_synchronized, draw_by_replica, synchronize
-from jaxdist._keras.layouts import place_others, take_own
 from jaxdist._keras.losses import add_shares_to
 from jaxdist._keras.models import (
     check_call,
@@ -17,10 +16,11 @@ from jaxdist._keras.models import (
     strategy_of,
     use_model,
 )
-from jaxdist._keras.place import keep_copies
 from jaxdist._keras.processes import WRITERS, share_random_state, wait_for_files, write_once
 from jaxdist._keras.source import WITH_VARIABLES, keras_module
-from jaxdist._keras.variables import assign_in_step, make_outside, read_in_step
+from jaxdist._keras.values.layouts import place_others, take_own
+from jaxdist._keras.values.place import keep_copies
+from jaxdist._keras.values.variables import assign_in_step, make_outside, read_in_step
 
 _CALLS = (
     "fit",

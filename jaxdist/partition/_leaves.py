@@ -1,7 +1,7 @@
 """The leaves that `place` places: those of pytrees and of NNX objects, with their paths."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -86,6 +86,18 @@ def _collect_from_keras(strategy: Any, node: Any, seen: set[int]) -> Iterator[En
     for path, role, value, assign in KERAS_VARIABLES.call(strategy, node, seen):
         leaf = Leaf(path, tuple(value.shape), value.dtype)
         yield Entry(leaf, value, role, assign, is_of_keras=True)
+
+
+def name_entries(entries: Sequence[Entry]) -> dict[str, Entry]:
+    """Return the entries by their paths; two modules of a pytree may have equal ones."""
+    named: dict[str, Entry] = {}
+    for entry in entries:
+        path, count = entry.leaf.path, 1
+        while path in named:
+            count += 1
+            path = f"{entry.leaf.path} (number {count})"
+        named[path] = entry
+    return named
 
 
 def _make_setter(values: list[Any], index: int, old: Any) -> Callable[[Any], None]:

@@ -32,7 +32,7 @@ from jaxdist.errors import (
     ShapeError,
     UnsupportedError,
 )
-from jaxdist.partition._leaves import Entry, collect_entries
+from jaxdist.partition._leaves import Entry, collect_entries, name_entries
 from jaxdist.partition._patterns import find_nearest, is_match
 from jaxdist.partition._placements import ByNames, Placement, Replicate
 from jaxdist.partition._resolve import ResolvedPlacement, resolve
@@ -57,21 +57,26 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
 
     Args:
         strategy: The strategy whose devices are used.
-        tree: NNX modules and optimizers, which are changed in place, or pytrees of arrays.
+        tree: NNX modules and optimizers, or built models, layers and optimizers of Keras, which are
+            changed in place; or pytrees of arrays. A Keras model brings its optimizer.
             `jax.ShapeDtypeStruct` leaves stay abstract and get the layout, for `Strategy.lower`.
         rules: `Rules`, pairs of pattern and placement, or `ByNames`.
         wrt: A Flax filter that selects the NNX variables that are parameters.
 
     Returns:
-        The pytree with placed arrays; NNX objects are the same objects.
+        The pytree with placed arrays; objects of NNX and Keras are the same objects.
 
     Raises:
         ArgumentError: No rule or two rules match a leaf, a rule matches nothing, `wrt` selects no
-            variable, rules shard leaves over virtual replicas, or a leaf is no array for JAX.
+            variable, rules shard leaves over virtual replicas, a leaf is no array for JAX, or a
+            Keras model is not built.
         ShapeError: A dim does not exist, or the devices do not divide it.
         ArgumentTypeError: `strategy` is no strategy, `rules` are no rules, or a leaf is placed
             already: a `PerReplica` or `jaxdist.Variable`.
-        UnsupportedError: The pytree has an object of Keras.
+        UnsupportedError: `Shard` or `ByNames` for a variable of Keras, or a strategy with parameter
+            servers for one.
+        MixedStrategyError: A Keras model was made in the scope of another strategy.
+        ContextError: Called in a function that JAX traces, or while a Keras model trains.
         DeviceError: The devices for the arrays are only described.
 
     Example:
@@ -91,25 +96,13 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
     # Resolve all leaves before the first one moves, so that an error leaves a model as it was.
     where = _resolve_all(entries, own, layout)
     # Every process has made its own arrays, and places the parts of its own devices.
-    named = _name_entries(entries)
+    named = name_entries(entries)
     local = {name: e.value for name, e in named.items() if is_of_this_process(e.value)}
     for name, value in make_equal("partition.place", local, layout).items():
         named[name].value = value
     for entry, found in zip(entries, where, strict=True):
         entry.assign(_place_leaf(entry, found, layout))
     return rebuild()
-
-
-def _name_entries(entries: Sequence[Entry]) -> dict[str, Entry]:
-    """Return the entries by their paths; two modules of a pytree may have equal ones."""
-    named: dict[str, Entry] = {}
-    for entry in entries:
-        path, count = entry.leaf.path, 1
-        while path in named:
-            count += 1
-            path = f"{entry.leaf.path} (number {count})"
-        named[path] = entry
-    return named
 
 
 def _as_predicate(wrt: Any) -> Callable[[Any, Any], bool]:

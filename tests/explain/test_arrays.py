@@ -226,3 +226,17 @@ def test_a_traced_value_is_refused_by_name() -> None:
 def test_keys_that_cannot_be_sorted_are_refused() -> None:
     with pytest.raises(ArgumentError, match="explain was given"):
         jaxdist.explain({1: jnp.ones(2), "a": jnp.ones(2)})
+
+
+def test_a_model_of_fit_is_its_module_and_its_optimizer() -> None:
+    strategy = jaxdist.MirroredStrategy()
+    model = jaxdist.fit.Model(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), strategy)
+    names = [leaf.name for leaf in explained(model).leaves]
+    assert sorted(names) == ["bias", "kernel"]
+    model.compile(optimizer=optax.adam(0.1), loss="mse")
+    report = explained({"it": model})
+    moments = [f"['it']/optimizer/opt_state/0/{m}/{p}" for m in ("mu", "nu") for p in names]
+    roles = {leaf.name: leaf.role for leaf in report.leaves}
+    assert {roles[name] for name in moments} == {"optimizer"}
+    assert roles["['it']/kernel"] == roles["['it']/bias"] == "parameters"
+    assert report.bytes_on(jax.devices()[0], "parameters") == 4 * 9

@@ -12,7 +12,7 @@ import pytest
 import jaxdist
 from jaxdist import _replica
 from jaxdist._keras.models import remember_strategy
-from jaxdist._keras.place import count_rows
+from jaxdist._keras.values.place import count_rows
 from jaxdist.errors import (
     JaxdistError,
     MixedStrategyError,

@@ -40,10 +40,13 @@ def read_cluster(caller: str, resolver: Any) -> Cluster:
         ClusterError: The cluster has no servers or workers, or other jobs.
     """
     if not isinstance(resolver, ClusterResolver):
+        given = "no cluster_resolver" if resolver is None else f"cluster_resolver={show(resolver)}"
         raise ArgumentTypeError(
-            f"{caller} was given cluster_resolver={show(resolver)}.\n\n"
+            f"{caller} was given {given}.\n\n"
             "cluster_resolver is a ClusterResolver, which lists the tasks of the cluster.\n\n"
-            "Pass for instance jaxdist.cluster_resolver.TFConfigClusterResolver()."
+            "Pass jaxdist.cluster_resolver.TFConfigClusterResolver(), which reads TF_CONFIG. For a "
+            "cluster inside of this process pass SimpleClusterResolver(ClusterSpec({'worker': "
+            "['w:1'], 'ps': ['p:1']}), rpc_layer='local')."
         )
     tasks = resolver.cluster_spec().as_dict()
     if not tasks:

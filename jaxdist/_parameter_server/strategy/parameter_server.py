@@ -32,10 +32,10 @@ class ParameterServerStrategy(ServerStrategy):
     servers apply at once; no worker waits for another one.
 
     Args:
-        cluster_resolver: The tasks: `ps` and `worker`, and this process as `chief`. The others run
-            `jaxdist.Server`, and are waited for. With `rpc_layer="local"` all tasks are in this
-            process; `num_accelerators` is then the number of replicas of each worker, and without
-            it they are the accelerators of the worker, or one CPU device.
+        cluster_resolver: The tasks, which must be given: `ps` and `worker`, and this process as
+            `chief`. The others run `jaxdist.Server`, and are waited for. With `rpc_layer="local"`
+            all tasks are in this process; `num_accelerators` is then the number of replicas of each
+            worker, and without it they are the accelerators of the worker, or one CPU device.
         variable_partitioner: Which variables are cut into shards, such as
             `jaxdist.experimental.partitioners.MinSizePartitioner()`; None cuts none.
         max_staleness: How many changes of a variable may come between a worker's read and its own
@@ -43,7 +43,7 @@ class ParameterServerStrategy(ServerStrategy):
 
     Raises:
         ClusterError: The cluster has no servers or no workers, or other jobs.
-        ArgumentTypeError: `cluster_resolver` is no resolver.
+        ArgumentTypeError: `cluster_resolver` is no resolver, or was not given.
         DeadlineExceededError: Tasks do not answer within `JAXDIST_JOIN_SECONDS`.
         UnauthenticatedError: A task has another secret.
 
@@ -71,7 +71,7 @@ class ParameterServerStrategy(ServerStrategy):
 
     def __init__(
         self,
-        cluster_resolver: Any,
+        cluster_resolver: Any = None,
         variable_partitioner: Callable[..., Sequence[int]] | None = None,
         *,
         max_staleness: int | None = None,

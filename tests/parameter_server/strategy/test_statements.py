@@ -79,8 +79,16 @@ def test_a_task_type_that_is_none_of_the_cluster_is_an_error() -> None:
     jobs = {"worker": ["a:1"], "ps": ["b:1"]}
     with pytest.raises(ClusterError, match="task_type='trainer'"):
         _make_from(jobs, task_type="trainer", task_id=0)
-    with pytest.raises(ArgumentTypeError, match="was given cluster_resolver=None"):
-        jaxdist.ParameterServerStrategy(None)
+    with pytest.raises(ArgumentTypeError, match="was given cluster_resolver='host:1'"):
+        jaxdist.ParameterServerStrategy("host:1")
+
+
+def test_a_strategy_without_a_resolver_is_an_error_that_shows_both_ways_to_one() -> None:
+    for given in ((), (None,)):
+        with pytest.raises(ArgumentTypeError, match="was given no cluster_resolver") as caught:
+            jaxdist.experimental.ParameterServerStrategy(*given)
+        assert "TFConfigClusterResolver()" in str(caught.value)
+        assert "rpc_layer='local'" in str(caught.value)
 
 
 def test_facts_of_the_strategy(coordinated: Coordinated) -> None:

@@ -1,18 +1,18 @@
 """Variables of Keras models and optimizers, as `partition.place` and `explain` see them."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 from flax import nnx
 
 from jaxdist import _replica
-from jaxdist._keras.layouts import mesh_of_one, set_spec, take_own
 from jaxdist._keras.models import name_of, remember_strategy, strategy_of
-from jaxdist._keras.place import drop_copies, keep_copies, read_copies
 from jaxdist._keras.source import WITH_VARIABLES, is_keras_imported, keras_module
-from jaxdist._keras.variables import is_held
+from jaxdist._keras.values.layouts import mesh_of_one, set_spec, take_own
+from jaxdist._keras.values.place import drop_copies, keep_copies, read_copies
+from jaxdist._keras.values.variables import is_held
 from jaxdist.errors import ArgumentError, ContextError, MixedStrategyError, UnsupportedError
 
 
@@ -104,8 +104,8 @@ class Assign:
         if isinstance(self.node, keras_module("trainers.trainer").Trainer):
             with _replica.enter_frame(_replica.Frame(self.strategy)):
                 remember_strategy(self.node, "placed")
-        variable, sharding = self.variable, array.sharding
-        assert isinstance(sharding, jax.sharding.NamedSharding)
+        variable = self.variable
+        sharding: Any = array.sharding  # one of the mesh of the strategy
         set_spec(variable, sharding.spec, self.strategy.layout)
         drop_copies(variable)
         variable._value = take_own(variable, array)
@@ -114,7 +114,7 @@ class Assign:
 
 def list_for_rules(
     strategy: Any, node: Any, seen: set[int]
-) -> list[tuple[str, str, Any, Assign]]:
+) -> list[tuple[str, str, Any, Callable[[Any], None]]]:
     """Return the path, the role, the value and the setter of each variable of an object of Keras.
 
     Args:
@@ -138,7 +138,7 @@ def list_for_rules(
             "Rules place variables, and Keras makes them when it knows the shape of the inputs.\n\n"
             "Build it first: model.build((None, num_features)), or call it on a batch."
         )
-    found = []
+    found: list[tuple[str, str, Any, Callable[[Any], None]]] = []
     for each in list_variables(node):
         if id(each.variable) in seen:
             continue
@@ -171,7 +171,9 @@ def _check_strategy(strategy: Any, node: Any, name: str) -> None:
             "Use a strategy with logical devices: jaxdist.MirroredStrategy(mesh=mesh, "
             'replica_axes=("data",)).'
         )
-    known = strategy_of(node) if isinstance(node, keras_module("trainers.trainer").Trainer) else None
+    known = (
+        strategy_of(node) if isinstance(node, keras_module("trainers.trainer").Trainer) else None
+    )
     if known is not None and known is not strategy:
         raise MixedStrategyError(
             f"partition.place was given {strategy!r} and the Keras {name}.\n\n"

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._keras.layouts import sharding_in_step
+from jaxdist._keras.values.layouts import sharding_in_step
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import PerReplica, copy_if_writable, make_equal, mark_with_shapes, put
 from jaxdist.errors import ShapeError, UnsupportedError
@@ -112,8 +112,8 @@ def place_state(state: Any, variables: Sequence[Sequence[Any]], layout: ReplicaM
 
 
 # Note [Copies of variables between calls]
-# Between calls of `fit`, a variable of Keras is an array on one device, as without a strategy, or on
-# those of one replica (Note [Layouts of variables]). Its copies on the other devices stay in an
+# Between calls of `fit`, a variable of Keras is an array on one device, as without a strategy, or
+# on those of one replica (Note [Layouts of variables]). Its copies on the other devices stay in an
 # attribute of the variable, so that the next call copies nothing. They count only while the
 # variable has the array that is a part of them.
 _COPIES = "_jaxdist_copies"
