@@ -1,6 +1,7 @@
 """`ParameterServerStrategy`: variables on servers, functions on workers that are not in step."""
 
 import contextlib
+import inspect
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,12 @@ _LOG = logging.getLogger("jaxdist")
 
 
 @final
+def _require_first(initialize: Callable[..., None]) -> inspect.Signature:
+    """Return the signature of a class whose first argument has no default."""
+    _, first, *rest = inspect.signature(initialize).parameters.values()
+    return inspect.Signature([first.replace(default=inspect.Parameter.empty), *rest])
+
+
 class ParameterServerStrategy(ServerStrategy):
     """Variables on parameter servers; a coordinator gives functions to workers.
 
@@ -107,6 +114,9 @@ class ParameterServerStrategy(ServerStrategy):
         """Let this process run steps and read batches: a job does so on purpose, to evaluate."""
         self.warns_of_runs_here = False
         self._may_read_here = True
+
+    # It has a default for its own error; to tools that show parameters it is required.
+    __signature__ = _require_first(__init__)
 
     @property
     def cluster_resolver(self) -> Any:
