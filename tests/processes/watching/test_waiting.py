@@ -56,6 +56,12 @@ def test_computed_and_deleted_arrays_are_not_waited_for() -> None:
     assert HERE.read().in_wait is False
 
 
+def test_an_array_of_random_keys_is_waited_for() -> None:
+    keys = jax.random.split(jax.random.key(0), 3)
+    wait_until_ready([keys], 10.0, call="strategy.run", place="strategy.run")
+    assert keys._base_array.is_ready()
+
+
 def test_without_a_job_the_limit_counts_too() -> None:
     with pytest.raises(errors.DeadlineExceededError) as caught:
         wait_until_ready([Pending()], 0.1, call="reduce", place="reduce")
