@@ -28,7 +28,7 @@ def has_deleted(leaves: Sequence[Any]) -> bool:
 
 
 def _is_concrete(leaf: Any) -> bool:
-    # Arrays of random keys are of another class than plain ones, which are the most and tested fast.
+    # Arrays of random keys have another class. The plain ones are many, so they are tested first.
     return type(leaf) is _xla_client.ArrayImpl or (
         isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
     )
