@@ -25,13 +25,13 @@ else
 endif
 
 test-all:  ## run unit tests, contracts, doctests and documentation on 8 virtual devices: half an hour
-	$(PYTHON) -m pytest -n 3 --all
+	$(PYTHON) -m pytest -n 3 --dist worksteal --all
 
 test-rest:  ## run the tests of `make test-all` that `make test` leaves out or shortens
-	$(PYTHON) -m pytest -n 3 --rest
+	$(PYTHON) -m pytest -n 3 --dist worksteal --rest
 
 test-long:  ## run `make test-all` with every row of its tables and fuzz tests: an hour or two
-	$(PYTHON) -m pytest -n 3 --long --timeout 1200
+	$(PYTHON) -m pytest -n 3 --dist worksteal --long --timeout 1200
 
 docs:  ## build the site in build/site, check every link and run every code block, warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict

@@ -1,6 +1,7 @@
 """The short run leaves out what it is told to, and nothing that is not there any more."""
 
 import ast
+import functools
 import pathlib
 import types
 from typing import Any
@@ -17,11 +18,14 @@ def _is_there(line: str) -> bool:
     file, _, function = line.partition("::")
     if not (ROOT / file).exists():
         return False
-    tree = ast.walk(ast.parse((ROOT / file).read_text()))
     # A doctest, or the class of a test, is not looked for.
-    return not file.startswith("tests/") or function in {
-        n.name for n in tree if isinstance(n, ast.FunctionDef)
-    }
+    return not file.startswith("tests/") or function in _list_functions(file)
+
+
+@functools.cache
+def _list_functions(file: str) -> frozenset[str]:
+    tree = ast.walk(ast.parse((ROOT / file).read_text()))
+    return frozenset(n.name for n in tree if isinstance(n, ast.FunctionDef))
 
 
 def test_every_function_in_the_list_is_there() -> None:
