@@ -90,9 +90,13 @@ class OptimizerOnServers:
             if len(shards := list_shards(v)) > 1
         }
         # The values go to the servers with the registrations, and not as constants of a program.
-        first = [jnp.zeros(x.shape, x.dtype) for x in held]
+        def make_zeros() -> list[Any]:
+            return [jnp.zeros(x.shape, x.dtype) for x in held]
+
         with _without_global_parts(self.optimizer):
-            return cut_update(make_transformation(self.optimizer, first), params, sharded, labels)
+            tx = make_transformation(self.optimizer, make_zeros)
+            # The averages of weights (`use_ema`) are state that no update needs.
+            return cut_update(tx, params, sharded, labels, keeps_unneeded=True)
 
     # In a step
 
@@ -152,7 +156,7 @@ class OptimizerOnServers:
 
 
 def _find_iterations(optimizer: Any) -> int:
-    return next(n for n, v in enumerate(optimizer.variables) if v is optimizer.iterations)
+    return next(n for n, v in enumerate(optimizer.variables) if v is optimizer._iterations)
 
 
 @contextlib.contextmanager

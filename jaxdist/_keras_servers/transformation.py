@@ -1,23 +1,25 @@
 """An optimizer of Keras as an optax transformation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import optax
 
 
-def make_transformation(optimizer: Any, first: Sequence[Any]) -> optax.GradientTransformation:
+def make_transformation(
+    optimizer: Any, make_first: Callable[[], Sequence[Any]]
+) -> optax.GradientTransformation:
     """Return a transformation whose updates lead to the weights that the optimizer computes.
 
     Args:
         optimizer: The optimizer, which has been built.
-        first: The first values of its variables.
+        make_first: Returns the first values of its variables.
     """
 
     def init(params: Any) -> list[Any]:
         del params
-        return list(first)
+        return list(make_first())
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         before, treedef = jax.tree.flatten(params)
