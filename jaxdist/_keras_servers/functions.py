@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxdist._keras import (
     Rows,
@@ -16,6 +17,7 @@ from jaxdist._keras import (
     name_of,
     place_batch,
 )
+from jaxdist._keras_servers.alone import Alone
 from jaxdist._keras_servers.checks import check_model
 from jaxdist._keras_servers.here import FunctionHere
 from jaxdist._keras_servers.results import Results
@@ -138,7 +140,12 @@ class ServerFunction:
 
     def _start(self, batch: Any, state: Any) -> None:
         rows = count_rows(batch)
-        placed = place_batch(batch, rows, self._strategy.layout)
+        layout = self._strategy.layout
+        if rows % layout.num_replicas:
+            # The source may overwrite its arrays.
+            placed = jax.tree.map(np.array, batch)
+        else:
+            placed = place_batch(batch, rows, layout)
         args = placed, self._seeds.take()
         while True:
             function = self._functions.get(rows)
@@ -156,8 +163,8 @@ class ServerFunction:
 
         def keras_step(batch: Any, seeds: Any) -> Any:
             frame = current_frame()
-            replica = None if frame is None else frame.replica
             own = jax.tree.leaves(batch)[0].shape[0]
+            replica = Alone() if frame is None or own == total else frame.replica
             return step(batch, seeds, Rows(own, total, replica))
 
         keras_step.__name__ = f"{name_of(self._model)}_{self._kind}_step"
