@@ -1,5 +1,6 @@
 """The train, test and predict functions of a Keras model whose variables are on servers."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from jaxdist._keras import (
     name_of,
     place_batch,
 )
+from jaxdist._keras_servers.accumulated import find_accumulated
 from jaxdist._keras_servers.alone import Alone
 from jaxdist._keras_servers.checks import check_model
 from jaxdist._keras_servers.here import FunctionHere
@@ -27,7 +29,7 @@ from jaxdist._keras_servers.step import ServerStep
 from jaxdist._keras_servers.variables import ModelOnServers
 from jaxdist._replica import current_frame
 
-_ATTRIBUTE = "_jaxdist_on_servers"
+_MODELS: "weakref.WeakKeyDictionary[Any, ModelOnServers]" = weakref.WeakKeyDictionary()
 
 
 def make_function(strategy: Any, model: Any, kind: str) -> Any:
@@ -56,12 +58,10 @@ class ServerFunction:
 
     def __init__(self, strategy: Any, model: Any, kind: str) -> None:
         self._strategy, self._model, self._kind = strategy, model, kind
-        remote = model.__dict__.get(_ATTRIBUTE)
+        remote = _MODELS.get(model)
         if remote is None:
-            remote = ModelOnServers(strategy, model)
-            # Keras would look for variables in it.
-            object.__setattr__(model, _ATTRIBUTE, remote)
-        self._remote: ModelOnServers = remote
+            remote = _MODELS[model] = ModelOnServers(strategy)
+        self._remote = remote
         self._seeds = Seeds(model, strategy.worker_number)
         self._step = ServerStep(model, remote=remote, seeds=self._seeds)
         self._results = Results(model)
@@ -81,7 +81,7 @@ class ServerFunction:
             batches.append(batch)
         try:
             if state is not self._state:
-                self._begin(state)
+                self._begin(state, batches[0])
             for batch in batches:
                 self._start(batch, state)
                 is_first = self._results.logs is None or not self._seeds.is_known
@@ -89,6 +89,7 @@ class ServerFunction:
             if is_call_on_batch():
                 self._add(self._runner.collect_all())
         except BaseException:
+            self._runner.drop()
             self._give_back(state)
             raise
         return self._results.logs, state
@@ -104,6 +105,9 @@ class ServerFunction:
         groups = self._find_variables()
         try:
             self._add(self._runner.collect_all())
+        except BaseException:
+            self._runner.drop()
+            raise
         finally:
             fixed, trainable = groups[1], groups[0] if is_train else []
             own = [v for n, v in enumerate(fixed) if n not in self._seeds.positions]
@@ -125,7 +129,7 @@ class ServerFunction:
                     variable.assign(value)
             self._remote.note([*groups[0], *groups[1]], model.optimizer if is_train else None)
 
-    def _begin(self, state: Any) -> None:
+    def _begin(self, state: Any, batch: Any) -> None:
         """Send what has changed since the last step to the servers."""
         trainable, fixed, *_ = self._find_variables()
         positions = self._seeds.positions
@@ -136,6 +140,9 @@ class ServerFunction:
             self._remote.send_optimizer(self._model.optimizer, trainable, state[2])
         self._seeds.start(state[1])
         self._results.start(state[-1])
+        if self._step.accumulated is None:
+            is_train = self._kind == "train"
+            self._step.accumulated = find_accumulated(self._model, state, batch, training=is_train)
         self._state = state
 
     def _start(self, batch: Any, state: Any) -> None:

@@ -1,11 +1,12 @@
 """`OptimizerOnServers`: an optimizer of Keras that servers apply to the variables of a model.
 
 Note [Optimizers of Keras on servers]
-`optimizer.stateless_apply` is a function of all gradients, all weights and the state. It is cut into
-one update program for each variable: see Note [Cut of an optimizer]. So a worker sends gradients,
-and the server of a variable updates it, with the state beside it, from the values that both have at
-that moment: updates of several workers all count. What needs the gradients of all variables is
-computed by the worker before it sends them: the scale of the loss, and `global_clipnorm`.
+`optimizer.stateless_apply` is a function of all gradients, all weights and the state. It is cut
+into one update program for each variable: see Note [Cut of an optimizer]. So a worker sends
+gradients, and the server of a variable updates it, with the state beside it, from the values that
+both have at that moment: updates of several workers all count. What needs the gradients of all
+variables is computed by the worker before it sends them: the scale of the loss, and
+`global_clipnorm`.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist._keras_servers.transformation import make_transformation
-from jaxdist._parameter_server import UpdateRegistration, VariableChange, cut_update, list_shards
+from jaxdist._parameter_server import Change, UpdateRegistration, cut_update, list_shards
 from jaxdist._values import Variable, VariableAggregation
 
 
@@ -58,7 +59,8 @@ class OptimizerOnServers:
                 end = start + (shard.shape[0] if shard.shape else 0)
                 # As the cut does: what has the rows of a variable is cut into rows, too.
                 own = [
-                    held[n][start:end] if shard is not variable and held[n].shape[:1] == rows
+                    held[n][start:end]
+                    if shard is not variable and held[n].shape[:1] == rows
                     else held[n]
                     for n in places
                 ]
@@ -89,6 +91,7 @@ class OptimizerOnServers:
             for n, v in enumerate(self._variables)
             if len(shards := list_shards(v)) > 1
         }
+
         # The values go to the servers with the registrations, and not as constants of a program.
         def make_zeros() -> list[Any]:
             return [jnp.zeros(x.shape, x.dtype) for x in held]
@@ -151,7 +154,7 @@ class OptimizerOnServers:
                 shape = self._storage.read(name).shape if len(names) > 1 else value.shape
                 is_whole = shape == value.shape
                 own = value if is_whole else value[start : start + shape[0]]
-                self._storage.change(VariableChange("assign", name, (own,)))
+                self._storage.change(Change("assign", name, (own,)))
                 start += 0 if is_whole else shape[0]
 
 

@@ -1,6 +1,7 @@
 """How the steps of a Keras model run: on the workers of a coordinator, or in this process."""
 
 import abc
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +27,10 @@ class Runner(abc.ABC):
     @abc.abstractmethod
     def collect_all(self) -> Iterator[tuple[Any, Any]]:
         """Return all results. Afterwards no step runs."""
+
+    @abc.abstractmethod
+    def drop(self) -> None:
+        """Forget all results, after an error. Afterwards no step runs."""
 
 
 class CoordinatorRunner(Runner):
@@ -61,12 +66,15 @@ class CoordinatorRunner(Runner):
 
     def collect_all(self) -> Iterator[tuple[Any, Any]]:
         """Return all results, and wait until the servers have all changes."""
-        try:
-            yield from self.collect(least=len(self._queued))
-        finally:
-            # After an error no result counts: those that had not run are cancelled.
-            self._queued.clear()
+        yield from self.collect(least=len(self._queued))
         self._coordinator.join()
+
+    def drop(self) -> None:
+        """Forget all results. Steps that have not run are cancelled."""
+        self._queued.clear()
+        # The caller raises the error of the first function that has failed.
+        with contextlib.suppress(Exception):
+            self._coordinator.join()
 
 
 class OwnRunner(Runner):
@@ -88,6 +96,10 @@ class OwnRunner(Runner):
     def collect_all(self) -> Iterator[tuple[Any, Any]]:
         """Return all results."""
         return self.collect()
+
+    def drop(self) -> None:
+        """Forget all results."""
+        self._done.clear()
 
 
 def make_runner(strategy: Any) -> Runner:

@@ -1,4 +1,4 @@
-"""One step of a Keras model whose variables are on servers, as a replica of a worker computes it."""
+"""One step of a Keras model whose variables are on servers, on a replica of a worker."""
 
 import dataclasses
 import functools
@@ -23,10 +23,13 @@ class ServerStep(Step):
     Args:
         remote: The variables on the servers.
         seeds: The states of random number generators, which are arguments.
+        accumulated: The numbers of the variables that are not trained and are computed from their
+            own values, such as moving averages; None: unknown.
     """
 
     remote: ModelOnServers | None = None
     seeds: Seeds | None = None
+    accumulated: frozenset[int] | None = None
 
     def send_gradients(self, data: Any, given: list[Any], rows: Rows) -> dict[str, Any]:
         """Compute a step of training; `given` are the states of the random number generators."""
@@ -91,7 +94,8 @@ class ServerStep(Step):
             if n in positions:
                 steps.append(new - old)
             elif new is not old:
-                _send_change(self._get_remote().get([variable])[0], old, new)
+                remote = self._get_remote().get([variable])[0]
+                _send_change(remote, old, new, n in (self.accumulated or ()))
         results = {"loss": sums.loss, "metrics": sums.metrics, "seeds": steps}
         return {**results, "rows": sums.everything}, sums.gradients
 
@@ -101,13 +105,14 @@ class ServerStep(Step):
         return {id(v) for m in trackers for v in m.variables}
 
 
-def _send_change(remote: Any, old: Any, new: Any) -> None:
+def _send_change(remote: Any, old: Any, new: Any, is_sum: bool) -> None:
     """Send what a step has changed of a variable that is not trained, such as a moving mean.
 
     Two workers that compute from one value would overwrite each other. So the difference is sent,
-    which the server adds to the value that it has.
+    which the server adds to the value that it has. Of values that do not depend on the ones
+    before, the last one counts.
     """
-    if jnp.issubdtype(new.dtype, jnp.bool_):
-        remote.assign(new, read_value=False)
-    else:
+    if is_sum and not jnp.issubdtype(new.dtype, jnp.bool_):
         remote.assign_add(new - old, read_value=False)
+    else:
+        remote.assign(new, read_value=False)

@@ -2,11 +2,11 @@
 
 Note [Keras models on servers]
 The variables of the model stay arrays in this process, as Keras wants them. The first step makes a
-variable on the servers for each, and from then on the servers have the values. Keras reads the state
-of the model before its steps (`send`), and writes it back when somebody looks at the model, at the
-end of an epoch at the latest (`fetch`). A variable has changed in between if it has another array
-than the one that was written back: then its value is sent. So weights that are loaded, or a learning
-rate that is set, come to the servers with the next step.
+variable on the servers for each, and from then on the servers have the values. Keras reads the
+state of the model before its steps (`send`), and writes it back when somebody looks at the model,
+at the end of an epoch at the latest (`fetch`). A variable has changed in between if it has another
+array than the one that was written back: then its value is sent. So weights that are loaded, or a
+learning rate that is set, come to the servers with the next step.
 """
 
 import dataclasses
@@ -28,9 +28,9 @@ _NUMBERS: "weakref.WeakKeyDictionary[Any, itertools.count[int]]" = weakref.WeakK
 
 @dataclasses.dataclass
 class _Held:
-    """A variable of Keras, what it is on the servers, and the array that they had last."""
+    """What a variable of Keras is on the servers, and the array that they had last."""
 
-    own: Any
+    own: Any  # the variable: while it lives, no other object has its `id`
     remote: Any
     array: Any
 
@@ -40,10 +40,9 @@ class ModelOnServers:
 
     Args:
         strategy: The strategy with the servers.
-        model: The Keras model.
     """
 
-    def __init__(self, strategy: Any, model: Any) -> None:
+    def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
         self._name = f"keras_{next(_NUMBERS.setdefault(strategy.storage, itertools.count()))}"
         self._held: dict[int, _Held] = {}

@@ -1,7 +1,7 @@
 """`ServerOptimizer`: an optax transformation that servers apply to plain variables."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import jax
