@@ -1,8 +1,10 @@
 """Keras models on parameter servers of version 1, where each worker has a model of its own."""
 
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import keras
 import numpy as np
 
@@ -12,6 +14,15 @@ from tests.keras.servers import make_model, read_state, train
 from tests.parameter_server.strategy.version_1 import make_spec, make_worker, run_workers
 
 K, L = keras.optimizers, keras.layers
+
+
+def _run(script: Callable[[Any, int], Any]) -> list[Any]:
+    def run(strategy: Any, number: int) -> Any:
+        # The option of the fixture is that of one thread.
+        with jax.numpy_rank_promotion("allow"):
+            return script(strategy, number)
+
+    return run_workers(run, make_spec())
 
 
 def _make_layers() -> list[Any]:
@@ -50,9 +61,9 @@ def test_updates_of_two_workers_count_and_the_chief_writes_files(tmp_path: pathl
         file = tmp_path / f"{number}.keras"
         save = keras.callbacks.ModelCheckpoint(file)
         model.fit(data.x, data.y, batch_size=8, epochs=3, verbose=0, callbacks=[save])
-        return int(model.optimizer.iterations.value), model.predict(data.x, verbose=0)
+        return int(model.optimizer.iterations.value)
 
-    counts = [count for count, _ in run_workers(script, make_spec())]
+    counts = _run(script)
     assert max(counts) == 48
     assert min(counts) >= 24
     assert [(tmp_path / f"{n}.keras").exists() for n in range(2)] == [True, False]
@@ -63,10 +74,10 @@ def test_two_workers_draw_other_random_numbers() -> None:
 
     def script(strategy: Any, number: int) -> Any:
         del number
-        layers = lambda: [L.Dropout(0.5, seed=3), L.Lambda(lambda x: x)]  # noqa: E731
+        layers = lambda: [L.Dropout(0.5, seed=3)]  # noqa: E731
         model = make_model(strategy, lambda: K.SGD(0.0), layers)
         y = np.zeros(1, "int64")
         return [model.train_on_batch(x, y)[0] for _ in range(8)]
 
-    first, second = run_workers(script, make_spec())
+    first, second = _run(script)
     assert first != second
