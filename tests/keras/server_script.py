@@ -40,10 +40,11 @@ def main(version: str, epochs: int) -> None:
     if resolver.task_type == "ps" or (resolver.task_type == "worker" and version == "2"):
         jaxdist.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id).join()
         return
-    if version == "2":
-        strategy: Any = jaxdist.ParameterServerStrategy(resolver)
-    else:
-        strategy = jaxdist.compat.v1.experimental.ParameterServerStrategy(resolver)
+    of_version: dict[str, Any] = {
+        "1": jaxdist.compat.v1.experimental.ParameterServerStrategy,
+        "2": jaxdist.ParameterServerStrategy,
+    }
+    strategy = of_version[version](resolver)
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = keras.Sequential(

@@ -29,7 +29,7 @@ class OwnTrain(keras.Model):
         super().__init__()
         self.dense = L.Dense(3, activation="softmax")
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Any) -> Any:  # pyrefly: ignore[bad-override]
         return self.dense(x)
 
     def train_step(self, state: Any, data: Any) -> Any:
@@ -47,7 +47,8 @@ def test_a_train_step_of_the_user_is_refused_with_what_to_override() -> None:
 @pytest.mark.parametrize("option", ["run_eagerly=True", "jit_compile=False"])
 def test_steps_op_by_op_are_refused(option: str) -> None:
     name, _, value = option.partition("=")
-    model = make_model(make_strategy(), **{name: value == "True"})
+    options: dict[str, Any] = {name: value == "True"}
+    model = make_model(make_strategy(), **options)
     with refused(UnsupportedError, option, "compiled programs"):
         _fit(model)
     with refused(UnsupportedError, "evaluate of the Keras model", option):
@@ -97,6 +98,7 @@ class Peak(keras.metrics.Metric):
         super().__init__(name="peak")
         self.most = self.add_weight(name="most", initializer="zeros")
 
+    # pyrefly: ignore[bad-override]
     def update_state(self, value: Any, sample_weight: Any = None) -> None:
         self.most.assign(keras.ops.maximum(self.most.value, value))
 
@@ -111,7 +113,7 @@ class OwnLoss(keras.Model):
         super().__init__()
         self.dense, self.seen = L.Dense(3, activation="softmax"), metric
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Any) -> Any:  # pyrefly: ignore[bad-override]
         return self.dense(x)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:

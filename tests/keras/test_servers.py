@@ -89,6 +89,7 @@ class Largest(keras.metrics.Metric):
         super().__init__(name="largest")
         self.most = self.add_weight(name="most", initializer="zeros")
 
+    # pyrefly: ignore[bad-override]
     def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
         self.most.assign(keras.ops.maximum(self.most.value, keras.ops.max(outputs)))
 
@@ -181,13 +182,15 @@ class Watch(keras.callbacks.Callback):
         self.weights: list[Any] = []
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.model.optimizer.learning_rate = 0.1 / (1 + epoch)
+        model: Any = self.model
+        model.optimizer.learning_rate = 0.1 / (1 + epoch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.logs.append(dict(logs or {}))
         if batch == 1:
             # Whoever looks at the model during an epoch sees the newest weights.
-            self.weights.append(self.model.get_weights())
+            model: Any = self.model
+            self.weights.append(model.get_weights())
 
 
 def test_callbacks_see_results_and_weights_and_set_the_learning_rate() -> None:
@@ -227,7 +230,7 @@ class Notes(keras.layers.Layer):
         self.calls, self.last = make("calls", "int32"), make("last", "float32")
         self.has_run = make("has_run", "bool")
 
-    def call(self, x: Any, training: bool = False) -> Any:
+    def call(self, x: Any, training: bool = False) -> Any:  # pyrefly: ignore[bad-override]
         if training:
             self.calls.assign(self.calls.value + 1)
             self.last.assign(keras.ops.sum(x))
@@ -253,7 +256,7 @@ class OwnTest(keras.Model):
         super().__init__()
         self.dense = L.Dense(3, activation="softmax")
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Any) -> Any:  # pyrefly: ignore[bad-override]
         return self.dense(x)
 
     def test_step(self, state: Any, data: Any) -> Any:
