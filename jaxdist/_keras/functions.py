@@ -11,11 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._keras.models import check_interrupt, name_of
+from jaxdist._keras.models import check_interrupt, has_own, name_of
 from jaxdist._keras.place import count_rows, place_batch, place_state
 from jaxdist._keras.probe import find_means
 from jaxdist._keras.rows import Rows, use_rows
-from jaxdist._keras.source import keras_module
 from jaxdist._keras.step import Step, UnknownLossError
 from jaxdist._program import EAGERLY, RunOptions, run_eagerly
 from jaxdist._replica import current_frame
@@ -110,9 +109,7 @@ class StepFunction:
     def _find_step(self) -> Callable[..., Any]:
         own, name, model = getattr(self._step, self._kind), f"{self._kind}_step", self._model
         written = getattr(model, name)
-        if getattr(type(model), name) is not getattr(
-            keras_module("backend.jax.trainer").JAXTrainer, name
-        ):
+        if has_own(model, name):
             own = self._call_users(written)
 
         def step(state: Any, batch: Any, total: int) -> Any:
