@@ -1,7 +1,7 @@
 # Run `make setup` once before the other targets. PYTHON=... uses another environment.
 PYTHON ?= .venv/bin/python
 
-.PHONY: setup check test test-all test-long docs bench accelerator size map raises notebooks
+.PHONY: setup check test test-all test-rest test-long docs bench accelerator size map raises notebooks
 
 setup:  ## create a virtual environment with the pinned tools
 	python3 -m venv .venv
@@ -25,10 +25,13 @@ else
 endif
 
 test-all:  ## run unit tests, contracts, doctests and documentation on 8 virtual devices: half an hour
-	$(PYTHON) -m pytest -n 3 --all
+	$(PYTHON) -m pytest -n 3 --dist worksteal --all
+
+test-rest:  ## run the tests of `make test-all` that `make test` leaves out or shortens
+	$(PYTHON) -m pytest -n 3 --dist worksteal --rest
 
 test-long:  ## run `make test-all` with every row of its tables and fuzz tests: an hour or two
-	$(PYTHON) -m pytest -n 3 --long --timeout 1200
+	$(PYTHON) -m pytest -n 3 --dist worksteal --long --timeout 1200
 
 docs:  ## build the site in build/site, check every link and run every code block, warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict

@@ -55,6 +55,7 @@ if _OPTION.upper() not in os.environ:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How many tests run; see `tests.tables`."""
     parser.addoption("--all", action="store_true", help="run all tests but those marked `long`")
+    parser.addoption("--rest", action="store_true", help="run what --all adds to the short run")
     parser.addoption("--long", action="store_true", help="run tests marked `long` as well")
 
 
@@ -65,6 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Who names files or tests wants all of them.
     named = config.args_source is pytest.Config.ArgsSource.ARGS
     length = "all" if config.getoption("--all") or named else "short"
+    length = "rest" if config.getoption("--rest") else length
     os.environ["JAXDIST_TESTS"] = "long" if config.getoption("--long") else length
 
 

@@ -2,6 +2,7 @@
 
 from jaxdist import _first_import as _first_import
 from jaxdist import _keras as _keras
+from jaxdist import _keras_servers as _keras_servers
 from jaxdist import _planning as _planning
 from jaxdist import cluster_resolver as cluster_resolver
 from jaxdist import compat as compat

@@ -38,6 +38,8 @@ class Hook(Generic[F]):
 COMPILE_FOR = Hook[Callable[..., Any]]("jaxdist._planning")
 # Called when a strategy is made, so that models of Keras know of strategies.
 MAKE_STRATEGY = Hook[Callable[[], None]]("jaxdist._keras")
+# Makes the train, test or predict function of a Keras model whose variables are on servers.
+MAKE_SERVER_FUNCTION = Hook[Callable[[Any, Any, str], Any]]("jaxdist._keras_servers")
 # Returns the `_values.CallContext` of the caller: the current strategy, and the step around it.
 GET_CALL_CONTEXT = Hook[Callable[[], Any]]("jaxdist._replica")
 # Returns the path, the role, the value and a setter of each variable of an object of Keras;

@@ -2,7 +2,8 @@
 
 The short run is the one of README: `pytest` without arguments. It leaves out what is marked `slow`
 or is in `slow_tests.txt`, and takes a fixed sample of the rows of each parametrized test. `--all`,
-or naming files, runs all but the long rows; `--long` runs everything.
+or naming files, runs all but the long rows; `--rest` those of `--all` that the short run leaves
+out or shortens; `--long` runs everything.
 """
 
 import collections
@@ -47,17 +48,30 @@ def chosen(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     kept = [item for item in items if item.get_closest_marker("long") is None]
     if length == "all":
         return kept
+    sample = _sample(kept)
+    if length == "short":
+        return [item for item in kept if id(item) in sample]
+    return [item for item in kept if id(item) not in sample or _is_shortened(item)]
+
+
+def _sample(items: Sequence[pytest.Item]) -> set[int]:
+    """The `id` of each item of the short run."""
     by_function: dict[str, list[pytest.Item]] = collections.defaultdict(list)
-    for item in kept:
+    for item in items:
         function = item.nodeid.partition("[")[0]
         if item.get_closest_marker("slow") is None and function not in _SLOW:
             by_function[function].append(item)
-    sample = {
+    return {
         id(item)
         for rows in by_function.values()
         for item in sorted(rows, key=lambda item: random.Random(item.nodeid).random())[:ROWS]
     }
-    return [item for item in kept if id(item) in sample]
+
+
+def _is_shortened(item: pytest.Item) -> bool:
+    """Whether the file of a test asks for the number of examples, which the short run lowers."""
+    module = getattr(item, "module", None)
+    return hasattr(module, "examples") or hasattr(module, "tables")
 
 
 def _length() -> str:

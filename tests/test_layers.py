@@ -28,7 +28,7 @@ ROWS = [
     {"_strategies", "_preemption"},
     {"_keras", "_planning", "training"},
     {"_parameter_server"},
-    {"_explain"},
+    {"_explain", "_keras_servers"},
     {"estimator", "fit", "jobs"},
     {"experimental", "compat", "contrib", "config", "coordinator"},
     {"__init__"},

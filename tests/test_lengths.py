@@ -1,6 +1,7 @@
 """The short run leaves out what it is told to, and nothing that is not there any more."""
 
 import ast
+import functools
 import pathlib
 import types
 from typing import Any
@@ -17,11 +18,14 @@ def _is_there(line: str) -> bool:
     file, _, function = line.partition("::")
     if not (ROOT / file).exists():
         return False
-    tree = ast.walk(ast.parse((ROOT / file).read_text()))
     # A doctest, or the class of a test, is not looked for.
-    return not file.startswith("tests/") or function in {
-        n.name for n in tree if isinstance(n, ast.FunctionDef)
-    }
+    return not file.startswith("tests/") or function in _list_functions(file)
+
+
+@functools.cache
+def _list_functions(file: str) -> frozenset[str]:
+    tree = ast.walk(ast.parse((ROOT / file).read_text()))
+    return frozenset(n.name for n in tree if isinstance(n, ast.FunctionDef))
 
 
 def test_every_function_in_the_list_is_there() -> None:
@@ -50,6 +54,7 @@ def _item(nodeid: str, *marks: str) -> Any:
         ("long", ["a[0]", "a[1]", "a[2]", "a[3]", "b", "c", "d"]),
         ("all", ["a[0]", "a[1]", "a[2]", "a[3]", "b", "c"]),
         ("short", ["b"]),
+        ("rest", ["c"]),
     ],
 )
 def test_each_length_of_a_run_has_its_tests(
@@ -58,9 +63,25 @@ def test_each_length_of_a_run_has_its_tests(
     monkeypatch.setenv("JAXDIST_TESTS", length)
     items = [*(_item(f"a[{i}]") for i in range(4)), _item("b"), _item("c", "slow")]
     kept = [item.nodeid for item in tables.chosen([*items, _item("d", "long")])]
-    if length == "short":
-        assert len([n for n in kept if n.startswith("a[")]) == tables.ROWS
+    if length in ("short", "rest"):
+        left = {"short": tables.ROWS, "rest": 4 - tables.ROWS}
+        assert len([n for n in kept if n.startswith("a[")]) == left[length]
         kept = [n for n in kept if not n.startswith("a[")]
     assert kept == expected
-    assert tables.examples(50, long=400) == {"long": 400, "all": 50, "short": 10}[length]
+    assert tables.examples(50, long=400) == {"long": 400, "short": 10}.get(length, 50)
     assert len(tables.sampled(range(9), 2)) == (9 if length == "long" else 2)
+
+
+def test_the_short_run_and_the_rest_are_all_tests_and_share_only_what_is_shortened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole, shortened = types.SimpleNamespace(), types.SimpleNamespace(examples=tables.examples)
+    items = [_item(f"a[{i}]") for i in range(5)] + [_item("b"), _item("c", "slow"), _item("d")]
+    for item in items:
+        item.module = shortened if item.nodeid == "d" else whole
+    kept: dict[str, list[str]] = {}
+    for length in ("all", "short", "rest"):
+        monkeypatch.setenv("JAXDIST_TESTS", length)
+        kept[length] = [item.nodeid for item in tables.chosen(items)]
+    assert set(kept["short"]) | set(kept["rest"]) == set(kept["all"])
+    assert set(kept["short"]) & set(kept["rest"]) == {"d"}

@@ -41,7 +41,8 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run of `--long` where a `raise` is neither reached nor listed, or both.
 
-    A run of `--all` only names them: the rows that `--long` adds reach some of them.
+    A run of `--all`, or of `--rest` after the short run, only names them: the rows that `--long`
+    adds reach some of them.
     """
     if not _ran_all(session):
         return
@@ -78,7 +79,9 @@ def _ran_all(session: pytest.Session) -> bool:
         or session.shouldstop
         or session.shouldfail
     )
-    return (option.all or option.long) and not is_part
+    # The short run has written into the same file before.
+    is_second_part = getattr(option, "rest", False) and raises.VARIABLE in os.environ
+    return (option.all or option.long or is_second_part) and not is_part
 
 
 def install(package: pathlib.Path, file: pathlib.Path) -> None:

@@ -9,6 +9,7 @@ from jaxdist._compat.arrays import describe_arrays as describe_arrays
 from jaxdist._compat.arrays import get_shards as get_shards
 from jaxdist._compat.arrays import has_deleted as has_deleted
 from jaxdist._compat.arrays import is_committed as is_committed
+from jaxdist._compat.arrays import is_ready as is_ready
 from jaxdist._compat.arrays import make_uncommitted as make_uncommitted
 from jaxdist._compat.arrays import put_uncommitted as put_uncommitted
 from jaxdist._compat.arrays import set_variables as set_variables

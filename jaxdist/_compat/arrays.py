@@ -24,10 +24,23 @@ def has_deleted(leaves: Sequence[Any]) -> bool:
     try:
         return any(map(_is_deleted, leaves))
     except TypeError:
-        return any(isinstance(x, _xla_client.ArrayImpl) and x.is_deleted() for x in leaves)
+        return any(_is_concrete(x) and x.is_deleted() for x in leaves)
+
+
+def _is_concrete(leaf: Any) -> bool:
+    # Arrays of random keys have another class. The plain ones are many, so they are tested first.
+    return type(leaf) is _xla_client.ArrayImpl or (
+        isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+    )
 
 
 _is_deleted: Callable[[Any], bool] = _xla_client.ArrayImpl.is_deleted
+
+
+def is_ready(array: jax.Array) -> bool:
+    """Whether an array is computed. Waits for a public `is_ready` of arrays of random keys."""
+    plain: Any = getattr(array, "_base_array", array)
+    return bool(plain.is_ready())
 
 
 def is_committed(array: jax.Array) -> bool:

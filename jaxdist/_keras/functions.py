@@ -12,10 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._keras.models import check_interrupt, name_of
+from jaxdist._keras.models import check_interrupt, has_own, name_of
 from jaxdist._keras.probe import find_means
 from jaxdist._keras.rows import OnlyReplica, Rows, use_rows
-from jaxdist._keras.source import keras_module
 from jaxdist._keras.step import Step, UnknownLossError
 from jaxdist._keras.values.place import count_rows, is_whole, place_batch, place_state
 from jaxdist._program import EAGERLY, RunOptions, run_eagerly
@@ -42,7 +41,7 @@ class StepFunction:
         self._model = model
         self._kind = kind
         self._step = Step(model)
-        self._is_written = _is_written_by_user(model, f"{kind}_step")
+        self._is_written = has_own(model, f"{kind}_step")
         self._replica_step = self._find_step()
         # One function for each number of rows of a batch.
         self._programs: dict[int, Callable[..., Any]] = {}
@@ -196,11 +195,6 @@ class StepFunction:
             f"{differ}.\n\nKeras shows one number for all rows of a batch.\n\n"
             "Return jaxdist.get_replica_context().all_reduce('mean', value)."
         )
-
-
-def _is_written_by_user(model: Any, name: str) -> bool:
-    own = getattr(keras_module("backend.jax.trainer").JAXTrainer, name)
-    return getattr(type(model), name) is not own
 
 
 def _group(batches: list[Any]) -> Iterator[tuple[int, list[Any]]]:

@@ -112,6 +112,29 @@ def compute_on_all(
     return logs, read_scope(scope, model.metrics_variables)
 
 
+def add_to_metrics(
+    model: Any, values: Sequence[Any], after: Sequence[Any], loss: Any, data: Any, total: Any
+) -> tuple[Any, list[Any]]:
+    """Add what a batch of `total` rows has added to metrics that began with zeros.
+
+    Args:
+        model: The model.
+        values: The metric variables before.
+        after: The metric variables of the batch alone.
+        loss: The loss of the batch.
+        data: `(x, y, y_pred, sample_weight)` where metrics are computed of them, else None.
+        total: The number of rows.
+
+    Returns:
+        The logs, and the metric variables.
+    """
+    pairs = zip(values, after, strict=True)
+    added = [old + increment.astype(old.dtype) for old, increment in pairs]
+    if data is None:
+        return finish(model, added, loss, total)
+    return compute_on_all(model, added, loss, data, total)
+
+
 def scale_loss_trackers(model: Any, increments: Sequence[Any], factor: float) -> list[Any]:
     """Return the increments, with those of the loss of each output multiplied by `factor`.
 

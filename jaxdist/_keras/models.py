@@ -14,6 +14,7 @@ from jaxdist.errors import MixedStrategyError, UnsupportedError
 
 _STRATEGIES: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 _MODEL: ContextVar[Any] = ContextVar("jaxdist_keras_model", default=None)
+_METHOD: ContextVar[str] = ContextVar("jaxdist_keras_method", default="")
 _INTERRUPTS: ContextVar[Interrupts | None] = ContextVar("jaxdist_keras_interrupts", default=None)
 
 
@@ -35,7 +36,7 @@ def remember_strategy(model: Any, what: str) -> None:
         what: What happens to it, for errors: "made" or "compiled".
 
     Raises:
-        UnsupportedError: Keras uses another backend, or the strategy has parameter servers.
+        UnsupportedError: Keras uses another backend.
         MixedStrategyError: The model was made in the scope of another strategy.
     """
     frame = _replica.current_frame()
@@ -52,15 +53,6 @@ def remember_strategy(model: Any, what: str) -> None:
             "Make and compile a model in the scope of one strategy."
         )
     _check_backend(model, what, name)
-    # Their room is a higher one, so the base class of these strategies is known by its name.
-    if any(kind.__name__ == "ServerStrategy" for kind in type(strategy).__mro__):
-        raise UnsupportedError(
-            f"The Keras model {name_of(model)!r} was {what} in the scope of a {name}.\n\n"
-            "model.fit updates all replicas together, and workers of parameter servers do not "
-            "wait for each other.\n\n"
-            "Use jaxdist.MultiWorkerMirroredStrategy() to train it in several processes, or write "
-            "the step with model.stateless_call and schedule it with the coordinator."
-        )
     _STRATEGIES[model] = strategy
 
 
@@ -124,9 +116,23 @@ def current_model() -> Any:
     return _MODEL.get()
 
 
-def use_model(model: Any) -> contextlib.AbstractContextManager[None]:
-    """Make this the current model in a block."""
-    return _compat.set_in_block(_MODEL, model)
+@contextlib.contextmanager
+def use_model(model: Any, method: str) -> Iterator[None]:
+    """Make this the current model in a block, and this the method that is called."""
+    with _compat.set_in_block(_MODEL, model), _compat.set_in_block(_METHOD, method):
+        yield
+
+
+def is_call_on_batch() -> bool:
+    """Whether a method such as `train_on_batch` is called, which returns the result of a batch."""
+    return _METHOD.get().endswith("_on_batch")
+
+
+def has_own(model: Any, method: str) -> bool:
+    """Whether the class of a model overrides a method of the trainer of Keras."""
+    return getattr(type(model), method) is not getattr(
+        keras_module("backend.jax.trainer").JAXTrainer, method
+    )
 
 
 @contextlib.contextmanager

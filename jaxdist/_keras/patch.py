@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from jaxdist._hooks import MAKE_SERVER_FUNCTION
 from jaxdist._keras.functions import StepFunction
 from jaxdist._keras.layers import allow_synchronized, draw_by_replica, synchronize
 from jaxdist._keras.losses import add_shares_to
@@ -94,10 +95,10 @@ def _call_in_strategy(method: Callable[..., Any]) -> Callable[..., Any]:
         for source in (*args[:1], kwargs.get("x"), kwargs.get("validation_data")):
             check_source(self, method.__name__, source)
         if current_model() is not None:
-            with use_model(self):
+            with use_model(self, method.__name__):
                 return method(self, *args, **kwargs)
         share_random_state(strategy.layout, method.__name__)
-        with interrupt_between_steps(), use_model(self):
+        with interrupt_between_steps(), use_model(self, method.__name__):
             result = method(self, *args, **kwargs)
             if method.__name__ == "fit":
                 wait_for_files(strategy.layout)
@@ -115,7 +116,9 @@ def _make_function(method: Callable[..., Any], kind: str) -> Callable[..., Any]:
         if strategy is None:
             return method(self, force)
         if force or getattr(self, name) is None:
-            setattr(self, name, StepFunction(strategy, self, kind))
+            is_on_servers = strategy._has_servers
+            made = MAKE_SERVER_FUNCTION.call if is_on_servers else StepFunction
+            setattr(self, name, made(strategy, self, kind))
         return None
 
     return make
@@ -137,6 +140,11 @@ def _sync(method: Callable[..., Any]) -> Callable[..., Any]:
         if not state or self._jax_state_synced or strategy is None:
             method(self)
             return
+        for function in (self.train_function, self.test_function):
+            if hasattr(function, "owns") and function.owns(state):
+                function.sync()
+                self._jax_state_synced = True
+                return
         groups = {
             name: self.optimizer.variables if name == "optimizer_variables" else getattr(self, name)
             for name in state

@@ -41,11 +41,18 @@ def write_once(write: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(write)
     def write_in_first(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = strategy_of(self.model)
-        if strategy is None or not strategy.layout.is_shared or strategy.layout.process.index == 0:
+        if strategy is None or _is_writer(strategy):
             return write(self, *args, **kwargs)
         return None
 
     return write_in_first
+
+
+def _is_writer(strategy: Any) -> bool:
+    if strategy._has_servers:
+        # Of workers without a coordinator, each has the model and its callbacks.
+        return bool(strategy.extended.should_checkpoint)
+    return not strategy.layout.is_shared or strategy.layout.process.index == 0
 
 
 def wait_for_files(layout: ReplicaMesh) -> None:

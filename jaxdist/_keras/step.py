@@ -16,6 +16,27 @@ class UnknownLossError(Exception):
     """The step added losses of which is unknown how those of the replicas combine."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """What the replicas of a step have computed together.
+
+    Args:
+        loss: The loss of the global batch.
+        fixed: The values of the variables that are not trained, after the step.
+        metrics: What the rows add to the variables of the metrics; those values of which the other
+            metrics are computed where `everything` is given.
+        everything: `x`, `y`, outputs and weights of all rows, of which metrics are computed; None
+            where all metrics are sums.
+        gradients: The gradients of the loss of the global batch.
+    """
+
+    loss: Any
+    fixed: list[Any]
+    metrics: Any
+    everything: Any
+    gradients: Any
+
+
 @dataclasses.dataclass
 class Step:
     """The train, test and predict steps of a model.
@@ -127,10 +148,15 @@ class Step:
             everything = self._gather(x, y, y_pred, weight, rows)
         unscaled = loss
         if train:
-            pairs = list(zip(model.optimizer.variables, of_optimizer, strict=True))
-            with keras_module("backend").StatelessScope(state_mapping=pairs):
-                loss = model.optimizer.scale_loss(loss)
+            loss = self._scale(loss, of_optimizer)
         return loss, (unscaled, new, after, everything)
+
+    def _scale(self, loss: Any, of_optimizer: Any) -> Any:
+        """Return the loss as the optimizer scales it before it is differentiated."""
+        optimizer = self.model.optimizer
+        pairs = list(zip(optimizer.variables, of_optimizer, strict=True))
+        with keras_module("backend").StatelessScope(state_mapping=pairs):
+            return optimizer.scale_loss(loss)
 
     def _loss(
         self,
@@ -200,6 +226,19 @@ class Step:
         self, rows: Rows, aux: Any, fixed: Any, of_metrics: Any, gradients: Any
     ) -> tuple[Any, Any, Any, Any]:
         """Add up the shares of the replicas; return logs, state and gradients."""
+        found = self._add_up(rows, aux, fixed, gradients)
+        if found.everything is None:
+            logs, values = metrics.add_to_metrics(
+                self.model, of_metrics, found.metrics, found.loss, None, rows.total
+            )
+        else:
+            logs, values = metrics.compute_on_all(
+                self.model, found.metrics, found.loss, found.everything, rows.total
+            )
+        return logs, found.fixed, values, found.gradients
+
+    def _add_up(self, rows: Rows, aux: Any, fixed: Any, gradients: Any) -> "Sums":
+        """Add up the shares of the replicas."""
         loss, new, after, everything = aux
         sent = {
             "gradients": gradients,
@@ -208,15 +247,13 @@ class Step:
             "fixed": _share_fixed(fixed, new, rows),
         }
         sums = rows.add_up(sent)
-        loss = sums["loss"][0] if rows.has_shares else loss
-        fixed = _merge_fixed(fixed, new, sums["fixed"])
-        if everything is None:
-            pairs = zip(of_metrics, sums["metrics"], strict=True)
-            values = [old + increment.astype(old.dtype) for old, increment in pairs]
-            logs, values = metrics.finish(self.model, values, loss, rows.total)
-        else:
-            logs, values = metrics.compute_on_all(self.model, after, loss, everything, rows.total)
-        return logs, fixed, values, sums["gradients"]
+        return Sums(
+            sums["loss"][0] if rows.has_shares else loss,
+            _merge_fixed(fixed, new, sums["fixed"]),
+            sums["metrics"] if everything is None else after,
+            everything,
+            sums["gradients"],
+        )
 
 
 def _share_fixed(old: Any, new: Any, rows: Rows) -> list[Any]:

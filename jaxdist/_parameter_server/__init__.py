@@ -2,6 +2,7 @@
 
 from jaxdist._parameter_server import rpc as rpc
 from jaxdist._parameter_server.closures import ServerOptimizer as ServerOptimizer
+from jaxdist._parameter_server.closures import cut_update as cut_update
 from jaxdist._parameter_server.coordinator import ClusterCoordinator as ClusterCoordinator
 from jaxdist._parameter_server.coordinator import PerWorkerDataset as PerWorkerDataset
 from jaxdist._parameter_server.coordinator import PerWorkerIterator as PerWorkerIterator
@@ -11,6 +12,8 @@ from jaxdist._parameter_server.coordinator import Statistics as Statistics
 from jaxdist._parameter_server.coordinator import (
     experimental_get_current_worker_index as experimental_get_current_worker_index,
 )
+from jaxdist._parameter_server.server import Change as Change
+from jaxdist._parameter_server.server import UpdateRegistration as UpdateRegistration
 from jaxdist._parameter_server.strategy import ParameterServerStrategy as ParameterServerStrategy
 from jaxdist._parameter_server.strategy import WorkerStrategy as WorkerStrategy
 from jaxdist._parameter_server.tasks import Server as Server
@@ -20,3 +23,4 @@ from jaxdist._parameter_server.variables import MaxSizePartitioner as MaxSizePar
 from jaxdist._parameter_server.variables import MinSizePartitioner as MinSizePartitioner
 from jaxdist._parameter_server.variables import Partitioner as Partitioner
 from jaxdist._parameter_server.variables import ShardedVariable as ShardedVariable
+from jaxdist._parameter_server.variables import list_shards as list_shards

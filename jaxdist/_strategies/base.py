@@ -69,6 +69,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
     # The strategy whose steps this one runs: `check_gradients` runs them on a one-device twin.
     stands_for: Any = None
+    # Whether variables are on parameter servers, and steps are not in step with those of others.
+    _has_servers: bool = False
 
     # Raises an error where no batch of a distributed dataset can be read.
     @property

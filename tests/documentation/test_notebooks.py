@@ -98,11 +98,20 @@ def test_an_error_a_warning_or_a_traceback_in_an_output_is_found() -> None:
     assert cleaned.cells[0].outputs[0].text == "x in cell"
 
 
+# Each with 8 devices, and with 1 or 2; the other one belongs to the long rows.
+RUNS = [
+    pytest.param(name, devices, marks=marks, id=f"{devices}-{name}")
+    for number, name in enumerate(notebooks.NAMES)
+    for devices, marks in (
+        (8, ()),
+        (1 + number % 2, (pytest.mark.slow,)),
+        (2 - number % 2, (pytest.mark.slow, pytest.mark.long)),
+    )
+]
+
+
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", notebooks.NAMES)
-@pytest.mark.parametrize(
-    "devices", [8, pytest.param(2, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("name", "devices"), RUNS)
 def test_a_notebook_runs_and_leaves_no_process(
     name: str, devices: int, tmp_path: pathlib.Path
 ) -> None:

@@ -108,8 +108,17 @@ def test_chief_workers_server_and_evaluator_train_one_model_with_a_worker_and_th
         assert sum(step > 0 for step in begun) >= 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("moment", ["idle", "evaluating", "waiting"])
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        (signal.SIGKILL, "idle"),
+        (signal.SIGSTOP, "evaluating"),
+        (signal.SIGKILL, "waiting"),
+        pytest.param(signal.SIGSTOP, "idle", marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, "evaluating", marks=pytest.mark.long),
+        pytest.param(signal.SIGSTOP, "waiting", marks=pytest.mark.long),
+    ],
+)
 def test_an_evaluator_that_is_killed_or_stopped_evaluates_the_last_checkpoint(
     number: int, moment: str, tmp_path: pathlib.Path
 ) -> None:

@@ -1,5 +1,6 @@
 """fit, evaluate and predict on replicas equal Keras without jaxdist."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,10 +31,16 @@ def compile_classifier() -> dict[str, Any]:
     }
 
 
+# Every second one with weights; the others belong to the long rows.
+ROWS = [
+    pytest.param(size, batch_size, weighted, marks=[pytest.mark.long] if is_long else [])
+    for number, (size, batch_size) in enumerate(itertools.product([1, 7, 100], [1, 32, 100]))
+    for weighted, is_long in ((number % 2 == 1, False), (number % 2 == 0, True))
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("batch_size", [1, 32, 100])
-@pytest.mark.parametrize("size", [1, 7, 100])
+@pytest.mark.parametrize(("size", "batch_size", "weighted"), ROWS)
 def test_any_number_of_examples_gives_the_numbers_of_keras_alone(
     size: int, batch_size: int, weighted: bool
 ) -> None:

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 import jaxdist
-from jaxdist import _replica
-from jaxdist._keras.models import remember_strategy
 from jaxdist._keras.values.place import count_rows
 from jaxdist.errors import (
     JaxdistError,
@@ -137,12 +135,3 @@ def test_a_model_of_another_backend_is_refused_with_the_way_to_switch(backend: s
         assert "UnsupportedError" in ended.stderr
         assert "uses the backend 'numpy'" in ended.stderr
         assert "KERAS_BACKEND=jax" in ended.stderr
-
-
-def test_parameter_servers_are_refused_with_another_strategy() -> None:
-    class ServerStrategy:
-        """Named like the base class of strategies with parameter servers."""
-
-    model, frame = _make_model(), _replica.Frame(ServerStrategy())
-    with _replica.enter_frame(frame), refused(UnsupportedError, "MultiWorkerMirroredStrategy"):
-        remember_strategy(model, "made")

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxdist._checkpoints.leaves import name_leaves
 from jaxdist._checkpoints.objects import to_plain
+from jaxdist._compat import is_ready
 from jaxdist._devices import runtime
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
@@ -49,7 +50,7 @@ class Snapshot:
     def is_computed(self) -> bool:
         """Whether all arrays are there, without an error."""
         arrays: list[Any] = [x for x in self.leaves.values() if isinstance(x, jax.Array)]
-        if any(x.is_deleted() or not x.is_ready() for x in arrays):
+        if any(x.is_deleted() or not is_ready(x) for x in arrays):
             return False
         try:
             jax.block_until_ready(arrays)

@@ -39,6 +39,12 @@ class ServerStrategy(Strategy):
     """A strategy whose variables are on servers, and whose steps run here or on workers."""
 
     storage: Servers
+    _has_servers = True
+
+    @property
+    def worker_number(self) -> int:
+        """The number of this worker, where each worker makes a strategy; else 0."""
+        return 0
 
     def _set_up_servers(
         self,

@@ -13,3 +13,4 @@ from jaxdist._parameter_server.variables.partitioners import (
 )
 from jaxdist._parameter_server.variables.partitioners import Partitioner as Partitioner
 from jaxdist._parameter_server.variables.sharded import ShardedVariable as ShardedVariable
+from jaxdist._parameter_server.variables.sharded import list_shards as list_shards

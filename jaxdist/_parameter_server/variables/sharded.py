@@ -264,6 +264,11 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
         return f"<ShardedVariable {self._label!r} {self.dtype}{list(self._shape)} of {rows} rows>"
 
 
+def list_shards(variable: Any) -> Sequence[Any]:
+    """Return the shards of a variable; one that is whole is its only shard."""
+    return variable.variables if isinstance(variable, ShardedVariable) else [variable]
+
+
 def _check_shards(given: Any) -> tuple[Any, ...]:
     remedy = "Pass for instance [jaxdist.Variable(rows), jaxdist.Variable(more_rows)]."
     is_list = isinstance(given, (list, tuple))

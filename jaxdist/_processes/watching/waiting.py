@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jaxdist._compat import is_ready
 from jaxdist._processes.agreement import Agreement, get_agreement
 from jaxdist._processes.settings import get_settings
 from jaxdist._processes.watching.collective_errors import is_collective_error
@@ -103,7 +104,7 @@ def _poll(arrays: list[Any], limit: Limit) -> bool:
     """Return whether all arrays were computed within the limit."""
     nap = _FIRST_NAP
     for array in arrays:
-        while not array.is_ready():
+        while not is_ready(array):
             if time.monotonic() >= limit.end:
                 limit.expire()
                 # The doctor's thread may have begun before.

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from jaxdist._checkpoints import keep_states, save_after
+from jaxdist._compat import is_ready
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._processes import CallOfAll, Waiter, at_leaving, get_settings
 from jaxdist._program import LaterCalls
@@ -117,7 +118,7 @@ def _finish(between: BetweenProcesses | None) -> None:
     arrays: list[Any] = [] if between is None else list(between._results)
     end = time.monotonic() + get_settings().quiet_seconds
     for array in [*arrays, *jax.live_arrays()]:
-        while not array.is_deleted() and not array.is_ready():
+        while not array.is_deleted() and not is_ready(array):
             if time.monotonic() >= end:
                 _LOG.warning(
                     "This process leaves the others while a collective still waits for one of them."

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxdist import _keras_servers
 from jaxdist._keras import keras_module
 from jaxdist.errors import UnsupportedError
 
@@ -41,14 +41,6 @@ def make_transformation(optimizer: Any) -> optax.GradientTransformation:
     The optimizer has been built. Its state begins with the values that it has.
     """
 
-    def init(params: Any) -> list[Any]:
-        del params
-        return [jnp.array(np.asarray(v.value)) for v in optimizer.variables]
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        before, treedef = jax.tree.flatten(params)
-        after, state = optimizer.stateless_apply(state, jax.tree.leaves(updates), before)
-        changes = [new - old for new, old in zip(after, before, strict=True)]
-        return treedef.unflatten(changes), list(state)
-
-    return optax.GradientTransformation(init, update)
+    return _keras_servers.make_transformation(
+        optimizer, lambda: [jnp.array(np.asarray(v.value)) for v in optimizer.variables]
+    )

@@ -2,6 +2,8 @@
 
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -69,3 +71,12 @@ def test_the_state_before_each_step_is_kept_until_a_later_one_is_computed() -> N
         snapshots.take()
     found, leaves, notes = snapshots.find_newest()
     assert (found, leaves["w"].tolist(), notes) == (29, [29, 29], {"step": 29})
+
+
+def test_a_state_with_random_keys_is_kept() -> None:
+    state = {"w": jnp.arange(3.0), "key": jax.random.key(4)}
+    snapshots = Snapshots(lambda: (0, state))
+    snapshots.take()
+    jax.block_until_ready(state)
+    found, leaves, _ = snapshots.find_newest()
+    assert (found, sorted(leaves)) == (0, ["key", "w"])

@@ -399,6 +399,19 @@ def test_an_address_belongs_to_one_task(start: Serve) -> None:
     assert start({"echo": echo}, listener.address).address == listener.address
 
 
+def test_a_task_that_has_stopped_and_its_closed_channel_leave_no_thread(
+    start: Serve, dial: Connect
+) -> None:
+    before = set(threading.enumerate())
+    listener = start({"echo": echo})
+    channel = dial(listener.address)
+    # Both ways are so large that a thread looks after slow calls.
+    channel.call(Message("echo", {}, (np.zeros(2**22, np.uint8),)))
+    channel.close()
+    listener.stop()
+    poll(lambda: not set(threading.enumerate()) - before, 8)
+
+
 def test_several_threads_call_at_a_time(start: Serve, dial: Connect) -> None:
     everyone = threading.Barrier(8)
 

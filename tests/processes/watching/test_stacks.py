@@ -1,8 +1,10 @@
 """Stacks of threads, also of a process in which C code holds the GIL."""
 
-import ctypes
 import os
+import pathlib
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +22,6 @@ from jaxdist._processes.watching.stacks import (
     find_users_line,
     format_stack,
     is_in_array_wait,
-    read_held_stacks,
 )
 from jaxdist._processes.watching.whereabouts import Doing
 
@@ -120,41 +121,71 @@ def test_a_thread_that_calls_float_again_and_again_does_not_wait() -> None:
     assert not any(seconds is not None and seconds > 0.1 for seconds in measured)
 
 
-@pytest.mark.skipif(os.uname().sysname != "Linux", reason="timers of Linux")
-def test_the_stack_of_a_process_that_holds_its_gil_is_written() -> None:
-    held: list[HeldStack] = []
-    dumps: list[str] = []
-    made, ended = threading.Event(), threading.Event()
+HOLDING = """
+import ctypes, sys, threading, time
+from jaxdist._processes.watching.stacks import *
 
-    def rearm() -> None:
-        held.append(HeldStack(0.3))
-        made.set()
-        while not ended.wait(0.05):
-            dumps.append(held[0].rearm())
-        held[0].close()
+dumps, made, ended = [], threading.Event(), threading.Event()
 
-    def find_main() -> str:
-        return find_thread_in_dump("".join(dumps), threading.main_thread().ident or 0)
-
-    thread = threading.Thread(target=rearm)
-    thread.start()
-    made.wait()
-    path = held[0].path
-    assert path is not None
-    end = time.monotonic() + 60
-    while "holds_its_gil" not in find_main() and time.monotonic() < end:
-        # A signal that another test has left a handler for ends this early: then again.
-        ctypes.PyDLL(None).usleep(1_000_000)
-        # As another process reads it, in the moment in which this one is free again.
-        time.sleep(0.2)
-    ended.set()
-    thread.join()
-    dump = "".join(dumps)
-    stack = find_thread_in_dump(dump, threading.get_ident())
-    assert "test_the_stack_of_a_process_that_holds_its_gil_is_written" in stack
-    assert find_line_in_dump(stack).startswith("test_stacks.py:")
+def rearm():
+    held = HeldStack(0.3)
+    made.set()
+    while not ended.wait(0.05):
+        dumps.append(held.rearm())
+    path = held.path
+    held.close()
     assert read_held_stacks(path) == ""
-    assert find_thread_in_dump(dump, 1) == ""
+
+def hold():
+    ctypes.PyDLL(None).usleep(1_000_000)
+
+main = threading.get_ident()
+newer = [threading.Thread(target=ended.wait) for _ in range(int(sys.argv[1]))]
+thread = threading.Thread(target=rearm)
+thread.start()
+for one in newer:
+    one.start()
+made.wait()
+end = time.monotonic() + 60
+while not any(dumps) and time.monotonic() < end:
+    hold()
+    # The other thread reads it in the moment in which this one is free again.
+    time.sleep(0.2)
+ended.set()
+thread.join()
+stack = find_thread_in_dump("".join(dumps), main)
+print(stack, end="")
+print("line:", find_line_in_dump(stack))
+assert find_thread_in_dump("", main) == ""
+"""
+
+
+def hold_the_gil(folder: pathlib.Path, newer_threads: int) -> str:
+    """What a process of its own prints: other tests leave threads and handlers of signals."""
+    script = folder / "holds.py"
+    script.write_text(HOLDING)
+    command = [sys.executable, str(script), str(newer_threads)]
+    return subprocess.run(command, check=True, text=True, capture_output=True, timeout=100).stdout
+
+
+@pytest.mark.skipif(os.uname().sysname != "Linux", reason="timers of Linux")
+def test_the_stack_of_a_process_that_holds_its_gil_is_written(tmp_path: pathlib.Path) -> None:
+    printed = hold_the_gil(tmp_path, 0)
+    assert "in hold\n" in printed
+    assert "line: holds.py:" in printed
+
+
+@pytest.mark.skipif(os.uname().sysname != "Linux", reason="timers of Linux")
+def test_a_thread_that_is_not_among_the_newest_100_is_said_to_be_left_out(
+    tmp_path: pathlib.Path,
+) -> None:
+    printed = hold_the_gil(tmp_path, 120)
+    assert printed.startswith("  (unknown: faulthandler writes the 100 newest")
+    assert "line: \n" in printed
+
+
+def test_a_thread_that_a_dump_does_not_have_has_no_stack_and_no_line() -> None:
+    assert find_thread_in_dump('Thread 0x2 (most recent call first):\n  File "a.py"\n', 1) == ""
     assert find_line_in_dump("") == ""
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxdist import _processes, errors
+from jaxdist._compat import is_ready
 from jaxdist._processes import HERE, LocalStore, Process, Settings, Waiter, wait_until_ready
 from jaxdist._processes.watching import limit as limit_module
 from jaxdist._processes.watching.collective_errors import is_collective_error, is_time_limit
@@ -54,6 +55,12 @@ def test_computed_and_deleted_arrays_are_not_waited_for() -> None:
     for seconds in (None, 10.0):
         wait_until_ready([jnp.ones(3) + 1, deleted], seconds, call="reduce", place="reduce")
     assert HERE.read().in_wait is False
+
+
+def test_an_array_of_random_keys_is_waited_for() -> None:
+    keys = jax.random.split(jax.random.key(0), 3)
+    wait_until_ready([keys], 10.0, call="strategy.run", place="strategy.run")
+    assert is_ready(keys)
 
 
 def test_without_a_job_the_limit_counts_too() -> None:

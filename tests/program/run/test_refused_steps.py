@@ -142,9 +142,10 @@ def mean_in_variable(rows: PerReplica) -> Any:
     return strategy.run(lambda x: total.assign(x.mean()), (rows,))
 
 
-def deleted() -> jax.Array:
+def deleted(value: jax.Array | None = None) -> jax.Array:
     """An array that is gone."""
-    held = jax.device_put(jnp.ones(4), two().replicated_sharding)
+    value = jnp.ones(4) if value is None else value
+    held = jax.device_put(value, two().replicated_sharding)
     held.delete()
     return held
 
@@ -226,6 +227,11 @@ ROWS: dict[str, Row] = {
         lambda: run(lambda x: x + 1, deleted()),
         DonationError,
         ("1 array(s) whose buffers are gone", "args[0]: float32[4]"),
+    ),
+    "a random key that is deleted": (
+        lambda: run(jax.random.normal, deleted(jax.random.key(0))),
+        DonationError,
+        ("1 array(s) whose buffers are gone", "args[0]: key<fry>[]"),
     ),
     "a loop that waits for a variable": (
         lambda: with_variable(count_up),

@@ -399,6 +399,13 @@ def random_keys(strategy: jaxdist.Strategy) -> Any:
 
 
 @case
+def returned_keys(strategy: jaxdist.Strategy) -> Any:
+    # A process waits for its last results before it leaves.
+    keys = strategy.run(lambda key: jax.random.fold_in(key, 5), (jax.random.key(3),))
+    return to_numpy(jax.random.key_data(strategy.experimental_local_results(keys)[0]))
+
+
+@case
 def check_replicas(strategy: jaxdist.Strategy) -> Any:
     w = strategy.run(lambda: jnp.ones(3) * 2)
     strategy.check_replicas({"w": w})

@@ -65,6 +65,8 @@ def cut_update(
     params: PyTree,
     shards: Mapping[str, Sequence[int]] | None = None,
     labels: Sequence[str] | None = None,
+    *,
+    keeps_unneeded: bool = False,
 ) -> list[VariableUpdate]:
     """Cut an optax transformation into one update program for each parameter.
 
@@ -76,6 +78,8 @@ def cut_update(
         shards: The number of rows of each shard, for each parameter in shards along dim 0, by the
             path of the parameter, such as `embedding.table`.
         labels: How errors call the parameters; None for by their paths.
+        keeps_unneeded: Whether to keep state of a parameter that its updates do not need, such as
+            an average of its values that is read at the end.
 
     Returns:
         For each parameter its update, in the order of the leaves.
@@ -97,7 +101,24 @@ def cut_update(
     traced = OptimizerTrace(optax.with_extra_args_support(tx), params, labels)
     rows = _check_shards(shards or {}, traced)
     exported: dict[str, UpdateOfShape] = {}
-    return [_cut_leaf(traced, i, rows.get(name), exported) for i, name in enumerate(traced.names)]
+    kept = _find_unneeded(traced) if keeps_unneeded else {}
+    return [
+        _cut_leaf(traced, i, rows.get(name), exported, kept.get(i, ()))
+        for i, name in enumerate(traced.names)
+    ]
+
+
+def _find_unneeded(traced: OptimizerTrace) -> dict[int, list[int]]:
+    """Return by parameter the state that is computed from it, and that no update needs."""
+    needed = {j for i in range(traced.count) for j in traced.find_needed(i)[0]}
+    found: dict[int, list[int]] = {}
+    for j in set(range(len(traced.slots))) - needed:
+        _, _, inputs = traced.find_needed(traced.count + j)
+        owners = sorted({n for n in map(traced.get_owner, inputs) if n is not None})
+        if owners:
+            # If there are several, it is checked and refused as one that couples parameters.
+            found.setdefault(owners[0], []).append(j)
+    return found
 
 
 def _check_shards(
@@ -121,8 +142,9 @@ def _cut_leaf(
     leaf: int,
     rows: tuple[int, ...] | None,
     exported: dict[str, UpdateOfShape],
+    kept: Sequence[int] = (),
 ) -> VariableUpdate:
-    slots, program, needed = traced.find_needed(leaf)
+    slots, program, needed = traced.find_needed(leaf, kept)
     first, of_init = _compat.drop_unused(traced.init, slots)
     for found, inputs in ((program, needed), (first, of_init)):
         _check_alone(traced, leaf, found, inputs)

@@ -97,9 +97,16 @@ class OptimizerTrace:
                     "Make the first state with the dtype of the later ones."
                 )
 
-    def find_needed(self, leaf: int) -> tuple[list[int], ClosedJaxpr, list[int]]:
-        """Return the slots that a parameter needs, its program, and which inputs that needs."""
-        slots: set[int] = set()
+    def find_needed(
+        self, leaf: int, kept: Sequence[int] = ()
+    ) -> tuple[list[int], ClosedJaxpr, list[int]]:
+        """Return the slots that a parameter needs, its program, and which inputs that needs.
+
+        Args:
+            leaf: The number of the result: a parameter, or a leaf of the state after these.
+            kept: Slots that it has besides.
+        """
+        slots: set[int] = set(kept)
         while True:
             order = sorted(slots)
             results = [leaf, *(self.count + j for j in order)]

@@ -1,7 +1,7 @@
 """`ServerOptimizer`: an optax transformation that servers apply to plain variables."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import optax
 from jaxdist._parameter_server.closures.optimizers.cut import VariableUpdate, cut_update
 from jaxdist._parameter_server.server import UpdateRegistration
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
-from jaxdist._parameter_server.variables.sharded import ShardedVariable
+from jaxdist._parameter_server.variables.sharded import ShardedVariable, list_shards
 from jaxdist._validate import as_array, is_array, show
 from jaxdist._values import DistributedValues, IndexedSlices
 from jaxdist.errors import (
@@ -77,7 +77,7 @@ class ServerOptimizer:
                 "tx is an optax.GradientTransformation.\n\nPass for instance optax.adam(1e-3)."
             )
         given = _check_variables(variables)
-        self._strategy = _find_shards(given[0])[0].distribute_strategy
+        self._strategy = list_shards(given[0])[0].distribute_strategy
         self._slots: dict[str, ServerVariable] = {}
         # The operation of the server that updates a variable, by its name there.
         self._ops: dict[str, str] = {}
@@ -91,7 +91,7 @@ class ServerOptimizer:
         labels = [getattr(v, "remote_name", v.label) for v in given]
         updates = cut_update(tx, params, sharded, labels)
         for variable, update in zip(given, updates, strict=True):
-            for shard in _find_shards(variable):
+            for shard in list_shards(variable):
                 self._register(shard, update, prefix)
 
     def _register(self, variable: ServerVariable, update: VariableUpdate, prefix: str) -> None:
@@ -143,7 +143,7 @@ class ServerOptimizer:
         pairs = self._check_pairs(grads_and_vars)
         for gradient, variable in pairs:
             start = 0
-            shards = _find_shards(variable)
+            shards = list_shards(variable)
             for shard in shards:
                 rows = int(shard.shape[0]) if len(shards) > 1 else 0
                 own = gradient[start : start + rows] if len(shards) > 1 else gradient
@@ -162,7 +162,7 @@ class ServerOptimizer:
         checked = []
         seen: set[int] = set()
         for gradient, variable in pairs:
-            is_own = all(map(self._is_own, _find_shards(variable)))
+            is_own = all(map(self._is_own, list_shards(variable)))
             if not is_own or id(variable) in seen:
                 what = "twice" if is_own else "which is none of its variables"
                 raise ArgumentError(
@@ -214,10 +214,6 @@ def _check_gradient(gradient: Any, variable: Any) -> Any:
     return array.astype(variable.dtype)
 
 
-def _find_shards(variable: Any) -> Sequence[Any]:
-    return variable.variables if isinstance(variable, ShardedVariable) else [variable]
-
-
 def _check_variables(variables: Any) -> list[Any]:
     """Return variables of one strategy with servers, each of them once."""
     is_one = isinstance(variables, ServerVariable | ShardedVariable)
@@ -225,7 +221,7 @@ def _check_variables(variables: Any) -> list[Any]:
         given: list[Any] = [] if is_one else list(variables)
     except TypeError:
         given = list[Any]()
-    shards = [shard for v in given for shard in _find_shards(v)]
+    shards = [shard for v in given for shard in list_shards(v)]
     wrong = [s for s in shards if not isinstance(s, ServerVariable)]
     if not given or wrong:
         found = f"{show(wrong[0])} in variables" if wrong else f"variables={show(variables)}"

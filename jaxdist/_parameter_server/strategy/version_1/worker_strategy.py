@@ -49,6 +49,7 @@ class WorkerStrategy(ServerStrategy):
         # Nobody connects an evaluator with the servers: it has variables of its own, which it
         # restores from checkpoints.
         self._is_alone = task is None or task.job == "evaluator"
+        self._has_servers = not self._is_alone
         if task is None or self._is_alone or not task.is_local or task.index is None:
             devices = find_worker_devices(caller, resolver)
         else:
@@ -65,6 +66,11 @@ class WorkerStrategy(ServerStrategy):
             ending = weakref.finalize(self, servers.close)
             ending.atexit = False  # pyrefly: ignore[missing-attribute]
         self._extended = WorkerExtended(self, task)
+
+    @property
+    def worker_number(self) -> int:
+        """The number of this process among those that read input."""
+        return 0 if self._task is None else self._task.index or 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if not self._is_alone:

@@ -106,6 +106,7 @@ class GrpcListener:
         self._health.enter_graceful_shutdown()
         self._server.stop(None).wait(_SECONDS_TO_STOP)
         self._threads.shutdown()
+        self._watch.close()
 
     def _bind(self, address: str, security: Security) -> int:
         try:

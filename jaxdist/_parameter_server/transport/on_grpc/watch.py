@@ -17,7 +17,13 @@ class Watch:
         self._seconds = seconds
         self._cancels: dict[object, tuple[float, Callable[[], object]]] = {}
         self._changed = threading.Condition()
-        self._is_running = False
+        self._is_running = self._is_closed = False
+
+    def close(self) -> None:
+        """End the thread. The calls that are left have been cancelled."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
 
     @contextlib.contextmanager
     def limit(self, cancel: Callable[[], object]) -> Iterator[None]:
@@ -25,7 +31,7 @@ class Watch:
         key = object()
         with self._changed:
             self._cancels[key] = time.monotonic() + self._seconds, cancel
-            if not self._is_running:
+            if not self._is_running and not self._is_closed:
                 self._is_running = True
                 threading.Thread(target=self._run, name="slow calls", daemon=True).start()
         try:
@@ -39,7 +45,7 @@ class Watch:
         idle = False
         while True:
             with self._changed:
-                if not self._cancels and idle:
+                if self._is_closed or (not self._cancels and idle):
                     self._is_running = False
                     return
                 idle = not self._cancels

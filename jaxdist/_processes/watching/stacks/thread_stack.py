@@ -19,6 +19,7 @@ _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 _INTERNAL = (PACKAGE, _JAX)
 _MOST_FRAMES = 16
+_LEFT_OUT = "  (unknown: faulthandler writes the 100 newest threads, and this is an older one)\n"
 _OF_ARRAYS = re.compile(r"block_until_ready\(|\basarray\(|\b(np|numpy|onp)\.array\(")
 
 
@@ -66,7 +67,10 @@ def is_in_array_wait(thread: int) -> bool:
 
 
 def find_thread_in_dump(dump: str, thread: int) -> str:
-    """Return the part of a dump of faulthandler that is about one thread."""
+    """Return the part of a dump of faulthandler that is about one thread, or "".
+
+    faulthandler writes the 100 newest threads. Where that leaves the thread out, the text says so.
+    """
     header = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)[^\n]*\n", re.MULTILINE)
     found = list(header.finditer(dump))
     for number, match in enumerate(found):
@@ -74,7 +78,7 @@ def find_thread_in_dump(dump: str, thread: int) -> str:
             end = found[number + 1].start() if number + 1 < len(found) else len(dump)
             lines = dump[match.end() : end].strip().splitlines()
             return "".join(f"{line}\n" for line in lines if not _has_internal_file(line))
-    return ""
+    return _LEFT_OUT if found and re.search(r"^\.\.\.$", dump, re.MULTILINE) else ""
 
 
 def find_line_in_dump(dump: str) -> str:

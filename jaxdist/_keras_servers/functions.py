@@ -1,0 +1,197 @@
+"""The train, test and predict functions of a Keras model whose variables are on servers."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdist._keras import (
+    Rows,
+    UnknownLossError,
+    check_interrupt,
+    count_rows,
+    find_means,
+    has_own,
+    is_call_on_batch,
+    name_of,
+    place_batch,
+)
+from jaxdist._keras_servers.accumulated import find_accumulated
+from jaxdist._keras_servers.alone import Alone
+from jaxdist._keras_servers.checks import check_model
+from jaxdist._keras_servers.here import FunctionHere
+from jaxdist._keras_servers.results import Results
+from jaxdist._keras_servers.runners import make_runner
+from jaxdist._keras_servers.seeds import Seeds
+from jaxdist._keras_servers.step import ServerStep
+from jaxdist._keras_servers.variables import ModelOnServers
+from jaxdist._replica import current_frame
+
+_MODELS: "weakref.WeakKeyDictionary[Any, ModelOnServers]" = weakref.WeakKeyDictionary()
+
+
+def make_function(strategy: Any, model: Any, kind: str) -> Any:
+    """Return what Keras calls with its state and an iterator over batches.
+
+    Args:
+        strategy: The strategy of the model.
+        model: The Keras model.
+        kind: "train", "test" or "predict".
+    """
+    # A step of the user for evaluation and predictions change nothing on the servers.
+    if kind == "predict" or (kind == "test" and has_own(model, "test_step")):
+        return FunctionHere(model, kind)
+    check_model(model, kind, strategy)
+    return ServerFunction(strategy, model, kind)
+
+
+class ServerFunction:
+    """A train or test function: workers run its steps.
+
+    Args:
+        strategy: The strategy of the model.
+        model: The Keras model.
+        kind: "train" or "test".
+    """
+
+    def __init__(self, strategy: Any, model: Any, kind: str) -> None:
+        self._strategy, self._model, self._kind = strategy, model, kind
+        remote = _MODELS.get(model)
+        if remote is None:
+            remote = _MODELS[model] = ModelOnServers(strategy)
+        self._remote = remote
+        self._seeds = Seeds(model, strategy.worker_number)
+        self._step = ServerStep(model, remote=remote, seeds=self._seeds)
+        self._results = Results(model)
+        self._runner = make_runner(strategy)
+        # One function for each number of rows of a batch.
+        self._functions: dict[int, Callable[..., Any]] = {}
+        self._state: Any = None
+
+    def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        """Start the next `steps_per_execution` steps; return what is known of the metrics."""
+        check_interrupt()
+        batches = [next(iterator)]
+        for _ in range(self._model.steps_per_execution - 1):
+            batch = next(iterator, None)
+            if batch is None:
+                break
+            batches.append(batch)
+        try:
+            if state is not self._state:
+                self._begin(state, batches[0])
+            for batch in batches:
+                self._start(batch, state)
+                is_first = self._results.logs is None or not self._seeds.is_known
+                self._add(self._runner.collect(least=int(is_first)))
+            if is_call_on_batch():
+                self._add(self._runner.collect_all())
+        except BaseException:
+            self._runner.drop()
+            self._give_back(state)
+            raise
+        return self._results.logs, state
+
+    def owns(self, state: Any) -> bool:
+        """Whether it has returned this state, whose values are on the servers."""
+        return self._state is not None and state.get("trainable_variables") is self._state[0]
+
+    def sync(self) -> None:
+        """Wait for all steps, and give the variables of Keras the values of the servers."""
+        model, is_train, state = self._model, self._kind == "train", self._state
+        self._state = None
+        groups = self._find_variables()
+        try:
+            self._add(self._runner.collect_all())
+        except BaseException:
+            self._runner.drop()
+            raise
+        finally:
+            fixed, trainable = groups[1], groups[0] if is_train else []
+            own = [v for n, v in enumerate(fixed) if n not in self._seeds.positions]
+            found, of_optimizer = self._remote.fetch(
+                [*trainable, *own], state[2] if is_train else None
+            )
+            values = [list(group) for group in state]
+            values[0][: len(trainable)] = found[: len(trainable)]
+            rest = iter(found[len(trainable) :])
+            values[1] = [
+                x if n in self._seeds.positions else next(rest) for n, x in enumerate(values[1])
+            ]
+            self._seeds.put_into(values[1])
+            if is_train:
+                values[2] = of_optimizer
+            values[-1] = self._results.values
+            for group, new in zip(groups, values, strict=True):
+                for variable, value in zip(group, new, strict=True):
+                    variable.assign(value)
+            self._remote.note([*groups[0], *groups[1]], model.optimizer if is_train else None)
+
+    def _begin(self, state: Any, batch: Any) -> None:
+        """Send what has changed since the last step to the servers."""
+        trainable, fixed, *_ = self._find_variables()
+        positions = self._seeds.positions
+        own = [n for n in range(len(fixed)) if n not in positions]
+        self._remote.send(trainable, state[0])
+        self._remote.send([fixed[n] for n in own], [state[1][n] for n in own])
+        if self._kind == "train":
+            self._remote.send_optimizer(self._model.optimizer, trainable, state[2])
+        self._seeds.start(state[1])
+        self._results.start(state[-1])
+        if self._step.accumulated is None:
+            is_train = self._kind == "train"
+            self._step.accumulated = find_accumulated(self._model, state, batch, training=is_train)
+        self._state = state
+
+    def _start(self, batch: Any, state: Any) -> None:
+        rows = count_rows(batch)
+        layout = self._strategy.layout
+        if rows % layout.num_replicas:
+            # The source may overwrite its arrays.
+            placed = jax.tree.map(np.array, batch)
+        else:
+            placed = place_batch(batch, rows, layout)
+        args = placed, self._seeds.take()
+        while True:
+            function = self._functions.get(rows)
+            if function is None:
+                function = self._functions[rows] = self._make_step(rows)
+            try:
+                self._runner.start(function, args, rows)
+                return
+            except UnknownLossError:
+                self._step.added = find_means(self._model, state, batch, self._kind == "train")
+                self._functions.clear()
+
+    def _make_step(self, total: int) -> Callable[..., Any]:
+        step = self._step.send_gradients if self._kind == "train" else self._step.evaluate
+
+        def keras_step(batch: Any, seeds: Any) -> Any:
+            frame = current_frame()
+            own = jax.tree.leaves(batch)[0].shape[0]
+            replica = Alone() if frame is None or own == total else frame.replica
+            return step(batch, seeds, Rows(own, total, replica))
+
+        keras_step.__name__ = f"{name_of(self._model)}_{self._kind}_step"
+        return keras_step
+
+    def _add(self, found: Iterator[tuple[Any, int]]) -> None:
+        for result, rows in found:
+            self._seeds.learn(result["seeds"])
+            self._results.add(result, rows)
+
+    def _find_variables(self) -> list[Any]:
+        """Return the variables of the model in the order of the state."""
+        model = self._model
+        groups = [model.trainable_variables, model.non_trainable_variables]
+        groups += [model.optimizer.variables] if self._kind == "train" else []
+        return [*groups, model.metrics_variables]
+
+    def _give_back(self, state: Any) -> None:
+        """Give the variables of Keras their arrays, which it has taken from them."""
+        for group, values in zip(self._find_variables(), state, strict=True):
+            for variable, value in zip(group, values, strict=True):
+                if variable._value is None:
+                    variable._value = value

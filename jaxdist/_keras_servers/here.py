@@ -1,0 +1,63 @@
+"""Steps of a Keras model that this process runs, with the weights that it has got from servers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist._keras import check_interrupt
+
+
+class FunctionHere:
+    """A predict function, or a test function with a step of the user.
+
+    Arrays that a step does not change stay the same objects, because those that are new would be
+    sent to the servers: see Note [Keras models on servers].
+
+    Args:
+        model: The Keras model.
+        kind: "test" or "predict".
+    """
+
+    def __init__(self, model: Any, kind: str) -> None:
+        self._model, self._kind = model, kind
+        # The numbers of the arrays that the step of the last trace has changed, by its shapes.
+        self._changed: dict[Any, list[int]] = {}
+        eagerly = model.run_eagerly or not model.jit_compile
+        self._step = self._compute if eagerly else jax.jit(self._compute)
+
+    def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        """Run the next `steps_per_execution` steps; return the logs or outputs, and the state."""
+        check_interrupt()
+        found = []
+        for n in range(self._model.steps_per_execution):
+            batch = next(iterator) if n == 0 else next(iterator, None)
+            if batch is None:
+                break
+            result, new = self._step(state, batch)
+            arrays, structure = jax.tree.flatten(state)
+            for number, array in zip(self._changed[_describe(batch)], new, strict=True):
+                arrays[number] = array
+            state = jax.tree.unflatten(structure, arrays)
+            found.append(result)
+        if self._kind != "predict":
+            return found[-1], state
+        if len(found) == 1:
+            return found[0], state
+        return jax.tree.map(lambda *x: jnp.concatenate(x), *found), state
+
+    def _compute(self, state: Any, batch: Any) -> tuple[Any, list[Any]]:
+        """Return the result of a step, and the arrays of the state that it has changed."""
+        result, new = getattr(self._model, f"{self._kind}_step")(state, batch)
+        new = (state[0], new) if self._kind == "predict" else new
+        pairs = list(zip(jax.tree.leaves(state), jax.tree.leaves(new), strict=True))
+        changed = [n for n, (before, after) in enumerate(pairs) if after is not before]
+        self._changed[_describe(batch)] = changed
+        return result, [pairs[n][1] for n in changed]
+
+
+def _describe(batch: Any) -> Any:
+    leaves, structure = jax.tree.flatten(batch)
+    # In a trace, the dtypes are those of JAX.
+    return structure, tuple((x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in leaves)

@@ -1,0 +1,118 @@
+"""One step of a Keras model whose variables are on servers, on a replica of a worker."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist._keras import Rows, Step, use_rows
+from jaxdist._keras_servers.checks import check_added_up
+from jaxdist._keras_servers.seeds import Seeds
+from jaxdist._keras_servers.variables import ModelOnServers
+
+
+@dataclasses.dataclass
+class ServerStep(Step):
+    """The train and test steps of a model: they read variables, and send changes.
+
+    The results are what the process with the model adds to its metrics: the loss, what the rows
+    add to the variables of the metrics, and the rows themselves where a metric is no sum.
+
+    Args:
+        remote: The variables on the servers.
+        seeds: The states of random number generators, which are arguments.
+        accumulated: The numbers of the variables that are not trained and are computed from their
+            own values, such as moving averages; None: unknown.
+    """
+
+    remote: ModelOnServers | None = None
+    seeds: Seeds | None = None
+    accumulated: frozenset[int] | None = None
+
+    def send_gradients(self, data: Any, given: list[Any], rows: Rows) -> dict[str, Any]:
+        """Compute a step of training; `given` are the states of the random number generators."""
+        rows = self._with_shares(rows)
+        trainable, fixed, zeros = self._read(given)
+        compute = functools.partial(self._compute, rows, True)
+        with use_rows(rows):
+            (_, aux), gradients = jax.value_and_grad(compute, has_aux=True)(
+                trainable, fixed, zeros, None, data
+            )
+            if rows.own == 0:
+                # Zeros, but a derivative that is not finite would make them nan.
+                gradients = jax.tree.map(jnp.zeros_like, gradients)
+            results, gradients = self._finish(rows, aux, fixed, zeros, gradients)
+            self._get_remote().optimizer.send(gradients)
+        return results
+
+    def evaluate(self, data: Any, given: list[Any], rows: Rows) -> dict[str, Any]:
+        """Compute a step of evaluation; `given` are the states of the random number generators."""
+        rows = self._with_shares(rows)
+        trainable, fixed, zeros = self._read(given)
+        with use_rows(rows):
+            _, aux = self._compute(rows, False, trainable, fixed, zeros, None, data)
+            results, _ = self._finish(rows, aux, fixed, zeros, [])
+        return results
+
+    def _get_remote(self) -> Any:
+        return self.remote
+
+    def _scale(self, loss: Any, of_optimizer: Any) -> Any:
+        # The check of the model allows a constant scale only.
+        return self.model.optimizer.scale_loss(loss)
+
+    def _read(self, given: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """Return the values of the variables, and zeros for those of the metrics."""
+        model, remote = self.model, self._get_remote()
+        positions = self.seeds.positions if self.seeds else []
+        states = dict(zip(positions, given, strict=True))
+        fixed = [
+            jnp.asarray(states[n]) if n in states else remote.get([v])[0].value()
+            for n, v in enumerate(model.non_trainable_variables)
+        ]
+        trainable = [v.value() for v in remote.get(model.trainable_variables)]
+        return trainable, fixed, [jnp.zeros(v.shape, v.dtype) for v in model.metrics_variables]
+
+    def _finish(
+        self, rows: Rows, aux: Any, fixed: list[Any], zeros: list[Any], gradients: Any
+    ) -> tuple[dict[str, Any], Any]:
+        """Send changes of variables that are not trained; return the results and gradients."""
+        after, is_all = aux[2], aux[3] is not None
+        if is_all:
+            pairs = zip(self.model.metrics_variables, zeros, after, strict=True)
+            known = self._list_of_losses()
+            check_added_up(
+                self.model, [v for v, a, b in pairs if a is not b and id(v) not in known]
+            )
+        sums = self._add_up(rows, aux, fixed, gradients)
+        positions = set(self.seeds.positions if self.seeds else [])
+        own = self.model.non_trainable_variables
+        steps = []
+        for n, (variable, old, new) in enumerate(zip(own, fixed, sums.fixed, strict=True)):
+            if n in positions:
+                steps.append(new - old)
+            elif new is not old:
+                remote = self._get_remote().get([variable])[0]
+                _send_change(remote, old, new, n in (self.accumulated or ()))
+        results = {"loss": sums.loss, "metrics": sums.metrics, "seeds": steps}
+        return {**results, "rows": sums.everything}, sums.gradients
+
+    def _list_of_losses(self) -> set[int]:
+        compiled = self.model._compile_loss
+        trackers = () if compiled is None else compiled.metrics
+        return {id(v) for m in trackers for v in m.variables}
+
+
+def _send_change(remote: Any, old: Any, new: Any, is_sum: bool) -> None:
+    """Send what a step has changed of a variable that is not trained, such as a moving mean.
+
+    Two workers that compute from one value would overwrite each other. So the difference is sent,
+    which the server adds to the value that it has. Of values that do not depend on the ones
+    before, the last one counts.
+    """
+    if is_sum and not jnp.issubdtype(new.dtype, jnp.bool_):
+        remote.assign_add(new - old, read_value=False)
+    else:
+        remote.assign(new, read_value=False)
