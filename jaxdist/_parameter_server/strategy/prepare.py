@@ -170,7 +170,6 @@ class Preparer:
                     return ClosureProgram(
                         call,
                         adopt(call, strategy),
-                        strategy.layout,
                         sources,
                         self._enter,
                         self._finish,
