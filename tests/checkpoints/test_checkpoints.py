@@ -134,6 +134,16 @@ def test_notes_that_are_no_json_are_refused_before_anything_is_written(tmp_path:
         assert checkpoints.steps() == ()
 
 
+@pytest.mark.parametrize("state", [{}, {"w": jnp.zeros((0, 3)), "b": []}])
+def test_a_state_without_elements_is_refused_before_anything_is_written(
+    tmp_path: Path, state: Any
+) -> None:
+    with Checkpoints(tmp_path) as checkpoints:
+        with refused(ArgumentError, "Checkpoints.save was given state=", "Pass what is trained"):
+            checkpoints.save(1, state)
+        assert checkpoints.steps() == ()
+
+
 def test_a_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"file' cannot be used"):

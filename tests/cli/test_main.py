@@ -1,7 +1,9 @@
 """The command line: exit codes, and errors without a traceback."""
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +144,23 @@ def test_a_reader_that_has_seen_enough_ends_a_command_without_a_traceback(
         ran.stdout.close()
         assert ran.stderr.read() == b""
     assert ran.returncode == 141
+
+
+def test_another_pipe_than_the_output_that_breaks_keeps_its_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that ends, for instance, is no reader of the output that has seen enough."""
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    def write(arguments: object) -> int:
+        return os.write(writer, b"x")
+
+    monkeypatch.setattr(main_module, "train", write)
+    with tempfile.TemporaryFile("w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        try:
+            with pytest.raises(BrokenPipeError):
+                main(["train", "job.toml"])
+        finally:
+            os.close(writer)

@@ -140,6 +140,7 @@ def test_a_sweep_compares_pieces_within_a_slice_where_there_are_several() -> Non
         (["--topology", "v5e:2x2x2"], "v5e:2x4 for as many chips, or v5e:2x2*2 for"),
         (["--topology", "v5e:2x2*2", "--slices", "2"], "Leave one of the two out"),
         (["--topology", "v5e:2x2", "--slices", "0"], "from 1 up"),
+        (["--topology", "h100:2x8", "--slices", "2"], "GPUs have no slices"),
         (["--topology", "v5e:2x2", "--logical", "3x1"], "divides the slice"),
         (
             ["--topology", "v5e:2x2", "--rules", "zero"],

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 import jaxdist
 from jaxdist import PerReplica, Strategy, get_replica_context
 from jaxdist._collectives import plan_packs
-from jaxdist.errors import ArgumentError
+from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist.experimental import (
     CollectiveHints,
     CommunicationImplementation,
     CommunicationOptions,
 )
+from tests.strategies.oracle import refused
 
 
 @pytest.fixture
@@ -68,6 +69,16 @@ def test_values_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
 def test_what_is_no_number_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=next(iter(wrong))):
         CommunicationOptions(**wrong)
+
+
+def test_what_are_no_options_cannot_be_merged() -> None:
+    later: Any = {"bytes_per_pack": 5}
+    with refused(
+        ArgumentTypeError,
+        "CommunicationOptions.merged was given later={'bytes_per_pack': 5}",
+        "Pass for instance CommunicationOptions(",
+    ):
+        CommunicationOptions().merged(later)
 
 
 def test_the_older_name_says_which_the_newer_one_is() -> None:

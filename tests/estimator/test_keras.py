@@ -17,6 +17,7 @@ import jaxdist
 from jaxdist import estimator as est
 from jaxdist.errors import ArgumentError, ShapeError, UnsupportedError
 from tests.estimator.models import RATE, X, Y, batches, descend
+from tests.processes.job import results_of_job
 from tests.strategies.oracle import refused
 
 os.environ["KERAS_BACKEND"] = "jax"
@@ -339,27 +340,28 @@ def test_without_a_keras_model_nothing_of_keras_is_imported() -> None:
 
 
 _OTHER = """
-import numpy as np, keras
-from jaxdist import estimator as est
-model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-model.compile("sgd", loss="mse")
+import keras
+import jaxdist
+from jaxdist import estimator
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name="line")
 try:
-    est.Estimator(model, "runs/never")
-except Exception as error:
-    print(type(error).__name__, error)
+    estimator.Estimator(model, "runs/never")
+except jaxdist.errors.UnsupportedError as error:
+    result = str(error)
 """
 
 
 @pytest.mark.slow
-def test_a_model_of_another_backend_is_refused_with_what_to_set() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _OTHER],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "numpy"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert "UnsupportedError" in done.stdout, done.stderr[-2000:]
-    assert "Keras uses 'numpy'" in done.stdout
-    assert "KERAS_BACKEND=jax" in done.stdout
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({"KERAS_BACKEND": "numpy", "KERAS_NNX_ENABLED": None}, "'numpy'"),
+        ({"KERAS_BACKEND": "jax", "KERAS_NNX_ENABLED": "true"}, "KERAS_NNX_ENABLED"),
+    ],
+)
+def test_a_model_of_another_backend_is_refused_with_what_to_set(
+    environment: dict[str, str | None], found: str
+) -> None:
+    (said,) = results_of_job(_OTHER, 1, env=environment)
+    assert f"given the Keras model 'line', and Keras uses {found}." in said
+    assert "Start the program with KERAS_BACKEND=jax, and KERAS_NNX_ENABLED=false" in said

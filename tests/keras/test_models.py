@@ -1,8 +1,5 @@
 """Which strategy a model has, and errors that say what to change."""
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import keras
@@ -107,31 +104,3 @@ def test_a_train_step_that_reduces_nothing_is_refused() -> None:
         model.compile("sgd", "mse")
     with refused(StateDivergenceError, "train_step of the Keras model", "kernel", "all_reduce"):
         model.fit(np.arange(8.0).reshape(4, 2), Y, verbose=0)
-
-
-_PROGRAM = """
-import os
-os.environ["KERAS_BACKEND"] = {backend!r}
-import jaxdist, sys
-strategy = jaxdist.MirroredStrategy(["cpu:0"])
-assert "keras" not in sys.modules
-with strategy.scope():
-    import keras
-    print("made", flush=True)
-    keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["numpy", "jax"])
-def test_a_model_of_another_backend_is_refused_with_the_way_to_switch(backend: str) -> None:
-    program = [sys.executable, "-c", _PROGRAM.format(backend=backend)]
-    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    ended = subprocess.run(program, capture_output=True, text=True, env=env, timeout=100)
-    assert "made" in ended.stdout
-    if backend == "jax":
-        assert ended.returncode == 0, ended.stderr
-    else:
-        assert "UnsupportedError" in ended.stderr
-        assert "uses the backend 'numpy'" in ended.stderr
-        assert "KERAS_BACKEND=jax" in ended.stderr

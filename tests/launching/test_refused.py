@@ -56,6 +56,14 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         (["-n", "2", "-m", "no_such.module"], ["-m no_such.module", "no module 'no_such'"]),
         (["-n", "2", "train", "no_such.toml"], ["'no_such.toml'"]),
         (["-n", "2", "train", CONFIG, "--set", "train.no_such=1"], ["no_such"]),
+        (
+            ["-n", "2", "train", CONFIG, "--set", "strategy.kind=parameter_server"],
+            ["given -n, and strategy.kind", "is 'parameter_server'", "Pass --ps and --workers, or"],
+        ),
+        (
+            ["--ps", "1", "--workers", "2", "train", CONFIG],
+            ["given --ps and --workers, and", "is 'auto'", "strategy.kind=parameter_server."],
+        ),
     ],
 )
 def test_what_cannot_start_is_refused(

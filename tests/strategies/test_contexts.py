@@ -14,7 +14,7 @@ import pytest
 
 import jaxdist
 from jaxdist import MirroredStrategy, OneDeviceStrategy, PerReplica, ReplicaContext, Strategy
-from jaxdist.errors import ContextError, MixedStrategyError
+from jaxdist.errors import ArgumentTypeError, ContextError, MixedStrategyError
 from tests.strategies.oracle import refused, where
 
 
@@ -442,6 +442,16 @@ IN_REPLICA: dict[str, Callable[[ReplicaContext], Any]] = {
     "all_gather": lambda c: c.all_gather(np.ones(1), axis=0),
     "merge_call": lambda c: c.merge_call(lambda s: 1),
 }
+
+
+@pytest.mark.parametrize("given", [None, "MirroredStrategy"])
+def test_a_replica_context_of_what_is_no_strategy_is_refused(given: Any) -> None:
+    with refused(
+        ArgumentTypeError,
+        f"ReplicaContext was given strategy={given!r}",
+        "Ask for the one of the step that runs: jaxdist.get_replica_context()",
+    ):
+        ReplicaContext(given)
 
 
 @pytest.mark.parametrize("name", IN_REPLICA)

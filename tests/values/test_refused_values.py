@@ -81,6 +81,16 @@ ROWS: dict[str, Row] = {
         ArgumentTypeError,
         ("Sharded was given array='piece'", "Pass an array"),
     ),
+    "replica axes that are no tuple": (
+        lambda: cut(jnp.ones(4), axes="replica"),  # type: ignore[arg-type]
+        ArgumentTypeError,
+        ("Sharded was given axes='replica'", "Pass for instance axes=('replica',)"),
+    ),
+    "replica axes that are none": (
+        lambda: cut(jnp.ones(4), axes=()),
+        ArgumentTypeError,
+        ("Sharded was given axes=()", "leave it out for all of them"),
+    ),
     "a piece that a map replaced": (
         lambda: two().run(lambda x: x, (jax.tree.map(lambda _: 3, cut(jnp.ones(4))),)),
         ReplicaValueError,

@@ -23,10 +23,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from jaxdist._parameter_server.closures.inputs import StateLeaf
+from jaxdist._parameter_server.closures.trace_errors import make_other_strategy_error
 from jaxdist._parameter_server.variables.ports import make_zero
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._program import WholeCall
@@ -129,16 +131,24 @@ def adopt_one(variable: Any, name: str, strategy: Any, *, is_state: bool) -> Sta
         name: Its name.
         strategy: The strategy of the servers.
         is_state: Whether it belongs to the state of an optimizer, which moves later.
+
+    Raises:
+        MixedStrategyError: It is on the servers of another strategy.
+        UnsupportedError: Its value is no array and no number.
     """
     raw = variable.get_raw_value()
     if isinstance(raw, ServerVariable):
+        if raw.distribute_strategy is not strategy:
+            raise make_other_strategy_error("A scheduled function", name)
         found = None if is_state else raw
         return StateLeaf(found, name, make_zero(raw.shape, raw.dtype))
-    if not jax.tree_util.all_leaves([raw]):
+    if isinstance(raw, bool | int | float | complex):
+        raw = jnp.asarray(raw)
+    if not isinstance(raw, jax.Array | np.ndarray | np.generic):
         raise UnsupportedError(
-            f"{name} holds a {type(raw).__name__} of several arrays.\n\n"
+            f"{name} holds a {type(raw).__name__}.\n\n"
             "A variable on a server is one array.\n\n"
-            "Give each array an nnx.Variable of its own."
+            "Give each array an nnx.Variable of its own, and keep other values in plain attributes."
         )
     if jax.dtypes.issubdtype(raw.dtype, jax.dtypes.prng_key):
         return StateLeaf(None, name, raw, key=raw)

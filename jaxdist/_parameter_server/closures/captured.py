@@ -38,14 +38,15 @@ def adopt_captured(fn: Any, closed: Any, strategy: Any) -> bool:
 
     Raises:
         ContextError: One belongs to the state of an optimizer.
+        UnsupportedError: One holds several arrays.
     """
     constants = {id(x) for x in iterate_constants(closed) if isinstance(x, jax.Array | np.ndarray)}
     if not constants:
         return False
     is_found = False
     for name, variable in _find_variables(fn):
-        raw = variable.get_raw_value()
-        if id(raw) not in constants or jax.dtypes.issubdtype(raw.dtype, jax.dtypes.prng_key):
+        found = [x for x in jax.tree.leaves(variable.get_raw_value()) if id(x) in constants]
+        if all(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in found):
             continue
         if isinstance(variable, nnx.OptState):
             raise ContextError(

@@ -75,7 +75,6 @@ class ClosureProgram:
     Args:
         call: A call of the function; later calls of the same key use its program.
         state: The variables of its NNX objects.
-        layout: The replicas of one worker.
         sources: Its iterators.
         enter: Returns the context in which the function is traced; it gives the strategy.
         finish: Finishes a trace.
@@ -90,13 +89,12 @@ class ClosureProgram:
         self,
         call: WholeCall,
         state: Sequence[StateLeaf],
-        layout: Any,
         sources: Sequence[TemplateSource],
         enter: Callable[[], Any],
         finish: Finish,
         find_platforms: Callable[[], Sequence[str]],
     ) -> None:
-        self._call, self._state, self._layout = call, list(state), layout
+        self._call, self._state = call, list(state)
         self._sources, self._enter, self._finish = list(sources), enter, finish
         self._find_platforms = find_platforms
         self._lock = threading.Lock()
@@ -142,7 +140,7 @@ class ClosureProgram:
                 return adopt_captured(self._call.fn, closed, strategy)
 
             traced, recorders = trace_closure(
-                self._call, self._state, self._layout, self._find_platforms(), move
+                self._call, self._state, strategy, self._find_platforms(), move
             )
             return self._finish(traced, recorders, self._call.flat.nodes)
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.dependence import find_origins
 from jaxdist._parameter_server.closures.exporter import ClosureExporter
 from jaxdist._parameter_server.closures.inputs import StateLeaf, TraceInputs, is_key
@@ -23,6 +22,7 @@ from jaxdist._parameter_server.closures.trace_errors import (
     make_foreign_error,
     make_key_error,
     make_lost_update_error,
+    make_other_strategy_error,
     make_state_error,
     make_used_after_error,
 )
@@ -53,7 +53,7 @@ OPTIMIZER = "optimizer:"
 def trace_closure(
     call: WholeCall,
     state: Sequence[StateLeaf],
-    layout: ReplicaMesh,
+    strategy: Any,
     platforms: Sequence[str],
     move_captured: Callable[[Any], bool] = lambda _: False,
 ) -> tuple[TracedClosure, Recorders]:
@@ -62,7 +62,7 @@ def trace_closure(
     Args:
         call: The call.
         state: The variables of its NNX objects.
-        layout: The replicas of one worker.
+        strategy: The strategy of the servers.
         platforms: The platforms of the workers, as `jax.export` names them.
         move_captured: Moves variables that the trace took for constants to the servers, and returns
             whether there were any. See Note [Captured objects].
@@ -73,14 +73,14 @@ def trace_closure(
     """
     templates = [leaf.template for leaf in state]
     while True:
-        recorders = Recorders(layout)
+        recorders = Recorders(strategy.layout)
         found = call.trace(templates, recorders.replace_in)
         if not move_captured(found.closed):
             break
         call.draws.put_back()
-    inputs = TraceInputs(call, state, layout, found)
+    inputs = TraceInputs(call, state, strategy.layout, found)
     exporter = ClosureExporter(found, inputs, platforms)
-    return _Builder(state, layout, found, inputs, recorders).build(exporter), recorders
+    return _Builder(state, strategy, found, inputs, recorders).build(exporter), recorders
 
 
 class _Builder:
@@ -89,12 +89,12 @@ class _Builder:
     def __init__(
         self,
         state: Sequence[StateLeaf],
-        layout: ReplicaMesh,
+        strategy: Any,
         found: FunctionTrace,
         inputs: TraceInputs,
         recorders: Recorders,
     ) -> None:
-        self._state, self._layout = state, layout
+        self._state, self._strategy, self._layout = state, strategy, strategy.layout
         self._found, self._recorders = found, recorders
         self._name = inputs.name
         self._origins = find_origins(found.closed)
@@ -107,6 +107,7 @@ class _Builder:
 
     def build(self, exporter: ClosureExporter) -> TracedClosure:
         """Return the closure."""
+        self._check_strategy()
         updates = [*self._find_written(), *self._find_changed_state()]
         for result in self._returned:
             if is_key(self._found.closed.out_avals[result]):
@@ -127,6 +128,17 @@ class _Builder:
             self._layout.num_replicas,
             lookup,
         )
+
+    def _check_strategy(self) -> None:
+        """Raise if a variable is on the servers of another strategy, which know it by its name."""
+        for found in (*self._found.inputs, *self._found.variables):
+            # Rows of a variable are read and changed by ports alone.
+            role = found.role if isinstance(found, Port) else None
+            variable = getattr(role, "variable", found)
+            if not isinstance(variable, ServerVariable):
+                continue
+            if variable.distribute_strategy is not self._strategy:
+                raise make_other_strategy_error(self._name, f"Variable {variable.label!r}")
 
     # Changes
 

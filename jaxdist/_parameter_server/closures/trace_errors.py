@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxdist.errors import ContextError, UnsupportedError
+from jaxdist.errors import ContextError, MixedStrategyError, UnsupportedError
 
 
 def make_lookup_error(function: str, label: str, wrong: Any) -> ContextError:
@@ -33,6 +33,18 @@ def make_foreign_error(function: str, variable: Any) -> ContextError:
         "Workers read and change variables of the parameter servers; a variable of this process is "
         "on no server.\n\n"
         "Make it inside `with strategy.scope():`, or pass its value as an argument."
+    )
+
+
+def make_other_strategy_error(function: str, name: str) -> MixedStrategyError:
+    """Return the error; see its text."""
+    return MixedStrategyError(
+        f"{function} uses {name}, which is on the parameter servers of another strategy.\n\n"
+        "A function reads and changes variables on the servers of the strategy that runs it; one "
+        "of the same name there would be another variable.\n\n"
+        "Use that strategy, or make the variable inside `with strategy.scope():` of this one. "
+        "To take a model over, give it arrays: "
+        "nnx.update(model, jax.tree.map(jnp.asarray, nnx.state(model)))."
     )
 
 

@@ -32,12 +32,20 @@ def note_server(
         f"A function waits {settings.server_seconds:g} s (JAXDIST_SERVER_SECONDS) for a server to "
         "come back"
         + ("" if settings.server_tries is None else f", and is tried {settings.server_tries} times")
-        + ".\n\nStart the server again: it then serves from its snapshot. Set "
-        f"JAXDIST_SERVER_SECONDS={2 * settings.server_seconds:g} to wait longer.",
+        + f".\n\n{_find_remedy(error)} Set JAXDIST_SERVER_SECONDS="
+        f"{2 * settings.server_seconds:g} to wait longer.",
         error.processes,
     )
     made.__cause__ = error
     return made
+
+
+def _find_remedy(error: PSUnavailableError | DeadlineExceededError) -> str:
+    # An error of no server in particular has its own: a function may be too slow for a bound.
+    paragraphs = str(error).split("\n\n")
+    if not error.processes and len(paragraphs) == 3:
+        return paragraphs[-1]
+    return "Start the server again: it then serves from its snapshot."
 
 
 def note_lost_worker(

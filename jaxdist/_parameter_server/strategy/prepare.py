@@ -35,6 +35,7 @@ from jaxdist._parameter_server.worker.platforms import find_platform
 from jaxdist._parameter_server.worker.structures import is_value
 from jaxdist._program import WholeCalls, is_unit
 from jaxdist._typing import PyTree
+from jaxdist._values import copy_if_writable
 from jaxdist.errors import ArgumentTypeError, ContextError, DeadlineExceededError
 
 _SECONDS = 300.0
@@ -170,7 +171,6 @@ class Preparer:
                     return ClosureProgram(
                         call,
                         adopt(call, strategy),
-                        strategy.layout,
                         sources,
                         self._enter,
                         self._finish,
@@ -193,6 +193,9 @@ class Preparer:
             program = self._programs.find(key, make)
             adopted.send_new_values(program.captured)
         given = [leaves_of[id(x)][1] if id(x) in leaves_of else _as_plain(x) for x in arguments]
+        if self._is_for_workers:
+            # The function runs later, and its caller may write other values into its arrays.
+            given = [copy_if_writable(x) for x in given]
         return Prepared(program, [*given, *program.find_keys(), OwnIndex()], iterators)
 
     def _check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -278,9 +278,10 @@ class ServerVariable(Variable):
         if binding is None:
             raise UnsupportedError(
                 f"Variable {self._label!r} of a parameter server was changed in a step that "
-                "strategy.lower or strategy.check_gradients traces.\n\n"
-                "A change is sent when a whole step has run, and these two run none.\n\n"
-                "Lower the step without the change, or call strategy.run(step)."
+                "strategy.lower or strategy.check_gradients traces, or that another strategy "
+                "runs.\n\n"
+                "A change is sent when a whole step of the variable's strategy has run.\n\n"
+                "Call run(step) of that strategy, or lower the step without the change."
             )
         return binding
 
@@ -328,7 +329,9 @@ class ServerVariable(Variable):
     def _apply_blocks(self, kind: Scatter, blocks: Any) -> Any:
         if not isinstance(blocks, IndexedSlices):
             raise UnsupportedError(
-                f"Variable {self._label!r}.{kind.value} was called for elements or blocks.\n\n"
+                f"Elements or blocks of Variable {self._label!r} were to be changed "
+                f"({kind.value}), by scatter_nd_add or its like, batch_scatter_update, or "
+                "variable[index].assign.\n\n"
                 "A server changes whole variables and whole rows.\n\n"
                 "Use scatter_add and its like with IndexedSlices, or assign the whole variable."
             )

@@ -13,7 +13,6 @@ from jaxdist import _compat
 from jaxdist._parameter_server.server import Change, Changed, Creation, UpdateRegistration, Values
 from jaxdist._parameter_server.variables.fence import Fence
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
-from jaxdist.errors import NotFoundError
 
 # The variable on whose server new ones are created; "" for the next server.
 _PLACED_WITH: ContextVar[str] = ContextVar("jaxdist_placed_with", default="")
@@ -112,15 +111,7 @@ class Servers:
 
     def find_server(self, name: str) -> int:
         """Return the number of the server that has a variable."""
-        place = self._place.get(name)
-        if place is None:
-            raise NotFoundError(
-                f"A function uses the variable {name!r}, which is on none of the "
-                f"{len(self.links)} parameter servers.\n\n"
-                "Variables are created on the servers by the strategy that uses them.\n\n"
-                "Make it inside `with strategy.scope():`."
-            )
-        return place
+        return self._place[name]
 
     def group(self, names: Sequence[str]) -> dict[int, list[str]]:
         """Return names by the number of their server, in the order of the servers."""

@@ -11,6 +11,7 @@ from jaxdist._parameter_server.worker.dataset_errors import make_input_error
 from jaxdist._parameter_server.worker.elements import read_elements
 from jaxdist._parameter_server.worker.worker_index import on_worker
 from jaxdist._typing import PyTree
+from jaxdist._values import copy_writable_leaves
 from jaxdist.errors import ClosureInputError, OtherProcessError, OutOfRangeError
 
 
@@ -34,7 +35,8 @@ class BatchIterator:
         self._error: ClosureInputError | None = None
         with on_worker(worker):
             self._iterator = read_elements(dataset)
-            self._next: deque[PyTree] = deque(itertools.islice(self._iterator, 1))
+            first = map(copy_writable_leaves, itertools.islice(self._iterator, 1))
+            self._next: deque[PyTree] = deque(first)
         if not self._next:
             raise OutOfRangeError(
                 "A per-worker dataset has no element.\n\n"
@@ -67,7 +69,8 @@ class BatchIterator:
         try:
             with on_worker(self._worker):
                 for batch in itertools.islice(self._iterator, count - len(batches)):
-                    batches.append(batch)
+                    # A dataset may write the next batch into the same arrays.
+                    batches.append(copy_writable_leaves(batch))
                     self._error = None
         except Exception as error:
             self.put_back(batches)

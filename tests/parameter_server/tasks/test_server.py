@@ -94,6 +94,19 @@ def test_a_port_that_is_in_use_is_a_named_error_and_frees_the_snapshots(
     second.stop()
 
 
+def test_an_address_of_another_machine_is_a_named_error(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text("a secret of enough letters for a task\n")
+    monkeypatch.setenv("JAXDIST_SECRET_FILE", str(secret))
+    # An address for documentation (RFC 5737), which no machine has.
+    with pytest.raises(ClusterError, match=r"was to listen on 192\.0\.2\.1:2222,") as caught:
+        jaxdist.Server({"ps": ["192.0.2.1:2222"]})
+    assert "The address is one of this machine" in str(caught.value)
+
+
 def test_a_server_that_does_not_run_says_so() -> None:
     server = jaxdist.Server.create_local_server(start=False)
     for use in (lambda: server.target, server.join):

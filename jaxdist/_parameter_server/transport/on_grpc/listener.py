@@ -207,7 +207,6 @@ def _check_free(host: str, port: int) -> None:
                 if error.errno == errno.EADDRINUSE:
                     there = "" if where[0] == host else f" ({where[0]})"
                     raise _make_bind_error(f"{host}:{port}{there}") from None
-                raise
 
 
 def _make_bind_error(address: str) -> ClusterError:
