@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -34,6 +35,7 @@ from jaxdist._values import (
     VariableSynchronization,
     cast_to_variable,
     check_slices,
+    copy_if_writable,
     current_binding,
     get_call_context,
 )
@@ -211,7 +213,7 @@ class ServerVariable(Variable):
 
     @_held.setter
     def _held(self, array: Any) -> None:
-        self._send("assign", np.asarray(array))
+        self._send("assign", _own(array))
 
     def value(self) -> Any:
         """Return the value that the server has; in a scheduled function, the worker's."""
@@ -304,7 +306,7 @@ class ServerVariable(Variable):
     ) -> Any:
         if not self._is_traced():
             given = cast_to_variable(self, change.value, value)
-            self._send(_OPS[change], np.broadcast_to(np.asarray(given), self.shape))
+            self._send(_OPS[change], np.broadcast_to(_own(given), self.shape))
             return self.value() if read_value else None
         # The server applies it before changes of rows.
         self._check_rows_are_known("changed", "changes")
@@ -324,7 +326,8 @@ class ServerVariable(Variable):
             self._scatter(kind, slices, False, None)
             return
         own = check_slices(self, kind, slices)
-        self._send(kind.value, np.asarray(own.indices), np.asarray(own.values))
+        # JAX may use the memory of the caller's arrays.
+        self._send(kind.value, np.array(own.indices), np.array(own.values))
 
     def _apply_blocks(self, kind: Scatter, blocks: Any) -> Any:
         if not isinstance(blocks, IndexedSlices):
@@ -336,7 +339,7 @@ class ServerVariable(Variable):
                 "Use scatter_add and its like with IndexedSlices, or assign the whole variable."
             )
         if not self._is_traced():
-            self._send(kind.value, np.asarray(blocks.indices), np.asarray(blocks.values))
+            self._send(kind.value, np.array(blocks.indices), np.array(blocks.values))
             return self.value()
         layout = self._strategy.layout
         if self._is_own_rows():
@@ -365,7 +368,7 @@ class ServerVariable(Variable):
             what: What the change is called in messages.
         """
         if not self._is_traced():
-            self._send(op, np.asarray(operand))
+            self._send(op, _own(operand))
             return
         layout = self._strategy.layout
         given = Port(self._label, layout, self.shape, self.dtype)
@@ -384,6 +387,14 @@ class ServerVariable(Variable):
     def _send(self, op: str, *operands: np.ndarray) -> None:
         for name in (self._remote_name, *self._copies):
             self._storage.change(ServerChange(op, name, operands))
+
+
+def _own(array: Any) -> np.ndarray:
+    """Return an array that a server of this process may keep: nobody writes into it."""
+    if isinstance(array, jax.Array):
+        return np.asarray(array)
+    owned: np.ndarray = copy_if_writable(np.asarray(array))
+    return owned
 
 
 def _nowhere() -> None:
