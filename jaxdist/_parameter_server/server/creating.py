@@ -46,6 +46,8 @@ def add_variables(
 ) -> dict[str, tuple[bool, int]]:
     """Add the variables that do not exist; return for each whether it is new, and its version.
 
+    One that the client itself has made counts as new: it asks again after a lost reply.
+
     Raises:
         ShapeError: A variable exists with another shape or dtype. Then none is added.
     """
@@ -65,7 +67,11 @@ def add_variables(
     for name in values:
         if name in new:
             state.variables[name] = StoredVariable(name, values[name], creator=client)
-    return {name: (name in new, state.variables[name].version) for name in values}
+    found = {name: state.variables[name] for name in values}
+    return {
+        name: (name in new or (client != "" and one.creator == client), one.version)
+        for name, one in found.items()
+    }
 
 
 def add_update(

@@ -14,7 +14,7 @@ from jaxdist._parameter_server.tasks.memory import keep_freed_memory
 from jaxdist._parameter_server.tasks.server_def import CALLER, ServerDef, read_server_def
 from jaxdist._parameter_server.tasks.worker_service import WorkerService
 from jaxdist._parameter_server.transport import Handler, Listener, Message, serve
-from jaxdist._validate import as_flag, as_number, as_path, show
+from jaxdist._validate import as_flag, as_number, as_path, log_without_effect, show
 from jaxdist.errors import ArgumentTypeError, ContextError, UnsupportedError
 
 _DIRECTORY = "JAXDIST_SNAPSHOT_DIRECTORY"
@@ -84,6 +84,9 @@ class Server:
         self._modules = tuple(modules)
         if snapshot_directory is not None:
             as_path(CALLER, "snapshot_directory", snapshot_directory, "snapshots")
+        if snapshot_directory is not None and self._def.job_name != "ps":
+            why = f"a task of the job {self._def.job_name!r} has no variables"
+            log_without_effect(CALLER, "snapshot_directory", why)
         self._directory = snapshot_directory or os.environ.get(_DIRECTORY) or None
         self._seconds = as_number(CALLER, "snapshot_seconds", snapshot_seconds, least=0.0)
         self._variables: VariableServer | None = None

@@ -1,6 +1,7 @@
 """`Servers`: the parameter servers of a job, as one of its other tasks uses them."""
 
 import contextlib
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from jaxdist._parameter_server.server import Change, Changed, Creation, UpdateRe
 from jaxdist._parameter_server.variables.fence import Fence
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
 
+_LOG = logging.getLogger("jaxdist")
 # The variable on whose server new ones are created; "" for the next server.
 _PLACED_WITH: ContextVar[str] = ContextVar("jaxdist_placed_with", default="")
 
@@ -100,6 +102,7 @@ class Servers:
         self.links, self.client = list(links), client
         self._place: dict[str, int] = {}
         self._next = 0
+        self._has_said_what_counts = False
         self._lock = threading.Lock()
         # What was made on each server, and is in no snapshot yet.
         self._unsaved: dict[int, list[Creation | UpdateRegistration]] = {}
@@ -141,14 +144,31 @@ class Servers:
         made = Creation(name, value)
         try:
             self._before_creation(place, [name])
-            self.links[place].create([made], self.client)
+            is_new, version = self.links[place].create([made], self.client)[name]
         except BaseException:
             with self._lock:
                 del self._place[name]
                 self._next -= step
             raise
+        if not is_new:
+            self._say_what_counts(name, place, version)
         self._note_made(place, made)
         return name
+
+    def _say_what_counts(self, name: str, place: int, version: int) -> None:
+        """Warn that a value of another run counts; once, since a model has many variables."""
+        if self._has_said_what_counts:
+            return
+        self._has_said_what_counts = True
+        _LOG.warning(
+            "Variable %r exists on ps:%d, where another run has made it and changed it %d time(s): "
+            "that value counts, and initial_value does not. The same is true for other variables "
+            "that exist there. For a new start, start the servers again without their snapshots, "
+            "or assign the values.",
+            name,
+            place,
+            version,
+        )
 
     def place_with(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Create variables in a block on the server that has this one."""

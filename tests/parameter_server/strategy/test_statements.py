@@ -75,6 +75,22 @@ def test_a_cluster_is_checked_in_the_order_of_tensorflow(jobs: Any, said: str) -
     assert isinstance(caught.value, ValueError)
 
 
+def test_a_layer_that_is_none_is_refused() -> None:
+    resolver = SimpleClusterResolver(
+        ClusterSpec({"worker": ["w:1"], "ps": ["p:1"]}), rpc_layer="bogus"
+    )
+    with pytest.raises(ClusterError, match="rpc_layer='bogus'"):
+        jaxdist.ParameterServerStrategy(resolver)
+
+
+@pytest.mark.parametrize("job", ["worker", "ps"])
+def test_only_the_chief_makes_the_strategy(job: str) -> None:
+    jobs = {"chief": ["c:1"], "worker": ["w:1"], "ps": ["p:1"]}
+    with pytest.raises(ClusterError, match=f"a process that is {job} 0") as caught:
+        _make_from(jobs, task_type=job, task_id=0)
+    assert f"jaxdist server --type {job} --index 0" in str(caught.value)
+
+
 def test_a_task_type_that_is_none_of_the_cluster_is_an_error() -> None:
     jobs = {"worker": ["a:1"], "ps": ["b:1"]}
     with pytest.raises(ClusterError, match="task_type='trainer'"):
