@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxdist import _compat
 from jaxdist._parameter_server.coordinator.doctor import ClosureDoctor
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
 from jaxdist._parameter_server.coordinator.protocols import CoordinatedStrategy, WorkerLink
@@ -109,8 +110,9 @@ class ClusterCoordinator:
 
         Raises:
             ArgumentTypeError: `fn` is not callable, or `args` is no list or tuple.
-            ArgumentError: An argument contains a `RemoteValue`.
-            ContextError: The caller runs on a worker.
+            ArgumentError: An argument contains a `RemoteValue`, or a per-worker value of another
+                coordinator.
+            ContextError: The caller runs on a worker, or is traced.
             Exception: The first error of a function that was scheduled before, once. All functions
                 that have not finished are then cancelled, this one too.
 
@@ -127,6 +129,13 @@ class ClusterCoordinator:
         check_call_arguments("ClusterCoordinator.schedule", args, kwargs)
         kwargs = {} if kwargs is None else kwargs
         inputs = _find_inputs(args, kwargs) if args or kwargs else ()
+        for values in inputs:
+            if values.owner is not self._workers:
+                raise ArgumentError(
+                    f"ClusterCoordinator.schedule was given {values!r}, which another coordinator "
+                    "has made.\n\nThe workers of a coordinator have the values that it has made."
+                    "\n\nMake it with create_per_worker_dataset of this coordinator."
+                )
         closure = self.strategy.prepare(fn, args, kwargs)
         name = getattr(fn, "__name__", None) or type(fn).__name__
         item = Scheduled(closure, name, self._workers.fence, inputs)
@@ -265,6 +274,13 @@ class ClusterCoordinator:
                 "waits for another one could wait for ever.\n\n"
                 f"Call {method} outside of the functions that are given to schedule and "
                 "create_per_worker_dataset."
+            )
+        if _compat.is_inside_trace():
+            raise ContextError(
+                f"ClusterCoordinator.{method} was called while a function is traced.\n\n"
+                "A traced function runs once in Python, and then as a program that gives no work "
+                f"to workers.\n\nCall {method} outside of the function that jax.jit or another "
+                "transformation traces."
             )
 
 

@@ -11,9 +11,11 @@ from jaxdist._parameter_server.worker.dataset_errors import (
     make_input_error,
     name_dataset,
 )
+from jaxdist._validate import show
 from jaxdist.errors import ClosureInputError, ContextError, UnsupportedError
 
 _ORDER = itertools.count()
+_MISSING: Any = object()
 
 
 class Owner(Protocol):
@@ -51,7 +53,15 @@ class PerWorkerValues:
     # What a worker that has an error could not do.
     _failed = "make the value"
 
-    def __init__(self, owner: Owner, resource: Any) -> None:
+    def __init__(self, owner: Owner, resource: Any = _MISSING) -> None:
+        if resource is _MISSING:
+            raise UnsupportedError(
+                f"{type(self).__name__} was called with {show(owner)}.\n\n"
+                "A coordinator makes per-worker values, on its workers.\n\n"
+                "Call coordinator.create_per_worker_dataset(lambda: values[index]) with index = "
+                "jaxdist.coordinator.experimental_get_current_worker_index(), and pass what it "
+                "returns in args of schedule."
+            )
         # Made after what it depends on, so workers make them in this order.
         self.order = next(_ORDER)
         self.owner = owner

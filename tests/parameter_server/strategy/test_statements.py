@@ -623,3 +623,33 @@ def test_a_function_that_assigns_by_extended_update_works(coordinated: Coordinat
 
     assert coordinator.schedule(step).fetch() == 2
     assert float(strategy.extended.update(v, lambda v, x: v.assign_add(x), args=(1.0,))) == 3
+
+
+# What a coordinator does not take
+
+
+def test_an_iterator_of_another_coordinator_is_refused(coordinated: Coordinated) -> None:
+    other = ClusterCoordinator(make_strategy(workers=1))
+    iterator = iter(other.create_per_worker_dataset(lambda: [np.ones(3, np.float32)]))
+    with pytest.raises(ArgumentError, match="which another coordinator has made"):
+        coordinated[1].schedule(lambda it: next(it).sum(), (iterator,))
+    assert float(other.schedule(lambda it: next(it).sum(), (iterator,)).fetch()) == 3
+
+
+def test_schedule_in_a_traced_function_is_refused(coordinated: Coordinated) -> None:
+    _, coordinator = coordinated
+    with pytest.raises(ContextError, match=r"ClusterCoordinator\.schedule was called while a func"):
+        jax.jit(lambda x: coordinator.schedule(lambda y: y, (x,)))(1.0)
+
+
+def test_per_worker_values_are_made_by_a_coordinator(coordinated: Coordinated) -> None:
+    with pytest.raises(UnsupportedError, match="create_per_worker_dataset") as caught:
+        jaxdist.coordinator.PerWorkerValue((1, 2))  # type: ignore[arg-type]
+    assert "experimental_get_current_worker_index" in str(caught.value)
+    # What the error advises.
+    values = [np.float32(3), np.float32(4)]
+    _, coordinator = coordinated
+    index = jaxdist.coordinator.experimental_get_current_worker_index
+    own = coordinator.create_per_worker_dataset(lambda: values[int(index())])
+    found = [coordinator.schedule(lambda v: v * 2, (own,)).fetch() for _ in range(8)]
+    assert {float(x) for x in found} <= {6.0, 8.0}
