@@ -72,18 +72,21 @@ class WorkerService:
             session.close()
 
     def _hello(self, fields: HelloFields, message: Message) -> Message:
+        if fields.servers is None:
+            # Its error names both tasks.
+            return Message("hello", {"task": self._task})
         with self._lock:
             if self._session is None or self._session.client != fields.client:
                 if self._session is not None:
                     _LOG.warning("%s works for another coordinator from now on.", self._task)
                     self._session.close()
-                self._session = self._begin(fields)
+                self._session = self._begin(fields, fields.servers)
             platform = self._session.platform
         told = {"task": self._task, "incarnation": self._incarnation, "platform": platform}
         return Message("hello", told)
 
-    def _begin(self, fields: HelloFields) -> Session:
-        own = self._servers if len(self._servers) == len(fields.servers) else fields.servers
+    def _begin(self, fields: HelloFields, given: list[str]) -> Session:
+        own = self._servers if len(self._servers) == len(given) else given
         channels = [connect(a, layer="grpc", name=f"ps {n}") for n, a in enumerate(own)]
         servers = Servers([RemoteServer(c, n) for n, c in enumerate(channels)], fields.client)
         return Session(

@@ -95,12 +95,13 @@ class HelloFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     Args:
         client: The id of its run.
-        servers: The addresses of the parameter servers.
+        servers: The addresses of the parameter servers; None if the coordinator takes this task
+            for one of them.
         max_staleness: Their bound.
     """
 
     client: str
-    servers: list[str]
+    servers: list[str] | None = None
     max_staleness: int | None = None
 
 

@@ -129,6 +129,13 @@ def cluster() -> Iterator[_Cluster]:
     made.close()
 
 
+def test_addresses_of_servers_and_workers_that_are_exchanged_are_named(cluster: _Cluster) -> None:
+    tasks = cluster.spec.as_dict()
+    spec = ClusterSpec({"ps": tasks["worker"], "worker": tasks["ps"]})
+    with pytest.raises(ClusterError, match=r"there is the task 'worker:0', and not 'ps:0'"):
+        ParameterServerStrategy(SimpleClusterResolver(spec, task_type="chief", task_id=0))
+
+
 def test_a_result_of_any_length_comes_back_and_its_closure_counts_once(cluster: _Cluster) -> None:
     strategy, coordinator = cluster.make()
     with strategy.scope():
