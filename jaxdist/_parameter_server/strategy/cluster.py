@@ -72,15 +72,6 @@ def read_cluster(caller: str, resolver: Any) -> Cluster:
         raise _make_error(
             caller, f"task_type={task!r}", f"The type of a task is one of {', '.join(_JOBS)}."
         )
-    if task in ("worker", "ps"):
-        number = resolver.task_id or 0
-        raise ClusterError(
-            f"{caller} was made in a process that is {task} {number} of its cluster.\n\n"
-            "The chief makes the strategy. The other tasks serve, and run no code of the training."
-            f"\n\nIn this process call jaxdist.Server(cluster_spec, {task!r}, {number}).join(), or "
-            f"run `jaxdist server --type {task} --index {number}`. If it is the chief, its "
-            "TF_CONFIG has another task type."
-        )
     layer = getattr(resolver, "rpc_layer", None)
     if layer and layer != "local" and not layer.startswith("grpc"):
         raise _make_error(
@@ -90,6 +81,23 @@ def read_cluster(caller: str, resolver: Any) -> Cluster:
         )
     is_local = layer == "local"
     return Cluster(lists["ps"], lists["worker"], is_local, task, resolver.task_id)
+
+
+def check_is_chief(caller: str, cluster: Cluster) -> None:
+    """Raise in a process that is a worker or a parameter server.
+
+    Raises:
+        ClusterError: It is one.
+    """
+    job, number = cluster.task_type, cluster.task_id or 0
+    if job in ("worker", "ps"):
+        raise ClusterError(
+            f"{caller} was made in a process that is {job} {number} of its cluster.\n\n"
+            "The chief makes the strategy. The other tasks serve, and run no code of the training."
+            f"\n\nIn this process call jaxdist.Server(cluster_spec, {job!r}, {number}).join(), or "
+            f"run `jaxdist server --type {job} --index {number}`. If it is the chief, its "
+            "TF_CONFIG has another task type."
+        )
 
 
 def _make_error(caller: str, found: str, rule: str) -> ClusterError:

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.coordinator import ServerReport, WorkerLink, check_on_worker
-from jaxdist._parameter_server.strategy.cluster import read_cluster
+from jaxdist._parameter_server.strategy.cluster import check_is_chief, read_cluster
 from jaxdist._parameter_server.strategy.links import LocalTasks, Note, RemoteTasks, Tasks
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
@@ -49,7 +49,8 @@ class ParameterServerStrategy(ServerStrategy):
             change of it; a worker that is too far ahead waits. None means any number.
 
     Raises:
-        ClusterError: The cluster has no servers or no workers, or other jobs.
+        ClusterError: The cluster has no servers or no workers, or other jobs, or this process is
+            one of them.
         ArgumentTypeError: `cluster_resolver` is no resolver, or was not given.
         DeadlineExceededError: Tasks do not answer within `JAXDIST_JOIN_SECONDS`.
         UnauthenticatedError: A task has another secret.
@@ -85,6 +86,7 @@ class ParameterServerStrategy(ServerStrategy):
     ) -> None:
         caller = "ParameterServerStrategy"
         cluster = read_cluster(caller, cluster_resolver)
+        check_is_chief(caller, cluster)
         if variable_partitioner is not None:
             check_callable(caller, variable_partitioner, "variable_partitioner")
         if max_staleness is not None:

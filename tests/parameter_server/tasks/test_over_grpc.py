@@ -381,8 +381,8 @@ def test_a_snapshot_that_cannot_be_written_is_tried_again_before_the_next_closur
     class Link:
         calls = 0
 
-        def create(self, creations: Any, client: str) -> None:
-            """Create nothing."""
+        def create(self, creations: Any, client: str) -> dict[str, Any]:
+            return {one.name: (True, 0) for one in creations}
 
         def hello(self) -> Any:
             return {"has_snapshots": True, "versions": {"v": 0}, "incarnation": "a"}
@@ -412,8 +412,9 @@ def test_variables_that_no_snapshot_has_are_made_again_if_their_server_ends() ->
             self.saved: dict[str, Any] = {}
             self.snapshots = 0
 
-        def create(self, creations: Any, client: str) -> None:
+        def create(self, creations: Any, client: str) -> dict[str, Any]:
             self.values |= {one.name: one.value for one in creations}
+            return {one.name: (True, 0) for one in creations}
 
         def register_update(self, registration: UpdateRegistration, client: str) -> dict[str, Any]:
             made = {f"{name}/slot_0": (True, 0) for name in registration.variables}
