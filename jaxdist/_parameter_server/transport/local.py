@@ -15,7 +15,6 @@ from jaxdist._parameter_server.transport.fields import check_fields, copy_fields
 from jaxdist._parameter_server.transport.limits import Limits
 from jaxdist._parameter_server.transport.message import Message
 from jaxdist._parameter_server.transport.threads import Threads
-from jaxdist._values import copy_if_writable
 from jaxdist.errors import ClusterError, JaxdistError
 
 _Answer = tuple[Message, Failure | None]
@@ -190,13 +189,9 @@ class LocalChannel:
 
 
 def receive(caller: str, message: Message, limits: Limits) -> Message:
-    """Return a message as its receiver gets it: other fields, and the same arrays.
-
-    An array that the sender, or who gave it to the sender, can write to is copied.
-    """
+    """Return a message as its receiver gets it: other fields, the same arrays without copies."""
     check_fields(caller, message.fields)
-    plain = [get_plain(caller, array) for array in message.arrays]
-    arrays = tuple(_make_view(copy_if_writable(array)) for array in plain)
+    arrays = tuple(_make_view(get_plain(caller, array)) for array in message.arrays)
     limits.check(caller, arrays)
     return Message(message.method, copy_fields(message.fields), arrays)
 

@@ -14,8 +14,8 @@ LONGEST_METHOD = 500
 class Message:
     """A request or a reply: a name, values that JSON can hold, and arrays.
 
-    Arrays that are received may be read-only. In one process an array that nobody can write to is
-    the sender's own, and others are copied.
+    Arrays that are received may be read-only, and in one process they are the sender's own arrays,
+    so neither side writes into them.
 
     Args:
         method: The name of the method that is called; a reply repeats it.
