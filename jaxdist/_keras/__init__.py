@@ -2,13 +2,14 @@
 
 from jaxdist._hooks import KERAS_VARIABLES as _KERAS_VARIABLES
 from jaxdist._hooks import MAKE_STRATEGY as _MAKE_STRATEGY
+from jaxdist._keras.functions import take_batches as take_batches
 from jaxdist._keras.metrics import add_to_metrics as add_to_metrics
-from jaxdist._keras.models import check_interrupt as check_interrupt
 from jaxdist._keras.models import has_own as has_own
 from jaxdist._keras.models import is_call_on_batch as is_call_on_batch
 from jaxdist._keras.models import name_of as name_of
 from jaxdist._keras.on_import import change_keras as _change_keras
 from jaxdist._keras.probe import find_means as find_means
+from jaxdist._keras.rows import OnlyReplica as OnlyReplica
 from jaxdist._keras.rows import Rows as Rows
 from jaxdist._keras.rows import use_rows as use_rows
 from jaxdist._keras.source import keras_module as keras_module

@@ -49,13 +49,7 @@ class StepFunction:
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Run the next `steps_per_execution` steps; return the logs or outputs, and the state."""
-        check_interrupt()
-        batches = [next(iterator)]
-        for _ in range(self._model.steps_per_execution - 1):
-            batch = next(iterator, None)
-            if batch is None:
-                break
-            batches.append(batch)
+        batches = take_batches(self._model, iterator)
         layout = self._strategy.layout
         if state is not self._last:
             state = place_state(state, self._find_variables(), layout)
@@ -195,6 +189,17 @@ class StepFunction:
             f"{differ}.\n\nKeras shows one number for all rows of a batch.\n\n"
             "Return jaxdist.get_replica_context().all_reduce('mean', value)."
         )
+
+
+def take_batches(model: Any, iterator: Iterator[Any]) -> list[Any]:
+    """Return the batches of the next `steps_per_execution` steps, or those that are left.
+
+    Raises:
+        StopIteration: None is left, as Keras expects.
+        KeyboardInterrupt: Ctrl-C was pressed since the last step.
+    """
+    check_interrupt()
+    return [next(iterator), *itertools.islice(iterator, model.steps_per_execution - 1)]
 
 
 def _group(batches: list[Any]) -> Iterator[tuple[int, list[Any]]]:

@@ -75,8 +75,9 @@ class Rows:
 
 
 # Note [Whole batches]
-# The replicas of a strategy with logical devices run one program on equal shapes. So each replica
-# computes a batch that they do not divide as a model without a strategy would: all of its rows.
+# The replicas of a strategy with logical devices run one program on equal shapes, and so do those
+# of a worker of parameter servers. So each replica computes a batch that they do not divide as a
+# model without a strategy would: all of its rows.
 @dataclasses.dataclass(frozen=True)
 class OnlyReplica:
     """What `Rows` needs of a `ReplicaContext`, for a step in which every replica has all rows."""

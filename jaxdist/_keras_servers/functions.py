@@ -8,18 +8,18 @@ import jax
 import numpy as np
 
 from jaxdist._keras import (
+    OnlyReplica,
     Rows,
     UnknownLossError,
-    check_interrupt,
     count_rows,
     find_means,
     has_own,
     is_call_on_batch,
     name_of,
     place_batch,
+    take_batches,
 )
 from jaxdist._keras_servers.accumulated import find_accumulated
-from jaxdist._keras_servers.alone import Alone
 from jaxdist._keras_servers.checks import check_model
 from jaxdist._keras_servers.here import FunctionHere
 from jaxdist._keras_servers.results import Results
@@ -72,13 +72,7 @@ class ServerFunction:
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Start the next `steps_per_execution` steps; return what is known of the metrics."""
-        check_interrupt()
-        batches = [next(iterator)]
-        for _ in range(self._model.steps_per_execution - 1):
-            batch = next(iterator, None)
-            if batch is None:
-                break
-            batches.append(batch)
+        batches = take_batches(self._model, iterator)
         try:
             if state is not self._state:
                 self._begin(state, batches[0])
@@ -142,15 +136,16 @@ class ServerFunction:
         self._results.start(state[-1])
         if self._step.accumulated is None:
             is_train = self._kind == "train"
-            self._step.accumulated = find_accumulated(self._model, state, batch, training=is_train)
+            self._step.accumulated = find_accumulated(
+                self._strategy, self._model, state, batch, training=is_train
+            )
         self._state = state
 
     def _start(self, batch: Any, state: Any) -> None:
         rows = count_rows(batch)
         layout = self._strategy.layout
         if rows % layout.num_replicas:
-            # The source may overwrite its arrays.
-            placed = jax.tree.map(np.array, batch)
+            placed = jax.tree.map(np.asarray, batch)
         else:
             placed = place_batch(batch, rows, layout)
         args = placed, self._seeds.take()
@@ -167,11 +162,12 @@ class ServerFunction:
 
     def _make_step(self, total: int) -> Callable[..., Any]:
         step = self._step.send_gradients if self._kind == "train" else self._step.evaluate
+        whole = OnlyReplica(self._strategy)
 
         def keras_step(batch: Any, seeds: Any) -> Any:
             frame = current_frame()
             own = jax.tree.leaves(batch)[0].shape[0]
-            replica = Alone() if frame is None or own == total else frame.replica
+            replica = whole if frame is None or own == total else frame.replica
             return step(batch, seeds, Rows(own, total, replica))
 
         keras_step.__name__ = f"{name_of(self._model)}_{self._kind}_step"

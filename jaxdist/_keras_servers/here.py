@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist._keras import check_interrupt
+from jaxdist._keras import take_batches
 
 
 class FunctionHere:
@@ -29,12 +29,8 @@ class FunctionHere:
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Run the next `steps_per_execution` steps; return the logs or outputs, and the state."""
-        check_interrupt()
         found = []
-        for n in range(self._model.steps_per_execution):
-            batch = next(iterator) if n == 0 else next(iterator, None)
-            if batch is None:
-                break
+        for batch in take_batches(self._model, iterator):
             result, new = self._step(state, batch)
             arrays, structure = jax.tree.flatten(state)
             for number, array in zip(self._changed[_describe(batch)], new, strict=True):

@@ -163,8 +163,7 @@ def list_for_rules(
 
 def _check_strategy(strategy: Any, node: Any, name: str) -> None:
     kind = type(strategy).__name__
-    # Their room is a higher one, so the base class of these strategies is known by its name.
-    if any(base.__name__ == "ServerStrategy" for base in type(strategy).__mro__):
+    if strategy._has_servers:
         raise UnsupportedError(
             f"partition.place was given a {kind} and the Keras {name}.\n\n"
             "The variables of such a strategy are on its parameter servers.\n\n"
