@@ -25,13 +25,13 @@ _NO_DATASETS: tuple[type, ...] = (str, bytes, dict)
 _LOG = logging.getLogger("jaxdist")
 
 
-@final
 def _require_first(initialize: Callable[..., None]) -> inspect.Signature:
     """Return the signature of a class whose first argument has no default."""
     _, first, *rest = inspect.signature(initialize).parameters.values()
     return inspect.Signature([first.replace(default=inspect.Parameter.empty), *rest])
 
 
+@final
 class ParameterServerStrategy(ServerStrategy):
     """Variables on parameter servers; a coordinator gives functions to workers.
 
