@@ -39,7 +39,6 @@ class CoordinatorRunner(Runner):
     def __init__(self, strategy: ParameterServerStrategy) -> None:
         self._strategy = strategy
         self._coordinator = ClusterCoordinator(strategy)
-        self._most = _QUEUED * len(strategy.links())
         self._queued: deque[tuple[Any, Any]] = deque()
         self._functions: dict[Any, Callable[..., Any]] = {}
 
@@ -58,7 +57,9 @@ class CoordinatorRunner(Runner):
 
     def collect(self, *, least: int = 0) -> Iterator[tuple[Any, Any]]:
         """Return results with their notes."""
-        least = max(least, len(self._queued) - self._most)
+        # Workers may join while the training runs.
+        most = _QUEUED * len(self._strategy.links())
+        least = max(least, len(self._queued) - most)
         while self._queued and (least > 0 or self._queued[0][0].is_ready()):
             least -= 1
             value, note = self._queued.popleft()

@@ -52,13 +52,26 @@ def add_server(
         metavar="S",
         help="how often, if something has changed; 60 if left out",
     )
+    parser.add_argument(
+        "--announce",
+        action="store_true",
+        help=(
+            "a worker tells the first parameter server that it is there, and takes part in a "
+            "training that runs already"
+        ),
+    )
     parser.set_defaults(command=run_server)
 
 
 def make_server_arguments() -> argparse.Namespace:
     """Return the arguments of the task that TF_CONFIG names."""
     return argparse.Namespace(
-        type=None, index=None, module=[], snapshot_directory=None, snapshot_seconds=60.0
+        type=None,
+        index=None,
+        module=[],
+        snapshot_directory=None,
+        snapshot_seconds=60.0,
+        announce=False,
     )
 
 
@@ -96,6 +109,7 @@ def run_server(arguments: argparse.Namespace) -> int:
         snapshot_directory=arguments.snapshot_directory,
         snapshot_seconds=arguments.snapshot_seconds,
         modules=arguments.module,
+        announce=arguments.announce,
     )
     try:
         server.join()

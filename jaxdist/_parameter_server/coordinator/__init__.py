@@ -13,6 +13,7 @@ from jaxdist._parameter_server.coordinator.protocols import (
     CoordinatedStrategy as CoordinatedStrategy,
 )
 from jaxdist._parameter_server.coordinator.protocols import IteratorOf as IteratorOf
+from jaxdist._parameter_server.coordinator.protocols import Joining as Joining
 from jaxdist._parameter_server.coordinator.protocols import ServerReport as ServerReport
 from jaxdist._parameter_server.coordinator.protocols import WorkerLink as WorkerLink
 from jaxdist._parameter_server.coordinator.remote_value import RemoteValue as RemoteValue

@@ -10,8 +10,9 @@ import jax
 
 from jaxdist import _compat
 from jaxdist._parameter_server.coordinator.doctor import ClosureDoctor
+from jaxdist._parameter_server.coordinator.new_workers import NewWorkers
 from jaxdist._parameter_server.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
-from jaxdist._parameter_server.coordinator.protocols import CoordinatedStrategy, WorkerLink
+from jaxdist._parameter_server.coordinator.protocols import CoordinatedStrategy
 from jaxdist._parameter_server.coordinator.remote_value import ClosureResult, RemoteValue
 from jaxdist._parameter_server.coordinator.scheduled import Scheduled
 from jaxdist._parameter_server.coordinator.settings import read_wait_settings
@@ -86,6 +87,11 @@ class ClusterCoordinator:
         self._queue = self._workers.queue
         doctor = ClosureDoctor(self._workers)
         doctor.start()
+        self._joining = strategy.joining()
+        if self._joining.has_announcements:
+            new_workers = NewWorkers(self._workers, self._joining)
+            new_workers.start()
+            self._workers.others.append(new_workers.thread)
         _OPEN.add(self._workers)
         weakref.finalize(self, doctor.messages.put, None)
 
@@ -262,9 +268,44 @@ class ClusterCoordinator:
             staleness=dict(servers.staleness),
         )
 
-    def add_worker(self, link: WorkerLink) -> None:
-        """Let another worker take functions, too. The strategy calls it when a worker joins."""
-        self._workers.add(link)
+    def add_worker(self, address: str | None = None) -> int:
+        """Let another worker take part while the training runs.
+
+        It makes all per-worker datasets and iterators first, and then takes functions as the others
+        do. A worker that was started with `jaxdist server --announce` needs no call: the
+        coordinator finds it within a few seconds.
+
+        Args:
+            address: Where the worker listens, as `host:port`; it is waited for. None where all
+                workers are in this process: one more is made there.
+
+        Returns:
+            The index of the worker. A worker that takes part already is no error.
+
+        Raises:
+            ArgumentError: `address` is none, or is missing, or was given without need.
+            ClusterError: Another task is at the address, or a worker with the index of another one.
+            DeadlineExceededError: Nobody answers there within `JAXDIST_JOIN_SECONDS`.
+            DeviceError: The replicas of a worker in this process need more devices.
+            UnsupportedError: The worker computes on another platform than the others.
+            ContextError: The caller runs on a worker, or is traced.
+
+        Example:
+            >>> from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
+            >>> cluster = ClusterSpec({"worker": ["w:1"], "ps": ["p:1"]})
+            >>> strategy = jaxdist.ParameterServerStrategy(
+            ...     SimpleClusterResolver(cluster, rpc_layer="local"))
+            >>> jaxdist.coordinator.ClusterCoordinator(strategy).add_worker()
+            1
+
+        Source:
+            TensorFlow has no such method: its clusters have the workers of their start.
+        """
+        self._check_place("add_worker")
+        link, is_new = self._joining.add(address)
+        if is_new:
+            self._workers.add(link)
+        return link.index
 
     def _check_place(self, method: str) -> None:
         if is_on_worker():

@@ -98,6 +98,27 @@ class ServerReport:
     lost_changes: int = 0
 
 
+class Joining(Protocol):
+    """Adds workers to a training that runs. It does not refer to the strategy."""
+
+    @property
+    def has_announcements(self) -> bool:
+        """Whether workers can announce themselves, so that `find_new` has to be asked."""
+        ...
+
+    def add(self, address: str | None) -> tuple[WorkerLink, bool]:
+        """Add a worker; return the connection to it, and whether it is new.
+
+        Raises:
+            JaxdistError: The worker cannot join.
+        """
+        ...
+
+    def find_new(self) -> Sequence[WorkerLink]:
+        """Return the connections to workers that have announced themselves since the last call."""
+        ...
+
+
 class CoordinatedStrategy(Protocol):
     """What a strategy offers to its coordinator."""
 
@@ -108,6 +129,10 @@ class CoordinatedStrategy(Protocol):
 
     def links(self) -> Sequence[WorkerLink]:
         """Return the connections to the workers, in the order of their indices."""
+        ...
+
+    def joining(self) -> Joining:
+        """Return what adds workers."""
         ...
 
     def prepare(

@@ -29,6 +29,8 @@ class Workers:
     Attributes:
         queue: The closures.
         threads: One thread for each worker.
+        others: Other threads that end with them.
+        is_stopped: Set when all of them have to end.
     """
 
     def __init__(self, links: Iterable[WorkerLink], fence: Fence, settings: WaitSettings) -> None:
@@ -36,6 +38,8 @@ class Workers:
         self.queue = ClosureQueue()
         self.fence = fence
         self.threads: list[WorkerThread] = []
+        self.others: list[threading.Thread] = []
+        self.is_stopped = threading.Event()
         self._values: weakref.WeakSet[PerWorkerValues] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._reported = 0.0
@@ -45,6 +49,8 @@ class Workers:
     def add(self, link: WorkerLink) -> None:
         """Start the thread of a worker; it makes all per-worker values first."""
         with self._lock:
+            if self.is_stopped.is_set():
+                return
             thread = WorkerThread(link, self.queue, self.fence, self.settings, self)
             self.threads.append(thread)
             for values in self._list_values():
@@ -85,15 +91,18 @@ class Workers:
     def stop(self) -> None:
         """Cancel all closures, and let the threads end."""
         self.queue.stop()
-        for thread in list(self.threads):
+        with self._lock:
+            self.is_stopped.set()
+            threads = list(self.threads)
+        for thread in threads:
             thread.stopping.set()
 
     def join(self, seconds: float) -> None:
         """Wait up to some seconds until the threads have ended."""
         end = time.monotonic() + seconds
-        for thread in list(self.threads):
+        for thread in [*self.others, *(worker.thread for worker in self.threads)]:
             with contextlib.suppress(RuntimeError):  # This thread cannot wait for itself.
-                thread.thread.join(max(0.0, end - time.monotonic()))
+                thread.join(max(0.0, end - time.monotonic()))
 
     def _list_values(self) -> list[PerWorkerValues]:
         return sorted(self._values, key=lambda values: values.order)

@@ -8,12 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._parameter_server.coordinator import ServerReport, WorkerLink, check_on_worker
+from jaxdist._parameter_server.coordinator import (
+    Joining,
+    ServerReport,
+    WorkerLink,
+    check_on_worker,
+)
 from jaxdist._parameter_server.strategy.cluster import check_is_chief, read_cluster
 from jaxdist._parameter_server.strategy.links import LocalTasks, Note, RemoteTasks, Tasks
 from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.server_strategy import ServerStrategy
-from jaxdist._parameter_server.strategy.worker_devices import find_worker_layouts
+from jaxdist._parameter_server.strategy.worker_devices import (
+    find_layout_of_new_worker,
+    find_worker_layouts,
+)
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._strategies import StrategyExtended
 from jaxdist._validate import as_integer, check_callable, show
@@ -95,7 +103,13 @@ class ParameterServerStrategy(ServerStrategy):
         client = secrets.token_hex(8)
         layouts = find_worker_layouts(caller, cluster_resolver, len(cluster.workers))
         self._tasks: Tasks = (
-            LocalTasks(cluster, client, max_staleness, layouts)
+            LocalTasks(
+                cluster,
+                client,
+                max_staleness,
+                layouts,
+                lambda n: find_layout_of_new_worker(cluster_resolver, n, layouts[0]),
+            )
             if cluster.is_local
             else RemoteTasks(caller, cluster, client, max_staleness)
         )
@@ -144,6 +158,10 @@ class ParameterServerStrategy(ServerStrategy):
     def links(self) -> Sequence[WorkerLink]:
         """Return the connections to the workers."""
         return self._tasks.links
+
+    def joining(self) -> Joining:
+        """Return what adds workers."""
+        return self._tasks.joining
 
     def _platforms_of_workers(self) -> Sequence[str]:
         """Return the platforms that functions are exported for."""

@@ -40,6 +40,36 @@ def find_worker_layouts(caller: str, resolver: Any, workers: int) -> list[_mesh.
     return [_mesh.build(jax.local_devices()[:1])] * workers
 
 
+def find_layout_of_new_worker(
+    resolver: Any, index: int, first: _mesh.ReplicaMesh
+) -> _mesh.ReplicaMesh:
+    """Return the replicas of a worker that joins those of this process.
+
+    It has as many as the others, and devices of its own if these are several.
+
+    Args:
+        resolver: The resolver of the cluster.
+        index: The number of the new worker.
+        first: The replicas of the first worker.
+
+    Raises:
+        DeviceError: There are fewer devices.
+    """
+    kind, _ = _read_stated(resolver)
+    present, count = runtime.local_devices(kind), first.num_replicas
+    if count == 1:
+        return _mesh.build([present[index % len(present)]])
+    if len(present) < count * (index + 1):
+        raise DeviceError(
+            f"ClusterCoordinator.add_worker was called for worker {index}, with {count} replicas "
+            f"as the others; this process has {len(present)} devices.\n\n"
+            "Each replica of a worker runs on a device of its own.\n\n"
+            "List fewer accelerators for each worker in the resolver, or start the worker as a "
+            "process of its own."
+        )
+    return _mesh.build(present[index * count : (index + 1) * count])
+
+
 def find_worker_devices(
     caller: str, resolver: Any, index: int = 0, sharers: int = 1
 ) -> list[jax.Device]:

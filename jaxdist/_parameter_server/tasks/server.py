@@ -10,12 +10,13 @@ from typing import Any, final
 import jax
 
 from jaxdist._parameter_server.server import VariableServer, make_handlers
+from jaxdist._parameter_server.tasks.announcer import Announcer
 from jaxdist._parameter_server.tasks.memory import keep_freed_memory
 from jaxdist._parameter_server.tasks.server_def import CALLER, ServerDef, read_server_def
 from jaxdist._parameter_server.tasks.worker_service import WorkerService
 from jaxdist._parameter_server.transport import Handler, Listener, Message, serve
 from jaxdist._validate import as_flag, as_number, as_path, log_without_effect, show
-from jaxdist.errors import ArgumentTypeError, ContextError, UnsupportedError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, UnsupportedError
 
 _DIRECTORY = "JAXDIST_SNAPSHOT_DIRECTORY"
 
@@ -42,6 +43,9 @@ class Server:
         snapshot_seconds: How often a snapshot is written, if something has changed.
         modules: Modules with dataset functions, which workers may call by name, besides those of
             the script that this process runs.
+        announce: Whether a worker tells the first parameter server every 2 s that it is there. A
+            training that runs already, and whose cluster does not list the worker, then lets it
+            take part. The coordinator reaches it at its address in the cluster.
 
     Raises:
         ArgumentTypeError: `server_or_cluster_def` is none of these.
@@ -77,11 +81,15 @@ class Server:
         snapshot_directory: str | pathlib.Path | None = None,
         snapshot_seconds: float = 60.0,
         modules: Sequence[str] = (),
+        announce: bool = False,
     ) -> None:
         self._def = read_server_def(server_or_cluster_def, job_name, task_index, protocol)
         _check_config(CALLER, config)
         _check_modules(modules)
         self._modules = tuple(modules)
+        self._announces = as_flag(CALLER, "announce", announce)
+        if self._announces:
+            self._check_can_announce()
         if snapshot_directory is not None:
             as_path(CALLER, "snapshot_directory", snapshot_directory, "snapshots")
         if snapshot_directory is not None and self._def.job_name != "ps":
@@ -92,6 +100,7 @@ class Server:
         self._variables: VariableServer | None = None
         self._worker: WorkerService | None = None
         self._listener: Listener | None = None
+        self._announcer: Announcer | None = None
         self._is_stopped = threading.Event()
         if as_flag(CALLER, "start", start):
             self.start()
@@ -108,8 +117,10 @@ class Server:
         handlers = self._make_handlers()
         try:
             self._listener = serve(self._def.address, handlers, layer="grpc")
+            if self._announces:
+                self._announcer = self._announce(self._listener)
         except BaseException:
-            self._close_parts()
+            self.stop()
             raise
 
     def join(self) -> None:
@@ -149,6 +160,9 @@ class Server:
         Raises:
             CheckpointError: The snapshot cannot be written.
         """
+        announcer, self._announcer = self._announcer, None
+        if announcer is not None:
+            announcer.stop()
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.stop()
@@ -233,6 +247,30 @@ class Server:
             self._worker = WorkerService(task, index, servers, self._modules)
             return self._worker.make_handlers()
         return {"hello": lambda request: Message("hello", {"task": task})}
+
+    def _check_can_announce(self) -> None:
+        if self._def.job_name != "worker" or 0 not in self._list_indices("ps"):
+            found = (
+                f"a task of the job {self._def.job_name!r}"
+                if self._def.job_name != "worker"
+                else "a cluster without the task 0 of the job 'ps'"
+            )
+            raise ArgumentError(
+                f"{CALLER} was given announce=True, and {found}.\n\n"
+                "A worker announces itself to the first parameter server of its cluster.\n\n"
+                "Pass announce=True for workers only, and list the parameter servers in the "
+                "cluster."
+            )
+
+    def _announce(self, listener: Listener) -> Announcer:
+        host, _, port = self._def.address.rpartition(":")
+        # The address of the cluster is what others reach; only port 0 is none.
+        address = self._def.address if port != "0" else f"{host}:{listener.address.split(':')[-1]}"
+        return Announcer(self._def.cluster.task_address("ps", 0), self._def.task_index, address)
+
+    def _list_indices(self, job: str) -> list[int]:
+        cluster = self._def.cluster
+        return list(cluster.task_indices(job)) if job in cluster.jobs else []
 
     def _close_parts(self) -> None:
         variables, self._variables = self._variables, None

@@ -126,7 +126,7 @@ class ServerRunner(Runner):
         self.coordinator = ClusterCoordinator(strategy)
         # Batches go to the workers with the steps, and evaluations run in this process.
         strategy._allow_work_here()
-        self._most = _QUEUED * len(strategy.links())
+        self._servers = strategy
         self._queued: deque[Any] = deque()
         run_one = self._train_step
 
@@ -146,7 +146,8 @@ class ServerRunner(Runner):
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _run(self, step: Any, args: tuple[Any, ...]) -> Any:
-        if len(self._queued) == self._most:
+        # Workers may join while the training runs.
+        if len(self._queued) >= _QUEUED * len(self._servers.links()):
             self._queued.popleft().get()
         output = self.coordinator.schedule(step, args)
         self._queued.append(output)

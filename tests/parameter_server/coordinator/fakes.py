@@ -109,6 +109,25 @@ class FakeLink:
             raise CancelledError("stopped\n\nrule\n\nremedy")
 
 
+class FakeJoining:
+    """Adds the workers that a test has made; `announced` are those that announce themselves."""
+
+    has_announcements = True
+
+    def __init__(self) -> None:
+        self.to_add: list[FakeLink] = []
+        self.announced: list[FakeLink] = []
+
+    def add(self, address: str | None) -> tuple[FakeLink, bool]:
+        """Return the next worker."""
+        return self.to_add.pop(0), True
+
+    def find_new(self) -> list[FakeLink]:
+        """Return those that have announced themselves."""
+        found, self.announced = self.announced, []
+        return found
+
+
 class FakeStrategy:
     """A strategy whose workers are in this process."""
 
@@ -118,10 +137,15 @@ class FakeStrategy:
         self.counter = Counter()
         self._links = [FakeLink(i, self.counter) for i in range(workers)]
         self.report = ServerReport()
+        self.new_workers = FakeJoining()
 
     def links(self) -> list[FakeLink]:
         """The workers."""
         return self._links
+
+    def joining(self) -> FakeJoining:
+        """What adds workers."""
+        return self.new_workers
 
     def prepare(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -1,5 +1,6 @@
 """`ClusterCoordinator` with workers in this process."""
 
+import gc
 import signal
 import threading
 import weakref
@@ -29,7 +30,7 @@ from jaxdist.errors import (
     OutOfRangeError,
     UnsupportedError,
 )
-from tests.parameter_server.coordinator.fakes import FakeLink, FakeStrategy, wait_for
+from tests.parameter_server.coordinator.fakes import SECONDS, FakeLink, FakeStrategy, wait_for
 
 
 @pytest.fixture
@@ -412,10 +413,35 @@ def test_a_worker_that_joins_takes_closures_and_makes_the_datasets(
     strategy: FakeStrategy, coordinator: ClusterCoordinator
 ) -> None:
     iterator = iter(coordinator.create_per_worker_dataset(lambda: [1, 2, 3]))
-    coordinator.add_worker(FakeLink(2, strategy.counter))
+    strategy.new_workers.to_add.append(FakeLink(2, strategy.counter))
+    assert coordinator.add_worker() == 2
     meet = threading.Barrier(3)
     values = [coordinator.schedule(_meet, (meet, iterator)) for _ in range(3)]
     assert coordinator.fetch(values) == [1, 1, 1]
+
+
+def test_a_worker_that_announces_itself_takes_closures_and_makes_the_datasets(
+    strategy: FakeStrategy, coordinator: ClusterCoordinator
+) -> None:
+    iterator = iter(coordinator.create_per_worker_dataset(lambda: [1, 2, 3]))
+    meet = threading.Barrier(3)
+    values = [coordinator.schedule(_meet, (meet, iterator)) for _ in range(3)]
+    strategy.new_workers.announced.append(FakeLink(2, strategy.counter))
+    assert coordinator.fetch(values) == [1, 1, 1]
+
+
+def test_no_thread_asks_for_new_workers_after_the_coordinator_is_gone() -> None:
+    coordinator = ClusterCoordinator(FakeStrategy())
+    (asking,) = coordinator._workers.others
+    workers = coordinator._workers
+    assert asking.is_alive()
+    del coordinator
+    gc.collect()
+    workers.join(SECONDS)
+    assert not asking.is_alive()
+    # A worker that is found at the last moment has no thread that nobody ends.
+    workers.add(FakeLink(2))
+    assert len(workers.threads) == 2
 
 
 def test_a_per_worker_value_keeps_the_owner_and_not_the_coordinator(

@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
+from jaxdist._parameter_server.server.messages.announced import Announced
 from jaxdist._parameter_server.server.messages.long_calls import LongCalls, Reply
 from jaxdist._parameter_server.server.requests import (
     Change,
@@ -21,6 +22,7 @@ from jaxdist.errors import ArgumentError, ShapeError
 _Name = Annotated[str, msgspec.Meta(max_length=512)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+_Index = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 
 
 class _Fields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -108,6 +110,11 @@ class _Names(_Fields):
     names: list[_Name]
 
 
+class _Announce(_Fields):
+    worker: _Index
+    address: _Name
+
+
 F = TypeVar("F", bound=_Fields)
 _Arrays = Iterator[np.ndarray]
 
@@ -178,7 +185,15 @@ def make_handlers(server: VariableServer) -> dict[str, Handler]:
     def wait(fields: _Long, arrays: _Arrays) -> Reply:
         return calls.wait(fields.request, fields.seconds)
 
-    calls = LongCalls()
+    def announce(fields: _Announce, arrays: _Arrays) -> Reply:
+        announced.note(fields.worker, fields.address)
+        return {}, ()
+
+    def list_announced(fields: _NoFields, arrays: _Arrays) -> Reply:
+        # Keys of JSON are texts.
+        return {"workers": {str(n): a for n, a in announced.list_present().items()}}, ()
+
+    calls, announced = LongCalls(), Announced()
 
     return dict(
         [
@@ -194,6 +209,8 @@ def make_handlers(server: VariableServer) -> dict[str, Handler]:
             _make_handler("statistics", _NoFields, statistics),
             _make_handler("snapshot", _Long, _make_long(calls, snapshot)),
             _make_handler("wait", _Long, wait),
+            _make_handler("announce", _Announce, announce),
+            _make_handler("list_announced", _NoFields, list_announced),
         ]
     )
 

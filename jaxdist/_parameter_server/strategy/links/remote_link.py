@@ -83,6 +83,11 @@ class RemoteWorkerLink:
         """The index of the worker."""
         return self._index
 
+    @property
+    def address(self) -> str:
+        """The present address of the worker."""
+        return self._channel.address
+
     def hello(self, seconds: float | None = None) -> None:
         """Greet the worker. One that was started again has nothing of what it was sent before.
 

@@ -2,13 +2,14 @@
 
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._parameter_server.coordinator import ServerReport, WorkerLink
+from jaxdist._parameter_server.coordinator import Joining, ServerReport, WorkerLink
 from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.strategy.cluster import Cluster
+from jaxdist._parameter_server.strategy.links.joining import LocalJoining, RemoteJoining
 from jaxdist._parameter_server.strategy.links.local_link import LocalWorkerLink
 from jaxdist._parameter_server.strategy.links.loss_report import LossReport
 from jaxdist._parameter_server.strategy.links.patient_server import PatientServer
@@ -37,7 +38,12 @@ class Tasks(Protocol):
 
     @property
     def links(self) -> Sequence[WorkerLink]:
-        """The connections to the workers."""
+        """The connections to the workers, with those that have joined."""
+        ...
+
+    @property
+    def joining(self) -> Joining:
+        """What adds workers."""
         ...
 
     def check_dataset(self, dataset_or_fn: Any) -> None:
@@ -65,6 +71,7 @@ class LocalTasks:
         client: The id of the job's run.
         max_staleness: The bound of the servers.
         layouts: The replicas of each worker.
+        make_layout: Returns the replicas of a worker that joins, by its index.
     """
 
     def __init__(
@@ -73,13 +80,21 @@ class LocalTasks:
         client: str,
         max_staleness: int | None,
         layouts: Sequence[ReplicaMesh],
+        make_layout: Callable[[int], ReplicaMesh],
     ) -> None:
         names = [f"ps:{n}" for n in range(len(cluster.ps))]
         servers = [VariableServer(name, max_staleness=max_staleness) for name in names]
         self.storage = Servers(servers, client)
         self._platforms = sorted({find_platform(layout) for layout in layouts})
         workers = [Worker(self.storage, layout, max_staleness) for layout in layouts]
-        self.links = [LocalWorkerLink(n, w, client) for n, w in enumerate(workers)]
+        self.links: list[WorkerLink] = [
+            LocalWorkerLink(n, worker, client) for n, worker in enumerate(workers)
+        ]
+        storage = self.storage
+        self.joining = LocalJoining(
+            self.links,
+            lambda n: LocalWorkerLink(n, Worker(storage, make_layout(n), max_staleness), client),
+        )
 
     def check_dataset(self, dataset_or_fn: Any) -> None:
         """Do nothing: a worker in this process can call any function."""
@@ -119,12 +134,16 @@ class RemoteTasks:
         self.storage, self._servers = Servers(servers, client), servers
         self._losses = LossReport(self.storage, client, "functions")
         greeting = HelloFields(client=client, servers=list(cluster.ps), max_staleness=max_staleness)
-        self.links = [
-            RemoteWorkerLink(n, c, greeting, self.storage.find_server, self._losses)
-            for n, c in enumerate(channels[len(cluster.ps) :])
-        ]
+        storage, losses = self.storage, self._losses
+
+        def make_link(index: int, channel: Channel) -> RemoteWorkerLink:
+            return RemoteWorkerLink(index, channel, greeting, storage.find_server, losses)
+
+        self.links = [make_link(n, c) for n, c in enumerate(channels[len(cluster.ps) :])]
+        # It adds the channels of workers that join to this list, which is closed at the end.
+        self.joining = RemoteJoining(self.links, channels, make_link, channels[0])
         # At the end of the process, the threads of the coordinator end first.
-        ending = weakref.finalize(self, _close_all, self.storage, list(channels))
+        ending = weakref.finalize(self, _close_all, self.storage, channels)
         ending.atexit = False  # pyrefly: ignore[missing-attribute]
         for n, server in enumerate(servers):
             found = server.hello(client)

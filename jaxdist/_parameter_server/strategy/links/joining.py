@@ -1,0 +1,202 @@
+"""Workers that join while a training runs: in this process, or as other tasks."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from jaxdist._parameter_server.coordinator import WorkerLink
+from jaxdist._parameter_server.strategy.links.local_link import LocalWorkerLink
+from jaxdist._parameter_server.strategy.links.remote_link import RemoteWorkerLink
+from jaxdist._parameter_server.transport import Channel, Message, connect
+from jaxdist._processes import get_settings
+from jaxdist._validate import show
+from jaxdist.errors import (
+    ArgumentError,
+    ClusterError,
+    DeadlineExceededError,
+    JaxdistError,
+    UnavailableError,
+    UnsupportedError,
+    WorkerUnavailableError,
+)
+
+_LOG = logging.getLogger("jaxdist")
+_ADD = "ClusterCoordinator.add_worker"
+_ASK_SECONDS = 5.0
+_GONE = (DeadlineExceededError, UnavailableError, WorkerUnavailableError)
+# A worker that is told no servers only says who it is, as servers do.
+_WHO_IS_THERE = {"client": ""}
+
+
+class LocalJoining:
+    """Adds workers in this process.
+
+    Args:
+        links: The connections to all workers; new ones are added to this list.
+        make: Makes the connection to the worker of an index.
+
+    Attributes:
+        has_announcements: False: nobody else adds workers to this process.
+    """
+
+    has_announcements = False
+
+    def __init__(self, links: list[WorkerLink], make: Callable[[int], LocalWorkerLink]) -> None:
+        self._links, self._make = links, make
+        self._lock = threading.Lock()
+
+    def add(self, address: str | None) -> tuple[WorkerLink, bool]:
+        """Add a worker; return the connection to it, and that it is new.
+
+        Raises:
+            ArgumentError: An address was given.
+            DeviceError: The replicas of the worker need more devices than there are.
+        """
+        if address is not None:
+            raise ArgumentError(
+                f"{_ADD} was given address={show(address)}, and all workers of the cluster are in "
+                "this process.\n\nThey have no addresses.\n\n"
+                f"Call {_ADD}()."
+            )
+        with self._lock:
+            link = self._make(len(self._links))
+            self._links.append(link)
+        return link, True
+
+    def find_new(self) -> Sequence[WorkerLink]:
+        """Return nothing."""
+        return ()
+
+
+class RemoteJoining:
+    """Connects to workers that were started later than the training.
+
+    Args:
+        links: The connections to all workers; new ones are added to this list.
+        channels: All channels of the strategy, to which those of new workers are added.
+        make: Makes the connection to the worker of an index, over a channel.
+        server: The channel to the first parameter server, to which new workers announce themselves.
+
+    Attributes:
+        has_announcements: True: workers can announce themselves.
+    """
+
+    has_announcements = True
+
+    def __init__(
+        self,
+        links: list[RemoteWorkerLink],
+        channels: list[Channel],
+        make: Callable[[int, Channel], RemoteWorkerLink],
+        server: Channel,
+    ) -> None:
+        self._links, self._channels, self._make, self._server = links, channels, make, server
+        self._lock = threading.Lock()
+        # The announcements that were refused; each is reported once.
+        self._refused: set[tuple[int, str]] = set()
+
+    def add(self, address: str | None) -> tuple[WorkerLink, bool]:
+        """Connect to the worker at an address; return the connection, and whether it is new.
+
+        Raises:
+            ArgumentError: The address is none, or was not given.
+            ClusterError: Another task is there, or a worker with the index of another one.
+            DeadlineExceededError: Nobody answers there within `JAXDIST_JOIN_SECONDS`.
+            UnsupportedError: The worker has devices of another platform than the others.
+        """
+        if address is None:
+            raise ArgumentError(
+                f"{_ADD} was given no address, and the workers of the cluster are processes of "
+                "their own.\n\nA worker is reached at its address.\n\n"
+                "Start it with `jaxdist server --type worker --index N`, and pass "
+                "address='host:port'."
+            )
+        return self._connect(address, get_settings().join_seconds)
+
+    def find_new(self) -> Sequence[WorkerLink]:
+        """Return the connections to workers that have announced themselves since the last call."""
+        try:
+            reply = self._server.call(Message("list_announced", {}), _ASK_SECONDS)
+        except JaxdistError as error:
+            # Whoever needs the server says what is wrong with it.
+            _LOG.debug("ps 0 was not asked for new workers: %s", error)
+            return ()
+        known = {link.index for link in self._links}
+        found = []
+        for text, address in reply.fields["workers"].items():
+            index = int(text)
+            if index in known or (index, address) in self._refused:
+                continue
+            try:
+                link, is_new = self._connect(address, _ASK_SECONDS)
+            except _GONE as error:
+                # It announces itself again, if it is still there.
+                _LOG.info("Worker %d at %s has not joined yet: %s", index, address, error)
+                continue
+            except JaxdistError as error:
+                self._refused.add((index, address))
+                _LOG.warning(
+                    "Worker %d at %s has announced itself, and cannot join: %s",
+                    index,
+                    address,
+                    error,
+                )
+                continue
+            if is_new:
+                found.append(link)
+        return found
+
+    def _connect(self, address: str, seconds: float) -> tuple[RemoteWorkerLink, bool]:
+        channel = connect(address, layer="grpc", name=f"the worker at {address}")
+        try:
+            channel.wait_until_ready(seconds)
+            task = channel.call(Message("hello", _WHO_IS_THERE)).fields.get("task")
+            index = _read_index(address, task)
+            with self._lock:
+                for link in self._links:
+                    if link.index == index:
+                        _check_same(link, address)
+                        channel.close()
+                        return link, False
+                link = self._make(index, channel)
+                link.hello()
+                self._check_platform(link, address)
+                self._channels.append(channel)
+                self._links.append(link)
+        except BaseException:
+            channel.close()
+            raise
+        return link, True
+
+    def _check_platform(self, link: RemoteWorkerLink, address: str) -> None:
+        present = sorted({other.platform for other in self._links})
+        if link.platform not in present:
+            raise UnsupportedError(
+                f"The worker at {address} computes on {link.platform!r}, and the other workers of "
+                f"the training on {present}.\n\n"
+                "The functions that the coordinator has traced are compiled for the platforms of "
+                "the workers that were there at the start.\n\n"
+                f"Start the worker with JAX_PLATFORMS={present[0]}, or list it in the cluster of "
+                "the chief, and start the training again."
+            )
+
+
+def _read_index(address: str, task: object) -> int:
+    job, _, number = str(task).partition(":")
+    if job != "worker" or not number.isdecimal():
+        raise ClusterError(
+            f"At {address} there is the task {task!r}.\n\nOnly a worker can join a training.\n\n"
+            "Start it with `jaxdist server --type worker --index N`, and pass its address."
+        )
+    return int(number)
+
+
+def _check_same(link: RemoteWorkerLink, address: str) -> None:
+    if link.address != address:
+        raise ClusterError(
+            f"The worker at {address} has the index {link.index}, and so has the worker at "
+            f"{link.address}, which takes part already.\n\n"
+            "Each worker of a training has an index of its own.\n\n"
+            f"Start it with another one, such as `jaxdist server --type worker --index "
+            f"{link.index + 1} --announce`; its TF_CONFIG lists its address under this index."
+        )
