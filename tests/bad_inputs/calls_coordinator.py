@@ -31,6 +31,16 @@ def _coordinator() -> ClusterCoordinator:
     return ClusterCoordinator(_strategy())
 
 
+def _add_worker(address: str | None = None) -> int:
+    # Of its own: the thread of the new worker ends with it.
+    coordinator = ClusterCoordinator(jaxdist.ParameterServerStrategy(_resolver()))
+    try:
+        return coordinator.add_worker(address)
+    finally:
+        coordinator._workers.stop()
+        coordinator._workers.join(30)
+
+
 def _of_coordinator(method: str) -> Callable[..., Any]:
     return getattr(_coordinator(), method)
 
@@ -100,6 +110,7 @@ CALLS: dict[str, Call] = {
     f"{_COORDINATOR}.create_per_worker_dataset": Call(
         lambda: _of_coordinator("create_per_worker_dataset"), lambda: {"dataset_fn": list}
     ),
+    f"{_COORDINATOR}.add_worker": Call(lambda: _add_worker, lambda: {"address": None}),
     **{
         f"{_COORDINATOR}.{name}": Call(lambda name=name: _of_coordinator(name))
         for name in ("done", "join", "statistics")

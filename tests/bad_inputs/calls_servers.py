@@ -19,6 +19,7 @@ def _arguments() -> dict[str, Any]:
         "snapshot_directory": tempfile.mkdtemp(),
         "snapshot_seconds": 60.0,
         "modules": ("my_data",),
+        "announce": False,
     }
 
 

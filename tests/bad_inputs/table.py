@@ -110,9 +110,8 @@ OF_ROOMS = {
     "jaxdist.IndexedSlices.with_parts",
     *(
         f"jaxdist.ParameterServerStrategy.{name}"
-        for name in "links make_per_worker prepare report_of_servers".split()
+        for name in "joining links make_per_worker prepare report_of_servers".split()
     ),
-    "jaxdist.coordinator.ClusterCoordinator.add_worker",
     *(
         f"jaxdist.coordinator.PerWorker{kind}.{name}"
         for kind in ("Dataset", "Iterator", "Values", "Value")

@@ -45,6 +45,8 @@ class ClosureDoctor:
             try:
                 self.messages.get(timeout=beat)
             except queue.Empty:
+                if self._workers.is_stopped.is_set():
+                    return
                 self._check()
             else:
                 self._workers.stop()
