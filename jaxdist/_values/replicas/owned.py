@@ -15,6 +15,8 @@ T = TypeVar("T")
 # change a value of jaxdist. So everything that jaxdist keeps, and everything that a step in flight
 # reads, is a copy of its own.
 _ALIGNMENT_BYTES = 64
+# From here on a second copy, by JAX, costs more than it takes to allocate an aligned array.
+_LARGE_BYTES = 1 << 18
 
 
 def allocate_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
@@ -39,6 +41,10 @@ def copy_if_writable(value: Any) -> Any:
     """
     if not isinstance(value, np.ndarray) or is_immutable(value) or not _is_of_numbers(value):
         return value
+    if value.nbytes < _LARGE_BYTES:
+        small = np.array(value, order="C")
+        small.flags.writeable = False
+        return small
     copy = allocate_aligned(value.shape, value.dtype)
     np.copyto(copy, value)
     # The base as well: a view of it with the flag set would be writable.
