@@ -54,7 +54,8 @@ def add_server(
     )
     parser.add_argument(
         "--announce",
-        action="store_true",
+        action="store_const",
+        const=True,
         help=(
             "a worker tells the first parameter server that it is there, and takes part in a "
             "training that runs already"

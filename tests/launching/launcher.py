@@ -60,9 +60,11 @@ def start_launcher(*argv: str, env: dict[str, str | None] | None = None) -> Iter
         yield job
 
 
-def run_launcher(*argv: str, timeout: float = 60) -> Outcome:
+def run_launcher(
+    *argv: str, timeout: float = 60, env: dict[str, str | None] | None = None
+) -> Outcome:
     """Run `jaxdist launch` to its end."""
-    with start_launcher(*argv) as job:
+    with start_launcher(*argv, env=env) as job:
         (outcome,) = job.wait(timeout)
     assert not outcome.timed_out, outcome.describe()
     return outcome

@@ -1,5 +1,6 @@
 """`jaxdist launch --ps`: parameter servers, workers and a chief."""
 
+import json
 import os
 import pathlib
 import re
@@ -51,6 +52,23 @@ def test_the_code_of_the_chief_is_that_of_the_launcher_and_nobody_is_left(
     # All tasks have one secret, and one folder for snapshots.
     assert len(list(tmp_path.glob("JAXDIST_SECRET.*"))) == 1
     assert len(list(tmp_path.glob("JAXDIST_SNAPSHOT_DIRECTORY.*"))) == 1
+
+
+def test_who_has_chosen_the_secret_is_told_how_another_worker_joins(
+    tmp_path: pathlib.Path,
+) -> None:
+    script = _write(tmp_path, "if task['type'] != 'chief':\n    " + _WAIT)
+    arguments = ("--ps", "1", "--workers", "2", script, str(tmp_path))
+    assert "another worker joins" not in run_launcher(*arguments).stderr
+    outcome = run_launcher(*arguments, env={"JAXDIST_SECRET": "a secret of this test, long enough"})
+    found = re.search(r"joins with JAXDIST_ANNOUNCE=1 TF_CONFIG='(.*)' (.*)", outcome.stderr)
+    assert found is not None, outcome.describe()
+    config = json.loads(found[1])
+    assert config["task"] == {"type": "worker", "index": 2}
+    assert list(config["cluster"]["worker"]) == ["2"]
+    assert len(config["cluster"]["ps"]) == 1
+    assert script in found[2]
+    assert "a secret" not in outcome.stderr
 
 
 def test_a_killed_server_and_worker_start_again_while_the_others_go_on(

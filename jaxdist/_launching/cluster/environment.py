@@ -33,6 +33,26 @@ def make_shared(inherited: Mapping[str, str], snapshots: pathlib.Path) -> dict[s
     return shared
 
 
+def describe_joining(
+    inherited: Mapping[str, str], cluster: Mapping[str, Sequence[str]], address: str
+) -> str:
+    """Return how a worker that is started later joins; empty if it cannot know the secret.
+
+    Args:
+        inherited: The environment of the launcher.
+        cluster: The addresses of all tasks.
+        address: A free address for the worker.
+    """
+    if not (inherited.get("JAXDIST_SECRET") or inherited.get("JAXDIST_SECRET_FILE")):
+        return ""
+    index = len(cluster["worker"])
+    config = {
+        "cluster": {"ps": list(cluster["ps"]), "worker": {str(index): address}},
+        "task": {"type": "worker", "index": index},
+    }
+    return f"another worker joins with JAXDIST_ANNOUNCE=1 TF_CONFIG='{json.dumps(config)}'"
+
+
 def make_task_environment(
     shared: Mapping[str, str],
     cluster: Mapping[str, Sequence[str]],

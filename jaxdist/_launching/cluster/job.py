@@ -4,18 +4,23 @@ import dataclasses
 import functools
 import os
 import pathlib
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 
 from jaxdist._launching.attempt import Patience
 from jaxdist._launching.child import Child, Write
-from jaxdist._launching.cluster.environment import make_shared, make_task_environment
+from jaxdist._launching.cluster.environment import (
+    describe_joining,
+    make_shared,
+    make_task_environment,
+)
 from jaxdist._launching.cluster.supervisor import Supervisor, Task
 from jaxdist._launching.environment import check_devices
 from jaxdist._launching.gpus import divide_gpus, list_gpus
 from jaxdist._launching.job import MOST_DEVICES, MOST_PROCESSES
-from jaxdist._launching.output import write_to
+from jaxdist._launching.output import say, write_to
 from jaxdist._launching.ports import find_free_ports
 from jaxdist._launching.signals import Signals, collect_signals
 from jaxdist._validate import as_integer, as_number
@@ -107,12 +112,14 @@ def launch_cluster(job: ClusterJob, run: Run | None = None) -> int:
 
 def run_tasks(job: ClusterJob, write: tuple[Write, Write], signals: Signals) -> int:
     """Run the tasks on this machine, and return the exit code."""
-    ports = iter(find_free_ports(sum(job.counts.values())))
+    ports = iter(find_free_ports(sum(job.counts.values()) + 1))
     cluster = {
         name: [f"127.0.0.1:{next(ports)}" for _ in range(count)]
         for name, count in job.counts.items()
         if name != "evaluator"
     }
+    if how := describe_joining(os.environ, cluster, f"127.0.0.1:{next(ports)}"):
+        say(f"{how} {shlex.join(job.server_command)}")
     check_devices(_CALLER, job.devices_per_process, os.environ)
     devices = job.devices_per_process or 1
     gpus = divide_gpus(_CALLER, job.workers, devices, os.environ, list_gpus)

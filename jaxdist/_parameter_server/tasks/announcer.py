@@ -1,14 +1,32 @@
 """`Announcer`: a worker tells the first parameter server that it is there."""
 
 import logging
+import os
 import threading
 
 from jaxdist._parameter_server.transport import Message, connect
-from jaxdist.errors import JaxdistError
+from jaxdist.errors import ArgumentError, JaxdistError
 
 _LOG = logging.getLogger("jaxdist")
 _PERIOD_SECONDS = 2.0
 _CALL_SECONDS = 5.0
+_VARIABLE = "JAXDIST_ANNOUNCE"
+
+
+def read_announce() -> bool:
+    """Return whether the environment asks workers to announce themselves.
+
+    Raises:
+        ArgumentError: The variable is neither 0 nor 1.
+    """
+    value = os.environ.get(_VARIABLE, "").strip()
+    if value not in ("", "0", "1"):
+        raise ArgumentError(
+            f"The environment variable {_VARIABLE} is {value!r}.\n\n"
+            "It says whether a worker announces itself to the first parameter server.\n\n"
+            f"Set {_VARIABLE}=1, or unset it."
+        )
+    return value == "1"
 
 
 class Announcer:

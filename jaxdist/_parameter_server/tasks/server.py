@@ -10,7 +10,7 @@ from typing import Any, final
 import jax
 
 from jaxdist._parameter_server.server import VariableServer, make_handlers
-from jaxdist._parameter_server.tasks.announcer import Announcer
+from jaxdist._parameter_server.tasks.announcer import Announcer, read_announce
 from jaxdist._parameter_server.tasks.memory import keep_freed_memory
 from jaxdist._parameter_server.tasks.server_def import CALLER, ServerDef, read_server_def
 from jaxdist._parameter_server.tasks.worker_service import WorkerService
@@ -45,7 +45,8 @@ class Server:
             the script that this process runs.
         announce: Whether a worker tells the first parameter server every 2 s that it is there. A
             training that runs already, and whose cluster does not list the worker, then lets it
-            take part. The coordinator reaches it at its address in the cluster.
+            take part. The coordinator reaches it at its address in the cluster. None means yes for
+            a worker if the environment variable `JAXDIST_ANNOUNCE` is 1.
 
     Raises:
         ArgumentTypeError: `server_or_cluster_def` is none of these.
@@ -81,13 +82,16 @@ class Server:
         snapshot_directory: str | pathlib.Path | None = None,
         snapshot_seconds: float = 60.0,
         modules: Sequence[str] = (),
-        announce: bool = False,
+        announce: bool | None = None,
     ) -> None:
         self._def = read_server_def(server_or_cluster_def, job_name, task_index, protocol)
         _check_config(CALLER, config)
         _check_modules(modules)
         self._modules = tuple(modules)
-        self._announces = as_flag(CALLER, "announce", announce)
+        if announce is None:
+            self._announces = self._def.job_name == "worker" and read_announce()
+        else:
+            self._announces = as_flag(CALLER, "announce", announce)
         if self._announces:
             self._check_can_announce()
         if snapshot_directory is not None:

@@ -30,12 +30,7 @@ def main(steps: int, address: str) -> None:
     """Run steps in rounds until the new worker has run some, and then all that are left."""
     resolver = TFConfigClusterResolver()
     if resolver.task_type in ("worker", "ps"):
-        server = jaxdist.Server(
-            resolver.cluster_spec(),
-            resolver.task_type,
-            resolver.task_id,
-            announce=(resolver.task_type, resolver.task_id) == ("worker", 1),
-        )
+        server = jaxdist.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id)
         server.join()
         return
     strategy = jaxdist.ParameterServerStrategy(resolver)

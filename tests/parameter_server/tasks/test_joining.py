@@ -31,6 +31,7 @@ def _start_new_worker(cluster: Cluster, address: str | None = None) -> None:
     """Start worker 1, which the cluster of the chief does not list."""
     address = address or f"127.0.0.1:{find_free_ports(1)[0]}"
     cluster.addresses = {**cluster.addresses, "worker": [*cluster.addresses["worker"], address]}
+    cluster.environment["JAXDIST_ANNOUNCE"] = "1"
     cluster.start("worker 1")
 
 
@@ -203,6 +204,22 @@ def test_what_cannot_join_is_named_and_the_training_goes_on(
     finally:
         for server in servers:
             server.stop()
+
+
+def test_the_environment_says_whether_workers_announce_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = {"ps": ["127.0.0.1:0"], "worker": ["127.0.0.1:0"]}
+    monkeypatch.setenv("JAXDIST_ANNOUNCE", "1")
+    # Servers, and workers that say otherwise, do not.
+    for job, announce in (("ps", None), ("worker", False)):
+        server = jaxdist.Server(cluster, job, 0, announce=announce)
+        names = {thread.name for thread in threading.enumerate()}
+        server.stop()
+        assert "jaxdist-announcer" not in names
+    monkeypatch.setenv("JAXDIST_ANNOUNCE", "yes")
+    with pytest.raises(ArgumentError, match=r"JAXDIST_ANNOUNCE is 'yes'"):
+        jaxdist.Server(cluster, "worker", 0)
 
 
 def test_only_workers_with_servers_announce_themselves() -> None:
