@@ -66,12 +66,12 @@ def keep_log() -> optax.GradientTransformation:
     of its gradient has. So the server writes what a worker had read in the order of the changes.
     """
 
-    def update(grads: Any, state: Any, params: Any = None) -> Any:
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
         def add(grad: Any, log: Any) -> Any:
             column = 1 + log[0, 0].astype(jnp.int32)
             return jnp.zeros_like(log).at[0, 0].set(1).at[:, column].add(grad[:, 0])
 
-        return jax.tree.map(add, grads, params), state
+        return jax.tree.map(add, updates, params), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
