@@ -25,7 +25,11 @@ from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 
 def train_with_a_server(batch: int, layer: str = "local") -> Loop:
     """Closures on two workers, each of which changes the 10 variables of one server."""
-    strategy = _make_strategy(layer)
+    return train(make_strategy(layer), batch)
+
+
+def train(strategy: ParameterServerStrategy, batch: int) -> Loop:
+    """Train the net on a cluster that is there."""
     coordinator = ClusterCoordinator(strategy)
     with strategy.scope():
         variables = [jaxdist.Variable(x) for x in make_parameters()]
@@ -56,7 +60,7 @@ def train_with_a_server(batch: int, layer: str = "local") -> Loop:
 
 def move_many(layer: str) -> Loop:
     """Closures on one worker, each of which reads and changes a hundred variables."""
-    strategy = _make_strategy(layer, workers=1)
+    strategy = make_strategy(layer, workers=1)
     coordinator = ClusterCoordinator(strategy)
     with strategy.scope():
         variables = [jaxdist.Variable(np.ones(LENGTH, "float32")) for _ in range(MANY)]
@@ -100,7 +104,7 @@ def compute_in_threads(batch: int) -> Loop:
 
 def schedule_nothing(layer: str = "local", joins: bool = False) -> Loop:
     """Calls of `schedule` with an empty function; `joins` waits for their results, too."""
-    coordinator = ClusterCoordinator(_make_strategy(layer))
+    coordinator = ClusterCoordinator(make_strategy(layer))
 
     def loop(steps: int) -> None:
         for _ in range(steps):
@@ -134,7 +138,8 @@ def _do_nothing() -> None:
     return None
 
 
-def _make_strategy(layer: str, workers: int = WORKERS) -> ParameterServerStrategy:
+def make_strategy(layer: str, workers: int = WORKERS) -> ParameterServerStrategy:
+    """Return a strategy with one server; with "grpc" its tasks are started, each in a process."""
     jobs = {"ps": 1, "worker": workers, "chief": 1}
     ports = iter(find_free_ports(sum(jobs.values())))
     spec = {job: [f"127.0.0.1:{next(ports)}" for _ in range(n)] for job, n in jobs.items()}

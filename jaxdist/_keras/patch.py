@@ -142,8 +142,11 @@ def _sync(method: Callable[..., Any]) -> Callable[..., Any]:
             return
         for function in (self.train_function, self.test_function):
             if hasattr(function, "owns") and function.owns(state):
-                function.sync()
-                self._jax_state_synced = True
+                try:
+                    function.sync()
+                finally:
+                    # Keras asks again after an error, and would take the values before the steps.
+                    self._jax_state_synced = True
                 return
         groups = {
             name: self.optimizer.variables if name == "optimizer_variables" else getattr(self, name)

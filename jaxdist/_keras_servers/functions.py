@@ -94,34 +94,40 @@ class ServerFunction:
 
     def sync(self) -> None:
         """Wait for all steps, and give the variables of Keras the values of the servers."""
-        model, is_train, state = self._model, self._kind == "train", self._state
-        self._state = None
-        groups = self._find_variables()
+        state, self._state = self._state, None
         try:
             self._add(self._runner.collect_all())
         except BaseException:
             self._runner.drop()
             raise
         finally:
-            fixed, trainable = groups[1], groups[0] if is_train else []
-            own = [v for n, v in enumerate(fixed) if n not in self._seeds.positions]
+            self._take_values(state)
+
+    def _take_values(self, state: Any) -> None:
+        model, is_train, groups = self._model, self._kind == "train", self._find_variables()
+        fixed, trainable = groups[1], groups[0] if is_train else []
+        own = [v for n, v in enumerate(fixed) if n not in self._seeds.positions]
+        try:
             found, of_optimizer = self._remote.fetch(
                 [*trainable, *own], state[2] if is_train else None
             )
-            values = [list(group) for group in state]
-            values[0][: len(trainable)] = found[: len(trainable)]
-            rest = iter(found[len(trainable) :])
-            values[1] = [
-                x if n in self._seeds.positions else next(rest) for n, x in enumerate(values[1])
-            ]
-            self._seeds.put_into(values[1])
-            if is_train:
-                values[2] = of_optimizer
-            values[-1] = self._results.values
-            for group, new in zip(groups, values, strict=True):
-                for variable, value in zip(group, new, strict=True):
-                    variable.assign(value)
-            self._remote.note([*groups[0], *groups[1]], model.optimizer if is_train else None)
+        except BaseException:
+            self._give_back(state)
+            raise
+        values = [list(group) for group in state]
+        values[0][: len(trainable)] = found[: len(trainable)]
+        rest = iter(found[len(trainable) :])
+        values[1] = [
+            x if n in self._seeds.positions else next(rest) for n, x in enumerate(values[1])
+        ]
+        self._seeds.put_into(values[1])
+        if is_train:
+            values[2] = of_optimizer
+        values[-1] = self._results.values
+        for group, new in zip(groups, values, strict=True):
+            for variable, value in zip(group, new, strict=True):
+                variable.assign(value)
+        self._remote.note([*groups[0], *groups[1]], model.optimizer if is_train else None)
 
     def _begin(self, state: Any, batch: Any) -> None:
         """Send what has changed since the last step to the servers."""

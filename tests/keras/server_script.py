@@ -38,7 +38,10 @@ def main(version: str, epochs: int) -> None:
     """Train, and say what was counted."""
     resolver = TFConfigClusterResolver()
     if resolver.task_type == "ps" or (resolver.task_type == "worker" and version == "2"):
-        jaxdist.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id).join()
+        # With a folder for snapshots, the only ones are those of new variables.
+        jaxdist.Server(
+            resolver.cluster_spec(), resolver.task_type, resolver.task_id, snapshot_seconds=1e6
+        ).join()
         return
     of_version: dict[str, Any] = {
         "1": jaxdist.compat.v1.experimental.ParameterServerStrategy,
@@ -68,7 +71,16 @@ def main(version: str, epochs: int) -> None:
         found = jaxdist.coordinator.ClusterCoordinator(strategy).statistics()
         say(event="counted", applied=found.applied, scheduled=found.scheduled, lost=found.lost)
     own = float((outputs.argmax(axis=1) == y).mean())
-    say(event="end", steps=steps, first=history["loss"][0], loss=loss, accuracy=accuracy, own=own)
+    is_finite = all(bool(np.isfinite(x).all()) for x in model.get_weights())
+    say(
+        event="end",
+        steps=steps,
+        first=history["loss"][0],
+        loss=loss,
+        accuracy=accuracy,
+        own=own,
+        finite=is_finite,
+    )
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ import keras
 import numpy as np
 import pytest
 
+from jaxdist._keras_servers.variables import ModelOnServers
 from jaxdist.coordinator import ClusterCoordinator
-from jaxdist.errors import UnsupportedError
+from jaxdist.errors import ClosureInputError, PSUnavailableError, UnsupportedError
 from tests.keras.models import make_data
 from tests.keras.servers import LOSS, make_model
 from tests.parameter_server.strategy.making import make_strategy
@@ -164,3 +165,63 @@ def test_a_batch_that_does_not_fit_is_refused_and_the_model_trains_on() -> None:
     assert int(model.optimizer.iterations.value) == 3
     _fit(model)
     assert int(model.optimizer.iterations.value) == 5
+
+
+class _Beside(keras.callbacks.Callback):
+    """Schedules a function that fails, after the last step of an epoch."""
+
+    def __init__(self, strategy: Any, last: int) -> None:
+        super().__init__()
+        self._coordinator, self._last = ClusterCoordinator(strategy), last
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch < self._last:
+            return
+        batches = iter(self._coordinator.create_per_worker_dataset(_cannot_read_on))
+        _, failed = (self._coordinator.schedule(_add_up, (batches,)) for _ in range(2))
+        # The steps before it have run: there is one worker.
+        with pytest.raises(ClosureInputError, match="the disk is gone"):
+            failed.fetch()
+
+
+def _add_up(batches: Any) -> Any:
+    return next(batches).sum()
+
+
+def _cannot_read_on() -> Iterator[Any]:
+    yield np.ones(2, np.float32)
+    raise OSError("the disk is gone")
+
+
+def test_an_error_that_is_found_when_values_come_back_leaves_the_model_those_of_all_steps() -> None:
+    strategy = make_strategy(workers=1)
+    model, other = make_model(strategy), make_model(make_strategy(workers=1))
+    with refused(ClosureInputError, "the disk is gone"):
+        _fit(model, shuffle=False, callbacks=[_Beside(strategy, last=1)])
+    _fit(other, shuffle=False)
+    assert int(model.optimizer.iterations.value) == 2
+    for found, expected in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    # It was raised once, and the model trains on.
+    _fit(model)
+    assert int(model.optimizer.iterations.value) == 4
+
+
+def test_servers_that_are_lost_when_values_come_back_leave_the_model_its_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = make_model(make_strategy(workers=1))
+    before = model.get_weights()
+
+    def fetch(*_: Any) -> Any:
+        raise PSUnavailableError("ps 0 does not answer.", [0])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelOnServers, "fetch", fetch)
+        with pytest.raises(PSUnavailableError):
+            _fit(model)
+    for found, expected in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    # The servers have the two steps, and it trains on with them.
+    _fit(model)
+    assert int(model.optimizer.iterations.value) == 4

@@ -139,3 +139,40 @@ def test_steps_that_a_server_has_lost_are_reported(
         for lost, sum_of_lost in [(4, 4), (1, 5), (0, 5)]
     ]
     server.stop()
+
+
+def test_values_that_a_worker_assigns_outside_of_steps_and_a_server_has_lost_are_reported(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    [port] = find_free_ports(1)
+    address = f"127.0.0.1:{port}"
+    spec = ClusterSpec({"ps": [address], "worker": ["127.0.0.1:1"]})
+    saved = tmp_path / "saved"
+
+    def start() -> jaxdist.Server:
+        folder = tmp_path / "here"
+        return jaxdist.Server(spec, "ps", 0, snapshot_directory=folder, snapshot_seconds=1000)
+
+    server = start()
+    strategy = _make([address])
+    with strategy.scope():
+        rate = jaxdist.Variable(1.0, name="rate")
+        total = jaxdist.Variable(0.0, name="total")
+    strategy.run(lambda: total.assign_add(rate.value()))
+    rate.assign(2.0)
+    server.snapshot()
+    shutil.copytree(tmp_path / "here", saved)
+    rate.assign(3.0)
+    rate.assign_add(4.0)
+    # As a server that is killed: there is nothing newer than the snapshot.
+    server.stop()
+    shutil.rmtree(tmp_path / "here")
+    saved.rename(tmp_path / "here")
+    server = start()
+    assert (float(rate), float(total)) == (2, 1)
+    [link] = strategy.storage.links
+    assert link.count_lost_changes() == 2
+    (said,) = [r.getMessage() for r in caplog.records if "Lost changes" in r.getMessage()]
+    assert "ps 0 was started again from its snapshot." in said
+    assert "2, and 2 since the job began. They changed 'rate'." in said
+    server.stop()
