@@ -56,6 +56,7 @@ def trace_closure(
     strategy: Any,
     platforms: Sequence[str],
     move_captured: Callable[[Any], bool] = lambda _: False,
+    read: Callable[[Any], Any] = lambda leaf: leaf,
 ) -> tuple[TracedClosure, Recorders]:
     """Trace a call of a function that a coordinator schedules.
 
@@ -66,6 +67,7 @@ def trace_closure(
         platforms: The platforms of the workers, as `jax.export` names them.
         move_captured: Moves variables that the trace took for constants to the servers, and returns
             whether there were any. See Note [Captured objects].
+        read: Returns what is returned for each leaf of the function's result.
 
     Returns:
         The closure, and the optimizers that it uses: `Update.op` is `optimizer:<number>` for
@@ -74,7 +76,7 @@ def trace_closure(
     templates = [leaf.template for leaf in state]
     while True:
         recorders = Recorders(strategy.layout)
-        found = call.trace(templates, recorders.replace_in)
+        found = call.trace(templates, recorders.replace_in, read)
         if not move_captured(found.closed):
             break
         call.draws.put_back()
