@@ -28,7 +28,8 @@ def test_a_returned_variable_is_its_whole_value(shards: int) -> None:
     np.testing.assert_array_equal(coordinator.schedule(lambda: table).fetch(), _WHOLE)
     found = coordinator.schedule(lambda x: {"a": [table, x], "b": "text"}, (1.0,)).fetch()
     np.testing.assert_array_equal(found["a"][0], _WHOLE)
-    assert found["a"][1] == 1 and found["b"] == "text"
+    assert found["a"][1] == 1
+    assert found["b"] == "text"
     np.testing.assert_array_equal(strategy.run(lambda: table), _WHOLE)
 
 

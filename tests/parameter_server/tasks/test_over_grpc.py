@@ -35,8 +35,8 @@ from jaxdist.errors import (
     JaxdistError,
     NotFoundError,
     OutOfRangeError,
-    RowIndexError,
     PSUnavailableError,
+    RowIndexError,
     UnknownError,
     UnsupportedError,
 )
