@@ -207,7 +207,10 @@ def test_a_parameter_server_makes_no_variable(layer: str) -> None:
     resolver = SimpleClusterResolver(spec, task_type="ps", task_id=1, rpc_layer=layer)
     strategy = ParameterServerStrategy(resolver)
     # At once: no task answers at these addresses.
-    with strategy.scope(), pytest.raises(ClusterError, match=r"(?s)ps 1 of its.*--index 1") as caught:
+    with (
+        strategy.scope(),
+        pytest.raises(ClusterError, match=r"(?s)ps 1 of its.*--index 1") as caught,
+    ):
         jaxdist.Variable(1.0, name="v")
     assert "Variable 'v' was made" in str(caught.value)
 

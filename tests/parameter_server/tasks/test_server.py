@@ -1,6 +1,7 @@
 """`jaxdist.Server`: which task it is, starting and stopping, and its errors."""
 
 import pathlib
+import re
 import signal
 import threading
 from typing import Any
@@ -27,6 +28,35 @@ from jaxdist.errors import (
 from tests.parameter_server.tasks.cluster import make_cluster
 
 _TWO = {"ps": ["127.0.0.1:0"], "worker": ["127.0.0.1:0", "127.0.0.1:0"]}
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["localhost:12:13", "localhost", "localhost:", ":2222", "localhost:99999", "local host:1", ""]
+    + ["localhost:1 ", "::1:2222", "[::1]", "grpc://localhost:1", "localhost:-1", "a..b:1"],
+)
+@pytest.mark.parametrize("job", ["ps", "worker"])
+def test_an_address_that_is_none_is_found_when_a_task_is_made(job: str, address: str) -> None:
+    tasks = {"ps": ["a:1"], "worker": ["b:1"], job: ["c:1", address]}
+    said = f"was given the address {address!r} of {job} 1"
+    # The task itself, and another one, which would connect to it.
+    for task in (("ps", 0), ("worker", 0), (job, 1)):
+        with pytest.raises(ArgumentError, match=re.escape(said)) as caught:
+            jaxdist.Server(tasks, *task, start=False)
+        assert "host:port" in str(caught.value)
+        assert "'[::1]:2222'" in str(caught.value)
+    resolver = SimpleClusterResolver(ClusterSpec(tasks), task_type="chief", rpc_layer="grpc")
+    with pytest.raises(ArgumentError, match=re.escape(f"ParameterServerStrategy {said}")):
+        jaxdist.ParameterServerStrategy(resolver)
+    if job == "ps":
+        resolver = SimpleClusterResolver(ClusterSpec(tasks), task_type="worker", task_id=0)
+        with pytest.raises(ArgumentError, match=re.escape(said)):
+            jaxdist.compat.v1.experimental.ParameterServerStrategy(resolver)
+
+
+def test_addresses_of_ipv6_are_in_brackets() -> None:
+    server = jaxdist.Server({"ps": ["[::1]:2222"], "worker": ["h.example:1"]}, "ps", start=False)
+    assert server.server_def.address == "[::1]:2222"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +100,7 @@ def test_a_server_is_one_task_of_a_cluster(
         ({"ps": ["127.0.0.1:0"]}, {"config": object()}, UnsupportedError, "config="),
         ({"ps": ["127.0.0.1:0"]}, {"modules": "data"}, ArgumentTypeError, "modules='data'"),
         ({"ps": ["localhost:12:13x"]}, {}, ArgumentError, "a port from 0 to 65535"),
-        ({"ps": ["localhost"]}, {}, ArgumentError, "address='localhost'"),
+        ({"ps": ["localhost"]}, {}, ArgumentError, "the address 'localhost' of ps 0"),
     ],
 )
 def test_what_is_no_task_is_a_named_error(
