@@ -1,9 +1,11 @@
 """`jaxdist.Server`: which task it is, starting and stopping, and its errors."""
 
+import contextlib
 import pathlib
 import re
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,16 @@ from tests.parameter_server.tasks.cluster import make_cluster
 _TWO = {"ps": ["127.0.0.1:0"], "worker": ["127.0.0.1:0", "127.0.0.1:0"]}
 
 
+@contextlib.contextmanager
+def running(*arguments: Any, **options: Any) -> Iterator[jaxdist.Server]:
+    """A server that is stopped at the end."""
+    server = jaxdist.Server(*arguments, **options)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
 @pytest.mark.parametrize(
     "address",
     ["localhost:12:13", "localhost", "localhost:", ":2222", "localhost:99999", "local host:1", ""]
@@ -52,6 +64,33 @@ def test_an_address_that_is_none_is_found_when_a_task_is_made(job: str, address:
         resolver = SimpleClusterResolver(ClusterSpec(tasks), task_type="worker", task_id=0)
         with pytest.raises(ArgumentError, match=re.escape(said)):
             jaxdist.compat.v1.experimental.ParameterServerStrategy(resolver)
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("no_such_module_there", "has no such module"),
+        ("jaxdist.no_such_module", "has no such module"),
+        ("no_such_package.data", "cannot import it: No module named 'no_such_package'"),
+        ("json.decoder.more", "cannot import it"),
+        ("", "has no such module"),
+        ("my_data.py", "has no such module|cannot import it"),
+    ],
+)
+def test_a_module_that_is_not_there_is_found_at_the_start(module: str, said: str) -> None:
+    server = jaxdist.Server(_TWO, "worker", 0, modules=["json", module], start=False)
+    with pytest.raises(ArgumentError, match=said) as caught:
+        server.start()
+    assert f"the module {module!r}" in str(caught.value)
+    assert "PYTHONPATH" in str(caught.value)
+    # A parameter server calls no dataset functions.
+    with running(_TWO, "ps", modules=[module]) as other:
+        assert other.target
+
+
+def test_modules_that_are_there_are_taken() -> None:
+    with running(_TWO, "worker", 0, modules=[__name__, "json.decoder", "wave"]) as server:
+        assert server.target
 
 
 def test_addresses_of_ipv6_are_in_brackets() -> None:
