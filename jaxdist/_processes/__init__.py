@@ -3,10 +3,12 @@
 The only room that uses `jax.distributed`, and that asks JAX for the number of this process.
 """
 
+from jaxdist._processes.addresses import describe_addresses as describe_addresses
 from jaxdist._processes.addresses import find_bind_address as find_bind_address
 from jaxdist._processes.addresses import is_listening as is_listening
 from jaxdist._processes.addresses import is_loopback as is_loopback
 from jaxdist._processes.addresses import listen as listen
+from jaxdist._processes.addresses import parse_address as parse_address
 from jaxdist._processes.addresses import split_address as split_address
 from jaxdist._processes.agreement import Agreement as Agreement
 from jaxdist._processes.agreement import find_odd_ones as find_odd_ones

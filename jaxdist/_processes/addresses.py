@@ -2,28 +2,59 @@
 
 import errno
 import ipaddress
+import re
 import socket
 from collections.abc import Sequence
 
 from jaxdist._validate import show
 from jaxdist.errors import ClusterError
 
+_NAME = re.compile(r"[^\s:/\[\].]+(\.[^\s:/\[\].]+)*\.?")
+
+
+def parse_address(address: str, lowest: int = 1) -> tuple[str, int] | None:
+    """Return the host and the port of `host:port` or `[ipv6]:port`; None if it is neither.
+
+    An address of IPv6 without brackets is neither: its last part could be the port or not.
+
+    Args:
+        address: The address.
+        lowest: The lowest port.
+    """
+    host, _, port = address.rpartition(":")
+    if not (port.isascii() and port.isdigit() and lowest <= int(port) < 65536):
+        return None
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            return None
+        return host, int(port)
+    return (host, int(port)) if _NAME.fullmatch(host) else None
+
+
+def describe_addresses(lowest: int = 1) -> str:
+    """Return the rule for addresses, for errors."""
+    return (
+        f"An address is host:port, without spaces, with a port from {lowest} to 65535. An address "
+        "of IPv6 is in brackets."
+    )
+
 
 def split_address(caller: str, address: str) -> tuple[str, int]:
     """Return the host and the port of `host:port` or `[ipv6]:port`.
 
     Raises:
-        ClusterError: The address has no host, or no port from 1 to 65535.
+        ClusterError: It is neither.
     """
-    host, _, port = str(address).rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    found = parse_address(str(address))
+    if found is None:
         raise ClusterError(
-            f"{caller} was given the address {show(address)}.\n\n"
-            "The address of a process is host:port, with a port from 1 to 65535.\n\n"
-            "Write for instance 'worker0.example.com:12345'."
+            f"{caller} was given the address {show(address)}.\n\n{describe_addresses()}\n\n"
+            "Write for instance 'worker0.example.com:12345' or '[::1]:12345'."
         )
-    return host, int(port)
+    return found
 
 
 def is_loopback(host: str) -> bool:

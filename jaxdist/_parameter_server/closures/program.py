@@ -79,6 +79,7 @@ class ClosureProgram:
         enter: Returns the context in which the function is traced; it gives the strategy.
         finish: Finishes a trace.
         find_platforms: Returns the platforms of the workers.
+        read: Returns what is returned for each leaf of the function's result.
 
     Attributes:
         first: The closure for the shapes of the first trace.
@@ -93,10 +94,11 @@ class ClosureProgram:
         enter: Callable[[], Any],
         finish: Finish,
         find_platforms: Callable[[], Sequence[str]],
+        read: Callable[[Any], Any],
     ) -> None:
         self._call, self._state = call, list(state)
         self._sources, self._enter, self._finish = list(sources), enter, finish
-        self._find_platforms = find_platforms
+        self._find_platforms, self._read = find_platforms, read
         self._lock = threading.Lock()
         self._known: dict[Any, TracedClosure] = {}
         self.first = self._trace()
@@ -140,7 +142,7 @@ class ClosureProgram:
                 return adopt_captured(self._call.fn, closed, strategy)
 
             traced, recorders = trace_closure(
-                self._call, self._state, strategy, self._find_platforms(), move
+                self._call, self._state, strategy, self._find_platforms(), move, self._read
             )
             return self._finish(traced, recorders, self._call.flat.nodes)
 

@@ -36,8 +36,10 @@ from jaxdist._parameter_server.variables.ports import (
     Port,
     ProgramChange,
     RowChange,
+    RowRead,
 )
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
+from jaxdist._parameter_server.variables.shard_rows import Part
 from jaxdist._program import (
     FunctionTrace,
     WholeCall,
@@ -56,6 +58,7 @@ def trace_closure(
     strategy: Any,
     platforms: Sequence[str],
     move_captured: Callable[[Any], bool] = lambda _: False,
+    read: Callable[[Any], Any] = lambda leaf: leaf,
 ) -> tuple[TracedClosure, Recorders]:
     """Trace a call of a function that a coordinator schedules.
 
@@ -66,6 +69,7 @@ def trace_closure(
         platforms: The platforms of the workers, as `jax.export` names them.
         move_captured: Moves variables that the trace took for constants to the servers, and returns
             whether there were any. See Note [Captured objects].
+        read: Returns what is returned for each leaf of the function's result.
 
     Returns:
         The closure, and the optimizers that it uses: `Update.op` is `optimizer:<number>` for
@@ -74,7 +78,7 @@ def trace_closure(
     templates = [leaf.template for leaf in state]
     while True:
         recorders = Recorders(strategy.layout)
-        found = call.trace(templates, recorders.replace_in)
+        found = call.trace(templates, recorders.replace_in, read)
         if not move_captured(found.closed):
             break
         call.draws.put_back()
@@ -115,7 +119,8 @@ class _Builder:
             self._output(result)
         inputs, exported = exporter.export_outputs(self._outputs)
         lookup = exporter.export_lookup(self._origins)
-        text = repr((inputs, updates, self._layout.num_replicas, lookup)).encode()
+        parts = self._find_parts()
+        text = repr((inputs, updates, self._layout.num_replicas, lookup, parts)).encode()
         return TracedClosure(
             self._name,
             exported,
@@ -127,7 +132,18 @@ class _Builder:
             self._found.counts,
             self._layout.num_replicas,
             lookup,
+            parts,
         )
+
+    def _find_parts(self) -> dict[str, Part]:
+        """Return the shards of tables whose rows the function reads or changes by numbers."""
+        roles = [
+            found.role
+            for found in (*self._found.inputs, *self._found.variables)
+            if isinstance(found, Port)
+        ]
+        shards = [r.variable for r in roles if isinstance(r, RowRead | RowChange)]
+        return {v.remote_name: v.part for v in shards if v.part is not None}
 
     def _check_strategy(self) -> None:
         """Raise if a variable is on the servers of another strategy, which know it by its name."""

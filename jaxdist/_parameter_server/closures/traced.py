@@ -3,8 +3,10 @@
 import dataclasses
 import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from jaxdist._parameter_server.variables.shard_rows import Part
 
 
 class Source(enum.Enum):
@@ -99,6 +101,8 @@ class TracedClosure:
         batches: How many batches it takes from each iterator.
         num_replicas: On how many devices of a worker it runs.
         lookup: Which rows of variables it reads; None if it reads none.
+        parts: For each shard of a table whose rows it reads or changes by their numbers, by the
+            name on the servers, which rows of the table these are.
     """
 
     name: str
@@ -111,6 +115,7 @@ class TracedClosure:
     batches: tuple[int, ...]
     num_replicas: int
     lookup: Lookup | None = None
+    parts: Mapping[str, Part] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def reads(self) -> tuple[str, ...]:

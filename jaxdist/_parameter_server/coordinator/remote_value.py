@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdist._parameter_server.coordinator.no_operand import NoOperand
 from jaxdist._parameter_server.variables.fence import Fence
 
 
-class RemoteValue(abc.ABC):
+class RemoteValue(NoOperand, abc.ABC):
     """The result of a function that was given to `ClusterCoordinator.schedule`.
 
     It cannot be an argument of `schedule`, since it may not exist yet.

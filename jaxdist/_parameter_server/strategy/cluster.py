@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from jaxdist._parameter_server.transport import check_addresses
 from jaxdist._validate import show
 from jaxdist.cluster_resolver import ClusterResolver
 from jaxdist.errors import ArgumentTypeError, ClusterError
@@ -38,6 +39,7 @@ def read_cluster(caller: str, resolver: Any) -> Cluster:
     Raises:
         ArgumentTypeError: `resolver` is no `ClusterResolver`.
         ClusterError: The cluster has no servers or workers, or other jobs.
+        ArgumentError: The address of one of them is no host and port.
     """
     if not isinstance(resolver, ClusterResolver):
         given = "no cluster_resolver" if resolver is None else f"cluster_resolver={show(resolver)}"
@@ -80,6 +82,8 @@ def read_cluster(caller: str, resolver: Any) -> Cluster:
             "The tasks talk by gRPC, or are all in this process: rpc_layer is 'grpc' or 'local'.",
         )
     is_local = layer == "local"
+    if not is_local:
+        check_addresses(caller, {job: lists[job] for job in ("ps", "worker")})
     return Cluster(lists["ps"], lists["worker"], is_local, task, resolver.task_id)
 
 

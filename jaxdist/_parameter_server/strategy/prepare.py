@@ -31,6 +31,7 @@ from jaxdist._parameter_server.coordinator import (
 from jaxdist._parameter_server.strategy.check_arguments import check_arguments, raise_no_iterator
 from jaxdist._parameter_server.strategy.resources import Made
 from jaxdist._parameter_server.variables.ports import Port, WorkerIndex
+from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.worker.platforms import find_platform
 from jaxdist._parameter_server.worker.structures import is_value
 from jaxdist._program import WholeCalls, is_unit
@@ -175,6 +176,7 @@ class Preparer:
                         self._enter,
                         self._finish,
                         self._find_platforms,
+                        self._read,
                     )
                 except Exception as error:
                     if datasets and isinstance(error, TypeError) and _NO_ITERATOR in str(error):
@@ -223,6 +225,15 @@ class Preparer:
             found: Sequence[str] = strategy._platforms_of_workers()
             return found
         return [find_platform(strategy.layout)]
+
+    def _read(self, leaf: Any) -> Any:
+        """Return what the function returns for a leaf of its result.
+
+        The result of a worker is the value that a variable has then, and not the variable, whose
+        value changes later. A step that runs in this process returns variables, as all steps do.
+        """
+        is_read = self._is_for_workers and isinstance(leaf, ServerVariable)
+        return leaf.value() if is_read else leaf
 
     @contextlib.contextmanager
     def _enter(self) -> Iterator[Any]:

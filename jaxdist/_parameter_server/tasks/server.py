@@ -15,6 +15,7 @@ from jaxdist._parameter_server.tasks.memory import keep_freed_memory
 from jaxdist._parameter_server.tasks.server_def import CALLER, ServerDef, read_server_def
 from jaxdist._parameter_server.tasks.worker_service import WorkerService
 from jaxdist._parameter_server.transport import Handler, Listener, Message, serve
+from jaxdist._parameter_server.worker.functions import check_modules
 from jaxdist._validate import as_flag, as_number, as_path, log_without_effect, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, UnsupportedError
 
@@ -51,7 +52,7 @@ class Server:
     Raises:
         ArgumentTypeError: `server_or_cluster_def` is none of these.
         ArgumentError: The cluster has several jobs or tasks, and none was chosen; or the address is
-            none.
+            none; or one of `modules` is not there.
         NotFoundError: The cluster has no such task.
         ClusterError: The address is in use.
         UnauthenticatedError: Other machines reach the address, and there is no TLS and no secret.
@@ -94,6 +95,9 @@ class Server:
             self._announces = as_flag(CALLER, "announce", announce)
         if self._announces:
             self._check_can_announce()
+        if modules and self._def.job_name != "worker":
+            why = f"a task of the job {self._def.job_name!r} calls no dataset functions"
+            log_without_effect(CALLER, "modules", why)
         if snapshot_directory is not None:
             as_path(CALLER, "snapshot_directory", snapshot_directory, "snapshots")
         if snapshot_directory is not None and self._def.job_name != "ps":
@@ -244,6 +248,7 @@ class Server:
             )
             return make_handlers(self._variables)
         if job == "worker":
+            check_modules(CALLER, self._modules)
             # JAX starts now, and not while a coordinator waits.
             jax.local_devices()
             tasks = self._def.cluster.as_dict().get("ps", [])

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from jaxdist._parameter_server.transport import check_addresses
 from jaxdist._validate import as_integer, check_instance, show
 from jaxdist.cluster_resolver import ClusterResolver, ClusterSpec
 from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError, UnsupportedError
@@ -50,7 +51,8 @@ def read_server_def(
 
     Raises:
         ArgumentTypeError: `given` is none of these.
-        ArgumentError: The job or the number is not given, and there are several.
+        ArgumentError: The job or the number is not given, and there are several; or an address of
+            a server or worker is no host and port.
         NotFoundError: The cluster has no such task.
         UnsupportedError: Another protocol.
     """
@@ -80,6 +82,9 @@ def read_server_def(
             "Leave protocol= out."
         )
     job = _find_job(cluster, job_name)
+    # A server may be at a free port.
+    jobs = {name: cluster.job_tasks(name) for name in ("ps", "worker", job) if name in cluster.jobs}
+    check_addresses(CALLER, jobs, lowest=0)
     return ServerDef(cluster, job, _find_index(cluster, job, task_index))
 
 

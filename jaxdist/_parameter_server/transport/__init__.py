@@ -3,6 +3,7 @@
 from jaxdist._parameter_server.transport.channel import Channel as Channel
 from jaxdist._parameter_server.transport.channel import Handler as Handler
 from jaxdist._parameter_server.transport.channel import Listener as Listener
+from jaxdist._parameter_server.transport.connect import check_addresses as check_addresses
 from jaxdist._parameter_server.transport.connect import connect as connect
 from jaxdist._parameter_server.transport.connect import serve as serve
 from jaxdist._parameter_server.transport.limits import Limits as Limits

@@ -1,6 +1,6 @@
 """`serve` and `connect`: the two ends of a connection, in one process or by gRPC."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jaxdist._parameter_server.transport.channel import Channel, Handler, Listener
 from jaxdist._parameter_server.transport.limits import Limits
@@ -8,6 +8,7 @@ from jaxdist._parameter_server.transport.local import LocalChannel, LocalListene
 from jaxdist._parameter_server.transport.moving import MovingChannel, find_addresses
 from jaxdist._parameter_server.transport.on_grpc import GrpcChannel, GrpcListener
 from jaxdist._parameter_server.transport.security import Security, read_security
+from jaxdist._processes import describe_addresses, parse_address
 from jaxdist._validate import check_text, show
 from jaxdist.errors import ArgumentError
 
@@ -128,15 +129,36 @@ def split_address(caller: str, address: str, lowest: int = 0) -> tuple[str, int]
         ArgumentError: It is none.
     """
     check_text(caller, "address", address, "127.0.0.1:2222")
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not port.isdecimal() or not lowest <= int(port) < 65536:
+    found = parse_address(f"127.0.0.1{address}" if address.startswith(":") else address, lowest)
+    if found is None:
         raise ArgumentError(
-            f"{caller} was given address={show(address)}.\n\n"
-            f"An address is host:port, with a port from {lowest} to 65535.\n\n"
-            "Pass for instance address='127.0.0.1:2222'."
+            f"{caller} was given address={show(address)}.\n\n{describe_addresses(lowest)}\n\n"
+            "Pass for instance address='127.0.0.1:2222' or '[::1]:2222'."
         )
-    return host or "127.0.0.1", int(port)
+    return found
+
+
+def check_addresses(
+    caller: str, tasks: Mapping[str, Sequence[str | None]], lowest: int = 1
+) -> None:
+    """Check the addresses of tasks, so that a wrong one is not waited for.
+
+    Args:
+        caller: What the user called.
+        tasks: The addresses of each job.
+        lowest: The lowest port.
+
+    Raises:
+        ArgumentError: One is no address.
+    """
+    for job, addresses in tasks.items():
+        for number, address in enumerate(addresses):
+            if address is not None and parse_address(address, lowest) is None:
+                raise ArgumentError(
+                    f"{caller} was given the address {address!r} of {job} {number}.\n\n"
+                    f"{describe_addresses(lowest)}\n\n"
+                    "Write for instance 'host0.example.com:2222' or '[::1]:2222'."
+                )
 
 
 def _join(host: str, port: int) -> str:

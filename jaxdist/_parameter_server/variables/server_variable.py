@@ -24,6 +24,7 @@ from jaxdist._parameter_server.variables.ports import (
     RowRead,
     make_zero,
 )
+from jaxdist._parameter_server.variables.shard_rows import Part
 from jaxdist._program import collect_rows
 from jaxdist._values import (
     Change,
@@ -93,6 +94,7 @@ class ServerVariable(Variable):
         "_added_in",
         "_assigned",
         "_copies",
+        "_part",
         "_remote_name",
         "_row_changes",
         "_storage",
@@ -147,6 +149,7 @@ class ServerVariable(Variable):
         self._home = VariablePlacement(layout, sharding, False, shape, dtype)
         self._zero = make_zero(shape, dtype)
         ports = strategy.layout
+        self._part: Part | None = None
         self._added = Port(self._label, ports, shape, dtype, self._aggregation, role=Addition(self))
         self._assigned = Port(self._label, ports, (), np.int32)
         self._added_in: Any = _nowhere
@@ -178,6 +181,15 @@ class ServerVariable(Variable):
     def remote_name(self) -> str:
         """The name of the variable on the servers."""
         return self._remote_name
+
+    @property
+    def part(self) -> Part | None:
+        """Which rows of a table it has; None if it is no shard."""
+        return self._part
+
+    def become_part(self, part: Part) -> None:
+        """Name rows as those of a table in errors."""
+        self._part = part
 
     @property
     def added(self) -> Port:

@@ -83,6 +83,9 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
         rows = [int(v.shape[0]) for v in self._variables]
         self._starts = np.cumsum([0, *rows[:-1]])
         self._shape = (sum(rows), *map(int, self._variables[0].shape[1:]))
+        for shard, start, count in zip(self._variables, self._starts.tolist(), rows, strict=True):
+            if hasattr(shard, "become_part"):
+                shard.become_part(shard_rows.Part(name, start, count, self._shape[0]))
 
     # Reading
 

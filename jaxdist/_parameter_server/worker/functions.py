@@ -1,6 +1,7 @@
 """Names of dataset functions: they are sent by name, and not as programs."""
 
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -48,6 +49,37 @@ def list_names(caller: str, function: Any) -> list[str]:
         "Write def dataset_fn(): ... at the top of the script, above the line that starts "
         "jaxdist.Server, and pass dataset_fn."
     )
+
+
+def check_modules(caller: str, modules: Sequence[str]) -> None:
+    """Check that the modules of dataset functions are there; none is imported that has no package.
+
+    Raises:
+        ArgumentError: One is not there, or its package cannot be imported.
+    """
+    for name in modules:
+        reason = _find_fault(name)
+        if reason is not None:
+            raise ArgumentError(
+                f"{caller} was given the module {name!r}, and {reason}.\n\n"
+                "A worker imports the modules whose dataset functions it may call.\n\n"
+                "Look at the name, as `import` takes it: my_package.my_data. Install the package, "
+                "or set PYTHONPATH to the folder that has it, where the worker is started."
+            )
+
+
+def _find_fault(module: str) -> str | None:
+    """Return why a module cannot be imported; None if it is there."""
+    if module in sys.modules:
+        return None
+    try:
+        # Imports the packages that it is in.
+        found = importlib.util.find_spec(module)
+    except ImportError as error:
+        return f"this process cannot import it: {error}"
+    except ValueError:
+        found = None
+    return None if found is not None else "this process has no such module"
 
 
 def find_function(

@@ -15,6 +15,7 @@ from jaxdist._parameter_server.closures.traced import (
     Update,
 )
 from jaxdist._parameter_server.transport import Message
+from jaxdist._parameter_server.variables.shard_rows import Part
 from jaxdist.errors import ArgumentError
 
 
@@ -26,6 +27,7 @@ class LoadFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         name: As in `TracedClosure`, and so are the others.
         places: The number of the server of each variable.
         shapes: The batches that it takes, by iterator, as `describe_tree` describes them.
+        parts: As in `TracedClosure`; each is the table, the first row, the rows, and all rows.
     """
 
     client: str
@@ -38,6 +40,7 @@ class LoadFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     lookup: list[tuple[str, str, list[int]]] | None
     places: dict[str, int]
     shapes: list[Any]
+    parts: dict[str, tuple[str, int, int, int]] = {}
 
 
 class RunFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -137,6 +140,7 @@ def make_load(
         lookup=None if lookup is None else [_describe_input(i) for i in lookup.inputs],
         places=dict(places),
         shapes=list(shapes),
+        parts={n: (p.table, p.start, p.rows, p.total) for n, p in closure.parts.items()},
     )
     programs = [closure.exported] if lookup is None else [closure.exported, lookup.exported]
     arrays = tuple(np.frombuffer(p, np.uint8) for p in programs)
@@ -168,6 +172,7 @@ def read_load(fields: LoadFields, arrays: Sequence[np.ndarray]) -> TracedClosure
         tuple(fields.batches),
         1,
         lookup,
+        {name: Part(*part) for name, part in fields.parts.items()},
     )
 
 

@@ -20,6 +20,7 @@ from jaxdist._parameter_server.variables.shard_rows import NO_ROW
 from jaxdist._parameter_server.worker.messages import list_variables
 from jaxdist._parameter_server.worker.platforms import check_platform, find_platform
 from jaxdist._parameter_server.worker.put import PutOn
+from jaxdist._parameter_server.worker.row_numbers import check_rows
 from jaxdist.errors import ContextError, DeadlineExceededError, OtherProcessError
 
 _TRIES = 100
@@ -241,6 +242,7 @@ class Worker:
                 found.append(None)
                 continue
             unique, place = np.unique(np.asarray(wanted), return_inverse=True)
+            check_rows(request.closure, "reads", name, unique)
             found.append(self._servers.read_rows_of_closure(name, unique)[place])
         return found
 
@@ -317,6 +319,7 @@ class Worker:
                 # Rows without a number belong to another shard.
                 is_own = operands[0] != NO_ROW
                 operands = [x[is_own] for x in operands] if not is_own.all() else operands
+                check_rows(request.closure, f"calls {update.op} of", update.name, operands[0])
             change = Change(update.op, update.name, operands, version)
             by_server.setdefault(self._servers.find_server(update.name), []).append(change)
         wanted = {} if self._max_staleness is not None else self._group_reads(request.closure)

@@ -10,7 +10,7 @@ from flax import nnx
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxdist import _compat
-from jaxdist._program.arguments.arguments import Static, VariableItself, unflatten
+from jaxdist._program.arguments.arguments import Static, VariableItself, is_unit, unflatten
 from jaxdist._program.arguments.padding import has_padding
 from jaxdist._program.functions.bound_variables import BatchLeaf, BoundVariables
 from jaxdist._program.functions.call import FunctionCall
@@ -80,6 +80,7 @@ def trace_function(
     state: Any,
     dynamic: Any,
     replace_in: Callable[[Any], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    read: Callable[[Any], Any] = lambda leaf: leaf,
 ) -> FunctionTrace:
     """Trace `fn` once, on values with the shapes of `state` and `dynamic`.
 
@@ -90,6 +91,7 @@ def trace_function(
         state: The values of the variables of its NNX objects.
         dynamic: Its arguments that are arrays.
         replace_in: Replaces attributes of the NNX objects while `fn` runs.
+        read: Returns what is returned for each leaf of the result of `fn`.
     """
     shape, slots = given.shape, given.flat.slots
     origins = given.origins_of_arguments()
@@ -107,6 +109,8 @@ def trace_function(
             with closures.explain_errors(fn), replace_in(nodes):
                 result = fn(*args, **kwargs)
             closures.check_no_write_is_lost(bare, result)
+            # Flattening a sharded variable reads it, which only a binding allows.
+            result = jax.tree.map(read, open_result(result, _is_whole), is_leaf=is_unit)
         after = shape.values_of(nodes) if shape is not None else []
         written = binding.collect_written()
         held, gives_padding = as_held((after, result)), has_padding((after, result))

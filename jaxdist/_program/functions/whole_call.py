@@ -51,12 +51,14 @@ class WholeCall:
         self,
         state: Sequence[Any],
         replace_in: Callable[[Any], contextlib.AbstractContextManager[None]],
+        read: Callable[[Any], Any],
     ) -> FunctionTrace:
         """Trace the function.
 
         Args:
             state: A value for each leaf of the variables of its NNX objects.
             replace_in: Replaces attributes of the NNX objects while the function runs.
+            read: Returns what is returned for each leaf of the function's result.
         """
         check_no_arrays_hidden(self.caller, self.flat)
         check_step_holds_no_arrays(self.caller, self.fn)
@@ -64,7 +66,7 @@ class WholeCall:
         given = FunctionCall(self.flat, shape, list(state), self.draws)
         with serve(self.draws):
             return trace_function(
-                self.fn, given, self.draws, list(state), self.flat.dynamic, replace_in
+                self.fn, given, self.draws, list(state), self.flat.dynamic, replace_in, read
             )
 
 

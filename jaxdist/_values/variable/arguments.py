@@ -46,9 +46,13 @@ def check_ids(caller: str, name: str, ids: Any, table: Any) -> Any:
             f"Call it in the function that strategy.run runs, with {name} as an argument."
         )
     found: Any = ids
-    is_traced = isinstance(ids, jax.core.Tracer)
-    if not is_traced:
-        given = ids if hasattr(ids, "dtype") else as_array(caller, name, ids)
+    is_traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(ids))
+    if is_traced:
+        found = ids if hasattr(ids, "dtype") else as_array(caller, name, ids)
+    else:
+        # Without this, the array of a list is a tracer in a traced function.
+        with jax.ensure_compile_time_eval():
+            given = ids if hasattr(ids, "dtype") else as_array(caller, name, ids)
         # An empty list has no integers that would tell its dtype.
         is_empty = isinstance(ids, (list, tuple)) and not given.size
         found = np.asarray(given, np.int32) if is_empty else np.asarray(given)

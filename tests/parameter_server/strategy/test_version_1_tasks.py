@@ -201,6 +201,20 @@ def test_a_parameter_server_reads_no_input() -> None:
         strategy.make_input_fn_iterator(lambda context: [np.zeros(2)])
 
 
+@pytest.mark.parametrize("layer", ["grpc", "local"])
+def test_a_parameter_server_makes_no_variable(layer: str) -> None:
+    spec = ClusterSpec({"worker": ["a.example:1"], "ps": ["b.example:1", "c.example:1"]})
+    resolver = SimpleClusterResolver(spec, task_type="ps", task_id=1, rpc_layer=layer)
+    strategy = ParameterServerStrategy(resolver)
+    # At once: no task answers at these addresses.
+    with (
+        strategy.scope(),
+        pytest.raises(ClusterError, match=r"(?s)ps 1 of its.*--index 1") as caught,
+    ):
+        jaxdist.Variable(1.0, name="v")
+    assert "Variable 'v' was made" in str(caught.value)
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_extended(replicas: int) -> None:
     strategy = make_worker(replicas)

@@ -36,6 +36,7 @@ from jaxdist.errors import (
     NotFoundError,
     OutOfRangeError,
     PSUnavailableError,
+    RowIndexError,
     UnknownError,
     UnsupportedError,
 )
@@ -278,6 +279,8 @@ def test_rows_of_a_sharded_variable_are_read_and_changed(cluster: _Cluster) -> N
     np.testing.assert_array_equal(coordinator.schedule(step, args=(ids,)).fetch(), before[ids])
     np.subtract.at(before, ids, 1.0)
     np.testing.assert_array_equal(np.asarray(table), before)
+    with pytest.raises(RowIndexError, match="step reads row 11 of 'table', which has 10 rows"):
+        coordinator.schedule(step, args=(np.array([1, 11, 2]),)).fetch()
 
 
 def test_the_coordinator_itself_reads_changes_and_runs(cluster: _Cluster) -> None:

@@ -1,8 +1,11 @@
 """`jaxdist.Server`: which task it is, starting and stopping, and its errors."""
 
+import contextlib
 import pathlib
+import re
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,6 +30,72 @@ from jaxdist.errors import (
 from tests.parameter_server.tasks.cluster import make_cluster
 
 _TWO = {"ps": ["127.0.0.1:0"], "worker": ["127.0.0.1:0", "127.0.0.1:0"]}
+
+
+@contextlib.contextmanager
+def running(*arguments: Any, **options: Any) -> Iterator[jaxdist.Server]:
+    """A server that is stopped at the end."""
+    server = jaxdist.Server(*arguments, **options)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["localhost:12:13", "localhost", "localhost:", ":2222", "localhost:99999", "local host:1", ""]
+    + ["localhost:1 ", "::1:2222", "[::1]", "grpc://localhost:1", "localhost:-1", "a..b:1"],
+)
+@pytest.mark.parametrize("job", ["ps", "worker"])
+def test_an_address_that_is_none_is_found_when_a_task_is_made(job: str, address: str) -> None:
+    tasks = {"ps": ["a:1"], "worker": ["b:1"], job: ["c:1", address]}
+    said = f"was given the address {address!r} of {job} 1"
+    # The task itself, and another one, which would connect to it.
+    for task in (("ps", 0), ("worker", 0), (job, 1)):
+        with pytest.raises(ArgumentError, match=re.escape(said)) as caught:
+            jaxdist.Server(tasks, *task, start=False)
+        assert "host:port" in str(caught.value)
+        assert "'[::1]:2222'" in str(caught.value)
+    resolver = SimpleClusterResolver(ClusterSpec(tasks), task_type="chief", rpc_layer="grpc")
+    with pytest.raises(ArgumentError, match=re.escape(f"ParameterServerStrategy {said}")):
+        jaxdist.ParameterServerStrategy(resolver)
+    if job == "ps":
+        resolver = SimpleClusterResolver(ClusterSpec(tasks), task_type="worker", task_id=0)
+        with pytest.raises(ArgumentError, match=re.escape(said)):
+            jaxdist.compat.v1.experimental.ParameterServerStrategy(resolver)
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("no_such_module_there", "has no such module"),
+        ("jaxdist.no_such_module", "has no such module"),
+        ("no_such_package.data", "cannot import it: No module named 'no_such_package'"),
+        ("json.decoder.more", "cannot import it"),
+        ("", "has no such module"),
+        ("my_data.py", "has no such module|cannot import it"),
+    ],
+)
+def test_a_module_that_is_not_there_is_found_at_the_start(module: str, said: str) -> None:
+    server = jaxdist.Server(_TWO, "worker", 0, modules=["json", module], start=False)
+    with pytest.raises(ArgumentError, match=said) as caught:
+        server.start()
+    assert f"the module {module!r}" in str(caught.value)
+    assert "PYTHONPATH" in str(caught.value)
+    # A parameter server calls no dataset functions.
+    with running(_TWO, "ps", modules=[module]) as other:
+        assert other.target
+
+
+def test_modules_that_are_there_are_taken() -> None:
+    with running(_TWO, "worker", 0, modules=[__name__, "json.decoder", "wave"]) as server:
+        assert server.target
+
+
+def test_addresses_of_ipv6_are_in_brackets() -> None:
+    server = jaxdist.Server({"ps": ["[::1]:2222"], "worker": ["h.example:1"]}, "ps", start=False)
+    assert server.server_def.address == "[::1]:2222"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +139,7 @@ def test_a_server_is_one_task_of_a_cluster(
         ({"ps": ["127.0.0.1:0"]}, {"config": object()}, UnsupportedError, "config="),
         ({"ps": ["127.0.0.1:0"]}, {"modules": "data"}, ArgumentTypeError, "modules='data'"),
         ({"ps": ["localhost:12:13x"]}, {}, ArgumentError, "a port from 0 to 65535"),
-        ({"ps": ["localhost"]}, {}, ArgumentError, "address='localhost'"),
+        ({"ps": ["localhost"]}, {}, ArgumentError, "the address 'localhost' of ps 0"),
     ],
 )
 def test_what_is_no_task_is_a_named_error(

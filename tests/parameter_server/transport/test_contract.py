@@ -455,7 +455,10 @@ def _answers(channel: Channel) -> bool:
         return False
 
 
-@pytest.mark.parametrize("address", ["", "2222", "127.0.0.1:x", "127.0.0.1:70000", 2222])
+_WRONG = ["", "2222", "127.0.0.1:x", "127.0.0.1:70000", 2222, "localhost:12:13", "::1:2222"]
+
+
+@pytest.mark.parametrize("address", [*_WRONG, "grpc://host:1", "a b:1", "a..b:1", "[::x]:1"])
 def test_an_address_that_is_none_is_refused(layer: str, address) -> None:
     wrong = (errors.ArgumentError, errors.ArgumentTypeError)
     with pytest.raises(wrong, match="serve was given address="):

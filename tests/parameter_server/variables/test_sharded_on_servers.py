@@ -13,6 +13,7 @@ from jaxdist._parameter_server.server import VariableServer
 from jaxdist._parameter_server.strategy.parameter_server import ParameterServerStrategy
 from jaxdist._parameter_server.variables import ShardedVariable
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
+from jaxdist.errors import RowIndexError
 
 WHOLE = np.arange(20, dtype=np.float32).reshape(10, 2)
 
@@ -90,3 +91,36 @@ def test_a_scheduled_function_reads_and_changes_only_rows(
     wanted = WHOLE.copy()
     np.subtract.at(wanted, ids, 1)
     np.testing.assert_array_equal(table, wanted)
+
+
+def _read(table: Any, ids: Any) -> Any:
+    return table.sparse_read(ids)
+
+
+def _look_up(table: Any, ids: Any) -> Any:
+    return jaxdist.nn.embedding_lookup(table, ids)
+
+
+def _scatter(table: Any, ids: Any) -> None:
+    table.scatter_add(IndexedSlices(jnp.ones((len(ids), 2)), ids))
+
+
+@pytest.mark.parametrize("row", [-1, 10, 300])
+@pytest.mark.parametrize("how", [_read, _look_up, _scatter])
+def test_a_wrong_row_is_that_of_the_whole_table(how: Any, row: int) -> None:
+    strategy = _strategy()
+    table = _table(strategy)
+    coordinator = ClusterCoordinator(strategy)
+
+    def step(ids: Any) -> Any:
+        return how(table, ids)
+
+    what = "calls scatter_add of" if how is _scatter else "reads"
+    wanted = f"step {what} row {row} of {table.name!r}, which has 10 rows"
+    with pytest.raises(RowIndexError, match=wanted) as caught:
+        coordinator.schedule(step, (np.array([0, row, 9]),)).fetch()
+    assert "from 0 to 9" in str(caught.value)
+    # Also where this process runs the function; and no server has changed a row.
+    with pytest.raises(RowIndexError, match=wanted.removeprefix("step ")):
+        strategy.run(lambda ids: how(table, ids), (np.array([row]),))
+    np.testing.assert_array_equal(table, WHOLE)

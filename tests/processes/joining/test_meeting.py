@@ -116,10 +116,27 @@ def test_a_claim_of_the_same_task_is_a_duplicate() -> None:
     assert ask(address, "Strategy") is None
 
 
-@pytest.mark.parametrize("address", ["host", "host:", ":80", "host:0", "host:65536", "host:x"])
+_WRONG = ["host", "host:", ":80", "host:0", "host:65536", "host:x", "host:1:2", "::1:2", " h:1"]
+
+
+@pytest.mark.parametrize("address", [*_WRONG, "[host]:1", "[::1:1", "http://host:1", "host/x:1"])
 def test_an_address_without_host_or_port_is_refused(address: str) -> None:
     with refused(ClusterError, "host:port"):
         split_address("Strategy", address)
+
+
+@pytest.mark.parametrize(
+    ("address", "found"),
+    [
+        ("host:1", ("host", 1)),
+        ("a-1.b_c.example.com.:65535", ("a-1.b_c.example.com.", 65535)),
+        ("10.0.0.1:2222", ("10.0.0.1", 2222)),
+        ("[::1]:2222", ("::1", 2222)),
+        ("[fe80::1%eth0]:2222", ("fe80::1%eth0", 2222)),
+    ],
+)
+def test_an_address_has_a_host_and_a_port(address: str, found: tuple[str, int]) -> None:
+    assert split_address("Strategy", address) == found
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "nan"])

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from jaxdist._parameter_server.transport import check_addresses
 from jaxdist._validate import show
 from jaxdist.cluster_resolver import ClusterResolver
 from jaxdist.errors import ArgumentTypeError, ClusterError
@@ -51,6 +52,7 @@ def read_own_task(caller: str, resolver: Any) -> OwnTask | None:
         ArgumentTypeError: `resolver` is no `ClusterResolver`.
         ClusterError: The cluster has no parameter servers, or other jobs, or this task is none of
             it.
+        ArgumentError: The address of a parameter server is no host and port.
     """
     if not isinstance(resolver, ClusterResolver):
         raise ArgumentTypeError(
@@ -94,14 +96,18 @@ def read_own_task(caller: str, resolver: Any) -> OwnTask | None:
             "The numbers of tasks begin at 0, and this process is one of them.",
         )
     first = counts.get("chief", 0)
+    ps = [address for address in spec.job_tasks("ps") if address is not None]
+    is_local = getattr(resolver, "rpc_layer", None) == "local"
+    if not is_local:
+        check_addresses(caller, {"ps": ps})
     return OwnTask(
-        ps=[address for address in spec.job_tasks("ps") if address is not None],
+        ps=ps,
         job=job,
         number=number,
         is_chief=job in ("chief", "evaluator") or (job, number, first) == ("worker", 0, 0),
         num_workers=1 if job == "evaluator" else first + counts.get("worker", 0),
         index={"worker": first + number, "ps": None}.get(job, 0),
-        is_local=getattr(resolver, "rpc_layer", None) == "local",
+        is_local=is_local,
     )
 
 

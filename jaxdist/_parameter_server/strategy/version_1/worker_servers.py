@@ -15,7 +15,7 @@ from jaxdist._parameter_server.strategy.version_1.own_task import OwnTask
 from jaxdist._parameter_server.transport import connect
 from jaxdist._parameter_server.variables.servers import ServerLink, Servers
 from jaxdist._processes import get_settings
-from jaxdist.errors import DeadlineExceededError
+from jaxdist.errors import ClusterError, DeadlineExceededError
 
 _LOG = logging.getLogger("jaxdist")
 _REPORT_SECONDS = 5.0
@@ -49,6 +49,23 @@ class WorkerServers(Servers):
         )
         super().__init__(links, secrets.token_hex(8))
 
+    def _check_is_no_server(self, names: Sequence[str]) -> None:
+        """Raise in a parameter server, which would wait for itself.
+
+        Not when the strategy is made: `train_and_evaluate` gets one in every task, and lets the
+        servers serve.
+        """
+        job, number = self._task.job, self._task.number
+        if job == "ps":
+            raise ClusterError(
+                f"Variable {names[0]!r} was made in a process that is ps {number} of its cluster."
+                "\n\nThe chief and the workers make variables. A parameter server serves, and runs "
+                "no code of the training.\n\n"
+                f"In this process call jaxdist.Server(cluster_spec, 'ps', {number}).join() before "
+                f"that, or run `jaxdist server --type ps --index {number}`. If it is a worker, its "
+                "TF_CONFIG has another task type."
+            )
+
     def _wait_for_servers(self) -> None:
         """Wait until all servers answer."""
         with self._connecting:
@@ -76,6 +93,7 @@ class WorkerServers(Servers):
             self._channels.clear()
 
     def _before_creation(self, place: int, names: Sequence[str]) -> None:
+        self._check_is_no_server(names)
         self._wait_for_servers()
         if self._task.is_chief:
             return
