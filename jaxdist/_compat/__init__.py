@@ -33,6 +33,11 @@ from jaxdist._compat.dispatch import check_numbers as check_numbers
 from jaxdist._compat.dispatch import fast_call_record as fast_call_record
 from jaxdist._compat.dispatch import is_checking_numbers as is_checking_numbers
 from jaxdist._compat.dispatch import make_dispatcher as make_dispatcher
+from jaxdist._compat.distant_values import DistantValue as DistantValue
+from jaxdist._compat.distant_values import get_held as get_held
+from jaxdist._compat.distant_values import set_held as set_held
+from jaxdist._compat.distant_values import show_as_array as show_as_array
+from jaxdist._compat.distant_values import show_distant_objects as show_distant_objects
 from jaxdist._compat.gloo import get_gloo_addresses as get_gloo_addresses
 from jaxdist._compat.gpu_topology import SKIP_CUDA_CHECKS as SKIP_CUDA_CHECKS
 from jaxdist._compat.gpu_topology import compile_for_gpu_plan as compile_for_gpu_plan

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxdist import _compat
 from jaxdist._explain.shards import Leaf, list_axes, list_shards
 from jaxdist._keras import is_keras_object, list_variables
 from jaxdist._mesh import ReplicaMesh
@@ -119,7 +120,7 @@ def _is_optax_state(x: Any) -> bool:
 
 
 def _unbox(node: Any) -> Any:
-    return node.get_raw_value() if isinstance(node, nnx.Variable) else node
+    return _compat.get_held(node) if isinstance(node, nnx.Variable) else node
 
 
 def _get_held(node: Any) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 from flax.core.meta import Partitioned
 
+from jaxdist import _compat
 from jaxdist._hooks import KERAS_VARIABLES
 from jaxdist._typing import PyTree
 from jaxdist._values import PerReplica, Sharded, Variable, is_sharded
@@ -117,7 +118,7 @@ def _collect_from_graph(
     for path, variable in nnx.iter_graph(node):
         if not isinstance(variable, nnx.Variable) or id(variable) in seen:
             continue
-        value = variable.get_raw_value()
+        value = _compat.get_held(variable)
         if not _is_array(value):
             continue
         # Two NNX objects of the tree may share a variable (tied embeddings); place it once.

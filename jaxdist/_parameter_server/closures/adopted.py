@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxdist import _compat
 from jaxdist._parameter_server.closures.inputs import StateLeaf
 from jaxdist._parameter_server.closures.trace_errors import make_other_strategy_error
 from jaxdist._parameter_server.variables.ports import make_zero
@@ -49,7 +50,7 @@ class Adopted:
     def add(self, variable: Any, moved: ServerVariable) -> None:
         """Let a variable of an NNX object read its value from the servers."""
         self._known[id(variable)] = variable, moved
-        variable.set_raw_value(moved)
+        _compat.set_held(variable, moved)
 
     def send_new_values(self, variables: Sequence[Any]) -> None:
         """Send the values that were written into variables to the servers.
@@ -60,17 +61,17 @@ class Adopted:
         written = []
         for variable in variables:
             known = self._known.get(id(variable))
-            if known is not None and variable.get_raw_value() is not known[1]:
+            if known is not None and _compat.get_held(variable) is not known[1]:
                 written.append((variable, known[1]))
         values = []
         try:
             for variable, moved in written:
-                raw = variable.get_raw_value()
+                raw = _compat.get_held(variable)
                 value = raw.value() if isinstance(raw, Variable) else raw
                 values.append(cast_to_variable(moved, "assign", value))
         except JaxdistError as error:
             for variable, moved in written:
-                variable.set_raw_value(moved)
+                _compat.set_held(variable, moved)
             error.add_note(
                 "It was written by set_value or nnx.update. The servers got none of what was "
                 "written since the last scheduled function: the model has their values again."
@@ -78,7 +79,7 @@ class Adopted:
             raise
         for (variable, moved), value in zip(written, values, strict=True):
             moved.assign(value, read_value=False)
-            variable.set_raw_value(moved)
+            _compat.set_held(variable, moved)
 
 
 def adopt(call: WholeCall, strategy: Any) -> list[StateLeaf]:
@@ -136,7 +137,7 @@ def adopt_one(variable: Any, name: str, strategy: Any, *, is_state: bool) -> Sta
         MixedStrategyError: It is on the servers of another strategy.
         UnsupportedError: Its value is no array and no number.
     """
-    raw = variable.get_raw_value()
+    raw = _compat.get_held(variable)
     if isinstance(raw, ServerVariable):
         if raw.distribute_strategy is not strategy:
             raise make_other_strategy_error("A scheduled function", name)

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jaxdist import _compat
 from jaxdist._parameter_server.closures.adopted import adopt_one
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._program import find_closure_values, iterate_constants
@@ -45,7 +46,7 @@ def adopt_captured(fn: Any, closed: Any, strategy: Any) -> bool:
         return False
     is_found = False
     for name, variable in _find_variables(fn):
-        found = [x for x in jax.tree.leaves(variable.get_raw_value()) if id(x) in constants]
+        found = [x for x in jax.tree.leaves(_compat.get_held(variable)) if id(x) in constants]
         if all(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in found):
             continue
         if isinstance(variable, nnx.OptState):
@@ -62,7 +63,7 @@ def adopt_captured(fn: Any, closed: Any, strategy: Any) -> bool:
 
 def find_moved(fn: Any) -> list[Any]:
     """Return the NNX variables on the servers that a function can reach."""
-    return [v for _, v in _find_variables(fn) if isinstance(v.get_raw_value(), ServerVariable)]
+    return [v for _, v in _find_variables(fn) if isinstance(_compat.get_held(v), ServerVariable)]
 
 
 def _find_variables(fn: Any) -> Iterator[tuple[str, Any]]:

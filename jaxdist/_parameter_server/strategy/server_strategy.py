@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.adopted import Adopted
 from jaxdist._parameter_server.closures.optimizers.move import move_optimizers
@@ -69,6 +70,7 @@ class ServerStrategy(Strategy):
         self.storage = storage
         self._fence = storage.fence
         self.adopted = Adopted()
+        _compat.show_as_array(ServerVariable)
         self._partitioner = partitioner
         self._preparer = Preparer(caller, self, move_optimizers)
         self._preparer_here = Preparer("strategy.run", self, move_optimizers, is_for_workers=False)

@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -94,6 +94,7 @@ class ServerVariable(Variable):
         "_added_in",
         "_assigned",
         "_copies",
+        "_lent",
         "_part",
         "_remote_name",
         "_row_changes",
@@ -153,6 +154,8 @@ class ServerVariable(Variable):
         self._added = Port(self._label, ports, shape, dtype, self._aggregation, role=Addition(self))
         self._assigned = Port(self._label, ports, (), np.int32)
         self._added_in: Any = _nowhere
+        # What an NNX variable that holds it has shown last.
+        self._lent: Callable[[], Any] = _nowhere
         # The changes of rows in the current trace: the trace, the step in it, the port.
         self._row_changes: list[tuple[Any, Any, Port]] = []
 
@@ -235,6 +238,30 @@ class ServerVariable(Variable):
         if binding is None or self._added_in() is not binding:
             return held
         return held + self._added.value()
+
+    def lend(self) -> Any:
+        """Return the value for an NNX variable that holds this one; see Note [Distant values]."""
+        value = self.value()
+        self._lent = weakref.ref(value)
+        return value
+
+    def take_back(self, value: Any) -> None:
+        """Check what a transformation writes back into an NNX variable that holds this one.
+
+        Raises:
+            ContextError: It is not the value that was lent.
+        """
+        lent = self._lent()
+        if value is lent or _has_equal_bytes(value, lent):
+            return
+        raise ContextError(
+            f"Variable {self._label!r} of a parameter server was changed by nnx.jit, nnx.grad or "
+            "another transformation of Flax, or by a function that no worker runs.\n\n"
+            "Such a function gets a copy of the value. What it writes back would take the place of "
+            "what workers changed in the meantime, so it only reads.\n\n"
+            "Use strategy.run(step, args) or coordinator.schedule(step, args) with the model among "
+            "args; they may contain transformations. Or use a copy: nnx.clone(model)."
+        )
 
     def read_rows(self, ids: Any) -> Any:
         """Return rows of the value. Only these rows move.
@@ -407,6 +434,15 @@ def _own(array: Any) -> np.ndarray:
         return np.asarray(array)
     owned: np.ndarray = copy_if_writable(np.asarray(array))
     return owned
+
+
+def _has_equal_bytes(value: Any, lent: Any) -> bool:
+    arrays = value, lent
+    if any(not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) for x in arrays):
+        return False
+    if lent.is_deleted() or (value.shape, value.dtype) != (lent.shape, lent.dtype):
+        return False
+    return np.asarray(value).tobytes() == np.asarray(lent).tobytes()
 
 
 def _nowhere() -> None:

@@ -205,7 +205,7 @@ def find_bare_variables(args: Any, kwargs: Any) -> Found:
     """Return name, variable and value of each variable that is in no module and no `nnx.State`."""
     leaves = jax.tree_util.tree_flatten_with_path((args, kwargs), is_leaf=_is_whole)[0]
     return [
-        (argument_name(path), leaf, leaf.get_raw_value())
+        (argument_name(path), leaf, _compat.get_held(leaf))
         for path, leaf in leaves
         if isinstance(leaf, nnx.Variable)
     ]
@@ -218,12 +218,12 @@ def check_no_write_is_lost(found: Found, result: Any) -> None:
         ArgumentTypeError: JAX passed a copy of the variable to the step, so the caller's variable
             would not change.
     """
-    written = [(n, v) for n, v, before in found if v.get_raw_value() is not before]
+    written = [(n, v) for n, v, before in found if _compat.get_held(v) is not before]
     if not written:
         return
     returned = {id(x) for x in jax.tree.leaves(result)}
     for name, variable in written:
-        if id(variable.get_raw_value()) not in returned:
+        if id(_compat.get_held(variable)) not in returned:
             kind = type(variable).__name__
             raise ArgumentTypeError(
                 f"The step wrote to {name}, a {kind} in a container, and did not return it.\n\n"

@@ -88,14 +88,15 @@ def split_objects(
         nodes: The NNX objects.
         arguments: Their names in error messages.
     """
-    graphdef, state = nnx.split(nodes)
-    leaves, treedef = jax.tree.flatten(state)
-    # One entry for each leaf: the value of a variable may be a pytree.
-    flat = [
-        (path, type(variable))
-        for path, variable in nnx.to_flat_state(state)
-        for _ in jax.tree.leaves(variable)
-    ]
+    with _compat.show_distant_objects():
+        graphdef, state = nnx.split(nodes)
+        leaves, treedef = jax.tree.flatten(state)
+        # One entry for each leaf: the value of a variable may be a pytree.
+        flat = [
+            (path, type(variable))
+            for path, variable in nnx.to_flat_state(state)
+            for _ in jax.tree.leaves(variable)
+        ]
     paths = tuple(path for path, _ in flat)
     types = tuple(kind for _, kind in flat)
     exact_key = exact_graph(graphdef)
@@ -176,7 +177,7 @@ class CachedGraph:
 
     def _iterate_structures(self) -> Iterator[PyTreeDef]:
         """Yield the structure of each variable's value; a `Sharded` array counts as one leaf."""
-        values = (v.get_raw_value() for v in self.variables)
+        values = map(_compat.get_held, self.variables)
         return (jax.tree.structure(value, is_leaf=is_sharded) for value in values)
 
     def _watch(self, container: Any) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 
+from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._values import (
@@ -52,7 +53,7 @@ def cuts_of(inputs: Sequence[InSlot]) -> dict[int, Cut]:
 def split_variables(nodes: Sequence[Any]) -> tuple[dict[int, Any], dict[int, Any]]:
     """Return the variables of NNX objects by id: those that are whole, and `Sharded` ones."""
     found = [v for _, v in nnx.iter_graph(tuple(nodes)) if isinstance(v, nnx.Variable)]
-    cut = {id(v): v for v in found if isinstance(v.get_raw_value(), Sharded)}
+    cut = {id(v): v for v in found if isinstance(_compat.get_held(v), Sharded)}
     return {id(v): v for v in found if id(v) not in cut}, cut
 
 
@@ -75,7 +76,7 @@ def restore_nodes(
     gathered_bytes: dict[str, int] = {}
     for path, value in nnx.iter_graph(tuple(nodes)):
         if isinstance(value, nnx.Variable):
-            held = value.get_raw_value()
+            held = _compat.get_held(value)
             restored = from_state(held)
             if id(value) in whole and is_sharded(restored):
                 restored = gather_whole(restored, layout)

@@ -67,7 +67,7 @@ def check_ids(caller: str, name: str, ids: Any, table: Any) -> Any:
     wrong = found[(found < 0) | (found >= count)]
     if wrong.size:
         raise ArgumentError(
-            f"{caller} was given {name} with the row {int(wrong.flat[0])}, and its table has "
+            f"{caller} was given {name} with the row {int(wrong.ravel()[0])}, and its table has "
             f"{count} rows: {table.dtype}{list(table.shape)}.\n\n{rule}\n\n"
             + (f"Pass {name} from 0 to {count - 1}." if count else "Pass a table that has rows.")
         )

@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from jaxdist import _compat
 from jaxdist._parameter_server.closures.optimizers.cut import cut_update
 from jaxdist._parameter_server.closures.recorder import Recorder, Recorders
 from jaxdist._parameter_server.closures.trace import OPTIMIZER
@@ -117,7 +118,7 @@ def _read_state(optimizer: Any) -> dict[str, np.ndarray]:
     """Return the values of the state of an optimizer, by their paths."""
     values = {}
     for name, variable in _list_state(optimizer).items():
-        raw = variable.get_raw_value() if isinstance(variable, nnx.Variable) else variable
+        raw = _compat.get_held(variable) if isinstance(variable, nnx.Variable) else variable
         is_key = jax.dtypes.issubdtype(raw.dtype, jax.dtypes.prng_key)
         values[name] = np.asarray(jax.random.key_data(raw) if is_key else raw)
     return values
@@ -135,7 +136,7 @@ def _connect_state(optimizer: Any, slots: Mapping[str, Sequence[str]], strategy:
     variables = _list_state(optimizer)
     for path, names in slots.items():
         variable = variables[path]
-        raw = variable.get_raw_value() if isinstance(variable, nnx.Variable) else None
+        raw = _compat.get_held(variable) if isinstance(variable, nnx.Variable) else None
         if raw is not None and not isinstance(raw, ServerVariable):
             strategy.adopted.add(
                 variable, ServerVariable.connect(strategy, names, raw.shape, raw.dtype)
