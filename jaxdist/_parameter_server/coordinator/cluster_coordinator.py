@@ -328,7 +328,9 @@ class ClusterCoordinator:
 def _find_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[PerWorkerValues, ...]:
     """Return the per-worker values among the arguments; raise if there is a `RemoteValue`."""
     try:
-        leaves = jax.tree.leaves((args, kwargs))
+        # Values of models that are on servers are not fetched for this.
+        with _compat.show_distant_objects():
+            leaves = jax.tree.leaves((args, kwargs))
     except (TypeError, ValueError):
         check_keys("ClusterCoordinator.schedule was given", "args", list(args))
         check_keys("ClusterCoordinator.schedule was given", "kwargs", dict(kwargs))

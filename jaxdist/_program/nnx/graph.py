@@ -201,7 +201,7 @@ class CachedGraph:
 
     def read(self) -> list[Any]:
         """Return the leaves of all variables."""
-        held = [v.get_raw_value() for v in self.variables]
+        held = [_compat.get_held(v) for v in self.variables]
         return held if self._structures is None else jax.tree.leaves(held, is_leaf=is_sharded)
 
     def find_leak(self, caller: str) -> ContextError | None:

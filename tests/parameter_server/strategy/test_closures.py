@@ -16,6 +16,7 @@ from jax import lax
 import jaxdist
 from jaxdist import IndexedSlices
 from jaxdist._parameter_server.coordinator import ClusterCoordinator
+from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist.errors import (
     ArgumentError,
     ContextError,
@@ -311,6 +312,31 @@ def test_rows_are_read_and_changed_alone(coordinated: Coordinated, inside: bool)
     want = start.copy()
     np.subtract.at(want, ids, 1)
     np.testing.assert_array_equal(table.numpy(), want)
+
+
+def test_a_model_on_servers_is_not_fetched_to_be_scheduled(
+    coordinated: Coordinated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy, coordinator = coordinated
+    with strategy.scope():
+        model = _Net(nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    x, y = next(_batches(1))
+    fetched = []
+    lend = ServerVariable.lend
+
+    def note(variable: ServerVariable) -> Any:
+        fetched.append(variable.name)
+        return lend(variable)
+
+    monkeypatch.setattr(ServerVariable, "lend", note)
+    for _ in range(3):
+        coordinator.schedule(_train, (model, optimizer, x, y))
+        coordinator.join()
+        strategy.run(_train, (model, optimizer, x, y))
+    assert fetched == []
+    assert model.a.kernel[...].shape == (4, 8)
+    assert fetched
 
 
 def _spy_reads(read: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
