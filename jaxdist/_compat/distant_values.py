@@ -60,6 +60,11 @@ def set_held(variable: Any, value: Any) -> None:
     _SLOT.__set__(variable, value)
 
 
+def is_distant(value: Any) -> bool:
+    """Whether a value is what a slot holds in place of its value."""
+    return isinstance(value, _Shown.kinds)
+
+
 def show_distant_objects() -> contextlib.AbstractContextManager[None]:
     """Let Flax see the objects themselves in a block."""
     return set_in_block(_SHOWS_OBJECTS, True)

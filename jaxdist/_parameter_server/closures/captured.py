@@ -46,7 +46,9 @@ def adopt_captured(fn: Any, closed: Any, strategy: Any) -> bool:
         return False
     is_found = False
     for name, variable in _find_variables(fn):
-        found = [x for x in jax.tree.leaves(_compat.get_held(variable)) if id(x) in constants]
+        held = _compat.get_held(variable)
+        leaves = [] if isinstance(held, ServerVariable) else jax.tree.leaves(held)
+        found = [x for x in leaves if id(x) in constants]
         if all(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in found):
             continue
         if isinstance(variable, nnx.OptState):

@@ -38,6 +38,7 @@ from jaxdist._values import (
     copy_if_writable,
     current_binding,
     get_call_context,
+    show_value_to_jax,
 )
 from jaxdist.errors import ContextError, UnsupportedError
 
@@ -414,6 +415,9 @@ class ServerVariable(Variable):
     def _send(self, op: str, *operands: np.ndarray) -> None:
         for name in (self._remote_name, *self._copies):
             self._storage.change(ServerChange(op, name, operands))
+
+
+show_value_to_jax(ServerVariable)
 
 
 def _own(array: Any) -> np.ndarray:

@@ -90,12 +90,12 @@ def split_objects(
     """
     with _compat.show_distant_objects():
         graphdef, state = nnx.split(nodes)
-        leaves, treedef = jax.tree.flatten(state)
+        leaves, treedef = jax.tree.flatten(state, is_leaf=_compat.is_distant)
         # One entry for each leaf: the value of a variable may be a pytree.
         flat = [
             (path, type(variable))
             for path, variable in nnx.to_flat_state(state)
-            for _ in jax.tree.leaves(variable)
+            for _ in jax.tree.leaves(variable, is_leaf=_compat.is_distant)
         ]
     paths = tuple(path for path, _ in flat)
     types = tuple(kind for _, kind in flat)
@@ -178,7 +178,7 @@ class CachedGraph:
     def _iterate_structures(self) -> Iterator[PyTreeDef]:
         """Yield the structure of each variable's value; a `Sharded` array counts as one leaf."""
         values = map(_compat.get_held, self.variables)
-        return (jax.tree.structure(value, is_leaf=is_sharded) for value in values)
+        return (jax.tree.structure(value, is_leaf=_is_one) for value in values)
 
     def _watch(self, container: Any) -> None:
         """Register a container, and the plain containers in it, to be compared at every call."""
@@ -226,6 +226,10 @@ class CachedGraph:
         except KeyboardInterrupt:
             _compat.set_variables(self.variables, values)
             raise
+
+
+def _is_one(value: Any) -> bool:
+    return is_sharded(value) or _compat.is_distant(value)
 
 
 def exact_graph(graphdef: Any) -> Any:

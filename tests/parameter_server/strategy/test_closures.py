@@ -265,8 +265,8 @@ def test_variables_of_a_model_are_called_by_the_parameter_of_the_function() -> N
 
     coordinator.schedule(step, (model, third), {"other": other}).fetch()
     assert model.layers[0].kernel.remote_name == "model.layers[0].kernel"
-    assert other.b.bias.get_raw_value().remote_name == "other.b.bias"
-    assert third.b.bias.get_raw_value().remote_name == "args[1].b.bias"
+    assert other.b.bias.remote_name == "other.b.bias"
+    assert third.b.bias.remote_name == "args[1].b.bias"
     with pytest.raises(ShapeError, match=r"Variable 'model\.layers\[0\]\.kernel'"):
         model.layers[0].kernel[...] = jnp.ones(3)
 
