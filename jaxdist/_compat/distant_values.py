@@ -71,6 +71,14 @@ def show_distant_objects() -> contextlib.AbstractContextManager[None]:
     return set_in_block(_SHOWS_OBJECTS, True)
 
 
+def find_lent(variables: Sequence[nnx.Variable[Any]], values: Sequence[Any]) -> Sequence[Any]:
+    """Return those of the variables' values that are from other places."""
+    if not _Shown.kinds:
+        return ()
+    pairs = zip(variables, values, strict=True)
+    return [value for variable, value in pairs if is_distant(get_held(variable))]
+
+
 def offer_to_distant(
     variables: Sequence[nnx.Variable[Any]], values: Sequence[Any]
 ) -> list[tuple[nnx.Variable[Any], Any]]:

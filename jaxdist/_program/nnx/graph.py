@@ -158,6 +158,8 @@ class CachedGraph:
         # value is one leaf, so that the common case pays nothing.
         found = list(self._iterate_structures())
         self._structures = None if all(map(treedef_is_leaf, found)) else found
+        # What was read from other places: it is compared with what is written.
+        self._lent: Sequence[Any] = ()
 
     @property
     def nodes(self) -> tuple[Any, ...]:
@@ -202,6 +204,7 @@ class CachedGraph:
     def read(self) -> list[Any]:
         """Return the leaves of all variables."""
         held = [v.get_raw_value() for v in self.variables]
+        self._lent = _compat.find_lent(self.variables, held)
         return held if self._structures is None else jax.tree.leaves(held, is_leaf=is_sharded)
 
     def find_leak(self, caller: str) -> ContextError | None:
@@ -221,6 +224,7 @@ class CachedGraph:
             ]
         try:
             _compat.set_variables(self.variables, values)
+            self._lent = ()
             # Ctrl-C may come between two assignments. Without this, some variables would have
             # values from before the step and others from after it.
         except KeyboardInterrupt:
