@@ -34,7 +34,9 @@ from jaxdist._compat.dispatch import fast_call_record as fast_call_record
 from jaxdist._compat.dispatch import is_checking_numbers as is_checking_numbers
 from jaxdist._compat.dispatch import make_dispatcher as make_dispatcher
 from jaxdist._compat.distant_values import DistantValue as DistantValue
+from jaxdist._compat.distant_values import find_lent as find_lent
 from jaxdist._compat.distant_values import get_held as get_held
+from jaxdist._compat.distant_values import is_distant as is_distant
 from jaxdist._compat.distant_values import set_held as set_held
 from jaxdist._compat.distant_values import show_as_array as show_as_array
 from jaxdist._compat.distant_values import show_distant_objects as show_distant_objects

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from flax import nnx
 from flax.nnx import graphlib
+from jax._src.array import ArrayImpl
 
 from jaxdist._compat.context_variables import set_in_block
 from jaxdist.errors import JaxdistError
@@ -60,9 +61,22 @@ def set_held(variable: Any, value: Any) -> None:
     _SLOT.__set__(variable, value)
 
 
+def is_distant(value: Any) -> bool:
+    """Whether a value is what a slot holds in place of its value."""
+    return isinstance(value, _Shown.kinds)
+
+
 def show_distant_objects() -> contextlib.AbstractContextManager[None]:
     """Let Flax see the objects themselves in a block."""
     return set_in_block(_SHOWS_OBJECTS, True)
+
+
+def find_lent(variables: Sequence[nnx.Variable[Any]], values: Sequence[Any]) -> Sequence[Any]:
+    """Return those of the variables' values that are from other places."""
+    if not _Shown.kinds:
+        return ()
+    pairs = zip(variables, values, strict=True)
+    return [value for variable, value in pairs if is_distant(get_held(variable))]
 
 
 def offer_to_distant(
@@ -155,9 +169,14 @@ def _install() -> None:
     def get_shown(self: Any, name: str) -> Any:
         held = _SLOT.__get__(self)
         if isinstance(held, _Shown.kinds) and name not in self._var_metadata:
-            found = getattr(type(held), name, None)
-            if found is not None and not name.startswith("__"):
+            if hasattr(type(held), name) and not name.startswith("__"):
                 return getattr(held, name)
+            # NumPy looks for several attributes before it calls an operator.
+            of_arrays = getattr(ArrayImpl, name, None)
+            if of_arrays is None:
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+            if isinstance(of_arrays, int):
+                return of_arrays
         return get_attribute(self, name)
 
     kind.set_value, kind.__getattr__ = set_shown, get_shown

@@ -108,3 +108,4 @@ from jaxdist._values.variable.variable import Variable as Variable
 from jaxdist._values.variable.variable import get_arrays as get_arrays
 from jaxdist._values.variable.variable import has_any_variable as has_any_variable
 from jaxdist._values.variable.variable import set_arrays as set_arrays
+from jaxdist._values.variable.variable import show_value_to_jax as show_value_to_jax

@@ -45,8 +45,11 @@ def adopt_captured(fn: Any, closed: Any, strategy: Any) -> bool:
     if not constants:
         return False
     is_found = False
-    for name, variable in _find_variables(fn):
-        found = [x for x in jax.tree.leaves(_compat.get_held(variable)) if id(x) in constants]
+    for name, variable in find_variables(fn):
+        held = _compat.get_held(variable)
+        if isinstance(held, ServerVariable):
+            continue
+        found = [x for x in jax.tree.leaves(held) if id(x) in constants]
         if all(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in found):
             continue
         if isinstance(variable, nnx.OptState):
@@ -63,10 +66,10 @@ def adopt_captured(fn: Any, closed: Any, strategy: Any) -> bool:
 
 def find_moved(fn: Any) -> list[Any]:
     """Return the NNX variables on the servers that a function can reach."""
-    return [v for _, v in _find_variables(fn) if isinstance(_compat.get_held(v), ServerVariable)]
+    return [v for _, v in find_variables(fn) if isinstance(_compat.get_held(v), ServerVariable)]
 
 
-def _find_variables(fn: Any) -> Iterator[tuple[str, Any]]:
+def find_variables(fn: Any) -> Iterator[tuple[str, Any]]:
     """Return name and variable for each NNX variable that a function can reach."""
     seen: set[int] = set()
     for name, value in find_closure_values(fn).items():

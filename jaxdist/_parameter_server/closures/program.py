@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxdist._parameter_server.closures.captured import adopt_captured, find_moved
+from jaxdist._parameter_server.closures.constants import CapturedConstants
 from jaxdist._parameter_server.closures.inputs import StateLeaf
 from jaxdist._parameter_server.closures.recorder import Recorders
 from jaxdist._parameter_server.closures.trace import trace_closure
@@ -107,7 +108,12 @@ class ClosureProgram:
         self._variables = [] if graph is None else list(graph.variables)
         # NNX variables that the function uses, and that are none of its arguments.
         self.captured = find_moved(call.fn)
+        self._constants = CapturedConstants(call.fn)
         self._known[self._key(None)] = self.first
+
+    def is_current(self) -> bool:
+        """Whether the constants that the function captures are still those of its first trace."""
+        return self._constants.are_current()
 
     def find_keys(self) -> list[np.ndarray]:
         """Return the random keys of the NNX objects, as data; they come after the arguments."""

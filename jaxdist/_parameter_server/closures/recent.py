@@ -21,9 +21,14 @@ class Recent(Generic[K, V]):
         self._size = size
         self._entries: OrderedDict[K, V] = OrderedDict()
 
-    def find(self, key: K, make: Callable[[], V]) -> V:
-        """Return an entry; make it if it is not there."""
+    def find(
+        self, key: K, make: Callable[[], V], is_current: Callable[[V], bool] = lambda _: True
+    ) -> V:
+        """Return an entry; make it if it is not there, or not current."""
         found = self._entries.get(key)
+        if found is not None and not is_current(found):
+            del self._entries[key]
+            found = None
         if found is None:
             # An error in `make` leaves no entry.
             found = self._entries[key] = make()

@@ -19,6 +19,7 @@ from jaxdist._parameter_server.coordinator.settings import read_wait_settings
 from jaxdist._parameter_server.coordinator.statistics import Statistics
 from jaxdist._parameter_server.coordinator.workers import Workers
 from jaxdist._parameter_server.worker.worker_index import is_on_worker
+from jaxdist._program import is_unit
 from jaxdist._validate import check_call_arguments, check_callable, check_keys, show
 from jaxdist.errors import ArgumentError, ContextError
 
@@ -328,9 +329,7 @@ class ClusterCoordinator:
 def _find_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[PerWorkerValues, ...]:
     """Return the per-worker values among the arguments; raise if there is a `RemoteValue`."""
     try:
-        # Values of models that are on servers are not fetched for this.
-        with _compat.show_distant_objects():
-            leaves = jax.tree.leaves((args, kwargs))
+        leaves = jax.tree.leaves((args, kwargs), is_leaf=is_unit)
     except (TypeError, ValueError):
         check_keys("ClusterCoordinator.schedule was given", "args", list(args))
         check_keys("ClusterCoordinator.schedule was given", "kwargs", dict(kwargs))

@@ -117,7 +117,9 @@ class Preparer:
         if args or kwargs:
             return self._prepare(fn, args, kwargs)
         with self._lock:
-            found = self._without_arguments.find(fn, lambda: self._prepare(fn, (), {}))
+            found = self._without_arguments.find(
+                fn, lambda: self._prepare(fn, (), {}), lambda known: known.program.is_current()
+            )
             self._get_strategy().adopted.send_new_values(found.program.captured)
             return found
 
@@ -192,7 +194,7 @@ class Preparer:
             if call.graph is not None:
                 adopted.send_new_values(call.graph.variables)
             key = fn, call.key(), find_shardings(arguments), specs, objects
-            program = self._programs.find(key, make)
+            program = self._programs.find(key, make, ClosureProgram.is_current)
             adopted.send_new_values(program.captured)
         given = [leaves_of[id(x)][1] if id(x) in leaves_of else _as_plain(x) for x in arguments]
         if self._is_for_workers:

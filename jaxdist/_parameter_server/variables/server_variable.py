@@ -16,6 +16,7 @@ from jaxdist._parameter_server.variables.exported_initial import (
     export_initial,
     is_known_form,
 )
+from jaxdist._parameter_server.variables.lent import Lent
 from jaxdist._parameter_server.variables.ports import (
     Addition,
     Port,
@@ -39,6 +40,7 @@ from jaxdist._values import (
     copy_if_writable,
     current_binding,
     get_call_context,
+    show_value_to_jax,
 )
 from jaxdist.errors import ContextError, UnsupportedError
 
@@ -73,7 +75,7 @@ class Storage(Protocol):
         ...
 
 
-class ServerVariable(Variable):
+class ServerVariable(Lent, Variable):
     """A `Variable` whose value is on a parameter server.
 
     The scope of a `ParameterServerStrategy` makes it. Outside of a scheduled function each read is
@@ -154,7 +156,6 @@ class ServerVariable(Variable):
         self._added = Port(self._label, ports, shape, dtype, self._aggregation, role=Addition(self))
         self._assigned = Port(self._label, ports, (), np.int32)
         self._added_in: Any = _nowhere
-        # What an NNX variable that holds it has shown last.
         self._lent: Callable[[], Any] = _nowhere
         # The changes of rows in the current trace: the trace, the step in it, the port.
         self._row_changes: list[tuple[Any, Any, Port]] = []
@@ -238,30 +239,6 @@ class ServerVariable(Variable):
         if binding is None or self._added_in() is not binding:
             return held
         return held + self._added.value()
-
-    def lend(self) -> Any:
-        """Return the value for an NNX variable that holds this one; see Note [Distant values]."""
-        value = self.value()
-        self._lent = weakref.ref(value)
-        return value
-
-    def take_back(self, value: Any) -> None:
-        """Check what a transformation writes back into an NNX variable that holds this one.
-
-        Raises:
-            ContextError: It is not the value that was lent.
-        """
-        lent = self._lent()
-        if value is lent or _has_equal_bytes(value, lent):
-            return
-        raise ContextError(
-            f"Variable {self._label!r} of a parameter server was changed by nnx.jit, nnx.grad or "
-            "another transformation of Flax, or by a function that no worker runs.\n\n"
-            "Such a function gets a copy of the value. What it writes back would take the place of "
-            "what workers changed in the meantime, so it only reads.\n\n"
-            "Use strategy.run(step, args) or coordinator.schedule(step, args) with the model among "
-            "args; they may contain transformations. Or use a copy: nnx.clone(model)."
-        )
 
     def read_rows(self, ids: Any) -> Any:
         """Return rows of the value. Only these rows move.
@@ -428,21 +405,15 @@ class ServerVariable(Variable):
             self._storage.change(ServerChange(op, name, operands))
 
 
+show_value_to_jax(ServerVariable)
+
+
 def _own(array: Any) -> np.ndarray:
     """Return an array that a server of this process may keep: nobody writes into it."""
     if isinstance(array, jax.Array):
         return np.asarray(array)
     owned: np.ndarray = copy_if_writable(np.asarray(array))
     return owned
-
-
-def _has_equal_bytes(value: Any, lent: Any) -> bool:
-    arrays = value, lent
-    if any(not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) for x in arrays):
-        return False
-    if lent.is_deleted() or (value.shape, value.dtype) != (lent.shape, lent.dtype):
-        return False
-    return np.asarray(value).tobytes() == np.asarray(lent).tobytes()
 
 
 def _nowhere() -> None:

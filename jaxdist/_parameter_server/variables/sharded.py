@@ -1,5 +1,6 @@
 """`ShardedVariable`: one variable whose rows are on several others."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, final
 
@@ -261,6 +262,10 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
     def trainable(self) -> bool:
         """Whether optimizers should update it."""
         return bool(self._variables[0].trainable)
+
+    def __copy__(self) -> "ShardedVariable":
+        # As for `Variable`: what is assigned to a copy does not change the original.
+        return copy.deepcopy(self)
 
     def __repr__(self) -> str:
         rows = ", ".join(str(int(v.shape[0])) for v in self._variables)

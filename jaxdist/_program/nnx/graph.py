@@ -90,12 +90,12 @@ def split_objects(
     """
     with _compat.show_distant_objects():
         graphdef, state = nnx.split(nodes)
-        leaves, treedef = jax.tree.flatten(state)
+        leaves, treedef = jax.tree.flatten(state, is_leaf=_compat.is_distant)
         # One entry for each leaf: the value of a variable may be a pytree.
         flat = [
             (path, type(variable))
             for path, variable in nnx.to_flat_state(state)
-            for _ in jax.tree.leaves(variable)
+            for _ in jax.tree.leaves(variable, is_leaf=_compat.is_distant)
         ]
     paths = tuple(path for path, _ in flat)
     types = tuple(kind for _, kind in flat)
@@ -158,6 +158,8 @@ class CachedGraph:
         # value is one leaf, so that the common case pays nothing.
         found = list(self._iterate_structures())
         self._structures = None if all(map(treedef_is_leaf, found)) else found
+        # What was read from other places: it is compared with what is written.
+        self._lent: Sequence[Any] = ()
 
     @property
     def nodes(self) -> tuple[Any, ...]:
@@ -178,7 +180,7 @@ class CachedGraph:
     def _iterate_structures(self) -> Iterator[PyTreeDef]:
         """Yield the structure of each variable's value; a `Sharded` array counts as one leaf."""
         values = map(_compat.get_held, self.variables)
-        return (jax.tree.structure(value, is_leaf=is_sharded) for value in values)
+        return (jax.tree.structure(value, is_leaf=_is_one) for value in values)
 
     def _watch(self, container: Any) -> None:
         """Register a container, and the plain containers in it, to be compared at every call."""
@@ -201,7 +203,12 @@ class CachedGraph:
 
     def read(self) -> list[Any]:
         """Return the leaves of all variables."""
+<<<<<<< HEAD
         held = [_compat.get_held(v) for v in self.variables]
+=======
+        held = [v.get_raw_value() for v in self.variables]
+        self._lent = _compat.find_lent(self.variables, held)
+>>>>>>> clone
         return held if self._structures is None else jax.tree.leaves(held, is_leaf=is_sharded)
 
     def find_leak(self, caller: str) -> ContextError | None:
@@ -221,11 +228,16 @@ class CachedGraph:
             ]
         try:
             _compat.set_variables(self.variables, values)
+            self._lent = ()
             # Ctrl-C may come between two assignments. Without this, some variables would have
             # values from before the step and others from after it.
         except KeyboardInterrupt:
             _compat.set_variables(self.variables, values)
             raise
+
+
+def _is_one(value: Any) -> bool:
+    return is_sharded(value) or _compat.is_distant(value)
 
 
 def exact_graph(graphdef: Any) -> Any:

@@ -493,14 +493,20 @@ class NoValue:
         return self._variable.value()
 
 
-# Functions of JAX get the value of a variable. What they rebuild in its place (a gradient, a mapped
-# value) is an array, not a variable.
-jax.tree_util.register_pytree_with_keys(
-    Variable,
-    lambda v: (((jax.tree_util.GetAttrKey("value"), _value_for_jax(v)),), None),
-    lambda _, values: next(iter(values)),
-    lambda v: ((_value_for_jax(v),), None),
-)
+def show_value_to_jax(kind: type[Variable]) -> None:
+    """Let functions of JAX get the value of the variables of a class.
+
+    What they rebuild in its place (a gradient, a mapped value) is an array, not a variable.
+    """
+    jax.tree_util.register_pytree_with_keys(
+        kind,
+        lambda v: (((jax.tree_util.GetAttrKey("value"), _value_for_jax(v)),), None),
+        lambda _, values: next(iter(values)),
+        lambda v: ((_value_for_jax(v),), None),
+    )
+
+
+show_value_to_jax(Variable)
 
 
 class VariableRef:

@@ -1,6 +1,7 @@
 """What a scheduled function may use besides its arguments, and what it may return."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -142,6 +143,83 @@ def test_a_new_random_key_of_a_module_is_used() -> None:
     after = third.schedule(apply, (reseeded,)).fetch()
     second = coordinator.schedule(apply, (drop,)).fetch()
     assert not np.array_equal(after, second)
+
+
+_VALUES: dict[str, tuple[Any, Any]] = {
+    "int": (3, 5),
+    "float": (0.5, 2.5),
+    "bool": (False, True),
+    "sign of zero": (0.0, -0.0),
+    "number of NumPy": (np.float32(1), np.float32(4)),
+    "text": ("left", "right"),
+    "tuple": ((1, 2), (1, 3)),
+    "number, then array": (3, jnp.asarray(7)),
+    "array, then number": (jnp.asarray(7), 3),
+    "random key": (jax.random.key(0), jax.random.key(1)),
+}
+
+
+def _read_value(value: Any) -> Any:
+    if isinstance(value, str):
+        return jnp.asarray({"left": 1.0, "right": 2.0}[value])
+    if isinstance(value, tuple):
+        return jnp.asarray(value).sum()
+    if jax.dtypes.issubdtype(jnp.asarray(value).dtype, jax.dtypes.prng_key):
+        return jax.random.normal(value)
+    return jnp.arctan2(jnp.asarray(value, jnp.float32), -1.0)
+
+
+@pytest.mark.parametrize("name", _VALUES)
+def test_a_captured_value_that_is_no_array_is_the_one_of_now(name: str) -> None:
+    strategy = make_strategy()
+    coordinator = ClusterCoordinator(strategy)
+    first, second = _VALUES[name]
+    variable: Any = nnx.Variable(first)
+    model = nnx.Dict(variable=variable)
+
+    def read() -> Any:
+        return _read_value(model.variable.get_value())
+
+    ways: dict[str, Callable[[], Any]] = {
+        "schedule": lambda: coordinator.schedule(read).fetch(),
+        "arguments": lambda: coordinator.schedule(add, (np.float32(0),)).fetch(),
+        "run": lambda: strategy.run(read),
+        "run on a worker": lambda: coordinator.schedule(run).fetch(),
+        "function": lambda: coordinator.schedule(call).fetch(),
+    }
+
+    def add(x: Any) -> Any:
+        return read() + x
+
+    def run() -> Any:
+        return strategy.run(read)
+
+    def call() -> Any:
+        return jaxdist.function(read)()
+
+    for value in (first, second, first):
+        variable.set_value(value)
+        found = {way: float(compute()) for way, compute in ways.items()}
+        wanted = float(_read_value(value))
+        assert found == pytest.approx(dict.fromkeys(ways, wanted), rel=1e-6)
+
+
+def test_a_captured_number_may_decide_what_is_traced() -> None:
+    coordinator = ClusterCoordinator(make_strategy())
+    depth: Any = nnx.Variable(2)
+    traces = []
+
+    def double(x: Any) -> Any:
+        traces.append(depth.get_value())
+        for _ in range(depth.get_value()):
+            x = x * 2
+        return x
+
+    for value in (2, 2, 3, 3):
+        depth.set_value(value)
+        assert coordinator.schedule(double, (np.float32(1),)).fetch() == 2**value
+    # Equal numbers are not traced again.
+    assert traces == [2, 3]
 
 
 def test_captured_arrays_are_constants_as_in_a_function() -> None:
