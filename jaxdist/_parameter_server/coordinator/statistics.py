@@ -34,7 +34,8 @@ class Statistics:
             They are in no other number.
         retried: How often a closure was run again, because a worker or a server was lost. The
             servers count it once.
-        staleness: Staleness of a change -> number of changes.
+        staleness: Staleness of a change -> number of changes, for the changes of this strategy:
+            earlier runs on the same servers do not count.
 
     Example:
         >>> from jaxdist._parameter_server.coordinator import Statistics

@@ -1,5 +1,6 @@
 """One request to change variables: checks, the turn of its closure, and its application."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from jaxdist._parameter_server.server.applying import Request, check_changes
@@ -133,7 +134,9 @@ class ChangeRequest:
         if self._closure is not None:
             state.counted.count(*self._closure)
         self.staleness = staleness
+        client = "" if self._closure is None else self._closure[0]
         for change, number in zip(self._changes, staleness, strict=True):
             if number is not None:
                 state.staleness[number] += 1
+                state.staleness_of.setdefault(client, Counter())[number] += 1
                 state.variables[change.name].staleness[number] += 1

@@ -122,7 +122,8 @@ class VariableServer:
         """Return who this server is, and from which versions it serves.
 
         Args:
-            client: Whose counted closures are told, for each restart from a snapshot.
+            client: Whose counted closures are told, for each restart from a snapshot; and whose
+                own variables are not among those that are `restored` from one.
         """
         with self._condition:
             self._check_values()
@@ -135,6 +136,11 @@ class VariableServer:
                 "variables": len(state.variables),
                 "snapshot": None if self._keeper is None else self._keeper.start_from,
                 "versions": {name: v.start_version for name, v in state.variables.items()},
+                "restored": [
+                    name
+                    for name, v in state.variables.items()
+                    if v.snapshot is not None and (not client or v.creator != client)
+                ],
                 "has_snapshots": self._keeper is not None,
                 "restores": [
                     {"incarnation": r.incarnation, **r.counted.get(client, _NOTHING_COUNTED)}

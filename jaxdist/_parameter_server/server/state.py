@@ -38,6 +38,8 @@ class State:
     applied: int = 0  # requests, over all incarnations
     already_counted: int = 0  # requests that came again
     staleness: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+    # The same for each client: servers go on when the run of one has ended.
+    staleness_of: dict[str, collections.Counter[int]] = dataclasses.field(default_factory=dict)
     # Versions are those of one incarnation: after a restart from a snapshot the same number may
     # name another value.
     incarnation: str = dataclasses.field(default_factory=lambda: make_incarnation())
@@ -52,6 +54,7 @@ class State:
             "applied": self.applied,
             "already_counted": self.already_counted,
             "staleness": _to_json(self.staleness),
+            "staleness_of": {name: _to_json(own) for name, own in self.staleness_of.items()},
             "variables": {
                 name: {
                     "version": v.version,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
+from jaxdist._values import check_is_real
 from jaxdist.errors import ShapeError
 
 # Smaller values are sent: compiling a program takes longer.
@@ -70,6 +71,7 @@ def export_initial(
             # Tracing it would make it a constant of the program.
             plain.append(value)
             return jnp.zeros(())
+        check_is_real(name, value.dtype, wanted)
         return value.astype(wanted)
 
     try:

@@ -14,6 +14,7 @@ from jaxdist import _compat
 from jaxdist._parameter_server.server import Change, Changed, Creation, UpdateRegistration, Values
 from jaxdist._parameter_server.variables.fence import Fence
 from jaxdist._parameter_server.variables.remote_server import RemoteServer
+from jaxdist._parameter_server.variables.restored import compare_with_snapshots
 
 _LOG = logging.getLogger("jaxdist")
 # The variable on whose server new ones are created; "" for the next server.
@@ -106,6 +107,8 @@ class Servers:
         self._lock = threading.Lock()
         # What was made on each server, and is in no snapshot yet.
         self._unsaved: dict[int, list[Creation | UpdateRegistration]] = {}
+        # What was made, and is not compared yet with the snapshots of earlier runs.
+        self._uncompared: dict[str, int] = {}
         # Workers must see what this task has read or changed; see Note [Fence].
         self.fence = Fence()
         # Each worker of this process has its own threads: with `max_staleness` the calls of one
@@ -196,7 +199,12 @@ class Servers:
 
         A server that is killed then has all variables when it comes back, and what is lost is
         changes only. Servers without a snapshot directory write none.
+
+        Raises:
+            CheckpointError: The servers have snapshots of other variables; see
+                `compare_with_snapshots`.
         """
+        self._compare()
         while self._unsaved:
             with self._lock:
                 place = next(iter(self._unsaved), None)
@@ -209,6 +217,17 @@ class Servers:
                 with self._lock:
                     self._unsaved[place] = made + self._unsaved.get(place, [])
                 raise
+
+    def _compare(self) -> None:
+        """Compare what was made with the snapshots that the servers have started from."""
+        if not self._uncompared:
+            return
+        with self._lock:
+            made, new = dict(self._place), dict(self._uncompared)
+        compare_with_snapshots(self.links, self.client, made, new)
+        with self._lock:
+            for name in new:
+                self._uncompared.pop(name, None)
 
     def _save(self, place: int, made: Sequence[Creation | UpdateRegistration]) -> None:
         """Let a server write a snapshot that has all of these."""
@@ -231,6 +250,8 @@ class Servers:
     def _note_made(self, place: int, made: Creation | UpdateRegistration) -> None:
         with self._lock:
             self._unsaved.setdefault(place, []).append(made)
+            names = [made.name] if isinstance(made, Creation) else _list_slots(made)
+            self._uncompared.update(dict.fromkeys(names, place))
 
     def read(self, name: str) -> np.ndarray:
         """Return the value of a variable."""

@@ -203,12 +203,8 @@ class CachedGraph:
 
     def read(self) -> list[Any]:
         """Return the leaves of all variables."""
-<<<<<<< HEAD
-        held = [_compat.get_held(v) for v in self.variables]
-=======
         held = [v.get_raw_value() for v in self.variables]
         self._lent = _compat.find_lent(self.variables, held)
->>>>>>> clone
         return held if self._structures is None else jax.tree.leaves(held, is_leaf=is_sharded)
 
     def find_leak(self, caller: str) -> ContextError | None:

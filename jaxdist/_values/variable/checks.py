@@ -83,6 +83,8 @@ def make_initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) ->
     chosen = None if dtype is None else _check_dtype(name, dtype)
     # A weakly typed variable would take the dtype of the first value added to it. `asarray` keeps
     # the weak type; the conversion drops it.
+    if chosen is not None:
+        check_is_real(name, array.dtype, chosen)
     if chosen is not None or getattr(array, "weak_type", False):
         array = jnp.asarray(array, dtype=chosen)
         array = jax.lax.convert_element_type(array, array.dtype)
@@ -175,11 +177,28 @@ def check_fits(
             "A variable holds arrays of numbers.\n\n"
             f"Pass an array of numbers, of dtype {dtype}."
         )
+    if jnp.issubdtype(given.dtype, np.complexfloating):
+        raise _make_complex_error(f"Variable {name!r}.{caller}", parameter, given.dtype, dtype)
     raise ArgumentTypeError(
         f"Variable {name!r}.{caller} was given {parameter} of dtype {given.dtype}, and the "
         f"variable is {dtype}.\n\nValues are cast where that loses no more than precision: "
         "integers to floats, not the other way.\n\n"
         f"Cast it: {parameter}.astype({str(dtype)!r})."
+    )
+
+
+def check_is_real(name: str, given: Any, dtype: Any) -> None:
+    """Raise if the cast of a first value to the dtype of its variable drops imaginary parts."""
+    if jnp.issubdtype(given, np.complexfloating) and not jnp.issubdtype(dtype, np.complexfloating):
+        raise _make_complex_error(f"Variable {name!r}", "initial_value", given, dtype)
+
+
+def _make_complex_error(caller: str, parameter: str, given: Any, dtype: Any) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        f"{caller} was given {parameter} of dtype {given}, and the variable is {dtype}.\n\n"
+        "A cast would drop the imaginary parts.\n\n"
+        "Pass the real parts (x.real) if that is what is meant, or make the variable with "
+        f"dtype={str(jax.dtypes.canonicalize_dtype(given))!r}."
     )
 
 

@@ -64,6 +64,18 @@ def test_a_server_says_from_which_snapshot_and_versions_it_serves(tmp_path: path
     assert kept.incarnation != server.incarnation
 
 
+def test_the_staleness_of_each_client_comes_back(tmp_path: pathlib.Path) -> None:
+    server = _start(tmp_path)
+    server.create([Creation("w", np.zeros(3))])
+    for closure in range(3):
+        client = "a" if closure < 2 else "b"
+        server.change([Change("add", "w", [np.ones(3)], 0)], client=client, closure=closure)
+    server.close()
+    found = _start(tmp_path).statistics()
+    assert found["staleness_of"] == {"a": {"0": 1, "1": 1}, "b": {"2": 1}}
+    assert found["staleness"] == {"0": 1, "1": 1, "2": 1}
+
+
 def test_the_newest_two_are_kept(tmp_path: pathlib.Path) -> None:
     server = _make(tmp_path)
     for n in range(4):

@@ -292,6 +292,25 @@ def test_the_coordinator_itself_reads_changes_and_runs(cluster: _Cluster) -> Non
     assert coordinator.statistics().staleness == {0: 1}
 
 
+def test_staleness_is_that_of_the_own_run(cluster: _Cluster) -> None:
+    strategy, first = cluster.make()
+    with strategy.scope():
+        v = jaxdist.Variable(0.0, name="v")
+    for _ in range(5):
+        first.schedule(lambda: v.assign_add(v.value()))
+    first.join()
+    assert sum(first.statistics().staleness.values()) == 5
+    # The servers go on, and another run begins.
+    other, second = cluster.make()
+    assert second.statistics().staleness == {}
+    with other.scope():
+        w = jaxdist.Variable(0.0, name="v")
+    second.schedule(lambda: w.assign_add(w.value())).fetch()
+    other.run(lambda: w.assign_add(w.value()))
+    assert second.statistics().staleness == {0: 2}
+    assert sum(first.statistics().staleness.values()) == 5
+
+
 def test_errors_of_closures_and_datasets_arrive(
     cluster: _Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:

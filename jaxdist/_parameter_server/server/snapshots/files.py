@@ -72,6 +72,7 @@ def capture(state: State, task: str) -> Captured:
         "applied": state.applied,
         "already_counted": state.already_counted,
         "staleness": list(state.staleness.items()),
+        "staleness_of": {name: list(own.items()) for name, own in state.staleness_of.items()},
         "incarnation": state.incarnation,
         "restores": [[r.incarnation, r.counted] for r in state.restores],
         "max_staleness": state.max_staleness,
@@ -192,6 +193,7 @@ def _make_state(notes: dict[str, Any], arrays: dict[str, Any], path: str) -> Sta
         applied=notes["applied"],
         already_counted=notes["already_counted"],
         staleness=Counter(dict(notes["staleness"])),
+        staleness_of={n: Counter(dict(own)) for n, own in notes.get("staleness_of", {}).items()},
     )
     for i, row in enumerate(notes["variables"]):
         name, version = row["name"], row["version"]

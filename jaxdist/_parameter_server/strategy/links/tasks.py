@@ -2,6 +2,7 @@
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -108,7 +109,7 @@ class LocalTasks:
 
     def report(self) -> ServerReport:
         """Return what the servers have counted; they lose nothing."""
-        return ServerReport(_add_staleness(self.storage))
+        return ServerReport(_add_staleness(self.storage, None))
 
 
 class RemoteTasks:
@@ -133,6 +134,8 @@ class RemoteTasks:
         servers = [PatientServer(c, n) for n, c in enumerate(channels[: len(cluster.ps)])]
         self.storage, self._servers = Servers(servers, client), servers
         self._losses = LossReport(self.storage, client, "functions")
+        # Functions of workers, and steps that run in this process.
+        self._clients = [client]
         greeting = HelloFields(client=client, servers=list(cluster.ps), max_staleness=max_staleness)
         storage, losses = self.storage, self._losses
 
@@ -167,12 +170,13 @@ class RemoteTasks:
 
     def watch(self, client: str) -> None:
         """Count which changes of steps that run in this process the servers lose."""
+        self._clients.append(client)
         for server in self._servers:
             server.watch(client)
 
     def report(self) -> ServerReport:
         """Return what the servers have counted, and what they have lost."""
-        staleness, lost = _add_staleness(self.storage), self._losses.count()
+        staleness, lost = _add_staleness(self.storage, self._clients), self._losses.count()
         lost_changes = sum(server.count_lost_changes() for server in self._servers)
         return ServerReport(staleness, lost, lost_changes)
 
@@ -221,9 +225,13 @@ def _close_all(storage: Servers, channels: Sequence[Channel]) -> None:
         channel.close()
 
 
-def _add_staleness(storage: Servers) -> dict[int, int]:
-    staleness: dict[int, int] = {}
+def _add_staleness(storage: Servers, clients: Sequence[str] | None) -> dict[int, int]:
+    """Return the staleness of the changes of some clients; None means all that there were."""
+    staleness: Counter[int] = Counter()
     for link in storage.links:
-        for late, count in link.statistics()["staleness"].items():
-            staleness[int(late)] = staleness.get(int(late), 0) + count
-    return staleness
+        found = link.statistics()
+        of = found["staleness_of"]
+        counts = [found["staleness"]] if clients is None else [of.get(c, {}) for c in clients]
+        for one in counts:
+            staleness.update({int(late): count for late, count in one.items()})
+    return dict(staleness)
