@@ -3,7 +3,7 @@
 import os
 import pathlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -41,7 +41,9 @@ def task() -> Iterator[Task]:
 
 
 @pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.long)])
-def test_malformed_requests_change_nothing_and_take_no_memory(task: Task, count: int) -> None:
+def test_malformed_requests_change_nothing_and_take_no_memory(
+    task: Task, count: int, record_property: Callable[[str, object], None]
+) -> None:
     channel = connect(task.address, layer="grpc", name="ps 0", security=Security(SECRET))
     # What a large message needs, and threads, are there before.
     for _ in range(3):
@@ -53,6 +55,8 @@ def test_malformed_requests_change_nothing_and_take_no_memory(task: Task, count:
         stranger.ask()
         if number % 20 == 0:
             most = max(most, resident(task.process.pid))
+    record_property("bytes more than before", most - before)
+    print(f"{count} requests: + {most - before:,} bytes")
     assert channel.call(Message("count"), 30).fields == {"count": 0}
     assert most - before <= MOST_MEMORY
     assert task.process.poll() is None
