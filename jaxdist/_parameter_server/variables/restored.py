@@ -52,7 +52,9 @@ def compare_with_snapshots(
             "A variable goes on from its value in the snapshot of its server, by its name. None of "
             f"these is there, so the training would begin anew.\n\n{_REMEDY}"
         )
-    rest = f" The snapshots also have {_list(unused)}, which nobody has asked for." if unused else ""
+    rest = (
+        f" The snapshots also have {_list(unused)}, which nobody has asked for." if unused else ""
+    )
     _LOG.warning(
         "The servers have started from snapshots, and these do not have %s: what is not there "
         "begins with its initial value.%s %s",

@@ -217,7 +217,7 @@ def test_the_fence_increases_at_join_done_and_first_fetch(
 
     def next_fence() -> int:
         value = coordinator.schedule(lambda: None)
-        wait_for(lambda: value.is_ready())  # pyrefly: ignore[missing-attribute]
+        wait_for(lambda: value.is_ready())
         calls.append(max(call.fence for link in strategy.links() for call in link.calls))
         return calls[-1]
 
