@@ -19,6 +19,7 @@ from jaxdist._compat.binding import rewrite_jvp as rewrite_jvp
 from jaxdist._compat.binding import use_source_of as use_source_of
 from jaxdist._compat.context_variables import set_in_block as set_in_block
 from jaxdist._compat.coordination import get_coordination_client as get_coordination_client
+from jaxdist._compat.coordination import get_gloo_addresses as get_gloo_addresses
 from jaxdist._compat.coordination import get_process_numbers as get_process_numbers
 from jaxdist._compat.coordination import get_service_port as get_service_port
 from jaxdist._compat.coordination import have_backends_started as have_backends_started
@@ -40,7 +41,6 @@ from jaxdist._compat.distant_values import is_distant as is_distant
 from jaxdist._compat.distant_values import set_held as set_held
 from jaxdist._compat.distant_values import show_as_array as show_as_array
 from jaxdist._compat.distant_values import show_distant_objects as show_distant_objects
-from jaxdist._compat.gloo import get_gloo_addresses as get_gloo_addresses
 from jaxdist._compat.gpu_topology import SKIP_CUDA_CHECKS as SKIP_CUDA_CHECKS
 from jaxdist._compat.gpu_topology import compile_for_gpu_plan as compile_for_gpu_plan
 from jaxdist._compat.gpu_topology import find_cuda_plugin as find_cuda_plugin

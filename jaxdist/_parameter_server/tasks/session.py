@@ -22,8 +22,9 @@ from jaxdist._parameter_server.worker.functions import find_function
 from jaxdist._parameter_server.worker.iterators import BatchIterator, put_back
 from jaxdist._parameter_server.worker.messages import LoadFields, MakeFields, RunFields
 from jaxdist._parameter_server.worker.platforms import find_platform
+from jaxdist._parameter_server.worker.requests import Request
 from jaxdist._parameter_server.worker.structures import describe_tree, is_value, list_leaves
-from jaxdist._parameter_server.worker.worker import Request, Worker
+from jaxdist._parameter_server.worker.worker import Worker
 from jaxdist.errors import (
     CancelledError,
     ClosureInputError,

@@ -1,7 +1,6 @@
 """`Worker`: runs closures."""
 
 import contextlib
-import dataclasses
 import functools
 import time
 from collections.abc import Mapping, Sequence
@@ -14,66 +13,18 @@ from jax import export
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.recent import Recent
 from jaxdist._parameter_server.closures.traced import Input, Source, TracedClosure, Update
-from jaxdist._parameter_server.server import TOO_STALE, Change, Changed, Values
+from jaxdist._parameter_server.server import TOO_STALE, Change, Changed
 from jaxdist._parameter_server.variables.servers import Servers
 from jaxdist._parameter_server.variables.shard_rows import NO_ROW
+from jaxdist._parameter_server.worker.kept import KeptValues
 from jaxdist._parameter_server.worker.messages import list_variables
 from jaxdist._parameter_server.worker.platforms import check_platform, find_platform
 from jaxdist._parameter_server.worker.put import PutOn
+from jaxdist._parameter_server.worker.requests import Finished, Request
 from jaxdist._parameter_server.worker.row_numbers import check_rows
 from jaxdist.errors import ContextError, DeadlineExceededError, OtherProcessError
 
 _TRIES = 100
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """One run of a closure.
-
-    Args:
-        closure: The closure.
-        arguments: The arrays that it was scheduled with.
-        batches: The leaves of its batches, by iterator, batch and leaf.
-        number: Its number.
-        fence: Values that were kept from before this fence must be read again.
-        done_below: Closures with lower numbers are finished.
-        client: Who has numbered it.
-    """
-
-    closure: TracedClosure
-    arguments: Sequence[Any]
-    batches: Mapping[tuple[int, ...], Any]
-    number: int
-    fence: int = 0
-    done_below: int = 0
-    client: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Finished:
-    """What a run of a closure returns.
-
-    Args:
-        results: The results.
-        counted: The servers that have counted the closure, by number, with their incarnation.
-        read: The servers that it only reads, likewise.
-    """
-
-    results: Sequence[Any]
-    counted: dict[int, str]
-    read: dict[int, str] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass
-class _Kept:
-    """A value of a variable that the worker keeps."""
-
-    place: int
-    incarnation: str
-    version: int
-    value: Any
-    fence: int
-    since: float
 
 
 class Worker:
@@ -99,7 +50,7 @@ class Worker:
         self._servers, self._put = servers, PutOn(layout)
         self._platform = find_platform(layout)
         self._max_staleness = max_staleness
-        self._kept: dict[str, _Kept] = {}
+        self._kept = KeptValues(self._put)
         # How long the last closure took. Values that came with a reply are used only by a closure
         # that begins soon after: a worker that was idle would compute with values that are older
         # than a read at its beginning could be.
@@ -164,7 +115,7 @@ class Worker:
 
     def forget(self) -> None:
         """Forget all kept values."""
-        self._kept.clear()
+        self._kept.forget()
 
     # Reading
 
@@ -176,56 +127,24 @@ class Worker:
             began: When it began.
             registered: Gets the servers on which the closure is registered.
         """
-        closure = request.closure
+        closure, oldest = request.closure, began - self._seconds
         changed: Mapping[int, list[str]] = {}
         if self._max_staleness is not None:
             changed = self._servers.group([u.name for u in closure.updates])
         for place, names in self._group_reads(closure).items():
-            old = [n for n in names if not self._is_fresh(n, request.fence, began)]
+            old = [n for n in names if not self._kept.is_fresh(n, request.fence, oldest)]
             if not old and self._max_staleness is None:
                 continue
-            options: dict[str, Any] = self._known(names)
+            options: dict[str, Any] = self._kept.describe(names)
             if self._max_staleness is not None and place in changed:
                 registered.add(place)
                 # In the order of the servers; see the page on parameter servers.
                 options |= {"closure": request.number, "register": changed[place]}
             found = self._servers.links[place].read(names, client=request.client, **options)
-            self._keep(place, found, request.fence)
+            self._kept.keep(place, found, request.fence)
 
     def _group_reads(self, closure: TracedClosure) -> dict[int, list[str]]:
         return self._reads.find(closure.digest, lambda: self._servers.group(closure.reads))
-
-    def _is_fresh(self, name: str, fence: int, began: float) -> bool:
-        kept = self._kept.get(name)
-        if kept is None or kept.fence < fence:
-            return False
-        return began - kept.since <= self._seconds
-
-    def _known(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the versions that a server needs not send again."""
-        kept = {n: self._kept[n] for n in names if n in self._kept}
-        if not kept:
-            return {}
-        known = {name: k.version for name, k in kept.items()}
-        return {"known": known, "incarnation": next(iter(kept.values())).incarnation}
-
-    def _keep(self, place: int, found: Values, fence: int) -> None:
-        now = time.monotonic()
-        # The kept values of a server have one incarnation: the versions of another one would be
-        # those of other values.
-        for name, kept in list(self._kept.items()):
-            if kept.place == place and kept.incarnation != found.incarnation:
-                del self._kept[name]
-        # All at once: each call of `device_put` costs tens of microseconds.
-        arrays = self._put.as_inputs(list(found.values.values()))
-        values = dict(zip(found.values, arrays, strict=True))
-        for name, version in found.versions.items():
-            if name in values:
-                value, incarnation = values[name], found.incarnation
-                self._kept[name] = _Kept(place, incarnation, version, value, fence, now)
-            else:
-                kept = self._kept[name]
-                kept.fence, kept.since = fence, now
 
     def _read_rows(self, request: Request, programs: Sequence[Any]) -> list[Any]:
         """Read the rows that the closure needs, each one once."""
@@ -280,7 +199,7 @@ class Worker:
     def _find(self, given: Input, request: Request, rows: Sequence[Any]) -> Any:
         match given.source:
             case Source.VARIABLE:
-                return self._kept[given.name].value
+                return self._kept.get(given.name)
             case Source.ARGUMENT:
                 return request.arguments[given.index[0]]
             case Source.BATCH:
@@ -312,8 +231,7 @@ class Worker:
         reads = set(request.closure.reads)
         by_server: dict[int, list[Change]] = {}
         for update in updates:
-            kept = self._kept.get(update.name) if update.name in reads else None
-            version = None if kept is None else kept.version
+            version = self._kept.find_version(update.name) if update.name in reads else None
             operands = [outputs[n] for n in update.operands]
             if update.op.startswith("scatter_"):
                 # Rows without a number belong to another shard.
@@ -331,21 +249,21 @@ class Worker:
         }
         found = self._servers.call_each(calls)
         for place, changed in found.items():
-            self._keep(place, changed, request.fence)
+            self._kept.keep(place, changed, request.fence)
         return found
 
     def _options(
         self, request: Request, wanted: Sequence[str], changes: Sequence[Change]
     ) -> dict[str, Any]:
         names = [c.name for c in changes if c.version is not None]
-        incarnation = self._kept[names[0]].incarnation if names else None
+        incarnation = self._kept.get_incarnation(names[0]) if names else None
         return {
             "client": request.client,
             "closure": request.number,
             "done_below": request.done_below,
             "read": wanted,
             "incarnation": incarnation,
-            **self._known(wanted),
+            **self._kept.describe(wanted),
         }
 
 

@@ -67,7 +67,7 @@ def check_ids(caller: str, name: str, ids: Any, table: Any) -> Any:
     wrong = found[(found < 0) | (found >= count)]
     if wrong.size:
         raise ArgumentError(
-            f"{caller} was given {name} with the row {int(wrong.ravel()[0])}, and its table has "
+            f"{caller} was given {name} with the row {int(wrong[0])}, and its table has "
             f"{count} rows: {table.dtype}{list(table.shape)}.\n\n{rule}\n\n"
             + (f"Pass {name} from 0 to {count - 1}." if count else "Pass a table that has rows.")
         )
@@ -141,7 +141,7 @@ def _check_places(caller: str, array: jax.Array, dim: int, part: Any) -> None:
     wrong = found[(found < -size) | (found >= size)]
     if wrong.size:
         raise ArgumentError(
-            f"{caller} was given index={int(wrong.flat[0])} for dim {dim}, and "
+            f"{caller} was given index={int(wrong[0])} for dim {dim}, and "
             f"the variable is {array.dtype}{list(array.shape)}.\n\n"
             f"Its dim {dim} has {size} element(s).\n\n"
             + (

@@ -406,8 +406,9 @@ def test_a_snapshot_that_cannot_be_written_is_tried_again_before_the_next_closur
         def create(self, creations: Any, client: str) -> dict[str, Any]:
             return {one.name: (True, 0) for one in creations}
 
-        def hello(self) -> Any:
-            return {"has_snapshots": True, "versions": {"v": 0}, "incarnation": "a"}
+        def hello(self, client: str = "") -> Any:
+            found = {"has_snapshots": True, "versions": {"v": 0}, "incarnation": "a"}
+            return found | {"restored": []}
 
         def snapshot(self) -> None:
             self.calls += 1
@@ -443,10 +444,11 @@ def test_variables_that_no_snapshot_has_are_made_again_if_their_server_ends() ->
             self.values |= dict.fromkeys(made, 0)
             return made
 
-        def hello(self) -> Any:
+        def hello(self, client: str = "") -> Any:
             incarnation = "a" if self.snapshots < 2 else "b"
             versions = dict.fromkeys(self.values, 0)
-            return {"has_snapshots": True, "versions": versions, "incarnation": incarnation}
+            found = {"has_snapshots": True, "versions": versions, "incarnation": incarnation}
+            return found | {"restored": []}
 
         def snapshot(self) -> None:
             self.snapshots += 1

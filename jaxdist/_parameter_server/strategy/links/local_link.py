@@ -8,8 +8,9 @@ from jaxdist._parameter_server.strategy.prepare import Prepared
 from jaxdist._parameter_server.strategy.resources import Made
 from jaxdist._parameter_server.worker.dataset_errors import name_dataset
 from jaxdist._parameter_server.worker.iterators import BatchIterator, put_back
+from jaxdist._parameter_server.worker.requests import Request
 from jaxdist._parameter_server.worker.structures import list_leaves
-from jaxdist._parameter_server.worker.worker import Request, Worker
+from jaxdist._parameter_server.worker.worker import Worker
 from jaxdist.errors import DeadlineExceededError, PSUnavailableError
 
 Note = Callable[[int, Mapping[int, str], Mapping[int, str]], None]
