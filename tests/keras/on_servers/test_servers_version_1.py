@@ -10,7 +10,7 @@ import numpy as np
 
 import jaxdist
 from tests.keras.models import check_equal, make_data
-from tests.keras.servers import make_model, read_state, train
+from tests.keras.on_servers.servers import make_model, read_state, train
 from tests.parameter_server.strategy.version_1 import make_spec, make_worker, run_workers
 
 K, L = keras.optimizers, keras.layers

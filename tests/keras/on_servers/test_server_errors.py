@@ -11,7 +11,7 @@ from jaxdist._keras_servers.variables import ModelOnServers
 from jaxdist.coordinator import ClusterCoordinator
 from jaxdist.errors import ClosureInputError, PSUnavailableError, UnsupportedError
 from tests.keras.models import make_data
-from tests.keras.servers import LOSS, make_model
+from tests.keras.on_servers.servers import LOSS, make_model
 from tests.parameter_server.strategy.making import make_strategy
 from tests.strategies.oracle import refused
 

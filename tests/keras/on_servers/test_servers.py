@@ -12,7 +12,7 @@ import jaxdist
 from jaxdist.coordinator import ClusterCoordinator
 from jaxdist.experimental.partitioners import FixedShardsPartitioner
 from tests.keras.models import check_equal, make_data
-from tests.keras.servers import make_model, read_state, train
+from tests.keras.on_servers.servers import make_model, read_state, train
 from tests.parameter_server.strategy.making import make_strategy
 
 K, L = keras.optimizers, keras.layers
