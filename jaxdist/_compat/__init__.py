@@ -34,13 +34,6 @@ from jaxdist._compat.dispatch import check_numbers as check_numbers
 from jaxdist._compat.dispatch import fast_call_record as fast_call_record
 from jaxdist._compat.dispatch import is_checking_numbers as is_checking_numbers
 from jaxdist._compat.dispatch import make_dispatcher as make_dispatcher
-from jaxdist._compat.distant_values import DistantValue as DistantValue
-from jaxdist._compat.distant_values import find_lent as find_lent
-from jaxdist._compat.distant_values import get_held as get_held
-from jaxdist._compat.distant_values import is_distant as is_distant
-from jaxdist._compat.distant_values import set_held as set_held
-from jaxdist._compat.distant_values import show_as_array as show_as_array
-from jaxdist._compat.distant_values import show_distant_objects as show_distant_objects
 from jaxdist._compat.gpu_topology import SKIP_CUDA_CHECKS as SKIP_CUDA_CHECKS
 from jaxdist._compat.gpu_topology import compile_for_gpu_plan as compile_for_gpu_plan
 from jaxdist._compat.gpu_topology import find_cuda_plugin as find_cuda_plugin
@@ -50,6 +43,14 @@ from jaxdist._compat.held_tracer import HeldTracer as HeldTracer
 from jaxdist._compat.lowering import compute_on_host as compute_on_host
 from jaxdist._compat.lowering import constrain_tiles as constrain_tiles
 from jaxdist._compat.lowering import omit_open_constraints as omit_open_constraints
+from jaxdist._compat.nnx import DistantValue as DistantValue
+from jaxdist._compat.nnx import find_lent as find_lent
+from jaxdist._compat.nnx import get_held as get_held
+from jaxdist._compat.nnx import is_distant as is_distant
+from jaxdist._compat.nnx import set_held as set_held
+from jaxdist._compat.nnx import show_as_array as show_as_array
+from jaxdist._compat.nnx import show_distant_objects as show_distant_objects
+from jaxdist._compat.nnx import watch_made_variables as watch_made_variables
 from jaxdist._compat.op_by_op import Handler as Handler
 from jaxdist._compat.op_by_op import call_in_trace as call_in_trace
 from jaxdist._compat.op_by_op import call_outside_traces as call_outside_traces
@@ -60,7 +61,6 @@ from jaxdist._compat.options import are_set_by_flags as are_set_by_flags
 from jaxdist._compat.options import format_flags as format_flags
 from jaxdist._compat.options import get_exact_options as get_exact_options
 from jaxdist._compat.options import use_exact_partitioner as use_exact_partitioner
-from jaxdist._compat.parameters import watch_made_variables as watch_made_variables
 from jaxdist._compat.programs import CALLS as CALLS
 from jaxdist._compat.programs import add_body_inputs as add_body_inputs
 from jaxdist._compat.programs import append_inputs as append_inputs

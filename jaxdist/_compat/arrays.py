@@ -12,7 +12,7 @@ from jax._src import core as _core
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lib import xla_client as _xla_client
 
-from jaxdist._compat.distant_values import offer_to_distant
+from jaxdist._compat.nnx import offer_to_distant
 
 # JAX 0.10 on several CPU devices starts a program before it checks that its buffers exist, and
 # then crashes the process. So steps check their arguments themselves there.

@@ -3,18 +3,19 @@
 Note [Adopted variables]
 An NNX object that is an argument of a scheduled function moves to the servers when the first such
 function is traced: each of its variables gets a `ServerVariable` as its value, so reading it on the
-coordinator returns what the servers have. The state of an `nnx.Optimizer` moves when a function
-first updates with it, because only then it is known which parameter each part belongs to.
+coordinator returns what the servers have. Flax and JAX see an array there (Note [Distant values]),
+so copies of the object have arrays, which move when a scheduled function gets them. The state of an
+`nnx.Optimizer` moves when a function first updates with it, because only then it is known which
+parameter each part belongs to.
 
 A user may write into such an object later, for instance by restoring a checkpoint. Flax then
 replaces the `ServerVariable` by an array. The next scheduled function that gets the object sends
 the array to the servers, and puts the `ServerVariable` back.
 
-`variable[...] = value` calls the `ServerVariable`, which checks the shape at once. `set_value` and
-`nnx.update` call nothing of ours: the slots of a Flax variable leave no room for a method, and a
-hook (`on_set_value`) is metadata, by which pytrees from before and after the move would not fit
-together. So these values are checked by the next scheduled function, all of them before any is
-sent. One that does not fit is an error, and the object has the values of the servers again.
+`variable[...] = value` calls the `ServerVariable`, which checks the shape at once. What `set_value`
+and `nnx.update` write is checked by the next scheduled function, all of it before any is sent: an
+update of a whole model counts or does not. A value that does not fit is an error, and the object
+has the values of the servers again.
 """
 
 import inspect

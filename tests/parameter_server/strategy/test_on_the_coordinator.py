@@ -239,7 +239,7 @@ def test_attributes_of_a_variable_are_those_of_its_array_and_of_the_server() -> 
     assert (model.kernel.dtype, model.kernel.size) == (np.float32, 2)
     assert (model.kernel.T.shape, model.kernel.sum()) == ((1, 2), 4)
     assert isinstance(model.kernel.get_value(), jax.Array)
-    with pytest.raises(AttributeError, match="Param has no attribute 'unknown'"):
+    with pytest.raises(AttributeError, match="'Param' object has no attribute 'unknown'"):
         _ = model.kernel.unknown
     model.kernel.assign_add(np.ones((2, 1), np.float32))
     assert model(_X) == 6

@@ -174,7 +174,7 @@ def _install() -> None:
             # NumPy looks for several attributes before it calls an operator.
             of_arrays = getattr(ArrayImpl, name, None)
             if of_arrays is None:
-                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+                return object.__getattribute__(self, name)
             if isinstance(of_arrays, int):
                 return of_arrays
         return get_attribute(self, name)
