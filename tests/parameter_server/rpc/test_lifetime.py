@@ -1,6 +1,7 @@
 """When connections and servers end."""
 
 import gc
+import os
 import threading
 import weakref
 from typing import Any
@@ -49,7 +50,9 @@ def test_calls_that_wait_end_when_the_client_closes(layer: str) -> None:
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_server_that_nothing_refers_to_frees_its_address(layer: str) -> None:
-    server = rpc.Server.create(layer, "localhost:0")
+    # Of this process alone: another test could take the port in between.
+    high, low = divmod(os.getpid() % (250 * 250), 250)
+    server = rpc.Server.create(layer, f"127.1.{high}.{low + 1}:0")
     server.register("one", lambda: 1)
     server.start()
     address, gone = server.address, weakref.ref(server)
