@@ -65,7 +65,6 @@ WARNINGS = {"RetraceWarning", "StateDivergenceWarning", "UnevenMeanWarning"}
 PROTOCOLS = {
     ("_values/sharded/sharded.py", "AttributeError"),
     ("_compat/arrays.py", "RuntimeError"),
-    ("_compat/distant_values.py", "AttributeError"),
     ("errors.py", "AttributeError"),
     # As dicts and files raise them.
     ("_processes/store.py", "KeyError"),
