@@ -32,9 +32,10 @@ from jaxdist._parameter_server.strategy.check_arguments import check_arguments, 
 from jaxdist._parameter_server.strategy.resources import Made
 from jaxdist._parameter_server.variables.ports import Port, WorkerIndex
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
+from jaxdist._parameter_server.variables.sharded import ShardedVariable
 from jaxdist._parameter_server.worker.platforms import find_platform
 from jaxdist._parameter_server.worker.structures import is_value
-from jaxdist._program import WholeCalls, is_unit
+from jaxdist._program import VariableItself, WholeCalls, is_unit
 from jaxdist._typing import PyTree
 from jaxdist._values import copy_if_writable
 from jaxdist.errors import ArgumentTypeError, ContextError, DeadlineExceededError
@@ -133,6 +134,9 @@ class Preparer:
         given_args, given_kwargs = args, kwargs
 
         def replace(value: Any) -> Any:
+            if isinstance(value, ShardedVariable):
+                # As a `Variable`: the function gets it itself, and not its value.
+                return VariableItself(value)
             if not isinstance(value, PerWorkerValues):
                 return value
             made = _find_made(value)
@@ -156,7 +160,7 @@ class Preparer:
         args, kwargs = jax.tree.map(
             replace,
             (tuple(args), dict(kwargs)),
-            is_leaf=lambda x: is_unit(x) or isinstance(x, PerWorkerValues),
+            is_leaf=lambda x: is_unit(x) or isinstance(x, (PerWorkerValues, ShardedVariable)),
         )
         with self._lock:
             try:

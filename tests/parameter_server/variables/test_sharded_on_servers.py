@@ -124,3 +124,25 @@ def test_a_wrong_row_is_that_of_the_whole_table(how: Any, row: int) -> None:
     with pytest.raises(RowIndexError, match=wanted.removeprefix("step ")):
         strategy.run(lambda ids: how(table, ids), (np.array([row]),))
     np.testing.assert_array_equal(table, WHOLE)
+
+
+def test_a_table_that_is_an_argument_moves_only_rows_and_changes_as_a_captured_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    strategy = _strategy()
+    coordinator, table = ClusterCoordinator(strategy), _table(strategy)
+    moved = _note_rows(monkeypatch)
+
+    def step(given: Any, ids: Any) -> Any:
+        rows = jaxdist.nn.embedding_lookup(given["table"], ids)
+        given["table"].scatter_add(IndexedSlices(jnp.ones_like(rows), ids))
+        return rows
+
+    ids = np.array([1, 7])
+    found = [coordinator.schedule(step, ({"table": table}, ids)).fetch() for _ in range(2)]
+    np.testing.assert_array_equal(found, [WHOLE[ids], WHOLE[ids] + 1])
+    assert moved
+    monkeypatch.undo()
+    coordinator.schedule(lambda v: v.assign_add(np.ones_like(WHOLE)), (table,)).fetch()
+    np.testing.assert_array_equal(table.numpy()[ids], WHOLE[ids] + 3)
+    np.testing.assert_array_equal(table.numpy()[0], WHOLE[0] + 1)
