@@ -72,7 +72,7 @@ def make_server_arguments() -> argparse.Namespace:
         module=[],
         snapshot_directory=None,
         snapshot_seconds=60.0,
-        announce=False,
+        announce=None,
     )
 
 

@@ -12,7 +12,7 @@ a write, and stays in the slot.
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -81,9 +81,9 @@ def find_lent(variables: Sequence[nnx.Variable[Any]], values: Sequence[Any]) -> 
 
 def offer_to_distant(
     variables: Sequence[nnx.Variable[Any]], values: Sequence[Any]
-) -> list[tuple[nnx.Variable[Any], Any]]:
+) -> Iterable[tuple[nnx.Variable[Any], Any]]:
     """Write values back to the objects in slots; return the other variables, with their values."""
-    pairs = list(zip(variables, values, strict=True))
+    pairs = zip(variables, values, strict=True)
     if not _Shown.kinds:
         return pairs
     # All objects are asked before any other variable changes.

@@ -164,7 +164,7 @@ def test_workers_of_this_process_have_no_address() -> None:
 
 
 def test_what_cannot_join_is_named_and_the_training_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("JAXDIST_JOIN_SECONDS", "60")
     ports = iter(find_free_ports(4))
@@ -188,6 +188,9 @@ def test_what_cannot_join_is_named_and_the_training_goes_on(
         with pytest.raises(ClusterError, match=rf"{second} has the index 0, and so has .*{first}"):
             coordinator.add_worker(second)
         assert coordinator.add_worker(first) == 0
+        joining = coordinator.strategy.joining()
+        while f"{second} has announced itself, and cannot join" not in caplog.text:
+            assert not joining.find_new()
         monkeypatch.setenv("JAXDIST_JOIN_SECONDS", "1")
         with pytest.raises(DeadlineExceededError):
             coordinator.add_worker(nobody)

@@ -92,8 +92,8 @@ class RemoteJoining:
     ) -> None:
         self._links, self._channels, self._make, self._server = links, channels, make, server
         self._lock = threading.Lock()
-        # The announcements that were refused; each is reported once.
-        self._refused: set[tuple[int, str]] = set()
+        # The announcements that were answered; one that was refused is reported once.
+        self._answered: set[tuple[int, str]] = set()
 
     def add(self, address: str | None) -> tuple[WorkerLink, bool]:
         """Connect to the worker at an address; return the connection, and whether it is new.
@@ -121,11 +121,10 @@ class RemoteJoining:
             # Whoever needs the server says what is wrong with it.
             _LOG.debug("ps 0 was not asked for new workers: %s", error)
             return ()
-        known = {link.index for link in self._links}
         found = []
         for text, address in reply.fields["workers"].items():
             index = int(text)
-            if index in known or (index, address) in self._refused:
+            if (index, address) in self._answered:
                 continue
             try:
                 link, is_new = self._connect(address, _ASK_SECONDS)
@@ -134,7 +133,7 @@ class RemoteJoining:
                 _LOG.info("Worker %d at %s has not joined yet: %s", index, address, error)
                 continue
             except JaxdistError as error:
-                self._refused.add((index, address))
+                self._answered.add((index, address))
                 _LOG.warning(
                     "Worker %d at %s has announced itself, and cannot join: %s",
                     index,
@@ -142,6 +141,7 @@ class RemoteJoining:
                     error,
                 )
                 continue
+            self._answered.add((index, address))
             if is_new:
                 found.append(link)
         return found
@@ -155,7 +155,8 @@ class RemoteJoining:
             with self._lock:
                 for link in self._links:
                     if link.index == index:
-                        _check_same(link, address)
+                        # Both are where the task is now, on Ray too.
+                        _check_same(link, channel.address)
                         channel.close()
                         return link, False
                 link = self._make(index, channel)
