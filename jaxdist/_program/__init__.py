@@ -1,7 +1,6 @@
 """Trace, analyse, compile, call."""
 
 from jaxdist._program.arguments.arguments import Static as Static
-from jaxdist._program.arguments.arguments import VariableItself as VariableItself
 from jaxdist._program.arguments.arguments import argument_name as argument_name
 from jaxdist._program.arguments.arguments import is_unit as is_unit
 from jaxdist._program.arguments.arguments import unflatten as unflatten

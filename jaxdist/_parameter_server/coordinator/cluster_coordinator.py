@@ -18,7 +18,6 @@ from jaxdist._parameter_server.coordinator.scheduled import Scheduled
 from jaxdist._parameter_server.coordinator.settings import read_wait_settings
 from jaxdist._parameter_server.coordinator.statistics import Statistics
 from jaxdist._parameter_server.coordinator.workers import Workers
-from jaxdist._parameter_server.variables.sharded import ShardedVariable
 from jaxdist._parameter_server.worker.worker_index import is_on_worker
 from jaxdist._program import is_unit
 from jaxdist._validate import check_call_arguments, check_callable, check_keys, show
@@ -331,9 +330,7 @@ def _find_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[PerWor
     """Return the per-worker values among the arguments; raise if there is a `RemoteValue`."""
     try:
         # Values on servers are not fetched for this.
-        leaves = jax.tree.leaves(
-            (args, kwargs), is_leaf=lambda x: is_unit(x) or isinstance(x, ShardedVariable)
-        )
+        leaves = jax.tree.leaves((args, kwargs), is_leaf=is_unit)
     except (TypeError, ValueError):
         check_keys("ClusterCoordinator.schedule was given", "args", list(args))
         check_keys("ClusterCoordinator.schedule was given", "kwargs", dict(kwargs))

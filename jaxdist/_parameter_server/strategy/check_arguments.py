@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import jax
 
 from jaxdist._parameter_server.coordinator import PerWorkerDataset, PerWorkerValues
-from jaxdist._parameter_server.variables.sharded import ShardedVariable
 from jaxdist._program import argument_name, is_unit
 from jaxdist._values import BatchSource
 from jaxdist.errors import ArgumentTypeError
@@ -81,8 +80,5 @@ def raise_no_iterator(
 
 def _list_leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
     # The value of a sharded variable would be fetched.
-    leaves, _ = jax.tree_util.tree_flatten_with_path(
-        (tuple(args), dict(kwargs)),
-        is_leaf=lambda x: is_unit(x) or isinstance(x, ShardedVariable),
-    )
+    leaves, _ = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)), is_leaf=is_unit)
     return [(argument_name(path), leaf) for path, leaf in leaves]

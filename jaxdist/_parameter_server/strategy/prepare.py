@@ -35,7 +35,7 @@ from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.sharded import ShardedVariable
 from jaxdist._parameter_server.worker.platforms import find_platform
 from jaxdist._parameter_server.worker.structures import is_value
-from jaxdist._program import VariableItself, WholeCalls, is_unit
+from jaxdist._program import WholeCalls, is_unit
 from jaxdist._typing import PyTree
 from jaxdist._values import copy_if_writable
 from jaxdist.errors import ArgumentTypeError, ContextError, DeadlineExceededError
@@ -134,9 +134,6 @@ class Preparer:
         given_args, given_kwargs = args, kwargs
 
         def replace(value: Any) -> Any:
-            if isinstance(value, ShardedVariable):
-                # As a `Variable`: the function gets it itself, and not its value.
-                return VariableItself(value)
             if not isinstance(value, PerWorkerValues):
                 return value
             made = _find_made(value)
@@ -160,7 +157,7 @@ class Preparer:
         args, kwargs = jax.tree.map(
             replace,
             (tuple(args), dict(kwargs)),
-            is_leaf=lambda x: is_unit(x) or isinstance(x, (PerWorkerValues, ShardedVariable)),
+            is_leaf=lambda x: is_unit(x) or isinstance(x, PerWorkerValues),
         )
         with self._lock:
             try:
@@ -238,7 +235,7 @@ class Preparer:
         The result of a worker is the value that a variable has then, and not the variable, whose
         value changes later. A step that runs in this process returns variables, as all steps do.
         """
-        is_read = self._is_for_workers and isinstance(leaf, ServerVariable)
+        is_read = self._is_for_workers and isinstance(leaf, ServerVariable | ShardedVariable)
         return leaf.value() if is_read else leaf
 
     @contextlib.contextmanager

@@ -89,10 +89,12 @@ class Port(Variable):
 
     def _refuse(self) -> NoReturn:
         raise ContextError(
-            f"Variable {self._label!r} of a parameter server was changed outside of a scheduled "
-            "function.\n\n"
-            "Gradients and rows are sent to the servers when a whole function has run.\n\n"
-            "Use coordinator.schedule(fn), or strategy.run(fn)."
+            f"Variable {self._label!r} of a parameter server was changed, or rows of it were read, "
+            "in a jaxdist.function that no worker runs.\n\n"
+            "Rows are asked for before a whole scheduled function runs, and changes are sent after "
+            "it.\n\n"
+            "Use coordinator.schedule(fn, args) or strategy.run(fn, args). Or pass the rows: "
+            "variable.sparse_read(ids)."
         )
 
 

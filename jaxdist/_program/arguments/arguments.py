@@ -14,11 +14,11 @@ from jaxdist import _compat
 from jaxdist._program.arguments.exact import exact
 from jaxdist._program.arguments.opaque import find_array, hidden_array_message
 from jaxdist._values import (
+    Assignable,
     BatchSource,
     HeldPieces,
     PerReplica,
     Sharded,
-    Variable,
     explain_too_large,
     is_container,
     open_containers,
@@ -53,7 +53,7 @@ register_pytree_node(Static, lambda s: ((), s), lambda s, _: s.value)
 
 
 class VariableItself(Static):
-    """A `Variable` that is an argument. It behaves like a variable from the step's closure."""
+    """A variable that is an argument. It behaves like a variable from the closure of the step."""
 
     # By identity: the value of a variable changes between calls and is not part of the program.
 
@@ -117,8 +117,8 @@ class Flat:
 
 
 def is_unit(x: Any) -> bool:
-    """Whether flattening stops at `x`. Per-replica values and NNX objects stay whole."""
-    return isinstance(x, (PerReplica, Sharded, HeldPieces, Variable, nnx.Pytree, Static))
+    """Whether flattening stops at `x`. Per-replica values, variables and NNX objects stay whole."""
+    return isinstance(x, (PerReplica, Sharded, HeldPieces, Assignable, nnx.Pytree, Static))
 
 
 def flatten(
@@ -150,7 +150,7 @@ def flatten(
             if index == len(nodes):
                 nodes.append(leaf)
             slots.append(GraphNode(index))
-        elif isinstance(leaf, Variable):
+        elif isinstance(leaf, Assignable):
             slots.append(VariableItself(leaf))
         elif is_dynamic(leaf):
             has_tracer = has_tracer or is_traced(leaf)

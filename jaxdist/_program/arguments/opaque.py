@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxdist._values import PerReplica, Sharded, Variable
+from jaxdist._values import Assignable, PerReplica, Sharded
 from jaxdist.errors import ArgumentTypeError
 
 # The search visits at most so many objects. It ends without a result in a large cache.
@@ -76,7 +76,7 @@ def _step_with_array_message(caller: str, fn: Any, holder: Any, where: str) -> s
 
 def _is_array(value: Any) -> bool:
     # A NumPy scalar cannot change, so a constant of it stays correct.
-    if isinstance(value, (Variable, np.generic)) or _is_lifted(value):
+    if isinstance(value, (Assignable, np.generic)) or _is_lifted(value):
         return False
     if isinstance(value, (jax.Array, jax.ShapeDtypeStruct, nnx.Variable, PerReplica, Sharded)):
         return True
@@ -103,7 +103,7 @@ def _find_path(
         if is_wanted(found):
             return path
         # Objects of these libraries hold caches with arrays that have nothing to do with the step.
-        if isinstance(found, Variable) or _is_lifted(found) or _belongs_to_library(found):
+        if isinstance(found, Assignable) or _is_lifted(found) or _belongs_to_library(found):
             continue
         todo.extend((path + step, part) for step, part in parts_of(found))
     return None

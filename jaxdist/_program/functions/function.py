@@ -32,6 +32,7 @@ from jaxdist._program.functions.draws import (
     take_iterators_out,
 )
 from jaxdist._program.functions.errors import find_invalid_operation, mixed_devices_error
+from jaxdist._program.functions.flat_result import FlatResult
 from jaxdist._program.functions.trace import FunctionTrace, trace_function
 from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.op_by_op.eagerly import EAGERLY
@@ -187,6 +188,8 @@ class Function:
                 # With other shapes the function used other variables, or more batches.
                 compiled = self._build(given, asked, error.found, compiled.variables)
         CPU_STEPS.count_step(results)
+        if isinstance(results[2], FlatResult):
+            results = (*results[:2], results[2].open())
         variables, after, result = as_sharded(results) if compiled.gives_padding else results
         try:
             if cached_graph is not None:

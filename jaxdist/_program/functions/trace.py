@@ -15,10 +15,12 @@ from jaxdist._program.arguments.padding import has_padding
 from jaxdist._program.functions.bound_variables import BatchLeaf, BoundVariables
 from jaxdist._program.functions.call import FunctionCall
 from jaxdist._program.functions.draws import Draws
+from jaxdist._program.functions.flat_result import flatten_with_variables
 from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
 from jaxdist._program.nnx import closures
 from jaxdist._program.trace.trace import check_result, open_result, refused_result_message
 from jaxdist._values import (
+    Assignable,
     Variable,
     as_held,
     as_sharded,
@@ -60,7 +62,7 @@ class FunctionTrace:
 
         Returns:
             The new arrays of variables, by their position in `variables`; the new state of NNX
-            objects; and the function's result.
+            objects; and the function's result, as a `FlatResult` if it contains variables.
         """
         own = {id(v): value for v, value in zip(variables, values, strict=True)}
         met = [i.of(batches) if isinstance(i, BatchLeaf) else own[id(i)] for i in self.inputs]
@@ -70,7 +72,7 @@ class FunctionTrace:
         after, result = self.treedef.unflatten(results[count:])
         arrays = dict(zip((place[i] for i in self.written), results[:count], strict=True))
         # `unflatten` turned each `Static` into its bare value, which `jax.jit` cannot return.
-        return arrays, after, _check_result(result)
+        return arrays, after, flatten_with_variables(_check_result(result))
 
 
 def trace_function(
@@ -109,8 +111,8 @@ def trace_function(
             with closures.explain_errors(fn), replace_in(nodes):
                 result = fn(*args, **kwargs)
             closures.check_no_write_is_lost(bare, result)
-            # Flattening a sharded variable reads it, which only a binding allows.
-            result = jax.tree.map(read, open_result(result, _is_whole), is_leaf=is_unit)
+            # A variable can be read only here. An array in pieces keeps its padding.
+            result = jax.tree.map(read, open_result(result, _is_read_whole), is_leaf=is_unit)
         after = shape.values_of(nodes) if shape is not None else []
         written = binding.collect_written()
         held, gives_padding = as_held((after, result)), has_padding((after, result))
@@ -152,7 +154,7 @@ def _check_result(result: Any) -> Any:
         if isinstance(leaf, (nnx.Module, nnx.Optimizer)):
             name = "result" + jax.tree_util.keystr(path)
             raise ArgumentTypeError(refused_result_message(name, leaf, "The function"))
-        if isinstance(leaf, Variable):
+        if isinstance(leaf, Assignable):
             return VariableItself(leaf)
         if hasattr(leaf, "dtype"):
             return leaf
@@ -164,5 +166,9 @@ def _check_result(result: Any) -> Any:
     )
 
 
+def _is_read_whole(x: Any) -> bool:
+    return is_unit(x) or isinstance(x, Iterator)
+
+
 def _is_whole(x: Any) -> bool:
-    return isinstance(x, (nnx.Module, nnx.Optimizer, Variable, Iterator))
+    return isinstance(x, (nnx.Module, nnx.Optimizer, Assignable, Iterator))

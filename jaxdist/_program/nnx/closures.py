@@ -17,7 +17,7 @@ from jaxdist import _compat
 from jaxdist._program.arguments.arguments import argument_name
 from jaxdist._program.arguments.retrace import source_location
 from jaxdist._program.nnx.graph import path_suffix
-from jaxdist._values import Sharded, list_arrays, make_leak_error
+from jaxdist._values import Assignable, Sharded, list_arrays, make_leak_error
 from jaxdist.errors import ArgumentTypeError, ContextError
 
 # How deep the search follows functions that a step calls.
@@ -234,4 +234,4 @@ def check_no_write_is_lost(found: Found, result: Any) -> None:
 
 
 def _is_whole(x: Any) -> bool:
-    return isinstance(x, (nnx.Variable, nnx.State, nnx.Pytree, Sharded))
+    return isinstance(x, (nnx.Variable, nnx.State, nnx.Pytree, Sharded, Assignable))

@@ -31,6 +31,7 @@ from jaxdist._program.trace.step_errors import find_better_error, unbound_axis_e
 from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
 from jaxdist._validate import as_array, check_keys
 from jaxdist._values import (
+    Assignable,
     Cut,
     PerReplica,
     Sharded,
@@ -408,7 +409,7 @@ class LocalStep:
 
 
 def _is_whole(x: Any) -> bool:
-    return isinstance(x, (PerReplica, Sharded, Variable, nnx.Module, nnx.Optimizer, Iterator))
+    return isinstance(x, (PerReplica, Sharded, Assignable, nnx.Module, nnx.Optimizer, Iterator))
 
 
 def _holds_arrays(container: Any) -> bool:

@@ -13,7 +13,7 @@ from jaxdist import _compat
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.sharded.cuts import Cut
 from jaxdist._values.sharded.sharded import Sharded, is_longer, is_sharded, make_undeclared
-from jaxdist._values.variable.variable import Variable
+from jaxdist._values.variable.assignable import Assignable
 
 # Note [Declaration in the key]
 # `nnx.Optimizer.update` stores a pytree node that NNX does not know as an `nnx.State`: a mapping
@@ -132,7 +132,7 @@ def as_sharded(tree: Any) -> Any:
 
 def _is_whole(x: Any) -> bool:
     # Unflattening would make new objects, but a step updates modules and variables in place.
-    return isinstance(x, (Sharded, HeldPieces, PerReplica, Variable, nnx.Pytree))
+    return isinstance(x, (Sharded, HeldPieces, PerReplica, Assignable, nnx.Pytree))
 
 
 def _flatten_held(node: HeldPieces) -> tuple[tuple[Any, ...], Cut]:

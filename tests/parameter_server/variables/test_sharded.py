@@ -389,7 +389,7 @@ def test_a_lookup_has_a_gradient() -> None:
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_a_function_is_not_traced_again_for_other_shards() -> None:
+def test_a_function_is_traced_once_for_each_table() -> None:
     traces = []
 
     @jaxdist.function
@@ -397,9 +397,11 @@ def test_a_function_is_not_traced_again_for_other_shards() -> None:
         traces.append(1)
         return table * 2
 
-    np.testing.assert_array_equal(double(_sharded()), WHOLE * 2)
-    np.testing.assert_array_equal(double(_sharded([5, 5])), WHOLE * 2)
-    assert len(traces) == 1
+    for number, table in enumerate((_sharded(), _sharded([5, 5]))):
+        np.testing.assert_array_equal(double(table), WHOLE * 2)
+        table.assign(WHOLE + 1)
+        np.testing.assert_array_equal(double(table), (WHOLE + 1) * 2)
+        assert len(traces) == number + 1
 
 
 def test_shards_on_different_devices_are_joined_on_the_first() -> None:
