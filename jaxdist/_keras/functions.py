@@ -135,21 +135,22 @@ class StepFunction:
         return made
 
     def _find_step(self) -> Callable[..., Any]:
-        own = getattr(self._step, self._kind)
-        if self._is_written:
-            own = self._call_users(getattr(self._model, f"{self._kind}_step"))
+        own, layout = getattr(self._step, self._kind), self._strategy.layout
+        # On one device there is nothing to share: the step is that of Keras.
+        if self._is_written or len(layout.devices) == layout.num_replicas == 1:
+            own = self._call_model(getattr(self._model, f"{self._kind}_step"))
 
         def step(state: Any, batch: Any, total: int) -> Any:
             frame = current_frame()
             replica = None if frame is None else frame.replica
-            if is_whole(total, self._strategy.layout):
+            if is_whole(total, layout):
                 replica = OnlyReplica(self._strategy)
             return own(state, batch, Rows(jax.tree.leaves(batch)[0].shape[0], total, replica))
 
         return step
 
-    def _call_users(self, written: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a step that the user wrote, for the rows of one replica."""
+    def _call_model(self, written: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a step of Keras, or one that the user wrote, for the rows of one replica."""
 
         def own(state: Any, batch: Any, rows: Rows) -> Any:
             with use_rows(dataclasses.replace(rows, has_shares=False)):
@@ -179,6 +180,9 @@ class StepFunction:
         return StateDivergenceError(text.replace("strategy.run", where, 1))
 
     def _check_logs(self, logs: Any) -> None:
+        # The usual logs, faster: this runs at each step.
+        if type(logs) is dict and all(isinstance(x, jax.Array) for x in logs.values()):
+            return
         if not any(map(_is_per_replica, jax.tree.leaves(logs, is_leaf=_is_per_replica))):
             return
         named = jax.tree_util.tree_flatten_with_path(logs, is_leaf=_is_per_replica)[0]

@@ -19,6 +19,7 @@ from jaxdist._keras.models import (
 )
 from jaxdist._keras.processes import WRITERS, share_random_state, wait_for_files, write_once
 from jaxdist._keras.source import WITH_VARIABLES, keras_module
+from jaxdist._keras.values.batches import read_batches
 from jaxdist._keras.values.layouts import place_others, take_own
 from jaxdist._keras.values.place import keep_copies
 from jaxdist._keras.values.variables import assign_in_step, make_outside, read_in_step
@@ -167,7 +168,6 @@ def _sync(method: Callable[..., Any]) -> Callable[..., Any]:
 def _read_on_host(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def read(self: Any) -> Any:
-        # Keras would copy each batch to the default device first.
-        return method(self) if current_model() is None else self.data_adapter.get_jax_iterator()
+        return method(self) if current_model() is None else read_batches(self.data_adapter)
 
     return read

@@ -1,5 +1,7 @@
 """Keras models and variables in steps that `strategy.run` runs."""
 
+import collections
+import re
 from typing import Any
 
 import jax
@@ -10,7 +12,7 @@ from keras import layers
 
 import jaxdist
 from jaxdist.errors import MixedStrategyError, StateDivergenceError
-from tests.keras.models import make_strategy
+from tests.keras.models import FEATURES, make_data, make_strategy
 from tests.strategies.oracle import refused
 
 
@@ -136,3 +138,41 @@ def test_synchronized_statistics_of_a_step_are_those_of_the_rows_of_all_replicas
         np.testing.assert_allclose(np.concatenate(found.values), wanted, rtol=1e-5, atol=1e-6)
     for one, other in zip(norm.weights, expected.weights, strict=True):
         np.testing.assert_allclose(one.value, other.value, rtol=1e-5, atol=1e-6)
+
+
+def _list_operations(text: str) -> dict[str, int]:
+    return collections.Counter(re.findall(r"= (?:\([^)]*\)|\S+) ([\w-]+)\(", text))
+
+
+@pytest.mark.parametrize("kind", ["train", "test"])
+def test_the_program_of_one_device_is_that_of_keras(kind: str) -> None:
+    def make() -> Any:
+        layers = keras.layers
+        net = [layers.Dense(8, "relu"), layers.BatchNormalization(), layers.Dropout(0.5)]
+        model = keras.Sequential([keras.Input((FEATURES,)), *net, layers.Dense(3, "softmax")])
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    alone = make()
+    strategy = make_strategy(1)
+    with strategy.scope():
+        model = make()
+    data = make_data(4)
+    batch = (data.x, data.y)
+    programs = []
+    for one in (alone, model):
+        getattr(one, f"{kind}_on_batch")(*batch)
+        names = ["trainable_variables", "non_trainable_variables", "metrics_variables"]
+        state = [[v.value for v in getattr(one, name)] for name in names]
+        if kind == "train":
+            state.insert(2, [v.value for v in one.optimizer.variables])
+        step = getattr(one, f"{kind}_step")
+        if one is model:
+            step = getattr(one, f"{kind}_function")._make_program(4)
+            lowered = strategy.lower(step, (tuple(state), [batch]))
+            programs.append(lowered.compile().as_text())
+        else:
+            programs.append(jax.jit(step).lower(tuple(state), batch).compile().as_text())
+    wanted, found = map(_list_operations, programs)
+    assert found == wanted
+    assert wanted["fusion"] > 3

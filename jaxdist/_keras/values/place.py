@@ -74,8 +74,9 @@ def _place_rows(leaf: Any, rows: int, layout: ReplicaMesh) -> Any:
         # So that `run` has no arrays to copy, which costs more the more variables there are.
         return copy_if_writable(leaf)
     if not isinstance(leaf, jax.Array):
-        # The source may overwrite its array, and JAX may share the memory of an aligned one.
-        leaf = np.array(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        # See Note [Who owns host memory]
+        leaf = copy_if_writable(leaf) if leaf.dtype == dtype else leaf.astype(dtype)
     if rows % count == 0:
         if isinstance(leaf, jax.Array):
             array = put(leaf, layout.per_replica)
