@@ -172,7 +172,8 @@ def test_the_program_of_one_device_is_that_of_keras(kind: str) -> None:
             lowered = strategy.lower(step, (tuple(state), [batch]))
             programs.append(lowered.compile().as_text())
         else:
-            programs.append(jax.jit(step).lower(tuple(state), batch).compile().as_text())
+            compiled = jax.jit(step).lower(tuple(state), batch).compile()
+            programs.append(str(compiled.as_text()))
     wanted, found = map(_list_operations, programs)
     assert found == wanted
     assert wanted["fusion"] > 3
