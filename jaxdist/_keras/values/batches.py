@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxdist._keras.source import keras_module
@@ -23,8 +24,14 @@ def read_batches(adapter: Any) -> Iterator[Any]:
         return batches
     slicing = keras_module("trainers.data_adapters.array_slicing")
     arrays = slicing.convert_to_sliceable(adapter._inputs, target_backend="jax")
-    taken: Iterator[Any] = adapter._get_iterator(_take_rows, arrays)
-    return taken
+    sources, structure = jax.tree.flatten(arrays)
+    # A number in the place of the arrays: Keras' way through a structure costs more than the rows.
+    places = adapter._get_iterator(_return_indices, 0)
+    return (structure.unflatten([_take_rows(s, i) for s in sources]) for i in places)
+
+
+def _return_indices(_: Any, *, indices: Any) -> Any:
+    return indices
 
 
 def _take_rows(source: Any, indices: Any) -> Any:
