@@ -178,6 +178,7 @@ class ServerStrategy(Strategy):
 
     def _run_here(self, prepared: Prepared, number: int) -> Any:
         """Run a prepared step in this process; return its results."""
+        self.storage.save_new()
         return self._here.run(prepared, number, self._fence.value, number)
 
     def _before_run_here(self) -> None:

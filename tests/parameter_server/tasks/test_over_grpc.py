@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import pathlib
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -592,3 +593,28 @@ def test_only_a_parameter_server_has_a_snapshot(cluster: _Cluster) -> None:
         cluster.servers["worker", 0].snapshot()
     with pytest.raises(ContextError, match="no snapshot_directory"):
         cluster.servers["ps", 0].snapshot()
+
+
+def test_a_step_of_the_chief_is_refused_where_snapshots_have_other_variables(
+    cluster: _Cluster, tmp_path: pathlib.Path
+) -> None:
+    def restart() -> None:
+        cluster.servers["ps", 0].stop()
+        cluster.servers["ps", 0] = jaxdist.Server(
+            cluster.spec, "ps", 0, snapshot_directory=str(tmp_path)
+        )
+
+    restart()
+    strategy, _ = cluster.make()
+    with strategy.scope():
+        old = jaxdist.Variable(1.0, name="old")
+    # The step writes a snapshot with the new variable first, as a scheduled function does.
+    strategy.run(lambda: old.assign_add(1))
+    restart()
+    other, _ = cluster.make()
+    with other.scope():
+        new = jaxdist.Variable(1.0, name="new")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="'new' on ps:0 were made on servers"):
+            other.run(lambda: new.assign_add(1))
+    assert float(new) == 1

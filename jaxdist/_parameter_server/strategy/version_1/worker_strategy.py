@@ -119,7 +119,6 @@ class WorkerStrategy(ServerStrategy):
         return super().run(fn, args, kwargs, options)
 
     def _run_here(self, prepared: Prepared, number: int) -> Any:
-        self.storage.save_new()
         began, limit = time.monotonic(), read_wait_settings().server_seconds
         while True:
             try:
