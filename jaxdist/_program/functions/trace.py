@@ -156,7 +156,8 @@ def _check_result(result: Any) -> Any:
             raise ArgumentTypeError(refused_result_message(name, leaf, "The function"))
         if isinstance(leaf, Assignable):
             return VariableItself(leaf)
-        if hasattr(leaf, "dtype"):
+        # Classes such as `jnp.float32` have a dtype too.
+        if hasattr(leaf, "dtype") and not isinstance(leaf, type):
             return leaf
         check_result("The function", "result" + jax.tree_util.keystr(path), leaf)
         return Static(leaf)
