@@ -27,6 +27,18 @@ def add_server(
             "at an address that other machines reach."
         ),
     )
+    _add_options(parser)
+    parser.set_defaults(command=run_server)
+
+
+def make_server_arguments() -> argparse.Namespace:
+    """Return the arguments of the task that TF_CONFIG names."""
+    parser = argparse.ArgumentParser()
+    _add_options(parser)
+    return parser.parse_args([])
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--type", choices=_JOBS, help="the job of this task; that of TF_CONFIG if left out"
     )
@@ -60,19 +72,6 @@ def add_server(
             "a worker tells the first parameter server that it is there, and takes part in a "
             "training that runs already"
         ),
-    )
-    parser.set_defaults(command=run_server)
-
-
-def make_server_arguments() -> argparse.Namespace:
-    """Return the arguments of the task that TF_CONFIG names."""
-    return argparse.Namespace(
-        type=None,
-        index=None,
-        module=[],
-        snapshot_directory=None,
-        snapshot_seconds=60.0,
-        announce=None,
     )
 
 

