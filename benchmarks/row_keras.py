@@ -5,9 +5,9 @@ without jaxdist on the same devices: Keras as it is on one device, and with
 `keras.distribution.DataParallel` on eight. For a dense net, a small convolutional net, and a
 transformer of 10 million parameters.
 
-On one device the two programs are equal, operation for operation (`tests/keras/test_steps.py`). There
-the ratio is 1, give or take 0.03: that of two processes of Keras alone, on a machine of 2 cores, is
-between 0.97 and 1.03.
+On one device the two programs are equal, operation for operation
+(`tests/keras/test_steps.py`). There the ratio is 1, give or take 0.03: that of two processes of
+Keras alone, on a machine of 2 cores, is between 0.97 and 1.03.
 """
 
 import contextlib
