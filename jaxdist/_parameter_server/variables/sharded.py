@@ -48,7 +48,8 @@ class ShardedVariable(ShardedRowChanges, ValueOperators, Assignable):
     shards on different servers. It has the operators of an array, and functions of JAX use its
     value, which is the concatenation of the shards. Row by row it moves only what is asked for:
     `sparse_read`, `table[rows]` and `nn.embedding_lookup` read, and the `scatter_*` methods change,
-    only rows of the shards that have them.
+    only rows of the shards that have them. As an argument of `jaxdist.function`, `run` and
+    `schedule` it is one variable, and the function gets the variable itself.
 
     Cost:
         `value()`, operators, and functions of JAX that take it move all shards.
