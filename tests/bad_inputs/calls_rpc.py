@@ -70,7 +70,8 @@ def _call(client: Client, *args: Any, **arguments: Any) -> Any:
     result = client.call(*args, **arguments)
     code, _ = result.get_error()
     # Half a millisecond is a time, and too short for a busy machine.
-    return None if code == _DEADLINE_EXCEEDED else result.get_value()
+    is_late = "timeout_in_ms" in arguments and code == _DEADLINE_EXCEEDED
+    return None if is_late else result.get_value()
 
 
 def _of_result(method: str) -> Callable[..., Any]:

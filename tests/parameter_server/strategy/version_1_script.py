@@ -49,7 +49,6 @@ def main(steps: int, mode: str) -> None:
                 sys.stdin.readline()
         if number % 200 == 199:
             say(event="progress", step=number)
-    say(event="trained", step=int(z))
     # Until the other workers have trained too.
     spec = resolver.cluster_spec()
     done = spec.num_tasks("worker") + spec.num_tasks("chief")
