@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
+from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_flag, as_integer, show
 from jaxdist._values.replicas.distributed import DistributedValues
@@ -188,6 +189,7 @@ class PerReplica(DistributedValues):
         return self._data
 
     @property
+    @_compat.outside_of_meshes
     def values(self) -> tuple[Any, ...]:
         """The local values of this process's replicas, in replica order.
 

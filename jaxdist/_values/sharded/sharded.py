@@ -190,6 +190,7 @@ class Sharded(Arithmetic):
         """The rank of the array."""
         return self._held.ndim
 
+    @_compat.outside_of_meshes
     def whole(self) -> Any:
         """Return the whole array, without padding.
 
