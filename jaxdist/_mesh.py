@@ -17,9 +17,10 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
+from jaxdist._compat import find_mapped_axis
 from jaxdist._processes import Process, get_current_process
 from jaxdist._validate import show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, DeviceError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, DeviceError
 
 REPLICA_AXIS = "replica"
 LOGICAL_AXIS = "logical"
@@ -111,6 +112,22 @@ class ReplicaMesh:
         # Programs with automatic axes cannot reduce bfloat16 on CPU. So axes stay automatic only
         # where a replica spans several devices.
         return frozenset(self.mesh.axis_names if self.num_logical == 1 else self.replica_axes)
+
+    def check_axes_are_free(self, what: str) -> None:
+        """Check that no `jax.vmap` around the caller has an axis with the name of a replica axis.
+
+        Raises:
+            ContextError: A collective over the replicas would be one over the mapped values.
+        """
+        name = find_mapped_axis(self.replica_axes)
+        if name is None:
+            return
+        raise ContextError(
+            f"{what} was called under jax.vmap(axis_name={name!r}), and {name!r} is an axis of "
+            f"replicas: {list(self.replica_axes)}.\n\n"
+            "Inside that vmap the name means the mapped values, so the replicas would not meet.\n\n"
+            "Give the axis of vmap another name, such as axis_name='example'."
+        )
 
     @functools.cached_property
     def replica_spec(self) -> PartitionSpec:

@@ -397,6 +397,7 @@ class ReplicaContext:
         # A context kept from an earlier trace would use an axis of a finished `shard_map`.
         frame = innermost_explicit_frame()
         if frame is not None and frame.replica is self:
+            self._layout.check_axes_are_free(f"ReplicaContext.{what}")
             return
         where = "outside every strategy" if frame is None else frame.describe()
         raise ContextError(

@@ -91,6 +91,7 @@ from jaxdist._compat.sources import with_hidden_frames as with_hidden_frames
 from jaxdist._compat.tracing import copy_thread_settings as copy_thread_settings
 from jaxdist._compat.tracing import enable_jit as enable_jit
 from jaxdist._compat.tracing import find_calling_jacobian as find_calling_jacobian
+from jaxdist._compat.tracing import find_mapped_axis as find_mapped_axis
 from jaxdist._compat.tracing import get_current_trace as get_current_trace
 from jaxdist._compat.tracing import is_inside_trace as is_inside_trace
 from jaxdist._compat.tracing import is_jit_disabled as is_jit_disabled

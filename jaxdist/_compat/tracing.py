@@ -1,7 +1,7 @@
 """The trace of the caller, and the settings that decide whether programs are compiled."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from jax._src import config as _config
@@ -53,6 +53,21 @@ def is_staged_in(outer: Any) -> bool:
     while trace is not outer and isinstance(trace, _RUNNING):
         trace = trace.parent_trace
     return trace is not outer
+
+
+def find_mapped_axis(names: Collection[str]) -> str | None:
+    """Return the one of these axis names that a `jax.vmap` around the caller uses as its own.
+
+    A collective over this name is one over the mapped values there. Waits for a public way to tell
+    the axes of a mesh from those of `vmap`.
+    """
+    trace = get_current_trace()
+    while trace is not None:
+        name = trace.axis_data.name if isinstance(trace, _batching.BatchTrace) else None
+        if isinstance(name, str) and name in names:
+            return name
+        trace = getattr(trace, "parent_trace", None)
+    return None
 
 
 def is_jit_disabled() -> bool:

@@ -120,7 +120,7 @@ def raise_if_leaked(fn: Any, error: Exception) -> None:
 def _raise_for_global_array(fn: Any, error: Exception) -> None:
     """Raise a named error if JAX refused a closed-over array because of its sharding."""
     for name, value in find_closure_values(fn).items():
-        for array in list_arrays(value):
+        for array in (x for leaf in list_leaves(value) for x in list_arrays(leaf)):
             if isinstance(getattr(array, "sharding", None), NamedSharding):
                 shown = f"{array.dtype}{list(array.shape)} laid out as {array.sharding.spec}"
                 raise ContextError(
@@ -135,10 +135,20 @@ def _raise_for_global_array(fn: Any, error: Exception) -> None:
 def _find_leaked_value(fn: Any) -> Any:
     """Return a tracer that a function reaches and whose trace has ended; None without one."""
     for value in find_closure_values(fn).values():
-        for leaf in jax.tree.leaves(value) if isinstance(value, (dict, list, tuple)) else [value]:
+        for leaf in list_leaves(value):
             if isinstance(leaf, jax.core.Tracer) and not _compat.is_live(leaf):
                 return leaf
     return None
+
+
+def list_leaves(value: Any) -> list[Any]:
+    """List the leaves of a container that a function reaches; of another value, the value."""
+    # Not `jax.tree.leaves` of the whole: a function may reach a dict whose keys have no order.
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in list_leaves(item)]
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in list_leaves(item)]
+    return [value]
 
 
 def leak_error(fn: Any, dead: Any) -> ContextError:
@@ -146,7 +156,7 @@ def leak_error(fn: Any, dead: Any) -> ContextError:
     names = [
         name
         for name, value in find_closure_values(fn).items()
-        if any(x is dead for x in jax.tree.leaves([value]))
+        if any(x is dead for x in list_leaves(value))
     ]
     where = f" through {names[0]}" if names else ""
     return make_leak_error(f"The step at {source_location(fn)} uses{where} ", dead)

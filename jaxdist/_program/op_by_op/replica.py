@@ -15,6 +15,7 @@ from jaxdist._program.op_by_op.tape import Tape
 from jaxdist._program.op_by_op.variables_now import VariablesNow
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._program.proof.replication import NONE, Differs, analyse
+from jaxdist._program.trace.axis_errors import manual_axis_error
 from jaxdist._program.trace.trace import Argument, LocalStep, Signature, TracedStep
 from jaxdist._replica import HasLayout
 from jaxdist._values import OPEN, PIECE, Variable
@@ -88,7 +89,10 @@ class Replica:
                 except ValueError as error:
                     if "zero-length scan" in str(error):
                         error.add_note(_NO_TURNS)
-                    raise
+                    better = manual_axis_error(error, self._local.fn, self._layout)
+                    if better is None:
+                        raise
+                    raise better from error
 
         return run_body
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.extend.core.primitives import all_gather_p
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from jaxdist import _compat
 from jaxdist._collectives import UNEVEN_ALL_GATHER, GatherLog, shared_trace_key
@@ -24,6 +24,7 @@ from jaxdist._program.op_by_op.tape import Tape
 from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
 from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._program.state.rows import place_of
+from jaxdist._program.trace.axis_errors import check_names, unbound_axis_error
 from jaxdist._values import OPEN, PIECE, Cut, pad_dim, take_mean
 from jaxdist.errors import ContextError, NotFiniteError
 
@@ -82,6 +83,7 @@ class ReplicaOps:
                 return self._call(params[known.CALLS[name]], args)
             finally:
                 self._line = around
+        self._check_axes(name, params)
         axes = frozenset(get_named_axes(params)) & frozenset(self._layout.replica_axes)
         if axes and (name in known.COLLECTIVES or primitive is UNEVEN_ALL_GATHER):
             return self._meet(primitive, args, params)
@@ -91,7 +93,7 @@ class ReplicaOps:
             return self._gather_declared(args, params)
         if primitive is OPEN:
             return self._record(primitive, params, args, self._cut_piece(here[0], params["cut"]))
-        if name in _LAYOUT_ONLY:
+        if name in _LAYOUT_ONLY or (name == "device_put" and _is_layout_of_mesh(args, params)):
             return list(args) if primitive.multiple_results else args[0]
         if name == "shard_map":
             raise ContextError(_explain_shard_map())
@@ -158,6 +160,16 @@ class ReplicaOps:
         return known_here[1]
 
     # Collectives
+
+    def _check_axes(self, name: str, params: dict[str, Any]) -> None:
+        """Raise for a collective over an axis that does not exist."""
+        if name not in known.COLLECTIVES and name != "axis_index":
+            return
+        line = _compat.find_callers_line()
+        check_names(name, params, line, self._layout)
+        strange = [a for a in get_named_axes(params) if a not in self._layout.replica_axes]
+        if strange:
+            raise unbound_axis_error(f"strategy.run, at {line},", strange[0], self._layout)
 
     def _meet(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         operands = tuple(jnp.asarray(self._get_array(x)) for x in args)
@@ -284,6 +296,12 @@ class _ExchangedSizes(GatherLog):
 
     def next(self, rows: int) -> tuple[int, ...]:
         return self._ops.meet(NumRows(rows, _compat.find_callers_line()))
+
+
+def _is_layout_of_mesh(args: Sequence[Any], params: dict[str, Any]) -> bool:
+    """Whether a `device_put` of the step only lays values out over a mesh."""
+    is_of_step = all(isinstance(a, _compat.HeldTracer) for a in args)
+    return is_of_step and all(isinstance(d, NamedSharding) for d in params["devices"])
 
 
 def _explain_shard_map() -> str:

@@ -20,14 +20,15 @@ from jaxdist._program.arguments.arguments import Static, unflatten
 from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.arguments.leaf_names import LeafNames, find_function_with_source, leaf_names
 from jaxdist._program.arguments.opaque import find_array, find_tracer, hidden_tracer_message
-from jaxdist._program.jaxprs.subprograms import contains
 from jaxdist._program.nnx import closures, graph_rules
 from jaxdist._program.nnx.graph import GraphShape
 from jaxdist._program.proof.local_pieces import Local, LocalPieces, is_marked
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof, check_results
 from jaxdist._program.proof.replication import NONE
 from jaxdist._program.trace import sharded
-from jaxdist._program.trace.step_errors import find_better_error, unbound_axis_error
+from jaxdist._program.trace.axis_errors import axis_error, manual_axis_error
+from jaxdist._program.trace.layouts import check_layouts, names_layouts
+from jaxdist._program.trace.step_errors import find_better_error
 from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
 from jaxdist._validate import as_array, check_keys
 from jaxdist._values import (
@@ -150,13 +151,17 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: HasLayout) -> 
         except ValueError as error:
             # JAX has no class for the error about an operation that names a manual axis.
             if axes == partial or "manual" not in str(error).lower():
-                raise
+                better = manual_axis_error(error, fn, layout)
+                if better is None:
+                    raise
+                raise better from error
             axes = partial
             continue
         dead = next((c for c in traced.closed.consts if is_leaked(c)), None)
         if dead is not None:
             raise closures.leak_error(fn, dead)
-        if axes == partial or not contains(traced.jaxpr, "sharding_constraint"):
+        check_layouts(traced.jaxpr, layout)
+        if axes == partial or not names_layouts(traced.jaxpr):
             return traced
         axes = partial
 
@@ -307,7 +312,7 @@ class LocalStep:
                     result = self.fn(*args, **kwargs)
             except Exception as error:
                 # Only here the names of the arguments are known that the better error shows.
-                better = unbound_axis_error(error, self.fn, self.strategy.layout)
+                better = axis_error(error, self.fn, self.strategy.layout)
                 better = better or find_better_error(error, self._names_of_pieces())
                 if better is None:
                     raise

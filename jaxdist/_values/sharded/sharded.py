@@ -395,6 +395,7 @@ def gather_opened(own: Any, cut: Cut, layout: ReplicaMesh) -> Any:
     pieces = cut.pieces(layout)
     if pieces == 1:
         return own
+    layout.check_axes_are_free("partition.gather")
     whole = _all_gather(own, cut, layout)
     # Named before and after the padding is removed, so that a policy drops both arrays.
     whole = checkpoint_name(whole, GATHERED)

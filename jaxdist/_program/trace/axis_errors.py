@@ -1,0 +1,239 @@
+"""Named errors for steps that use a mesh axis where they cannot: collectives, maps and layouts."""
+
+import re
+import traceback
+from typing import Any
+
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.jaxprs import primitives as known
+from jaxdist.errors import AxisNameError, ContextError, JaxdistError
+
+# JAX has no classes for these errors; their texts tell them apart.
+_UNBOUND = re.compile(r"unbound axis name:? '?(.+?)'?(?:\. |\.?$)", re.MULTILINE)
+_OTHER_MESH = re.compile(
+    r"context mesh .* should match the mesh passed to\s+shard_map (.*)"
+    r"|cannot change the size of the mesh. Got new mesh: (.*?\))",
+    re.DOTALL,
+)
+# A `jax.shard_map` over axes that are manual already: JAX 0.12 at once, JAX 0.10 in its gradient.
+_MANUAL_MAP = re.compile(
+    r"must refer to an axis marked as manual .* refers to (.*?)\s+Check"
+    r"|Expected cotangent type.*V:(.*)",
+    re.DOTALL,
+)
+_NOT_IN_MESH = (
+    re.compile(r"requires axis_names=frozenset\(\{(.*?)\}\) to be a subset of mesh\.axis_names"),
+    re.compile(r"Resource axis: (.+?) of "),
+)
+_MANUAL = re.compile(
+    r"contains a manual axes"
+    r"|can only refer to Auto axes of the mesh"
+    r"|cannot contain axis names that are of type Auto or Manual",
+)
+_SPEC = re.compile(
+    r"(?:pspec|spec=|PartitionSpec:) ?(?:PartitionSpec|P)(\(.*?\))(?= and mesh| cont| with)"
+)
+_WITHOUT_MESH = ("passing `PartitionSpec`s to", "can only be used outside of `jax.jit`")
+# What JAX and NumPy say of an axis that is no name, or is named twice.
+_NOT_A_NAME = (
+    "out of bounds for array of dimension",
+    "unhashable",
+    "not hashable",
+    "repeated axis",
+)
+_COLLECTIVE = re.compile(
+    r"\b(psum|pmean|pmax|pmin|psum_scatter|ppermute|pshuffle|all_gather|all_to_all|axis_index"
+    r"|axis_size)\("
+)
+
+
+def axis_error(error: Exception, fn: Any, layout: ReplicaMesh) -> JaxdistError | None:
+    """Return a better error for JAX's error about a mesh axis; None for other errors.
+
+    Args:
+        error: The error that the step raised.
+        fn: The step.
+        layout: The mesh of the strategy.
+    """
+    if isinstance(error, JaxdistError):
+        return None
+    text = str(error)
+    if isinstance(error, NameError):
+        found = _UNBOUND.search(text)
+        return (
+            None
+            if found is None
+            else unbound_axis_error(f"The step {_name(fn)!r}", found.group(1), layout)
+        )
+    if not isinstance(error, (ValueError, TypeError, RuntimeError)):
+        return None
+    if found := _OTHER_MESH.search(text):
+        return _mesh_given_error((found.group(1) or found.group(2)).strip(), fn, layout)
+    if found := _MANUAL_MAP.search(text):
+        named = re.findall(r"\w+", found.group(1) or found.group(2))
+        axes = [a for a in layout.replica_axes if a in named]
+        if axes:
+            return map_over_replicas_error(f"The step {_name(fn)!r}", axes, layout)
+    for pattern in _NOT_IN_MESH:
+        if found := pattern.search(text):
+            return _unknown_axes_error(found.group(1), fn, layout)
+    if any(words in text for words in _WITHOUT_MESH):
+        return ContextError(
+            f"The step {_name(fn)!r} sets a mesh, or passes a PartitionSpec to jax.jit: "
+            f"{' '.join(text.split())[:160]}\n\n"
+            f"A step runs on the mesh of its strategy, {dict(layout.mesh.shape)}, which is set "
+            f"already.\n\nLeave it out.{_how_to_constrain(layout)}"
+        )
+    return _no_name_error(error, text, fn, layout)
+
+
+def check_names(name: str, params: dict[str, Any], line: str, layout: ReplicaMesh) -> None:
+    """Check that an operation is over different axes, each given by its name.
+
+    Raises:
+        AxisNameError: A collective is over a number that is no dim, or over one axis twice.
+    """
+    if name not in known.COLLECTIVES and name != "axis_index":
+        return
+    axes = params.get("axes", params.get("axis_name", ()))
+    flat = list(axes) if isinstance(axes, (tuple, list, set, frozenset)) else [axes]
+    # In a sum a number is a dim of the array.
+    is_of_dims = "axes" in params
+    is_named = all(isinstance(a, str) or (is_of_dims and type(a) is int) for a in flat)
+    if is_named and len(flat) == len(set(flat)) and not isinstance(axes, (set, frozenset)):
+        return
+    written = _written(layout)
+    raise AxisNameError(
+        f"A {name} at {line} is over {axes!r}, which is not the name of a mesh axis.\n\n"
+        "A collective takes the name of an axis, or a tuple of different names. The replicas are "
+        f"along {list(layout.replica_axes)}.\n\nWrite {written} instead."
+    )
+
+
+def manual_axis_error(error: ValueError, fn: Any, layout: ReplicaMesh) -> ContextError | None:
+    """Return a better error for a layout that names an axis of replicas; None for other errors."""
+    text = str(error)
+    if not _MANUAL.search(text):
+        return None
+    spec = _SPEC.search(text)
+    named = [a for a in layout.replica_axes if spec is None or repr(a) in spec.group(1)]
+    if not named and "reshard" in text:
+        return None
+    return layout_error(f"The step {_name(fn)!r}", spec.group(1) if spec else "", layout)
+
+
+def layout_error(where: str, spec: Any, layout: ReplicaMesh) -> ContextError:
+    """Return the error for a layout inside a step that names an axis of replicas."""
+    return ContextError(
+        f"{where} lays an array out by the PartitionSpec {spec}, which names an axis of "
+        f"replicas.\n\nThe replica axes are {list(layout.replica_axes)}. Inside a step there is "
+        "only the value of one replica, which cannot be split over replicas.\n\n"
+        f"Leave the layout out.{_how_to_constrain(layout)} Arrays are split over the replicas "
+        "before the step: jax.device_put(x, strategy.per_replica_sharding)."
+    )
+
+
+def map_over_replicas_error(where: str, axes: list[str], layout: ReplicaMesh) -> ContextError:
+    """Return the error for a `jax.shard_map` inside a step over axes of replicas."""
+    return ContextError(
+        f"{where} maps a function over {axes} with jax.shard_map, inside a step.\n\n"
+        f"The replica axes {list(layout.replica_axes)} are in use: a step has the rows of one "
+        f"replica already, and no other rows to split.\n\n{_how_to_map(layout)}"
+    )
+
+
+def _mesh_given_error(mesh: str, fn: Any, layout: ReplicaMesh) -> ContextError:
+    return ContextError(
+        f"The step {_name(fn)!r} uses a mesh of its own, {mesh}, in jax.shard_map (or jax.pmap, "
+        "which is one) or in a layout.\n\n"
+        f"A step runs on the mesh of its strategy, {dict(layout.mesh.shape)}, whose replica axes "
+        f"{list(layout.replica_axes)} are in use: a step has the rows of one replica already.\n\n"
+        f"{_how_to_map(layout)}"
+    )
+
+
+def _how_to_map(layout: ReplicaMesh) -> str:
+    """How to write what a step maps over an axis."""
+    remedy = (
+        "Call the function itself, fn(x): in a step it gets the rows of one replica, and its "
+        f"collectives, such as jax.lax.psum(x, {_written(layout)}), meet the other replicas."
+    )
+    if layout.num_logical == 1:
+        return remedy
+    names = "{" + ", ".join(map(repr, layout.logical_axes)) + "}"
+    return (
+        f"{remedy} To map over the logical devices of a replica, leave mesh= out: "
+        f"jax.shard_map(fn, in_specs=..., out_specs=..., axis_names={names})."
+    )
+
+
+def _how_to_constrain(layout: ReplicaMesh) -> str:
+    """How to say that a value is split over the logical devices."""
+    if layout.num_logical == 1:
+        return ""
+    axis = layout.logical_axes[0]
+    return (
+        " To split a value over the logical devices of a replica: "
+        f"jax.lax.with_sharding_constraint(x, jax.P(None, {axis!r}))."
+    )
+
+
+def unbound_axis_error(where: str, given: str, layout: ReplicaMesh) -> AxisNameError:
+    """Return the error for a collective over an axis that does not exist there."""
+    axes, written = layout.replica_axes, _written(layout)
+    if given in layout.logical_axes:
+        return AxisNameError(
+            f"{where} uses the axis {given!r} in a collective.\n\n"
+            f"{given!r} is an axis of logical devices: XLA splits values over it, and no "
+            f"collective by hand can. The replica axes are {list(axes)}.\n\n"
+            f"Write jax.lax.psum(x, {written}), or leave the collective out: "
+            "jax.lax.with_sharding_constraint says how a value is split. A collective over "
+            f"{given!r} is possible inside jax.shard_map(fn, in_specs=..., out_specs=..., "
+            f"axis_names={{{given!r}}})."
+        )
+    return AxisNameError(
+        f"{where} uses the axis {given!r}, which no mesh or jax.vmap around it "
+        f"has.\n\nThe axes of the strategy's mesh are {dict(layout.mesh.shape)}, and its replicas "
+        f"are along {list(axes)}.\n\n"
+        f"Write {written} in the place of {given!r}, such as jax.lax.psum(x, {written}), or call "
+        "jaxdist.get_replica_context().all_reduce('sum', x), which needs no name."
+    )
+
+
+def _unknown_axes_error(names: str, fn: Any, layout: ReplicaMesh) -> AxisNameError:
+    logical = list(layout.logical_axes)
+    return AxisNameError(
+        f"The step {_name(fn)!r} splits values over the axis {names}, which the mesh does not "
+        f"have.\n\nThe axes of the strategy's mesh are {dict(layout.mesh.shape)}. Inside a step, "
+        f"values can be split over its logical axes only: {logical}.\n\n"
+        f"Write one of {logical} instead, or make the strategy with a mesh that has this axis."
+    )
+
+
+def _no_name_error(
+    error: Exception, text: str, fn: Any, layout: ReplicaMesh
+) -> AxisNameError | None:
+    """Return the error for a collective over something that is not the name of an axis."""
+    if not any(words in text for words in _NOT_A_NAME):
+        return None
+    lines = [frame.line or "" for frame in traceback.extract_tb(error.__traceback__)]
+    called = [found.group(1) for line in lines if (found := _COLLECTIVE.search(line))]
+    if not called:
+        return None
+    return AxisNameError(
+        f"The step {_name(fn)!r} calls {called[0]} with something that is not the name of a mesh "
+        f"axis: {type(error).__name__}: {' '.join(text.split())[:120]}\n\n"
+        "A collective takes the name of an axis, or a tuple of different names. The replicas are "
+        f"along {list(layout.replica_axes)}.\n\n"
+        f"Write jax.lax.{called[0]}(..., {_written(layout)})."
+    )
+
+
+def _written(layout: ReplicaMesh) -> str:
+    """The replica axes as a user writes them in a collective."""
+    axes = layout.replica_axes
+    return repr(axes[0]) if len(axes) == 1 else repr(axes)
+
+
+def _name(fn: Any) -> str:
+    return str(getattr(fn, "__name__", type(fn).__name__))
