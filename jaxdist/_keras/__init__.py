@@ -8,13 +8,11 @@ from jaxdist._keras.models import has_own as has_own
 from jaxdist._keras.models import is_call_on_batch as is_call_on_batch
 from jaxdist._keras.models import name_of as name_of
 from jaxdist._keras.on_import import change_keras as _change_keras
-from jaxdist._keras.probe import find_means as find_means
 from jaxdist._keras.rows import OnlyReplica as OnlyReplica
 from jaxdist._keras.rows import Rows as Rows
 from jaxdist._keras.rows import use_rows as use_rows
 from jaxdist._keras.source import keras_module as keras_module
 from jaxdist._keras.step import Step as Step
-from jaxdist._keras.step import UnknownLossError as UnknownLossError
 from jaxdist._keras.values.listing import is_keras_object as is_keras_object
 from jaxdist._keras.values.listing import list_for_rules as _list_for_rules
 from jaxdist._keras.values.listing import list_variables as list_variables

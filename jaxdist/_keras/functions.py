@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._keras.forward.states import check_no_sums
 from jaxdist._keras.models import check_interrupt, has_own, name_of
-from jaxdist._keras.probe import find_means
 from jaxdist._keras.rows import OnlyReplica, Rows, use_rows
-from jaxdist._keras.step import Step, UnknownLossError
+from jaxdist._keras.step import Step
 from jaxdist._keras.values.place import count_rows, is_whole, place_batch, place_state
 from jaxdist._program import EAGERLY, RunOptions, run_eagerly
 from jaxdist._replica import current_frame
@@ -58,7 +58,7 @@ class StepFunction:
             if is_whole(rows, layout):
                 self._check_whole(rows)
             placed = [place_batch(b, rows, layout) for b in group]
-            results, state = self._run(state, placed, rows, group[0])
+            results, state = self._run(state, placed, rows)
             outputs += results
         self._last = state
         if self._kind != "predict":
@@ -68,7 +68,7 @@ class StepFunction:
         joined = jax.tree.map(lambda *x: np.concatenate([np.asarray(p) for p in x]), *outputs)
         return joined, state
 
-    def _run(self, state: Any, placed: list[Any], rows: int, batch: Any) -> tuple[list[Any], Any]:
+    def _run(self, state: Any, placed: list[Any], rows: int) -> tuple[list[Any], Any]:
         eagerly = self._model.run_eagerly or not self._model.jit_compile
         block = run_eagerly() if eagerly and not EAGERLY else contextlib.nullcontext()
         program = self._programs.get(rows)
@@ -77,10 +77,6 @@ class StepFunction:
         try:
             with block:
                 results, state = self._strategy.run(program, (state, placed), options=_OPTIONS)
-        except UnknownLossError:
-            self._step.added = find_means(self._model, state, batch, self._kind == "train")
-            self._programs.clear()
-            return self._run(state, placed, rows, batch)
         except StateDivergenceError as error:
             raise self._name_variables(error) from error
         if eagerly:
@@ -155,6 +151,9 @@ class StepFunction:
         def own(state: Any, batch: Any, rows: Rows) -> Any:
             with use_rows(dataclasses.replace(rows, has_shares=False)):
                 result, new = written(state, batch)
+            if self._is_written and rows.count > 1:
+                index = 0 if self._kind == "predict" else 1
+                check_no_sums(self._model, state[1], new if index == 0 else new[index])
             return result, ((state[0], new) if self._kind == "predict" else new)
 
         return own

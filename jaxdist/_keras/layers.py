@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxdist import _replica
+from jaxdist._keras.forward import marks
 from jaxdist._keras.rows import Rows, current_replica, current_rows
 from jaxdist._keras.source import keras_module
 
@@ -61,6 +62,10 @@ def synchronize(moments: Callable[..., Any]) -> Callable[..., Any]:
             return jnp.mean(inputs, axes), jnp.var(inputs, axes)
         rows = current_rows() or _count_in_step(inputs)
         if not self.synchronized or rows is None:
+            if marks.are_marked():
+                given = (inputs,) if mask is None else (inputs, mask)
+                own = functools.partial(moments, self)
+                return marks.mark(marks.OWN_STATISTICS, lambda x, m=None: own(x, m), *given)
             return moments(self, inputs, mask)
         return _compute_moments(inputs, mask, axes, rows)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxdist import _compat
 from jaxdist._hooks import MAKE_SERVER_FUNCTION
+from jaxdist._keras.forward.marks import mark_assigned
 from jaxdist._keras.functions import StepFunction
 from jaxdist._keras.layers import allow_synchronized, draw_by_replica, synchronize
 from jaxdist._keras.losses import add_shares_to
@@ -67,6 +68,7 @@ def install() -> None:
     common = keras_module("backend.common.variables").Variable
     common.value = read_in_step(common.value)
     common.__init__ = make_outside(common.__init__)
+    common.assign = mark_assigned(common.assign)
     for module, kind, names in WRITERS:
         callback = getattr(keras_module(f"callbacks.{module}"), kind)
         for name in names:

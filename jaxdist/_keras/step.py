@@ -8,12 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._keras import gather, losses, metrics
+from jaxdist._keras.forward import added, states
 from jaxdist._keras.rows import Rows, use_rows
 from jaxdist._keras.source import keras_module
-
-
-class UnknownLossError(Exception):
-    """The step added losses of which is unknown how those of the replicas combine."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +40,9 @@ class Step:
 
     Args:
         model: The Keras model.
-        added: For each loss that the forward pass adds: whether it is a mean over the rows (or
-            does not depend on them), and not a sum. None: unknown.
     """
 
     model: Any
-    added: tuple[bool, ...] | None = None
 
     def train(self, state: Any, data: Any, rows: Rows) -> tuple[Any, Any]:
         """Return the logs and the new state."""
@@ -62,8 +56,9 @@ class Step:
             if rows.own == 0:
                 # Zeros, but a derivative that is not finite would make them nan.
                 gradients = jax.tree.map(jnp.zeros_like, gradients)
+            own = self._find_states(rows, True, trainable, fixed, aux[1], data)
             logs, fixed, of_metrics, gradients = self._combine(
-                rows, aux, fixed, of_metrics, gradients
+                rows, aux, fixed, of_metrics, gradients, own
             )
             trainable, of_optimizer = self.model.optimizer.stateless_apply(
                 of_optimizer, gradients, trainable
@@ -76,7 +71,8 @@ class Step:
         rows = self._with_shares(rows)
         with use_rows(rows):
             _, aux = self._compute(rows, False, trainable, fixed, of_metrics, None, data)
-            logs, fixed, of_metrics, _ = self._combine(rows, aux, fixed, of_metrics, [])
+            own = self._find_states(rows, False, trainable, fixed, aux[1], data)
+            logs, fixed, of_metrics, _ = self._combine(rows, aux, fixed, of_metrics, [], own)
         return logs, (trainable, fixed, of_metrics)
 
     def predict(self, state: Any, data: Any, rows: Rows) -> tuple[Any, Any]:
@@ -91,8 +87,8 @@ class Step:
                 outputs = _drop_row(outputs)
             if rows.replica.strategy.layout.is_shared:
                 outputs = jax.tree.map(rows.gather, outputs)
-            shares = _share_fixed(fixed, new, rows)
-            fixed = _merge_fixed(fixed, new, rows.add_up(shares) if shares else [])
+            laws, sent = self._find_states(rows, False, trainable, fixed, new, data)
+            fixed = states.merge_states(laws, fixed, new, rows.add_up(sent) if sent else {})
         return outputs, (trainable, fixed)
 
     def _with_shares(self, rows: Rows) -> Rows:
@@ -112,30 +108,35 @@ class Step:
         model = self.model
         x, y, weight = _unpack(data)
         kwargs = {"training": train} if model._call_has_training_arg else {}
-        y_pred, new, added = model.stateless_call(
-            trainable,
-            fixed,
-            _add_row(x) if rows.own == 0 else x,
-            return_losses=True,
-            **kwargs,
-        )
+        with use_rows(dataclasses.replace(rows, has_shares=False)):
+            y_pred, new, found = model.stateless_call(
+                trainable,
+                fixed,
+                _add_row(x) if rows.own == 0 else x,
+                return_losses=True,
+                **kwargs,
+            )
         if rows.own == 0:
             y_pred = _drop_row(y_pred)
-        added = self._weigh(added, rows)
+        num_own = len(found) - sum(v.regularizer is not None for v in model.trainable_variables)
+        own = found[:num_own]
+        if own and rows.count > 1:
+            own = added.compute_shares(model, trainable, fixed, x, own, rows, train)
+        of_call = self._share_losses(own, found[num_own:], rows)
         sums = metrics.have_increments(model) and rows.has_shares
         # Increments: what the variables would be if they had been zero before.
         before = [jnp.zeros_like(v) for v in of_metrics] if sums else of_metrics
         if rows.has_shares:
             everything = None
             loss, after, new = self._loss(
-                trainable, new, before, x, y, y_pred, weight, added, train
+                trainable, new, before, x, y, y_pred, weight, of_call, train
             )
         else:
             everything = self._gather(x, y, y_pred, weight, rows)
             direct = gather.scale_gradient(trainable, rows.fraction)
             x_all, y_all, pred_all, weight_all = everything
             loss, after, new = self._loss(
-                direct, new, before, x_all, y_all, pred_all, weight_all, added, train
+                direct, new, before, x_all, y_all, pred_all, weight_all, of_call, train
             )
         if sums:
             # Metrics of Keras that count rows need one.
@@ -167,13 +168,13 @@ class Step:
         y: Any,
         y_pred: Any,
         weight: Any,
-        added: Any,
+        of_call: Any,
         train: bool,
     ) -> tuple[Any, list[Any], list[Any]]:
         model = self.model
-        if added:
+        if of_call:
             model._losses_override.clear()
-            model._losses_override = added
+            model._losses_override = of_call
         try:
             loss, (_, fixed, of_metrics) = model.stateless_compute_loss(
                 trainable,
@@ -186,7 +187,7 @@ class Step:
                 training=train,
             )
         finally:
-            if added:
+            if of_call:
                 model._losses_override.clear()
         return loss, of_metrics, fixed
 
@@ -201,32 +202,35 @@ class Step:
         given = (x if is_users else None, y, y_pred, weight)
         return gather.gather_rows(given, rows)
 
-    def _weigh(self, added: list[Any], rows: Rows) -> list[Any]:
-        """Return the losses that the forward pass added, for the global batch or as shares."""
-        num_fixed = sum(v.regularizer is not None for v in self.model.trainable_variables)
-        own, of_weights = added[: len(added) - num_fixed], added[len(added) - num_fixed :]
-        # One row is all there is, so a mean and a sum are the same.
-        if own and self.added is None and rows.count > 1 and rows.total > 1:
-            raise UnknownLossError
-        means = self.added or (True,) * len(own)
-        shares: list[Any] = []
-        for loss, is_mean in zip(own, means, strict=True):
-            share = jnp.sum(loss) * (rows.fraction if is_mean else float(rows.own > 0))
-            # A loss of no rows may be nan.
-            share = share if rows.own else jnp.zeros_like(share)
-            shares.append(share if rows.has_shares else gather.add_shares(share, rows))
-        for loss in of_weights:
-            if rows.has_shares:
-                shares.append(loss * rows.fraction)
-            else:
-                shares.append(gather.scale_gradient(loss, rows.fraction))
-        return shares
+    def _share_losses(self, own: list[Any], of_weights: list[Any], rows: Rows) -> list[Any]:
+        """Return losses that the call added, as shares or for the global batch.
+
+        Args:
+            own: The shares of this replica of those that layers add.
+            of_weights: Those of the regularizers of weights, which are equal on all replicas.
+            rows: The rows of this replica.
+        """
+        if rows.has_shares:
+            return [*own, *(loss * rows.fraction for loss in of_weights)]
+        shares = [gather.add_shares(share, rows) for share in own]
+        return [*shares, *(gather.scale_gradient(loss, rows.fraction) for loss in of_weights)]
+
+    def _find_states(
+        self, rows: Rows, train: bool, trainable: Any, fixed: Any, new: Any, data: Any
+    ) -> tuple[states.Laws, dict[int, Any]]:
+        """Return what the step does with variables that are not trained, and what it sends."""
+        x, _, _ = _unpack(data)
+        given = self.model, trainable, fixed
+        laws = states.find_laws(*given, new, x, rows, train)
+        rows_of_call = _add_row(x) if rows.own == 0 else x
+        additions = states.compute_additions(*given, rows_of_call, laws, rows, train)
+        return laws, states.share_states(laws, fixed, new, additions, rows)
 
     def _combine(
-        self, rows: Rows, aux: Any, fixed: Any, of_metrics: Any, gradients: Any
+        self, rows: Rows, aux: Any, fixed: Any, of_metrics: Any, gradients: Any, own: Any
     ) -> tuple[Any, Any, Any, Any]:
         """Add up the shares of the replicas; return logs, state and gradients."""
-        found = self._add_up(rows, aux, fixed, gradients)
+        found = self._add_up(rows, aux, fixed, gradients, own)
         if found.everything is None:
             logs, values = metrics.add_to_metrics(
                 self.model, of_metrics, found.metrics, found.loss, None, rows.total
@@ -237,43 +241,24 @@ class Step:
             )
         return logs, found.fixed, values, found.gradients
 
-    def _add_up(self, rows: Rows, aux: Any, fixed: Any, gradients: Any) -> "Sums":
-        """Add up the shares of the replicas."""
+    def _add_up(self, rows: Rows, aux: Any, fixed: Any, gradients: Any, own: Any) -> "Sums":
+        """Add up the shares of the replicas; `own` has those of `_find_states`."""
         loss, new, after, everything = aux
+        laws, of_states = own
         sent = {
             "gradients": gradients,
             "loss": [loss] if rows.has_shares else [],
             "metrics": after if everything is None else [],
-            "fixed": _share_fixed(fixed, new, rows),
+            "fixed": of_states,
         }
         sums = rows.add_up(sent)
         return Sums(
             sums["loss"][0] if rows.has_shares else loss,
-            _merge_fixed(fixed, new, sums["fixed"]),
+            states.merge_states(laws, fixed, new, sums["fixed"]),
             sums["metrics"] if everything is None else after,
             everything,
             sums["gradients"],
         )
-
-
-def _share_fixed(old: Any, new: Any, rows: Rows) -> list[Any]:
-    """Return the shares of the non-trainable floats that the step changed."""
-    places = _changed_floats(old, new)
-    if rows.own == 0:
-        return [jnp.zeros_like(old[n]) for n in places]
-    return [new[n] * jnp.asarray(rows.fraction, new[n].dtype) for n in places]
-
-
-def _merge_fixed(old: Any, new: Any, sums: Any) -> list[Any]:
-    merged = list(new)
-    for n, value in zip(_changed_floats(old, new), sums, strict=True):
-        merged[n] = value
-    return merged
-
-
-def _changed_floats(old: Any, new: Any) -> list[int]:
-    pairs = enumerate(zip(old, new, strict=True))
-    return [n for n, (a, b) in pairs if a is not b and jnp.issubdtype(a.dtype, jnp.inexact)]
 
 
 def _unpack(data: Any) -> tuple[Any, Any, Any]:

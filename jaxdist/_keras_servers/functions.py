@@ -10,9 +10,7 @@ import numpy as np
 from jaxdist._keras import (
     OnlyReplica,
     Rows,
-    UnknownLossError,
     count_rows,
-    find_means,
     has_own,
     is_call_on_batch,
     name_of,
@@ -77,7 +75,7 @@ class ServerFunction:
             if state is not self._state:
                 self._begin(state, batches[0])
             for batch in batches:
-                self._start(batch, state)
+                self._start(batch)
                 is_first = self._results.logs is None or not self._seeds.is_known
                 self._add(self._runner.collect(least=int(is_first)))
             if is_call_on_batch():
@@ -147,7 +145,7 @@ class ServerFunction:
             )
         self._state = state
 
-    def _start(self, batch: Any, state: Any) -> None:
+    def _start(self, batch: Any) -> None:
         rows = count_rows(batch)
         layout = self._strategy.layout
         if rows % layout.num_replicas:
@@ -155,16 +153,10 @@ class ServerFunction:
         else:
             placed = place_batch(batch, rows, layout)
         args = placed, self._seeds.take()
-        while True:
-            function = self._functions.get(rows)
-            if function is None:
-                function = self._functions[rows] = self._make_step(rows)
-            try:
-                self._runner.start(function, args, rows)
-                return
-            except UnknownLossError:
-                self._step.added = find_means(self._model, state, batch, self._kind == "train")
-                self._functions.clear()
+        function = self._functions.get(rows)
+        if function is None:
+            function = self._functions[rows] = self._make_step(rows)
+        self._runner.start(function, args, rows)
 
     def _make_step(self, total: int) -> Callable[..., Any]:
         step = self._step.send_gradients if self._kind == "train" else self._step.evaluate

@@ -43,7 +43,8 @@ class ServerStep(Step):
             if rows.own == 0:
                 # Zeros, but a derivative that is not finite would make them nan.
                 gradients = jax.tree.map(jnp.zeros_like, gradients)
-            results, gradients = self._finish(rows, aux, fixed, zeros, gradients)
+            own = self._find_states(rows, True, trainable, fixed, aux[1], data)
+            results, gradients = self._finish(rows, aux, fixed, zeros, gradients, own)
             self._get_remote().optimizer.send(gradients)
         return results
 
@@ -53,7 +54,8 @@ class ServerStep(Step):
         trainable, fixed, zeros = self._read(given)
         with use_rows(rows):
             _, aux = self._compute(rows, False, trainable, fixed, zeros, None, data)
-            results, _ = self._finish(rows, aux, fixed, zeros, [])
+            own = self._find_states(rows, False, trainable, fixed, aux[1], data)
+            results, _ = self._finish(rows, aux, fixed, zeros, [], own)
         return results
 
     def _get_remote(self) -> Any:
@@ -76,7 +78,13 @@ class ServerStep(Step):
         return trainable, fixed, [jnp.zeros(v.shape, v.dtype) for v in model.metrics_variables]
 
     def _finish(
-        self, rows: Rows, aux: Any, fixed: list[Any], zeros: list[Any], gradients: Any
+        self,
+        rows: Rows,
+        aux: Any,
+        fixed: list[Any],
+        zeros: list[Any],
+        gradients: Any,
+        own: Any,
     ) -> tuple[dict[str, Any], Any]:
         """Send changes of variables that are not trained; return the results and gradients."""
         after, is_all = aux[2], aux[3] is not None
@@ -86,11 +94,11 @@ class ServerStep(Step):
             check_added_up(
                 self.model, [v for v, a, b in pairs if a is not b and id(v) not in known]
             )
-        sums = self._add_up(rows, aux, fixed, gradients)
+        sums = self._add_up(rows, aux, fixed, gradients, own)
         positions = set(self.seeds.positions if self.seeds else [])
-        own = self.model.non_trainable_variables
+        variables = self.model.non_trainable_variables
         steps = []
-        for n, (variable, old, new) in enumerate(zip(own, fixed, sums.fixed, strict=True)):
+        for n, (variable, old, new) in enumerate(zip(variables, fixed, sums.fixed, strict=True)):
             if n in positions:
                 steps.append(new - old)
             elif new is not old:

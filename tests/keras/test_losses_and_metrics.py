@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from jaxdist.errors import UnsupportedError
 from tests.keras.models import FEATURES, Data, check_equal, make_strategy, train
-from tests.strategies.oracle import refused
 from tests.tables import sampled
 
 SIZE, BATCH, WORDS = 11, 9, 4
@@ -257,9 +255,3 @@ def test_an_added_loss_that_is_zero_in_the_first_step_gives_the_numbers_of_keras
 
     expected = train(None, make, compile_arguments, data, BATCH)
     check_equal(train(make_strategy(3), make, compile_arguments, data, BATCH), expected)
-
-
-def test_an_added_loss_that_is_neither_mean_nor_sum_is_refused() -> None:
-    make = _stack(_dense(), lambda: Adds(lambda x: ops.var(x[:, 0])))
-    with refused(UnsupportedError, "add_loss", "neither a mean nor a sum", "compute_loss"):
-        train(make_strategy(3), make, _mse(), REGRESSION, BATCH)

@@ -1,0 +1,116 @@
+"""The losses that the call of a model adds, as shares of those of the global batch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist import _compat
+from jaxdist._keras.forward.conversions import Conversions
+from jaxdist._keras.forward.row_rules import OWN, PART, WHOLE, Fact, Kind, Sizes
+from jaxdist._keras.forward.traced import Forward, trace_forward
+from jaxdist._keras.forward.whole import NotProvedError, Value, WholeProgram
+from jaxdist._keras.models import name_of
+from jaxdist._keras.rows import Rows
+from jaxdist.errors import UnsupportedError
+
+# With one row, arrays are not repeated for each row, so a program of one row is another one.
+_LEAST = 2
+
+
+def compute_shares(
+    model: Any,
+    trainable: Sequence[Any],
+    fixed: Sequence[Any],
+    x: Any,
+    added: Sequence[Any],
+    rows: Rows,
+    training: bool,
+) -> list[Any]:
+    """Return what this replica adds to each loss of the global batch.
+
+    The call is traced for the rows of the replica, and for those of all replicas, as Keras alone
+    computes it. The two traces show what each value is: see `forward/whole.py`.
+
+    Args:
+        model: The model.
+        trainable: The values of the variables that are trained.
+        fixed: Those of the others.
+        x: The rows of this replica.
+        added: The losses that the call has added, without those of the regularizers of weights.
+        rows: How many rows these are.
+        training: Whether the model is called for training.
+
+    Raises:
+        UnsupportedError: A loss of the global batch cannot be computed.
+    """
+    own = [jnp.sum(loss) for loss in added]
+    if rows.most == rows.total:
+        # One replica has all rows: no other one adds anything.
+        return own if rows.own else [jnp.zeros_like(loss) for loss in own]
+    size = max(rows.own, _LEAST)
+    size += size == rows.total
+    one = trace_forward(model, trainable, fixed, x, Rows(size, rows.total, rows.replica), training)
+    every = Rows(rows.total, rows.total, rows.replica)
+    whole = trace_forward(model, trainable, fixed, x, every, training)
+    conversions = Conversions(rows, Sizes(size, rows.total))
+    leaves = [_repeat_rows(leaf, size) for leaf in jax.tree.leaves(x)]
+    inputs = [
+        Value(OWN, jnp.asarray(rows.replica.replica_id_in_sync_group, jnp.int32)),
+        *(Value(WHOLE, v) for v in (*trainable, *fixed)),
+        *(Value(Fact(Kind.ROWS, 0), leaf) for leaf in leaves),
+    ]
+    shares: list[Any] = []
+    program = WholeProgram(conversions)
+    for number in range(len(added)):
+        try:
+            value = _evaluate(program, one, whole, number, inputs)
+            shares.append(_make_share(program, value, rows))
+        except NotProvedError as error:
+            raise _make_error(model, number, len(added), str(error)) from None
+    return shares
+
+
+def _evaluate(
+    program: WholeProgram, one: Forward, whole: Forward, number: int, inputs: list[Value]
+) -> Value:
+    if len(one.losses) != len(whole.losses):
+        raise NotProvedError("the layers add other losses for another number of rows")
+    (own, used), (every, used_of_all) = (
+        _compat.drop_unused(f.closed, [f.losses[number]]) for f in (one, whole)
+    )
+    if used != used_of_all:
+        raise NotProvedError("the layers compute something else for another number of rows")
+    [value] = program.run(own, every, [inputs[n] for n in used])
+    return value
+
+
+def _make_share(program: WholeProgram, value: Value, rows: Rows) -> Any:
+    if value.fact is PART:
+        # A sum of no rows may be nan.
+        return value.array if rows.own else jnp.zeros_like(value.array)
+    whole = jnp.asarray(program.to_whole(value, None).array)
+    return whole * jnp.asarray(rows.fraction, whole.dtype)
+
+
+def _repeat_rows(leaf: Any, size: int) -> Any:
+    """Return `size` rows: those of the replica, its only one repeated, or zeros."""
+    own = leaf.shape[0]
+    if own == size:
+        return leaf
+    if not own:
+        return jnp.zeros((size, *leaf.shape[1:]), leaf.dtype)
+    return jnp.concatenate([leaf] * size)
+
+
+def _make_error(model: Any, number: int, count: int, why: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"The Keras model {name_of(model)!r} adds {count} loss(es) with add_loss or activity "
+        f"regularizers, and the value of number {number} for the rows of all replicas cannot be "
+        f"computed: {why}.\n\n"
+        "Each replica calls the layers with its own rows. The loss must be a function of the rows "
+        "and weights that is the same one for every number of rows.\n\n"
+        "Compute the loss in compute_loss, which gets the rows of all replicas, or pass a function "
+        "to compile(loss=...)."
+    )

@@ -1,0 +1,355 @@
+"""What a step does with the variables that are not trained, and that the replicas assign."""
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist import _compat
+from jaxdist._keras.forward import marks
+from jaxdist._keras.forward.aligned import NotAlignedError, find_differences
+from jaxdist._keras.forward.owners import find_aggregations
+from jaxdist._keras.forward.traced import Forward, trace_forward
+from jaxdist._keras.models import name_of
+from jaxdist._keras.rows import Rows
+from jaxdist._program import (
+    Dependence,
+    ForwardAnalysis,
+    Interpreter,
+    ReplicationAnalysis,
+    growth,
+    iterate_equations,
+    open_jaxpr,
+)
+from jaxdist.errors import StateDivergenceError
+
+
+class Law(enum.Enum):
+    """What the value of a variable is after a step, of the values of the replicas."""
+
+    KEEP = "keep"  # they are equal
+    MEAN = "mean"  # of the replicas, weighted by rows
+    ADD = "add"  # the old value, and what each replica adds
+    FIRST = "first"  # that of replica 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Laws:
+    """The laws of the variables that a step has assigned.
+
+    Args:
+        by_number: The law of each of them, by its number among those that are not trained.
+        together: Of those that are added to: the ones whose additions do not depend on the old
+            value of another one.
+    """
+
+    by_number: Mapping[int, Law]
+    together: frozenset[int] = frozenset()
+
+
+def find_laws(
+    model: Any,
+    trainable: Sequence[Any],
+    fixed: Sequence[Any],
+    new: Sequence[Any],
+    x: Any,
+    rows: Rows,
+    training: bool,
+) -> Laws:
+    """Return the laws of the variables that a call of the model has assigned.
+
+    Args:
+        model: The model.
+        trainable: The values of the variables that are trained.
+        fixed: Those of the others before the call.
+        new: Those of the others after the call.
+        x: The rows of this replica.
+        rows: How many rows these are.
+        training: Whether the model is called for training.
+
+    Raises:
+        StateDivergenceError: A variable of an own layer has a value on each replica, and no way to
+            bring them together.
+    """
+    changed = [n for n, (a, b) in enumerate(zip(fixed, new, strict=True)) if a is not b]
+    aggregations = find_aggregations(model)
+    of_keras = [n for n in changed if n not in aggregations]
+    found = {n: Law.MEAN if _has_mean(new[n]) else Law.KEEP for n in of_keras}
+    others = [n for n in changed if n in aggregations]
+    if not others or rows.count == 1:
+        return Laws({**found, **dict.fromkeys(others, Law.KEEP)})
+    # Every replica decides by the same two numbers of rows.
+    size = max(rows.most, 2)
+    least = rows.total if rows.total > size else size + 1
+    one, more = (
+        trace_forward(model, trainable, fixed, x, Rows(n, least, rows.replica), training)
+        for n in (size, least)
+    )
+    proof = _Proof(one, more, frozenset(rows.replica.strategy.layout.replica_axes))
+    refused: dict[int, str] = {}
+    for n in others:
+        if not proof.differs(n):
+            found[n] = Law.KEEP
+            continue
+        law, why = proof.decide(n, aggregations[n], new[n].dtype)
+        if law is None:
+            refused[n] = why
+        else:
+            found[n] = law
+    if refused:
+        raise _make_error(model, refused, rows.count)
+    added = {n for n, law in found.items() if law is Law.ADD}
+    return Laws(found, frozenset(n for n in added if not proof.reads(n) & (added - {n})))
+
+
+def check_no_sums(model: Any, old: Sequence[Any], new: Sequence[Any]) -> None:
+    """Check that a step of the user has not changed state whose additions are to be summed.
+
+    Args:
+        model: The model.
+        old: The variables that are not trained, before the step.
+        new: Those after it.
+
+    Raises:
+        StateDivergenceError: It has.
+    """
+    aggregations = find_aggregations(model)
+    changed = [n for n, (a, b) in enumerate(zip(old, new, strict=True)) if a is not b]
+    sums = [n for n in changed if aggregations.get(n) == "sum"]
+    if sums:
+        paths = [model.non_trainable_variables[n].path for n in sums]
+        raise StateDivergenceError(
+            f"A step of its own class trains or evaluates the Keras model {name_of(model)!r}, and "
+            f"changes state with aggregation='sum': {paths}.\n\n"
+            "The step runs on each replica with its rows, and returns values; what each replica "
+            "has added does not follow from them.\n\n"
+            "Leave out aggregation, and add up in the layer: self.rows.assign_add("
+            "jaxdist.get_replica_context().all_reduce('sum', rows)). Or override compute_loss in "
+            "place of the step."
+        )
+
+
+class _Proof:
+    """What two traces of one call show of its variables."""
+
+    def __init__(self, one: Forward, more: Forward, axes: frozenset[str]) -> None:
+        self._one, self._more, self._axes = one, more, axes
+        inputs = [frozenset[tuple[str, int]]()] * len(one.closed.jaxpr.invars)
+        for n in range(one.num_fixed):
+            inputs[one.input_of(n)] = frozenset({("old", n)})
+        self._reads = _Reads().run(one.closed, inputs)
+
+    def differs(self, number: int) -> bool:
+        """Whether the new value may depend on the rows, their number, or the replica."""
+        if self._one.is_changed(number) != self._more.is_changed(number):
+            return True
+        (one, used), (more, used_of_more) = (
+            _compat.drop_unused(f.closed, [f.result_of(number)]) for f in (self._one, self._more)
+        )
+        if used != used_of_more:
+            return True
+        try:
+            differences = find_differences(one, more)
+        except NotAlignedError:
+            return True
+        first_of_rows = 1 + self._one.num_trainable + self._one.num_fixed
+        equal: frozenset[str] = frozenset()
+        given = [self._axes if n == 0 or n >= first_of_rows else equal for n in used]
+        return bool(_Varies(self._axes, differences).run(one, given)[0])
+
+    def reads(self, number: int) -> set[int]:
+        """Return the variables whose old values the new value depends on."""
+        found = self._reads[self._one.result_of(number)]
+        return {n for kind, n in found if kind == "old"}
+
+    def decide(self, number: int, aggregation: str, dtype: Any) -> tuple[Law | None, str]:
+        """Return the law of a variable that differs between replicas; None, and why, without."""
+        one = self._one
+        jaxpr = open_jaxpr(one.closed)
+        variable = jaxpr.invars[one.input_of(number)]
+        grown = growth(jaxpr, variable, one.result_of(number))
+        is_added = aggregation == "sum" and grown is Dependence.SUM
+        if aggregation == "none":
+            return None, "it has no aggregation"
+        if self._is_read_again(number, is_added):
+            return None, "the same step reads it again after it has assigned it"
+        if aggregation == "only_first_replica":
+            return Law.FIRST, ""
+        if aggregation == "mean":
+            if jnp.issubdtype(dtype, jnp.inexact):
+                return Law.MEAN, ""
+            return None, f"its aggregation is 'mean', and {dtype} has no mean"
+        if dtype == jnp.bool_:
+            return None, "its aggregation is 'sum', and bool has no sum"
+        if not is_added:
+            return None, "its aggregation is 'sum', and the layer does not only add to it"
+        return Law.ADD, ""
+
+    def _is_read_again(self, number: int, is_added: bool) -> bool:
+        own = self._one.result_of(number)
+        others = [r for n, r in enumerate(self._reads) if n != own]
+        if any(("new", number) in r for r in others):
+            return True
+        # To assign it twice is to read it again, but for additions.
+        names = [marks.name_of_mark(e) for e in iterate_equations(self._one.closed)]
+        assigned = [n for n in names if n and marks.number_of_assigned(n) == number]
+        return len(assigned) > 1 and not is_added
+
+
+class _Varies(ReplicationAnalysis):
+    """The replication analysis, for which the number of rows of a replica is its own too."""
+
+    def __init__(self, axes: frozenset[str], differences: frozenset[int]) -> None:
+        super().__init__(axes)
+        self._differences = differences
+
+    def literal(self, literal: Any) -> frozenset[str]:
+        return self._of(literal)
+
+    def constant(self, variable: Any, value: Any) -> frozenset[str]:
+        return self.axes if isinstance(value, jax.core.Tracer) else self._of(variable)
+
+    def equation(self, eqn: Any, inputs: list[frozenset[str]]) -> list[frozenset[str]]:
+        results = super().equation(eqn, inputs)
+        name = marks.name_of_mark(eqn)
+        if name == marks.ADD_UP:
+            return [frozenset[str]()] * len(results)
+        own = self.axes if name == marks.OWN_STATISTICS else self._of(eqn)
+        return [r | own for r in results]
+
+    def _of(self, part: Any) -> frozenset[str]:
+        return self.axes if id(part) in self._differences else frozenset()
+
+
+class _Reads(ForwardAnalysis[frozenset[tuple[str, int]]]):
+    """The analysis of which old and which assigned values of variables a value depends on."""
+
+    of_constants: frozenset[tuple[str, int]] = frozenset()
+
+    def join(self, eqn: Any, aval: Any, first: Any, second: Any) -> Any:
+        return first | second
+
+    def operation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+        return [self.of_constants.union(*inputs)] * len(eqn.outvars)
+
+    def call(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+        name = marks.name_of_mark(eqn)
+        number = None if name is None else marks.number_of_assigned(name)
+        results = super().call(eqn, inputs)
+        return results if number is None else [r | {("new", number)} for r in results]
+
+    def decide(self, eqn: Any, values: list[Any], decided_by: Any) -> list[Any]:
+        return [v | decided_by for v in values]
+
+
+def share_states(
+    laws: Laws, old: Sequence[Any], new: Sequence[Any], added: Mapping[int, Any], rows: Rows
+) -> dict[int, Any]:
+    """Return what this replica sends of the variables that the replicas bring together."""
+    if rows.count == 1:
+        return {}
+    found: dict[int, Any] = {}
+    for n, law in laws.by_number.items():
+        if law is Law.KEEP:
+            continue
+        value = added[n] if law is Law.ADD else new[n]
+        if law is Law.FIRST:
+            number = value.astype(jnp.int8) if value.dtype == jnp.bool_ else value
+            is_first = jnp.asarray(rows.replica.replica_id_in_sync_group) == 0
+            found[n] = jnp.where(is_first, number, jnp.zeros_like(number))
+        elif rows.own == 0:
+            found[n] = jnp.zeros_like(old[n])
+        elif law is Law.MEAN:
+            found[n] = value * jnp.asarray(rows.fraction, value.dtype)
+        else:
+            found[n] = value
+    return found
+
+
+def merge_states(
+    laws: Laws, old: Sequence[Any], new: Sequence[Any], sums: Mapping[int, Any]
+) -> list[Any]:
+    """Return the variables after the step; `sums` are those of what the replicas have sent."""
+    merged = list(new)
+    for n, value in sums.items():
+        value = value.astype(old[n].dtype)
+        merged[n] = old[n] + value if laws.by_number[n] is Law.ADD else value
+    return merged
+
+
+def compute_additions(
+    model: Any,
+    trainable: Sequence[Any],
+    fixed: Sequence[Any],
+    x: Any,
+    laws: Laws,
+    rows: Rows,
+    training: bool,
+) -> dict[int, Any]:
+    """Return what this replica adds to variables: their values if they had been zero before.
+
+    The difference of the new and the old value would lose what is added to a large sum.
+    """
+    numbers = [n for n, law in laws.by_number.items() if law is Law.ADD]
+    if not numbers or rows.count == 1:
+        return {}
+    forward = trace_forward(model, trainable, fixed, x, rows, training)
+    groups = [[n] for n in numbers if n not in laws.together]
+    if laws.together:
+        groups.append(sorted(laws.together))
+    found: dict[int, Any] = {}
+    for group in groups:
+        zeroed = [jnp.zeros_like(v) if n in group else v for n, v in enumerate(fixed)]
+        number = jnp.asarray(rows.replica.replica_id_in_sync_group, jnp.int32)
+        inputs = [number, *trainable, *zeroed, *jax.tree.leaves(x)]
+        closed, used = _compat.drop_unused(forward.closed, [forward.result_of(n) for n in group])
+        # Results come in the order of the program.
+        values = _Evaluation(rows).run(closed, [inputs[n] for n in used])
+        found.update(zip(sorted(group), values, strict=True))
+    return found
+
+
+class _Evaluation(Interpreter[Any]):
+    """The evaluation of a program with marks."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def literal(self, literal: Any) -> Any:
+        return literal.val
+
+    def constant(self, variable: Any, value: Any) -> Any:
+        return value
+
+    def equation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+        if marks.name_of_mark(eqn) == marks.ADD_UP:
+            return [self._rows.add_up(x) for x in inputs]
+        # Only calls that JAX inlines too: the others have derivatives or loops.
+        if eqn.primitive.name in ("jit", "pjit"):
+            return self.call(eqn, inputs)
+        return self.operation(eqn, inputs)
+
+    def operation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+        return _compat.bind_like(eqn, inputs, eqn.params)
+
+
+def _has_mean(value: Any) -> bool:
+    return bool(jnp.issubdtype(value.dtype, jnp.inexact))
+
+
+def _make_error(model: Any, refused: Mapping[int, str], count: int) -> StateDivergenceError:
+    variables = model.non_trainable_variables
+    listed = "; ".join(f"{variables[n].path}: {why}" for n, why in refused.items())
+    return StateDivergenceError(
+        f"The Keras model {name_of(model)!r} keeps state that may be different on each of {count} "
+        f"replicas: {listed}.\n\n"
+        "Each replica calls the layers with its own rows. Their values are brought together as the "
+        "variable says.\n\n"
+        "Pass aggregation= to add_weight: 'sum' for what the layer only adds to (with mixed "
+        "precision also autocast=False), 'mean' for floats such as moving averages, "
+        "'only_first_replica' for the value of replica 0. Or make the value equal in the layer: "
+        "jaxdist.get_replica_context().all_reduce('sum', value); read it before it is assigned."
+    )

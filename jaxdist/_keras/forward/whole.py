@@ -1,0 +1,262 @@
+"""Evaluation of the program of all rows by replicas that have some of the rows each.
+
+Each value is evaluated in one of the ways of `row_rules.Kind`. An operation that has no rule gets
+whole values: the replicas gather the rows, add up the parts, and compute what the program of all
+rows computes. What belongs to each replica by design, such as its random numbers and the statistics
+of its `BatchNormalization`, must belong to its rows; a value of all rows cannot depend on it.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Literal
+
+from jaxdist import _compat
+from jaxdist._keras.forward import marks
+from jaxdist._keras.forward.aligned import NotAlignedError, find_differences
+from jaxdist._keras.forward.conversions import Conversions
+from jaxdist._keras.forward.nested import find_nested
+from jaxdist._keras.forward.row_rules import OWN, PART, WHOLE, Fact, Kind, find_fact
+from jaxdist._program import get_consts, iterate_with_inner, open_jaxpr
+from jaxdist._program import primitives as known
+
+_INLINED = frozenset({"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"})
+_NESTED = frozenset({"scan", "while", "cond", "custom_jvp_call", "custom_linear_solve"})
+_DETERMINISTIC = known.FIRST_ORDER | known.PAIRWISE | frozenset(known.CALLS) | _NESTED
+_LINEAR_IN_FIRST = frozenset({"reshape", "squeeze", "transpose", "reduce_sum", "broadcast_in_dim"})
+_SMALL = 1024
+
+
+class NotProvedError(Exception):
+    """A value of all rows cannot be computed: the text says at which operation, and why."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Value:
+    """A value, and how it belongs to that of the program of all rows."""
+
+    fact: Fact
+    array: Any
+
+
+class WholeProgram:
+    """The evaluation of a program of all rows.
+
+    Args:
+        conversions: The conversions of this replica.
+    """
+
+    def __init__(self, conversions: Conversions) -> None:
+        self._to = conversions
+        # Each value is converted once: the key is the identity of the value.
+        self._whole: dict[int, tuple[Value, Value]] = {}
+
+    def run(self, own: Any, whole: Any, inputs: Sequence[Value]) -> list[Value]:
+        """Return the results of a program.
+
+        Args:
+            own: The program for the rows of one replica.
+            whole: The program of all rows.
+            inputs: The values of the inputs.
+
+        Raises:
+            NotProvedError: A result depends on what belongs to each replica, or the programs are
+                not the same one.
+        """
+        try:
+            find_differences(own, whole)
+        except NotAlignedError:
+            raise NotProvedError(
+                "the layers compute something else for another number of rows"
+            ) from None
+        return self._run(own, whole, inputs)
+
+    def _run(self, own: Any, whole: Any, inputs: Sequence[Value]) -> list[Value]:
+        one, all_rows = open_jaxpr(own), open_jaxpr(whole)
+        env: dict[Any, Value] = dict(zip(one.invars, inputs, strict=True))
+        consts = zip(one.constvars, get_consts(own), get_consts(whole), strict=True)
+        env.update((v, _make_constant(a, b)) for v, a, b in consts)
+
+        def read(atom: Any, same: Any) -> Value:
+            return Value(WHOLE, same.val) if isinstance(atom, Literal) else env[atom]
+
+        for eqn, other in zip(one.eqns, all_rows.eqns, strict=True):
+            given = [read(a, b) for a, b in zip(eqn.invars, other.invars, strict=True)]
+            env.update(zip(eqn.outvars, self._evaluate(eqn, other, given), strict=True))
+        return [read(a, b) for a, b in zip(one.outvars, all_rows.outvars, strict=True)]
+
+    def _evaluate(self, eqn: Any, other: Any, given: list[Value]) -> list[Value]:
+        name = eqn.primitive.name
+        mark = marks.name_of_mark(eqn)
+        if mark == marks.ADD_UP:
+            return [self._add_up(eqn, given[0])]
+        if mark == marks.OWN_STATISTICS:
+            return self._bind(eqn, other, given, [OWN] * len(eqn.outvars))
+        if name in _INLINED:
+            parameter = known.CALLS[name]
+            return self._run(eqn.params[parameter], other.params[parameter], given)
+        if name == "select_n" and (chosen := _choose(given)) is not None:
+            return [chosen]
+        linear = _find_linear(eqn, other, name, given)
+        if linear:
+            return self._bind(eqn, other, given, [PART])
+        given = [self.to_whole(v, eqn) if v.fact is PART else v for v in given]
+        if name == "axis_index":
+            return self._bind(eqn, other, given, [OWN])
+        if all(v.fact is WHOLE for v in given) and not _is_spread(eqn, other):
+            return self._compute_whole(eqn, other, given)
+        facts = self._find_facts(eqn, other, given)
+        if facts is not None:
+            return self._bind(eqn, other, given, facts)
+        return self._compute_whole(eqn, other, [self.to_whole(v, eqn) for v in given])
+
+    def _find_facts(self, eqn: Any, other: Any, given: list[Value]) -> list[Fact] | None:
+        """Return the facts of the results of the own operation on own operands, or None."""
+        facts: list[Fact] = []
+        sizes = self._to.sizes
+        for value, a, b in zip(given, eqn.invars, other.invars, strict=True):
+            dim = sizes.find_dim(a.aval.shape, b.aval.shape)
+            if value.fact is not WHOLE or dim == -1:
+                facts.append(value.fact)
+            elif dim is None:
+                return None
+            else:
+                facts.append(Fact(Kind.ROWS, dim))
+        if eqn.primitive.name in _NESTED:
+            return find_nested(eqn, other, facts, sizes)
+        fact = find_fact(eqn, other, facts, sizes)
+        return None if fact is None else [fact] * len(eqn.outvars)
+
+    def _bind(self, eqn: Any, other: Any, given: list[Value], facts: list[Fact]) -> list[Value]:
+        """Return the results of the own operation on own operands."""
+        operands = []
+        for value, a, b in zip(given, eqn.invars, other.invars, strict=True):
+            operands.append(self._to_own(value, a, b))
+        if facts == [PART] and any(v.fact.kind is Kind.ROWS for v in given):
+            # Rows that are not real do not count in a sum over the rows.
+            operands[0] = self._to.keep_real(operands[0], self._dim_of(given[0], eqn, other, 0))
+        results = _compat.bind_like(eqn, operands, eqn.params)
+        return [Value(f, r) for f, r in zip(facts, results, strict=True)]
+
+    def _dim_of(self, value: Value, eqn: Any, other: Any, place: int) -> int:
+        if value.fact.kind is Kind.ROWS:
+            return value.fact.dim
+        shapes = eqn.invars[place].aval.shape, other.invars[place].aval.shape
+        return self._to.sizes.find_dim(*shapes) or 0
+
+    def _to_own(self, value: Value, own: Any, whole: Any) -> Any:
+        if value.fact is not WHOLE or own.aval.shape == whole.aval.shape:
+            return value.array
+        dim = self._to.sizes.find_dim(own.aval.shape, whole.aval.shape)
+        return self._to.take_rows(value.array, 0 if dim is None else dim)
+
+    def _compute_whole(self, eqn: Any, other: Any, given: list[Value]) -> list[Value]:
+        """Return the results of the operation of all rows."""
+        for inner in iterate_with_inner(other):
+            is_mark = marks.name_of_mark(inner) in (marks.ADD_UP, marks.OWN_STATISTICS)
+            if is_mark or inner.effects or inner.primitive.name not in _DETERMINISTIC:
+                raise NotProvedError(
+                    f"of the operation {inner.primitive.name!r} it is not known whether all "
+                    f"replicas compute the same, at {_compat.find_source(eqn)}"
+                )
+        operands = [v.array for v in given]
+        results = _fold(other, operands)
+        if results is None:
+            results = _compat.bind_like(other, operands, other.params)
+        return [Value(WHOLE, r) for r in results]
+
+    def to_whole(self, value: Value, eqn: Any) -> Value:
+        """Return a value of all rows.
+
+        Raises:
+            NotProvedError: Each replica has its own.
+        """
+        if value.fact is WHOLE:
+            return value
+        if value.fact is OWN:
+            where = "" if eqn is None else f", at {_compat.find_source(eqn)}"
+            raise NotProvedError(
+                "it depends on what each replica has for itself (random numbers, or statistics of "
+                f"BatchNormalization) in another way than row by row{where}"
+            )
+        known_value = self._whole.get(id(value))
+        if known_value is None:
+            if value.fact is PART:
+                array = self._to.add_up(value.array)
+            else:
+                array = self._to.gather(value.array, value.fact.dim)
+            known_value = self._whole[id(value)] = (value, Value(WHOLE, array))
+        return known_value[1]
+
+    def _add_up(self, eqn: Any, value: Value) -> Value:
+        if value.fact is not PART:
+            raise NotProvedError(
+                f"it adds up over the replicas what is no sum over rows, at "
+                f"{_compat.find_source(eqn)}"
+            )
+        return self.to_whole(value, eqn)
+
+
+def _make_constant(own: Any, whole: Any) -> Value:
+    if isinstance(own, jax.core.Tracer):
+        # Of the step around: it may be the number of the replica.
+        return Value(OWN, own)
+    del own
+    return Value(WHOLE, whole)
+
+
+def _choose(given: list[Value]) -> Value | None:
+    """Return the value that a known condition selects, or None."""
+    which = given[0].array
+    if given[0].fact is not WHOLE or isinstance(which, jax.core.Tracer) or np.ndim(which):
+        return None
+    return given[1 + int(which)]
+
+
+def _find_linear(eqn: Any, other: Any, name: str, given: list[Value]) -> bool:
+    """Whether the operation on parts gives a part."""
+    kinds = [v.fact for v in given]
+    if PART not in kinds:
+        return False
+    pairs = zip((*eqn.invars, *eqn.outvars), (*other.invars, *other.outvars), strict=True)
+    if any(a.aval.shape != b.aval.shape for a, b in pairs):
+        return False
+    if name == "mul":
+        return sorted(f.kind.value for f in kinds) == ["part", "whole"]
+    if name == "div":
+        return kinds == [PART, WHOLE]
+    if name in ("neg", "copy", *_LINEAR_IN_FIRST):
+        return True
+    if name in ("add", "add_any", "sub"):
+        return all(v.fact is PART or _is_zero(v) for v in given)
+    if name == "select_n":
+        return kinds[0] is WHOLE and all(v.fact is PART or _is_zero(v) for v in given[1:])
+    return False
+
+
+def _is_zero(value: Value) -> bool:
+    array = value.array
+    if value.fact is not WHOLE or isinstance(array, jax.core.Tracer) or np.size(array) > _SMALL:
+        return False
+    return not np.any(np.asarray(array))
+
+
+def _is_spread(eqn: Any, other: Any) -> bool:
+    """Whether one value is repeated for each row: the replica repeats it for its own."""
+    if eqn.primitive.name != "broadcast_in_dim":
+        return False
+    return bool(eqn.outvars[0].aval.shape != other.outvars[0].aval.shape)
+
+
+def _fold(eqn: Any, operands: list[Any]) -> list[Any] | None:
+    """Return the results of an operation on known numbers as known numbers, or None."""
+    if eqn.primitive.name not in known.FIRST_ORDER:
+        return None
+    sizes = [v.aval.size for v in (*eqn.invars, *eqn.outvars)]
+    if any(isinstance(x, jax.core.Tracer) for x in operands) or max(sizes) > _SMALL:
+        return None
+    with jax.ensure_compile_time_eval():
+        return list(_compat.bind_like(eqn, operands, eqn.params))

@@ -1,0 +1,221 @@
+"""`add_loss`: the loss of Keras alone for every split of the rows, or a named error."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from jaxdist.errors import UnsupportedError
+from tests.keras.models import FEATURES, Data, check_equal, make_strategy, train
+from tests.strategies.oracle import refused
+from tests.tables import sampled
+
+WORDS = 6
+RANDOM = np.random.default_rng(0)
+
+
+def _make_words(rows: int) -> np.ndarray[Any, Any]:
+    words = RANDOM.integers(1, 9, (rows, WORDS))
+    # The first rows have no padding, and the last ones have only padding.
+    words[rows // 3 :, 3:] = 0
+    words[2 * rows // 3 :, :] = 0
+    return words
+
+
+@keras.saving.register_keras_serializable("tests")
+class Adds(layers.Layer):
+    """Adds losses of its inputs and of a weight."""
+
+    def __init__(self, compute: Callable[[Any, Any, Any], Any]) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def build(self, *_: Any) -> None:
+        self.scale = self.add_weight(shape=(FEATURES,), initializer="ones", name="scale")
+
+    def call(self, *args: Any, **_: Any) -> Any:
+        x, mask = args
+        self.add_loss(self.compute(x, mask, self.scale))
+        return x * self.scale
+
+
+class Scans(layers.Layer):
+    """Adds a loss of a recurrent layer, which is a loop."""
+
+    def build(self, *_: Any) -> None:
+        self.rnn = layers.GRU(3)
+        self.rnn.build((None, WORDS, FEATURES))
+
+    def call(self, *args: Any, **_: Any) -> Any:
+        x, mask = args
+        self.add_loss(ops.mean(ops.square(self.rnn(x * mask))))
+        return x
+
+
+def _pairs(x: Any, mask: Any, _: Any) -> Any:
+    rows = ops.mean(x * mask, 1)
+    return ops.mean(ops.square(ops.matmul(rows, ops.transpose(rows))))
+
+
+def _centred(x: Any, *_: Any) -> Any:
+    return ops.mean(ops.square(x - ops.mean(x, axis=0, keepdims=True)))
+
+
+def _per_class(x: Any, mask: Any, _: Any) -> Any:
+    kinds = ops.one_hot(ops.cast(ops.sum(mask, (1, 2)), "int32"), WORDS + 1)
+    totals = ops.matmul(ops.transpose(kinds), ops.mean(x, 1))
+    counts = ops.sum(kinds, 0)[:, None]
+    return ops.mean(ops.square(totals / ops.maximum(counts, 1.0)))
+
+
+Losses = dict[str, Callable[[Any, Any, Any], Any]]
+LOSSES: Losses = {
+    "mean": lambda x, m, w: ops.mean(x**2),
+    "sum": lambda x, m, w: 0.1 * ops.sum(x**2),
+    "rows": lambda x, m, w: 0.1 * ops.sum(x**2, (1, 2)),
+    "weights": lambda x, m, w: ops.sum(ops.square(w)),
+    "mean_and_weights": lambda x, m, w: ops.mean(x**2) * ops.sum(ops.square(w)) + ops.sum(w),
+    "masked": lambda x, m, w: ops.sum(m * (x * w) ** 2) / ops.sum(m),
+    "masked_by_feature": lambda x, m, w: ops.mean(ops.sum(m * x * w, (0, 1)) / ops.sum(m)),
+    "masked_with_least": lambda x, m, w: ops.sum(m * x**2) / ops.maximum(ops.sum(m), 1.0),
+    "variance": lambda x, m, w: ops.mean(ops.var(x * w, axis=0)),
+    "std": lambda x, m, w: ops.mean(ops.sqrt(ops.var(x * w, axis=0) + 0.1)),
+    "log_sum_exp": lambda x, m, w: ops.mean(ops.logsumexp(x * w, axis=0)),
+    "max": lambda x, m, w: ops.mean(ops.max(x * w, axis=0)),
+    "max_with_ties": lambda x, m, w: ops.sum(ops.max(ops.relu(m * w), axis=0)),
+    "root": lambda x, m, w: ops.sqrt(ops.sum(x**2)),
+    "count": lambda x, m, w: ops.sum(w) * ops.shape(x)[0],
+    "sum_by_count": lambda x, m, w: ops.sum(x * w) / ops.shape(x)[0] ** 2,
+    "first_row": lambda x, m, w: ops.sum((x * w)[0] ** 2),
+    "last_rows": lambda x, m, w: ops.mean((x * w)[-2:] ** 2),
+    "neighbours": lambda x, m, w: ops.mean((x[1:] - x[:-1] * w) ** 2),
+    "numbers": lambda x, m, w: ops.mean(
+        ops.sum(x * w, (1, 2)) * ops.arange(x.shape[0], dtype="float32")
+    ),
+    "sorted": lambda x, m, w: ops.sum(ops.sort(ops.sum(x * w, (1, 2)))[:3]),
+    "pairs": _pairs,
+    "centred": _centred,
+    "by_class": _per_class,
+    "softmax_of_rows": lambda x, m, w: ops.mean(ops.softmax(x * w, axis=-1)[..., 0]),
+    "softmax_over_rows": lambda x, m, w: ops.sum(ops.softmax(x * w, axis=0) ** 2),
+    "relu": lambda x, m, w: ops.mean(ops.relu(x * w)),
+    "flat": lambda x, m, w: ops.mean(ops.reshape(x * w, (-1, FEATURES))[:, 1] ** 2),
+    "transposed": lambda x, m, w: ops.mean(ops.transpose(x * w, (1, 2, 0)) ** 2),
+    "branch": lambda x, m, w: ops.cond(
+        ops.sum(x) > 0, lambda: ops.mean(x * w), lambda: ops.mean(-2.0 * x * w)
+    ),
+    "loss_class": lambda x, m, w: keras.losses.MeanSquaredError()(x * w, m + x),
+    "low_precision": lambda x, m, w: ops.mean(ops.cast(x * w, "bfloat16") ** 2),
+    "zero": lambda x, m, w: 0.0 * ops.sum(x * w),
+}
+
+
+def _make(name: str) -> Callable[[], Any]:
+    def make() -> Any:
+        words = keras.Input((WORDS,), dtype="int32")
+        embedded = layers.Embedding(9, FEATURES, embeddings_initializer="normal")(words)
+        mask = ops.cast(words != 0, "float32")[..., None]
+        layer = Scans() if name == "scan" else Adds(LOSSES[name])
+        hidden = layer(embedded, mask)
+        return keras.Model(words, layers.Dense(1)(ops.sum(hidden * mask, 1)))
+
+    return make
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row of the table."""
+
+    loss: str
+    replicas: int
+    batch: int
+    options: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.loss}-{self.replicas}-{self.batch}{self.options}"
+
+
+NAMES = [*LOSSES, "scan"]
+# Even batches, uneven ones, replicas with one row, and replicas without rows.
+TABLE = [Row(n, r, b) for n in NAMES for r in (1, 2, 4, 8) for b in (16, 13, 5)]
+TABLE += [Row(n, 2, 8, o) for n in NAMES for o in ("-two_steps", "-eagerly", "-own_loss")]
+
+
+def _mean_of_all(y_true: Any, y_pred: Any) -> Any:
+    """A loss of which no replica can compute its share."""
+    return ops.square(ops.mean(y_true - y_pred, axis=0, keepdims=True)) + 0.0 * y_pred
+
+
+def _compile_for(options: str) -> Callable[[], dict[str, Any]]:
+    more: dict[str, dict[str, Any]] = {
+        "-two_steps": {"steps_per_execution": 2},
+        "-eagerly": {"run_eagerly": True},
+        "-own_loss": {"loss": _mean_of_all},
+    }
+    return lambda: {"loss": "mse", **more.get(options, {})}
+
+
+@pytest.mark.parametrize("row", sampled(TABLE, 6))
+def test_an_added_loss_is_that_of_keras_alone(row: Row) -> None:
+    words = _make_words(16)
+    data = Data(words, np.linspace(-1, 1, 16, dtype="float32")[:, None])
+    make, arguments = _make(row.loss), _compile_for(row.options)
+    expected = train(None, make, arguments, data, row.batch)
+    found = train(make_strategy(row.replicas), make, arguments, data, row.batch)
+    check_equal(found, expected, 5e-3 if row.loss == "low_precision" else 1e-4)
+
+
+class Decides(layers.Layer):
+    """Adds a loss that is another function for fewer rows."""
+
+    def call(self, *args: Any, **_: Any) -> Any:
+        (x,) = args
+        # Keras looks for the shapes with a number of rows that is unknown.
+        is_large = isinstance(x.shape[0], int) and x.shape[0] > 10
+        self.add_loss(ops.mean(x) if is_large else ops.sum(ops.abs(x)))
+        return x
+
+
+class Noisy(layers.Layer):
+    """Adds a loss that depends on one random number of the replica."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, *args: Any, **_: Any) -> Any:
+        (x,) = args
+        self.add_loss(keras.random.uniform((), seed=self.seeds) * ops.mean(x))
+        return x
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [(Decides, "for another number of rows"), (Noisy, "random numbers")],
+)
+def test_an_added_loss_that_cannot_be_computed_is_refused(
+    layer: Callable[[], Any], why: str
+) -> None:
+    data = Data(np.ones((16, 3), "float32"), np.ones((16, 1), "float32"))
+
+    def make() -> Any:
+        return keras.Sequential([keras.Input((3,)), layer(), layers.Dense(1)])
+
+    with refused(UnsupportedError, "add_loss", why, "compute_loss"):
+        train(make_strategy(2), make, lambda: {"loss": "mse"}, data, 16)
+
+
+def test_an_added_loss_behind_statistics_and_random_numbers_of_each_row_is_taken() -> None:
+    data = Data(np.ones((12, 3), "float32"), np.ones((12, 1), "float32"))
+
+    def make() -> Any:
+        inner = [layers.BatchNormalization(), layers.Dropout(0.5, seed=1)]
+        last = layers.Dense(2, activity_regularizer="l2")
+        return keras.Sequential([keras.Input((3,)), *inner, last, layers.Dense(1)])
+
+    found = train(make_strategy(2), make, lambda: {"loss": "mse"}, data, 7)
+    assert np.all(np.isfinite(found["history"]["loss"]))

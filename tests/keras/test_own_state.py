@@ -1,0 +1,183 @@
+"""State of a user's layer: the values of Keras alone, or an error with the name of the variable."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from jaxdist.errors import StateDivergenceError
+from tests.keras.models import make_strategy
+from tests.strategies.oracle import refused
+from tests.tables import sampled
+
+ROWS, FEATURES = 22, 3
+X = np.random.default_rng(0).integers(-4, 9, (ROWS, FEATURES)).astype("float32")
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """A kind of state.
+
+    Args:
+        update: Assigns the variable, given the rows; returns what the layer returns.
+        right: The aggregations with which it is the value of Keras alone; None: all of them.
+        dtype: Its dtype.
+        start: Its first value.
+    """
+
+    update: Callable[[Any, Any], Any]
+    right: tuple[str, ...] | None
+    dtype: str = "float32"
+    start: float = 0.0
+
+
+def _then(assigned: Any, x: Any) -> Any:
+    del assigned
+    return x
+
+
+def _read_again(v: Any, x: Any) -> Any:
+    v.assign_add(ops.sum(x))
+    return x / (1.0 + ops.abs(v.value))
+
+
+def _twice(v: Any, x: Any) -> Any:
+    v.assign_add(ops.sum(x))
+    v.assign_add(2.0 * ops.sum(ops.abs(x)))
+    return x
+
+
+def _read_before(v: Any, x: Any) -> Any:
+    old = v.value
+    v.assign_add(ops.sum(ops.abs(x)))
+    return x + 0.001 * old
+
+
+STATES = {
+    "steps": State(lambda v, x: _then(v.assign_add(1.0), x), None),
+    "steps_as_integers": State(lambda v, x: _then(v.assign_add(1), x), None, "int32"),
+    "constant": State(lambda v, x: _then(v.assign(3.0), x), None),
+    "decay": State(lambda v, x: _then(v.assign(0.9 * v + 0.5), x), None),
+    "flag": State(lambda v, x: _then(v.assign(True), x), None, "bool"),
+    "rows": State(lambda v, x: _then(v.assign_add(float(x.shape[0])), x), ("sum",)),
+    "rows_as_integers": State(
+        lambda v, x: _then(v.assign_add(ops.shape(x)[0]), x), ("sum",), "int32"
+    ),
+    "many_rows": State(
+        lambda v, x: _then(v.assign_add(2.0 * x.shape[0]), x), ("sum",), "float32", 2.0**24
+    ),
+    "ones": State(lambda v, x: _then(v.assign_add(ops.sum(ops.ones_like(x))), x), ("sum",)),
+    "total": State(lambda v, x: _then(v.assign_add(ops.sum(x)), x), ("sum",)),
+    "subtracted": State(lambda v, x: _then(v.assign_sub(ops.sum(x)), x), ("sum",)),
+    "sometimes": State(
+        lambda v, x: _then(v.assign(ops.where(v.value < 1e6, v + ops.sum(x), v.value)), x), ()
+    ),
+    "last_total": State(lambda v, x: _then(v.assign(ops.sum(x)), x), ()),
+    "twice": State(_twice, ("sum",)),
+    "read_before": State(_read_before, ("sum",)),
+    "largest": State(lambda v, x: _then(v.assign(ops.maximum(v, ops.max(x))), x), ()),
+    "moving_mean": State(lambda v, x: _then(v.assign(0.9 * v + 0.1 * ops.mean(x)), x), ("mean",)),
+    "last_mean": State(lambda v, x: _then(v.assign(ops.mean(x)), x), ("mean",)),
+    "first_value": State(lambda v, x: _then(v.assign(x[0, 0]), x), ("only_first_replica",)),
+    "read_again": State(_read_again, ()),
+}
+AGGREGATIONS = ("none", "sum", "mean", "only_first_replica")
+
+
+class Keeps(layers.Layer):
+    """A layer with a state."""
+
+    def __init__(self, state: State, aggregation: str) -> None:
+        super().__init__()
+        self.kind, self.aggregation = state, aggregation
+
+    def build(self, *_: Any) -> None:
+        kind = self.kind
+        start = keras.initializers.Constant(kind.start)
+        self.state = self.add_weight(
+            shape=(),
+            initializer="zeros" if kind.dtype == "bool" else start,
+            trainable=False,
+            dtype=kind.dtype,
+            name="kept",
+            aggregation=self.aggregation,
+        )
+
+    def call(self, *args: Any, training: bool = False, **_: Any) -> Any:
+        (x,) = args
+        return self.kind.update(self.state, x) if training else x
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row of the table."""
+
+    state: str
+    aggregation: str
+    replicas: int
+    batch: int
+    steps: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.state}-{self.aggregation}-{self.replicas}-{self.batch}-{self.steps}"
+
+
+TABLE = [
+    Row(s, a, r, b) for s in STATES for a in AGGREGATIONS for r in (1, 2, 4, 8) for b in (8, 12, 5)
+]
+TABLE += [Row(s, a, 2, 8, 2) for s in STATES for a in AGGREGATIONS]
+
+
+def _train(row: Row, replicas: int | None) -> Any:
+    def make() -> Any:
+        keeps = Keeps(STATES[row.state], row.aggregation)
+        model = keras.Sequential([keras.Input((FEATURES,)), keeps, layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.0), "mse", steps_per_execution=row.steps)
+        return model
+
+    if replicas is None:
+        model = make()
+    else:
+        with make_strategy(replicas).scope():
+            model = make()
+    model.fit(X, X[:, :1], batch_size=row.batch, verbose=0, shuffle=False)
+    return np.asarray(model.layers[0].state.value)
+
+
+@pytest.mark.parametrize("row", sampled(TABLE, 12))
+def test_own_state_is_that_of_keras_alone_or_refused(row: Row) -> None:
+    right = STATES[row.state].right
+    expected = _train(row, None)
+    if row.replicas == 1 or right is None or row.aggregation in right:
+        np.testing.assert_allclose(_train(row, row.replicas), expected, rtol=1e-5)
+    elif row.aggregation in ("none", "sum") or row.state == "read_again":
+        with refused(StateDivergenceError, "kept", "replicas", "add_weight"):
+            _train(row, row.replicas)
+
+
+@pytest.mark.parametrize("which", ["mean", "only_first_replica"])
+def test_an_aggregation_takes_the_value_that_it_says(which: str) -> None:
+    row = Row("last_total", which, 2, 4)
+    last = X[ROWS - 2 :]
+    expected = last[:1].sum() if which == "only_first_replica" else last.sum() / 2
+    np.testing.assert_allclose(_train(row, 2), expected)
+
+
+class OwnStep(keras.Sequential):
+    """A model with a step of its own."""
+
+    def train_step(self, *args: Any, **kwargs: Any) -> Any:
+        return super().train_step(*args, **kwargs)
+
+
+def test_a_step_of_the_user_may_not_change_state_that_is_summed() -> None:
+    with make_strategy(2).scope():
+        keeps = Keeps(STATES["rows"], "sum")
+        model = OwnStep([keras.Input((FEATURES,)), keeps, layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with refused(StateDivergenceError, "kept", "aggregation='sum'", "compute_loss"):
+        model.fit(X, X[:, :1], batch_size=8, verbose=0)
