@@ -248,7 +248,7 @@ class ReplicaContext:
         chosen = communication.asked(caller, options, experimental_hints, packs=True)
         # Outside every strategy there is one replica, and its value is the result.
         if not self._traced:
-            return value
+            return _collectives.reduce_tree_of_one(op, value)
         self._check_is_current("all_reduce")
         ops = communication.ops
         if ops is None:

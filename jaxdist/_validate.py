@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist._integers import check_fits
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CallArgumentsError, JaxdistError
 
 _LOG = logging.getLogger("jaxdist")
@@ -188,6 +189,7 @@ def as_array(caller: str, name: str, value: Any) -> jax.Array:
     """Return `value` as an array of JAX, or raise an error that names it."""
     if isinstance(value, jax.Array):
         return value
+    check_fits(caller, name, value)
     try:
         return jnp.asarray(value)
     except OverflowError:

@@ -16,6 +16,7 @@ ROOT = pathlib.Path(jaxdist.__file__).parent
 # one row do not use each other, except as SIDEWAYS says.
 ROWS = [
     {"_first_import", "_typing", "errors"},
+    {"_integers"},
     {"_compat", "_hooks", "_not_there", "_validate"},
     {"_devices", "_gpu_settings", "_lint", "_mesh", "_processes", "_projects", "hlo"},
     {"tpu", "cluster_resolver", "cost", "_launching"},

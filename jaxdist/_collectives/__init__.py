@@ -20,6 +20,7 @@ from jaxdist._collectives.across.same_call import check_same_call as check_same_
 from jaxdist._collectives.across.slices import REDUCE as REDUCE
 from jaxdist._collectives.across.slices import all_reduce_slices as all_reduce_slices
 from jaxdist._collectives.across.slices import all_reduce_tree as all_reduce_tree
+from jaxdist._collectives.across.slices import reduce_tree_of_one as reduce_tree_of_one
 from jaxdist._collectives.across.together import check_sum as check_sum
 from jaxdist._collectives.across.together import check_together as check_together
 from jaxdist._collectives.algorithms import hide_complex_constant as hide_complex_constant

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxdist._integers import find_cut_off
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import AgreedShapes, PerReplica, mark_with_shapes
 from jaxdist.data._pad import pad_rows
@@ -261,4 +262,6 @@ def _snapshot_leaf(leaf: Any) -> Any:
     # the leaf itself for the message.
     if isinstance(array, jax.Array) or not is_numeric(array.dtype):
         return leaf
-    return copy_aligned(array, device_dtype(array.dtype))
+    # `ElementReader` raises for integers that JAX would cut off; until then they are kept.
+    is_kept = find_cut_off(array) is not None
+    return copy_aligned(array, array.dtype if is_kept else device_dtype(array.dtype))

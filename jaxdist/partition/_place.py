@@ -15,6 +15,7 @@ import jax
 from flax import nnx
 
 from jaxdist import _compat
+from jaxdist._integers import check_fits
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import HasLayout, layout_of
 from jaxdist._validate import check_has_arrays, format_lines, show
@@ -99,6 +100,8 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
     where = _resolve_all(entries, own, layout)
     # Every process has made its own arrays, and places the parts of its own devices.
     named = name_entries(entries)
+    for name, entry in named.items():
+        check_fits("partition.place", name, entry.value)
     local = {name: e.value for name, e in named.items() if is_of_this_process(e.value)}
     for name, value in make_equal("partition.place", local, layout).items():
         named[name].value = value

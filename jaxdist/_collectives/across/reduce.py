@@ -25,6 +25,7 @@ from jaxdist._collectives.options.dtypes import (
     check_numeric,
     finish_sum,
     prepare_summands,
+    reduce_one_value,
     result_dtype,
 )
 from jaxdist._collectives.options.reduce_op import ReduceOp
@@ -79,13 +80,13 @@ def plan_one(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
         on = _find_dims(name, jnp.asarray(leaf), dims)
         return lambda value: _reduce_dims_of_one(op, jnp.asarray(value), on, layout.num_replicas)
     if op is ReduceOp.MEAN or layout.num_replicas == 1:
-        return lambda value: value
+        return functools.partial(reduce_one_value, op)
     if is_mirrored(leaf, layout):
         return lambda value: _multiply(jnp.asarray(value), layout.num_replicas)
     # R times zero is zero, so a sum of zeros is not ambiguous: for example a counter that no
     # replica has changed yet.
     if isinstance(leaf, (int, float, np.ndarray, np.generic)) and not np.any(leaf):
-        return lambda value: value
+        return functools.partial(reduce_one_value, op)
     raise ArgumentError(
         f"Strategy.reduce(SUM, ...) was given {name}, a {type(leaf).__name__} that is not "
         f"distributed: it has one value, and the strategy has {layout.num_replicas} replicas.\n\n"
@@ -131,7 +132,7 @@ def reduce_sharded(request: Request, name: str, leaf: Sharded) -> Any:
     check_numeric(request.caller, name, leaf.array)
     whole = gather_whole(leaf)
     if request.axis is None:
-        return whole
+        return reduce_one_value(request.op, whole)
     dims = find_reduced_dims(name, whole, request.axis)
     dtype = result_dtype(request.op, whole.dtype)
     reduce = jnp.mean if request.op is ReduceOp.MEAN else jnp.sum

@@ -22,7 +22,7 @@ from jaxdist._collectives.across.reduce import (
 )
 from jaxdist._collectives.across.refused import refuse_sparse
 from jaxdist._collectives.in_replica import all_reduce, gather_over_replicas
-from jaxdist._collectives.options.dtypes import result_dtype
+from jaxdist._collectives.options.dtypes import reduce_one_value, result_dtype
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp
 from jaxdist._mesh import ReplicaMesh
@@ -54,8 +54,8 @@ def reduce_slices(request: Request, name: str, slices: IndexedSlices) -> Indexed
     if not any(_is_distributed(own, request.layout) for _, own in parts):
         # The slices are one value for all replicas. The rule for such values applies: their mean
         # is the value, and a sum raises an error.
-        reduce_one(request, name, slices.values)
-        return slices
+        values = reduce_one(request, name, slices.values)
+        return slices if values is slices.values else slices.with_parts(values, slices.indices)
     rows = Request("Strategy.gather", 0, request.layout)
     values, indices = (gather_across(rows, f"{name}.{part}", own) for part, own in parts)
     scaled = scale_rows(request.op, values, request.layout.num_replicas)
@@ -100,6 +100,17 @@ def all_reduce_tree(
         treedef,
         [all_reduce_slices(op, x, axes, count) if is_slices(x) else next(reduced) for x in leaves],
     )
+
+
+def reduce_tree_of_one(op: ReduceOp, value: PyTree) -> PyTree:
+    """Return the all-reduce of a pytree where there is one replica and no step."""
+
+    def reduce(leaf: Any) -> Any:
+        if not is_slices(leaf):
+            return reduce_one_value(op, leaf)
+        return leaf.with_parts(reduce_one_value(op, leaf.values), leaf.indices)
+
+    return jax.tree.map(reduce, value, is_leaf=is_slices)
 
 
 def _is_opaque_leaf(x: Any) -> bool:

@@ -15,6 +15,7 @@ from jaxdist._collectives.in_replica import gather_dim, gather_over_replicas
 from jaxdist._collectives.options.dtypes import check_numeric
 from jaxdist._collectives.options.reduce_op import ReduceOp
 from jaxdist._devices import runtime
+from jaxdist._integers import check_all_fit
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import (
     Form,
@@ -38,6 +39,7 @@ def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
     if isinstance(value, Variable):
         value = value.distributed
     _refuse_traced(caller, name, value)
+    check_all_fit(caller, name, value)
     rows = isinstance(value, PerReplica) and not value.is_global
     if isinstance(value, IndexedSlices) or (
         rows and any(isinstance(v, IndexedSlices) for v in value.values)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist._collectives.options.reduce_op import ReduceOp
+from jaxdist._integers import find_cut_off
 from jaxdist._values import explain_too_large, mean_dtype, mean_of_shares, share_of_mean
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 
@@ -37,6 +38,25 @@ def finish_sum(op: ReduceOp, total: Any, dtype: Any, count: int) -> Any:
     if op is ReduceOp.MEAN:
         return mean_of_shares(total, dtype, count)
     return total.astype(result_dtype(op, dtype))
+
+
+def reduce_one_value(op: ReduceOp, value: Any) -> Any:
+    """Return the reduction of one value, which is the value in the dtype of the result.
+
+    Args:
+        op: The reduce op.
+        value: The only value, or for a mean the value of every replica: an array or a number.
+            Anything else is returned as it is.
+    """
+    own = _dtype_of(value)
+    if not (own == np.bool_ or jnp.issubdtype(own, np.integer)):
+        return value
+    dtype = result_dtype(op, own)
+    if dtype == own:
+        return value
+    # NumPy converts the values first: JAX would make 32 bits of 64 before it divides.
+    array = value if isinstance(value, jax.Array) else np.asarray(value)
+    return jnp.asarray(array.astype(dtype))
 
 
 def check_numeric(caller: str, name: str, leaf: Any) -> None:
@@ -117,6 +137,9 @@ def check_integer(refused: str, leaf: Any) -> None:
         leaf: Anything.
     """
     if not isinstance(leaf, int) or isinstance(leaf, bool):
+        found = find_cut_off(leaf)
+        if found is not None:
+            raise ReplicaValueError(f"{refused}: it is {found.explain()}")
         return
     bounds = np.iinfo(jax.dtypes.canonicalize_dtype(int))
     if not bounds.min <= leaf <= bounds.max:

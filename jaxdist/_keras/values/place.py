@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._integers import check_all_fit
 from jaxdist._keras.values.layouts import sharding_in_step
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import PerReplica, copy_if_writable, make_equal, mark_with_shapes, put
@@ -58,6 +59,7 @@ def place_batch(batch: Any, rows: int, layout: ReplicaMesh) -> Any:
     Every process has the whole batch, and places the rows of its own replicas. Where the replicas
     have several devices each, a batch that they do not divide is whole on every replica.
     """
+    check_all_fit("fit, evaluate or predict of Keras", "data", batch)
     if is_whole(rows, layout):
         return jax.tree.map(lambda leaf: put(copy_if_writable(leaf), layout.replicated), batch)
     return jax.tree.map(lambda leaf: _place_rows(leaf, rows, layout), batch)

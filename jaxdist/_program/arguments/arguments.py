@@ -11,6 +11,7 @@ from flax import nnx
 from jax.tree_util import PyTreeDef, keystr, register_pytree_node
 
 from jaxdist import _compat
+from jaxdist._integers import check_all_fit, has_cut_off
 from jaxdist._program.arguments.exact import exact
 from jaxdist._program.arguments.opaque import find_array, hidden_array_message
 from jaxdist._values import (
@@ -21,6 +22,7 @@ from jaxdist._values import (
     Sharded,
     explain_too_large,
     is_container,
+    list_arrays,
     open_containers,
     refuse_leaked,
 )
@@ -261,6 +263,8 @@ def check_dtypes(caller: str, flat: Flat) -> None:
                     f"{caller} was given {flat.name(number)}={leaf}, and "
                     f"{explain_too_large(leaf, bounds)}"
                 )
+        if has_cut_off(list_arrays(leaf)):
+            check_all_fit(caller, flat.name(number), leaf)
 
 
 def _iterator_error(caller: str, name: str, value: Any) -> ArgumentTypeError:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
+from jaxdist._integers import check_fits, has_cut_off
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Flat
 from jaxdist._program.arguments.exact import exact_structure
@@ -87,6 +88,9 @@ def read(flat: Flat, cached_graph: CachedGraph | None, layout: ReplicaMesh) -> C
         raise leak
     leaves = cached_graph.read() if cached_graph else []
     num_state = len(leaves)
+    if has_cut_off(leaves):
+        for i, leaf in enumerate(leaves):
+            check_fits("strategy.run", _LeafName(flat, cached_graph, i - num_state), leaf)
     values, uneven, moved = _check_values(flat, num_state, layout)
     leaves += values
     inputs = []

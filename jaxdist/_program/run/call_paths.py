@@ -11,9 +11,10 @@ import numpy as np
 
 from jaxdist import _compat
 from jaxdist._devices import CPU_STEPS
+from jaxdist._integers import has_cut_off
 from jaxdist._program.compile.program import Program
 from jaxdist._program.run.call import Call
-from jaxdist._values import list_arrays
+from jaxdist._values import copy_writable_leaves, list_arrays
 
 
 def guard_against_deleted(
@@ -56,6 +57,21 @@ def has_host_arrays(call: Call) -> bool:
     NumPy scalars count too: JAX's call path does not tell them from arrays without dims.
     """
     return any(isinstance(x, (np.ndarray, np.generic)) for x in call.leaves)
+
+
+def copy_host_arrays(dispatch: Callable[..., Any], slow: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call path that passes copies of NumPy arrays that somebody can write to.
+
+    It calls `slow`, which raises, if JAX would cut off integers.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if has_cut_off(jax.tree.leaves((args, kwargs))):
+            return slow(*args, **kwargs)
+        args, kwargs = copy_writable_leaves((args, kwargs))
+        return dispatch(*args, **kwargs)
+
+    return call
 
 
 def convert_arguments(

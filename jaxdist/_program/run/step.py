@@ -44,6 +44,7 @@ from jaxdist._program.op_by_op.executor import OpByOpStep, Outcome
 from jaxdist._program.run.call import Call, read, run_inside_trace
 from jaxdist._program.run.call_paths import (
     convert_arguments,
+    copy_host_arrays,
     count_steps,
     guard_against_deleted,
     has_host_arrays,
@@ -58,7 +59,7 @@ from jaxdist._program.run.same_arguments import make_arguments_equal
 from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._program.virtual.limits import check_compiled, check_inside_trace
 from jaxdist._replica import HasLayout
-from jaxdist._values import as_held, copy_writable_leaves
+from jaxdist._values import as_held
 from jaxdist.errors import NotFiniteError
 
 
@@ -316,7 +317,7 @@ class Step:
         if self.counts_steps:
             direct = count_steps(direct)
         if self.copies_host_arrays:
-            direct = convert_arguments(direct, copy_writable_leaves)
+            direct = copy_host_arrays(direct, self.slow)
         if self.keeps_padding:
             # JAX flattens the arguments and would slice the padding off: a copy at every call.
             direct = convert_arguments(direct, as_held)

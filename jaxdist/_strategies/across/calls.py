@@ -19,6 +19,7 @@ from jax.tree_util import keystr
 
 from jaxdist import _collectives, _compat
 from jaxdist._collectives import Communication, Planned, ReduceOp, Request, check_same_call
+from jaxdist._integers import check_all_fit
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import exact_structure, variables_as_values
 from jaxdist._replica import Frame
@@ -107,6 +108,7 @@ class AcrossReplicas:
         named = {"value" + keystr(path): _collectives.join_slices(leaf) for path, leaf in leaves}
         for name, leaf in named.items():
             method.refuse(request.caller, name, leaf)
+            check_all_fit(request.caller, name, leaf)
         if self._layout.is_shared and not in_merge:
             given = {"axis": axis, "reduce op": request.op}
             seconds = request.options.timeout_seconds

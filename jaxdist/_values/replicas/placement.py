@@ -9,6 +9,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _compat
+from jaxdist._integers import check_fits
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values.processes.put import put
 from jaxdist._values.replicas.binding import origin_of
@@ -169,6 +170,7 @@ def place_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) -> P
     if layout.num_replicas == 1 and isinstance(array, jax.Array):
         return value
     _check_rows(name, array, layout)
+    check_fits("A PerReplica", name, array)
     return PerReplica.of_global(
         put(copy_if_writable(array), layout.per_replica),
         scalars=value.form is Form.SCALARS,
@@ -329,6 +331,7 @@ def _as_array(name: object, replica: int, value: Any) -> Any:
     # NumPy arrays stay NumPy arrays, so that each value is copied straight to its own device.
     # A class such as `np.float32` has these attributes, too.
     if hasattr(value, "dtype") and hasattr(value, "ndim") and not callable(value):
+        check_fits("A PerReplica", f"{name} with the value on replica {replica}", value)
         return value
     if not isinstance(value, (bool, int, float, complex, list)):
         raise ReplicaValueError(

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist import _integers
 from jaxdist._validate import as_array, is_array, show
 from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.replicas.per_replica import PerReplica
@@ -134,6 +135,8 @@ def cast_to_variable(variable: Any, caller: str, value: Any) -> jax.Array | np.n
     if array.dtype == home.dtype and array.shape == home.shape:
         return array
     check_fits(variable.label, caller, parameter_name(caller), array, home.shape, home.dtype)
+    if jnp.issubdtype(home.dtype, np.integer):
+        _integers.check_fits(f"Variable {variable.label!r}.{caller}", parameter_name(caller), array)
     return array if array.dtype == home.dtype else array.astype(home.dtype)
 
 

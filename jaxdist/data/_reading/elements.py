@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import PyTreeDef, keystr
 
+from jaxdist._integers import check_all_fit, has_cut_off
 from jaxdist._validate import check_keys
 from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 
@@ -57,6 +58,9 @@ class ElementReader:
         is_first = self._treedef is None
         if is_first or treedef != self._treedef or [a.dtype for a in arrays] != self._dtypes:
             self._check_structure(raw, arrays, treedef, index)
+        if has_cut_off(arrays):
+            start = f"{self._caller}: element {index} of the dataset"
+            check_all_fit(start, "batch", treedef.unflatten(arrays))
         counts = {a.shape[0] for a in arrays if a.ndim}
         element = Element(arrays, treedef, next(iter(counts), None))
         if len(counts) > 1:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from jaxdist._integers import check_fits
 from jaxdist._validate import as_integer, as_number, check_instance, format_lines, show
 from jaxdist.data import Batches, DistributedDataset, batches
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -138,7 +139,7 @@ def _as_arrays(caller: str, name: str, tree: Any) -> Any:
                 "Its leaves are arrays of numbers, [N, ...].\n\n"
                 f"Convert it first: np.asarray({name}, np.float32), or numbers for texts."
             )
-        _check_range(caller, f"{name}{keystr(path)}", array)
+        check_fits(caller, f"{name}{keystr(path)}", array)
         return array
 
     # A list of numbers is one array, and not a pytree of scalars.
@@ -154,22 +155,6 @@ def _as_arrays(caller: str, name: str, tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(
         convert, tree, is_leaf=lambda node: isinstance(node, list)
     )
-
-
-def _check_range(caller: str, name: str, array: np.ndarray | jax.Array) -> None:
-    """Raise if JAX would cut off bits of an integer."""
-    is_wide = isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.itemsize == 8
-    has_64_bits = jax.dtypes.canonicalize_dtype("int64").itemsize == 8
-    if not is_wide or not array.size or has_64_bits:
-        return
-    bounds = np.iinfo(np.int32 if array.dtype.kind == "i" else np.uint32)
-    low, high = int(array.min()), int(array.max())
-    if low < bounds.min or high > bounds.max:
-        raise ArgumentError(
-            f"{caller} was given {name} with integers from {low} to {high}.\n\n"
-            f"JAX makes {bounds.dtype} of {array.dtype}, which would cut off bits.\n\n"
-            "Pass smaller integers, or turn on 64 bits: jax.config.update('jax_enable_x64', True)."
-        )
 
 
 def check_class_weight(caller: str, value: Any) -> dict[int, float] | None:
