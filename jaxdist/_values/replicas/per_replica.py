@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
+from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_flag, as_integer, show
 from jaxdist._values.replicas.distributed import DistributedValues
@@ -88,6 +89,12 @@ class PerReplica(DistributedValues):
                 f"PerReplica was given values={show(values)}, which is empty.\n\n"
                 "values has one value for each replica, in replica order.\n\n"
                 "Pass for instance PerReplica([1.0, 2.0]) for two replicas."
+            )
+        if any(map(_compat.is_mutable, held)):
+            raise ArgumentTypeError(
+                f"PerReplica was given values={show(values)}, with a jax.Ref.\n\n"
+                "A PerReplica holds values, and a jax.Ref can change.\n\n"
+                "Pass its value, ref[...]; for state that steps change use jaxdist.Variable."
             )
         self._flat = (tuple(map(_take_snapshot, held)), _ONE_BY_ONE)
 
