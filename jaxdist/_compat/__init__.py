@@ -72,6 +72,7 @@ from jaxdist._compat.programs import discharge_refs as discharge_refs
 from jaxdist._compat.programs import drop_unused as drop_unused
 from jaxdist._compat.programs import get_scan_counts as get_scan_counts
 from jaxdist._compat.programs import has_write_to as has_write_to
+from jaxdist._compat.programs import is_mutable as is_mutable
 from jaxdist._compat.programs import is_ref as is_ref
 from jaxdist._compat.programs import move_constants_to_inputs as move_constants_to_inputs
 from jaxdist._compat.programs import remove_placeholders as remove_placeholders

@@ -151,6 +151,11 @@ def is_ref(variable: Any) -> bool:
     return isinstance(variable.aval, _AbstractRef)
 
 
+def is_mutable(value: Any) -> bool:
+    """Whether a value, concrete or traced, is a mutable array of `jax.new_ref`."""
+    return isinstance(getattr(value, "aval", None), _AbstractRef) or isinstance(value, jax.Ref)
+
+
 def has_write_to(jaxpr: Any, ref: Any) -> bool:
     """Whether an open program writes to one of its inputs, a mutable reference."""
     return any(

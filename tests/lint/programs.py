@@ -644,6 +644,65 @@ strategy.run(step, (x,))
 """,
 }
 
+SQUARE_UNDER_FSDP = {
+    "tree": """
+import jax
+import jax.numpy as jnp
+import jaxdist
+from jaxdist import partition
+strategy = jaxdist.MirroredStrategy()
+rules = partition.fsdp()
+def step(params, x):
+    grads = jax.grad(lambda p: (p * x).mean())(params)
+    replica = jaxdist.get_replica_context()
+    return replica.all_reduce("mean", jax.tree.map(jnp.square, grads))  # JD009
+strategy.run(step, (1.0, 2.0))
+""",
+    "power": """
+import jax
+import jaxdist
+strategy = jaxdist.MirroredStrategy()
+rules = jaxdist.partition.fsdp()
+def step(params, x):
+    grad = jax.grad(lambda p: (p * x).mean())(params)
+    return jax.lax.pmean(grad**2, "replica")  # JD009
+strategy.run(step, (1.0, 2.0))
+""",
+}
+NO_SQUARE_UNDER_FSDP = {
+    "gathered": """
+import jax
+import jaxdist
+from jaxdist import partition
+strategy = jaxdist.MirroredStrategy()
+rules = partition.fsdp()
+def step(params, x):
+    grad = jax.grad(lambda p: (p * x).mean())(partition.gather(params))
+    return jax.lax.pmean(grad**2, "replica")
+strategy.run(step, (1.0, 2.0))
+""",
+    "replicated": """
+import jax
+import jaxdist
+strategy = jaxdist.MirroredStrategy()
+def step(params, x):
+    grad = jax.grad(lambda p: (p * x).mean())(params)
+    return jax.lax.pmean(grad**2, "replica")
+strategy.run(step, (1.0, 2.0))
+""",
+    "linear": """
+import jax
+import jaxdist
+from jaxdist import partition
+strategy = jaxdist.MirroredStrategy()
+rules = partition.fsdp()
+def step(params, x):
+    grad = jax.grad(lambda p: (p * x).mean())(params)
+    return jaxdist.get_replica_context().all_reduce("mean", grad / 2)
+strategy.run(step, (1.0, 2.0))
+""",
+}
+
 FOUND = {
     "JD001": DOUBLE_REDUCTION,
     "JD002": UNEVEN_MEAN,
@@ -652,6 +711,7 @@ FOUND = {
     "JD005": ONE_PROCESS,
     "JD007": VALUE_IN_IF,
     "JD008": SIDE_EFFECT,
+    "JD009": SQUARE_UNDER_FSDP,
 }
 NOT_FOUND = {
     "JD001": ONE_REDUCTION,
@@ -661,4 +721,5 @@ NOT_FOUND = {
     "JD005": ALL_PROCESSES,
     "JD007": NO_VALUE_IN_IF,
     "JD008": NO_SIDE_EFFECT,
+    "JD009": NO_SQUARE_UNDER_FSDP,
 }

@@ -11,6 +11,7 @@ from jaxdist._lint.rules import (
     pmap,
     process_zero,
     side_effect,
+    square_under_fsdp,
     tf_names,
     uneven_mean,
     value_in_if,
@@ -25,6 +26,7 @@ _MODULES = (
     tf_names,
     value_in_if,
     side_effect,
+    square_under_fsdp,
 )
 RULES: Mapping[Rule, Callable[[Program], Iterator[Finding]]] = MappingProxyType(
     {module.RULE: module.find for module in _MODULES}

@@ -193,6 +193,27 @@ def check_no_arrays_hidden(caller: str, flat: Flat) -> None:
             raise ArgumentTypeError(hidden_array_message(caller, name, slot.value, where))
 
 
+def check_no_refs(caller: str, flat: Flat) -> None:
+    """Raise for a mutable array of `jax.new_ref`: a step cannot write to one of the caller."""
+    for position, slot in enumerate(flat.slots):
+        value = flat.dynamic[slot] if type(slot) is int else getattr(slot, "value", None)
+        if _compat.is_mutable(value):
+            name = argument_name(flat.paths()[position])
+            raise ArgumentTypeError(explain_ref(f"{caller} was given {name}, a jax.Ref"))
+
+
+def explain_ref(what: str) -> str:
+    """Return the text of the error for a mutable array that would enter or leave a step."""
+    return (
+        f"{what} (a mutable array of jax.new_ref).\n\n"
+        "A jax.Ref lives on one device, and each replica of a step would write to its own copy. "
+        "Inside a step, refs that the step makes work.\n\n"
+        "Keep the value in a jaxdist.Variable, made in strategy.scope(): steps read it, assign it, "
+        "and the strategy keeps the replicas equal. Or pass ref[...], return the new value, and "
+        "write it after the step: ref[...] = strategy.run(step, (ref[...], x))."
+    )
+
+
 def check_not_leaked(caller: str, flat: Flat) -> None:
     """Raise for a tracer whose trace has ended."""
     # Inside another trace, tracers are ordinary arguments.

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jaxdist import _compat
 from jaxdist._collectives import UNEVEN_ALL_GATHER, GatherLog, shared_trace_key
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.arguments.arguments import explain_ref
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.batched_while import keep_finished_rows
 from jaxdist._program.jaxprs.control_flow import Scan, While
@@ -148,6 +149,8 @@ class ReplicaOps:
             if not value.is_of(self.trace):
                 raise ContextError(_explain_other_step(value))
             return value.held
+        if not isinstance(value, jax.core.Tracer) and _compat.is_mutable(value):
+            raise ContextError(explain_ref("The step closes over a jax.Ref"))
         if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
             return value
         if value.sharding.device_set == {self._device}:

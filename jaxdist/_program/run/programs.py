@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxdist import _compat
 from jaxdist._collectives import collect_notes, is_below_a_byte
-from jaxdist._program.arguments.arguments import check_no_arrays_hidden
+from jaxdist._program.arguments.arguments import check_no_arrays_hidden, check_no_refs
 from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
 from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.build import build
@@ -107,6 +107,7 @@ class Programs:
         fn, strategy = self._fn(), self._strategy()
         check_positions(self._donated, flat.given[0])
         check_no_arrays_hidden("strategy.run", flat)
+        check_no_refs("strategy.run", flat)
         check_step_holds_no_arrays("strategy.run", fn)
         with collect_notes() as notes:
             lifted = lift(fn, signature, strategy, self._variables)

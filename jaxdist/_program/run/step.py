@@ -30,6 +30,7 @@ from jaxdist._program.arguments.arguments import (
     check_hashable,
     check_no_arrays_hidden,
     check_no_bare_variable,
+    check_no_refs,
     check_not_leaked,
     flatten,
 )
@@ -228,6 +229,7 @@ class Step:
         strategy: Any = self._strategy()
         check_positions(self.donated, args)
         check_no_arrays_hidden("strategy.run", call.flat)
+        check_no_refs("strategy.run", call.flat)
         with _compat.enable_jit():
             step = OpByOpStep(fn, call.signature, strategy, call.leaves)
             return step.run(self.donated, source_location(fn))

@@ -16,7 +16,7 @@ from jax.tree_util import PyTreeDef
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.arguments.arguments import Static, unflatten
+from jaxdist._program.arguments.arguments import Static, explain_ref, unflatten
 from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.arguments.leaf_names import LeafNames, find_function_with_source, leaf_names
 from jaxdist._program.arguments.opaque import find_array, find_tracer, hidden_tracer_message
@@ -43,7 +43,7 @@ from jaxdist._values import (
     open_containers,
 )
 from jaxdist._values import open_piece as opened_piece
-from jaxdist.errors import ArgumentTypeError, ReplicaValueError
+from jaxdist.errors import ArgumentTypeError, ContextError, ReplicaValueError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +148,11 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: HasLayout) -> 
         try:
             closed = _close(_map_local(local, axes, signature, layout), signature)
             traced: TracedStep = variables.finish(local.describe(closed, axes))
+        except AttributeError as error:
+            if "AbstractRef" not in str(error):
+                raise
+            what = f"The step {local.__name__!r} closes over a jax.Ref"
+            raise ContextError(explain_ref(what)) from error
         except ValueError as error:
             # JAX has no class for the error about an operation that names a manual axis.
             if axes == partial or "manual" not in str(error).lower():
@@ -401,6 +406,8 @@ class LocalStep:
                 sharded.check_piece(name, leaf)
                 self.cuts[self.num_graph + len(arrays)] = leaf.cut
                 leaf = leaf.held
+            if _compat.is_mutable(leaf):
+                raise ArgumentTypeError(explain_ref(f"The step returned {name}, a jax.Ref"))
             if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
                 marks.append(len(arrays))
                 arrays.append(as_array("The step", name, leaf))

@@ -90,6 +90,12 @@ class PerReplica(DistributedValues):
                 "values has one value for each replica, in replica order.\n\n"
                 "Pass for instance PerReplica([1.0, 2.0]) for two replicas."
             )
+        if any(map(_compat.is_mutable, held)):
+            raise ArgumentTypeError(
+                f"PerReplica was given values={show(values)}, with a jax.Ref.\n\n"
+                "A PerReplica holds values, and a jax.Ref can change.\n\n"
+                "Pass its value, ref[...]; for state that steps change use jaxdist.Variable."
+            )
         self._flat = (tuple(map(_take_snapshot, held)), _ONE_BY_ONE)
 
     @classmethod
