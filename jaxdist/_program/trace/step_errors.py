@@ -11,6 +11,12 @@ from jaxdist.errors import ArgumentTypeError, AxisNameError, JaxdistError, Repli
 _UNBOUND = re.compile(r"unbound axis name:? '?(.+?)'?(?:\. |\.?$)", re.MULTILINE)
 
 
+def needs_explicit_axes(error: Exception) -> bool:
+    """Whether JAX refused a sharding of a result because its axis is Auto. It has no class."""
+    text = str(error)
+    return "cannot contain axis names that are of type Auto" in text
+
+
 def unbound_axis_error(error: Exception, fn: Any, layout: ReplicaMesh) -> AxisNameError | None:
     """Return a better error for JAX's error about an unbound axis; None for other errors."""
     found = _UNBOUND.search(str(error)) if isinstance(error, NameError) else None
