@@ -32,6 +32,10 @@ class ReplicaMesh:
 
     The replica axes are manual inside `run`. The other axes are the logical devices of each
     replica; they stay automatic, so GSPMD partitions the step over them.
+
+    # Note [Explicit axes]
+    A user's mesh may have Explicit axes, as `jax.make_mesh` makes them. Arguments and results are
+    on this mesh, so they combine with the user's other arrays. Programs compute over `auto_mesh`.
     """
 
     mesh: Mesh
@@ -87,6 +91,26 @@ class ReplicaMesh:
         return self.num_replicas // self.num_places
 
     @functools.cached_property
+    def auto_mesh(self) -> Mesh:
+        """The same mesh with Auto axes only: programs compute over it.
+
+        Arrays on both meshes are equal to compiled programs, so none moves. The mesh itself if its
+        axes are Auto.
+        """
+        return make_auto(self.mesh)
+
+    @functools.cached_property
+    def has_explicit_axes(self) -> bool:
+        """Whether arguments and results have types with shardings (`jax.make_mesh`)."""
+        return self.auto_mesh is not self.mesh
+
+    @functools.cached_property
+    def has_explicit_logical_axes(self) -> bool:
+        """Whether some axis over which a replica spans several devices is Explicit."""
+        kinds = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))
+        return any(kinds[a] is AxisType.Explicit for a in self.logical_axes)
+
+    @functools.cached_property
     def traced_mesh(self) -> Mesh | AbstractMesh:
         """The mesh over which a step is traced.
 
@@ -94,7 +118,7 @@ class ReplicaMesh:
         the bits of the results, then do not depend on the number of real devices.
         """
         if self.num_virtual is None:
-            return self.mesh
+            return self.auto_mesh
         names = self.mesh.axis_names
         sizes = tuple(
             self.num_virtual if a in self.replica_axes else self.mesh.shape[a] for a in names
@@ -305,8 +329,26 @@ def build(
     return ReplicaMesh(mesh, (REPLICA_AXIS,), described=described, spmd=spmd, process=process)
 
 
+@functools.lru_cache(maxsize=256)
+def make_auto(mesh: Mesh) -> Mesh:
+    """Return the mesh with all axes Auto; the mesh itself if they are."""
+    if all(kind is AxisType.Auto for kind in mesh.axis_types):
+        return mesh
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
+
+
+def make_auto_sharding(sharding: Any) -> Any:
+    """Return the same sharding on a mesh without Explicit axes; others as they are."""
+    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
+        return sharding
+    auto = make_auto(sharding.mesh)
+    if auto is sharding.mesh:
+        return sharding
+    return NamedSharding(auto, sharding.spec, memory_kind=sharding.memory_kind)
+
+
 def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:
-    """Build the mesh of a strategy from a user's mesh; names stay, and all axes become Auto."""
+    """Build the mesh of a strategy from a user's mesh, which it keeps."""
     if not isinstance(mesh, Mesh):
         raise ArgumentTypeError(
             f"MirroredStrategy was given mesh={show(mesh)}.\n\n"
@@ -330,5 +372,14 @@ def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:
             f"{what}.\n\nreplica_axes are axes of the mesh.\n\n"
             f"Pass one or more of {names}, each once."
         )
-    auto = Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
-    return ReplicaMesh(auto, axes)
+    kinds = dict(zip(names, mesh.axis_types, strict=True))
+    manual = [a for a, kind in kinds.items() if kind is AxisType.Manual]
+    if manual:
+        raise ArgumentError(
+            f"MirroredStrategy was given mesh with the axes {names}, of which {manual} are "
+            "Manual.\n\nAxes of a strategy's mesh are Explicit or Auto; a step makes its replica "
+            "axes manual itself.\n\n"
+            "Make the mesh with jax.make_mesh(shape, names), or with "
+            "axis_types=(jax.sharding.AxisType.Auto, ...)."
+        )
+    return ReplicaMesh(mesh, axes)

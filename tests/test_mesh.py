@@ -32,12 +32,13 @@ def test_devices_of_one_replica_lie_side_by_side() -> None:
     assert ids == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-def test_a_users_mesh_keeps_its_names_and_order_and_becomes_auto() -> None:
+def test_a_users_mesh_is_kept_and_programs_have_auto_axes() -> None:
     given = _users_mesh()
     layout = meshes.adopt(given, ("data",))
-    assert layout.mesh.axis_names == given.axis_names
-    assert set(layout.mesh.axis_types) == {AxisType.Auto}
-    assert set(given.axis_types) == {AxisType.Explicit}
+    assert layout.mesh is given
+    assert layout.auto_mesh.axis_names == given.axis_names
+    assert set(layout.auto_mesh.axis_types) == {AxisType.Auto}
+    assert layout.has_explicit_axes
     assert layout.replica_axes == ("data",)
     assert layout.logical_axes == ("model",)
     ids = [[d.id for d in row] for row in layout.device_grid]

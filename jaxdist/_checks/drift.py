@@ -14,7 +14,7 @@ from jax.tree_util import keystr
 from jaxdist._checks.result_comparison import is_argument_leaf, is_per_replica
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
-from jaxdist._values import Kind, placement_of_sharding
+from jaxdist._values import Kind, placement_of_sharding, view_auto
 from jaxdist.errors import ArgumentError, ReplicaDriftError
 
 
@@ -43,7 +43,7 @@ class DriftChecks:
         mirrored = [(p, x) for p, x in leaves if self._is_mirrored(x)]
         if self._layout.num_places == 1 or not mirrored:
             return False
-        sums = _compute_checksums(tuple(x for _, x in mirrored), self._layout)
+        sums = _compute_checksums(tuple(view_auto(x) for _, x in mirrored), self._layout)
         table = np.asarray(sums).reshape(self._layout.num_places, len(mirrored), 2)
         differs = (table != table[0]).any(axis=-1)
         drifted = {
@@ -80,7 +80,7 @@ def _compute_checksums(arrays: tuple[jax.Array, ...], layout: ReplicaMesh) -> ja
     # `check_vma=False` JAX does not verify it, and each device reads its own copy.
     return jax.shard_map(
         replica,
-        mesh=layout.mesh,
+        mesh=layout.auto_mesh,
         in_specs=(PartitionSpec(),) * len(arrays),
         out_specs=layout.replica_spec,
         axis_names=frozenset(layout.mesh.axis_names),

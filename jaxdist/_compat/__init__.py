@@ -43,7 +43,9 @@ from jaxdist._compat.held_tracer import HeldTracer as HeldTracer
 from jaxdist._compat.lowering import compute_on_host as compute_on_host
 from jaxdist._compat.lowering import constrain_tiles as constrain_tiles
 from jaxdist._compat.lowering import omit_open_constraints as omit_open_constraints
+from jaxdist._compat.meshes import call_with_auto_types as call_with_auto_types
 from jaxdist._compat.meshes import get_context_mesh as get_context_mesh
+from jaxdist._compat.meshes import get_explicit_mesh as get_explicit_mesh
 from jaxdist._compat.meshes import outside_of_meshes as outside_of_meshes
 from jaxdist._compat.meshes import use_abstract_mesh as use_abstract_mesh
 from jaxdist._compat.meshes import use_no_mesh as use_no_mesh
@@ -98,5 +100,6 @@ from jaxdist._compat.tracing import is_inside_trace as is_inside_trace
 from jaxdist._compat.tracing import is_jit_disabled as is_jit_disabled
 from jaxdist._compat.tracing import is_live as is_live
 from jaxdist._compat.tracing import is_mapped as is_mapped
+from jaxdist._compat.tracing import is_staged as is_staged
 from jaxdist._compat.tracing import is_staged_in as is_staged_in
 from jaxdist._compat.tracing import must_interpret as must_interpret

@@ -94,7 +94,8 @@ def fast_call_record(
         executable.xla_executable,
         out_tree,
         _get_physical_shardings(executable._in_shardings, executable.in_avals),
-        _get_physical_shardings(executable._out_shardings, executable.out_avals),
+        # Of the results: they may be on another mesh of the same devices than XLA's.
+        [o.sharding for o in outputs],
         [o.aval for o in outputs],
         [o._committed for o in outputs],
         kept,

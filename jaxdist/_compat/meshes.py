@@ -2,11 +2,13 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
+import jax
 from jax._src import config as _config
 from jax._src import mesh as _mesh
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -81,3 +83,51 @@ def outside_of_meshes(fn: F) -> F:
             return fn(*args, **kwargs)
 
     return cast(F, call_without_mesh)
+
+
+def get_explicit_mesh(value: Any) -> Any:
+    """Return the abstract mesh that the type of a traced value names, if axes are Explicit."""
+    mesh = getattr(getattr(jax.typeof(value), "sharding", None), "mesh", None)
+    return mesh if mesh is not None and mesh.explicit_axes else None
+
+
+def call_with_auto_types(
+    fn: Callable[..., Sequence[Any]],
+    arguments: Sequence[Any],
+    specs: Sequence[PartitionSpec] | None,
+    mesh: AbstractMesh,
+) -> list[Any]:
+    """Call `fn` in a traced function, with arguments whose types name no Explicit axis.
+
+    Args:
+        fn: A function of arrays.
+        arguments: Traced values. Their types may name Explicit axes of `mesh`.
+        specs: The sharding of each result. Only Explicit axes of `mesh` count. None: the types of
+            the results name no Explicit axis either.
+        mesh: The mesh of the types of the results.
+
+    Returns:
+        The results, with the types of the caller's mesh.
+    """
+    auto = mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+    with use_abstract_mesh(auto):
+        given = [
+            x if get_explicit_mesh(x) is None else jax.sharding.reshard(x, PartitionSpec())
+            for x in arguments
+        ]
+        results = fn(*given)
+    if specs is None:
+        return list(results)
+    explicit = frozenset(mesh.explicit_axes)
+    with use_abstract_mesh(mesh):
+        return [
+            jax.sharding.reshard(x, _keep_axes(spec, explicit))
+            for x, spec in zip(results, specs, strict=True)
+        ]
+
+
+def _keep_axes(spec: PartitionSpec, axes: frozenset[str]) -> PartitionSpec:
+    """Return a spec with only these axes."""
+    names = [(e,) if isinstance(e, str) else tuple(e or ()) for e in spec]
+    kept = [tuple(n for n in entry if n in axes) for entry in names]
+    return PartitionSpec(*(entry or None for entry in kept))

@@ -70,6 +70,14 @@ def find_mapped_axis(names: Collection[str]) -> str | None:
     return None
 
 
+def is_staged() -> bool:
+    """Whether the caller is in a function that JAX makes a program of (`jit`, loops, branches).
+
+    `jax.grad` and `jax.vmap` outside of `jit` run their function at once.
+    """
+    return is_staged_in(_core.eval_trace)
+
+
 def is_jit_disabled() -> bool:
     """Whether the caller is under `jax.disable_jit()`."""
     return _config.disable_jit.value

@@ -39,7 +39,8 @@ class MirroredStrategy(Strategy):
             this machine does not have: programs can be lowered and compiled for them.
         cross_device_ops: The implementation of reductions, inside `run` and in `reduce`; None is
             XLA (`experimental.CollectiveAllReduce`).
-        mesh: Your own mesh instead of `devices`; its axis names are kept.
+        mesh: Your own mesh instead of `devices`. Arguments and results are on it, with its axis
+            types.
         replica_axes: With `mesh`: the axes over which replicas run. The other axes are the logical
             devices of each replica; GSPMD partitions over them.
         options: Default `experimental.CommunicationOptions` of calls that pass none.

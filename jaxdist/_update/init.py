@@ -25,6 +25,7 @@ from jaxdist._values import (
     pad_dim,
     placement_of,
     put,
+    view_auto,
 )
 
 
@@ -85,7 +86,7 @@ def init_outside(
         layout.replicated if c is None else NamedSharding(layout.mesh, c.full_spec(layout))
         for c in found_cuts
     ]
-    arrays = [_copy_to_layout(x, layout) for x in _make_equal(given, layout)]
+    arrays = [view_auto(_copy_to_layout(x, layout)) for x in _make_equal(given, layout)]
     results = jax.jit(flat, out_shardings=shardings)(*arrays)
     return new_leaves[0].rebuild(
         [x if c is None else Sharded(x, *c) for x, c in zip(results, found_cuts, strict=True)]

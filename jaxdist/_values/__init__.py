@@ -25,6 +25,9 @@ from jaxdist._values.replicas.ahead import UnevenStep as UnevenStep
 from jaxdist._values.replicas.ahead import copy_steps_ahead as copy_steps_ahead
 from jaxdist._values.replicas.ahead import mark_with_steps_ahead as mark_with_steps_ahead
 from jaxdist._values.replicas.ahead import steps_ahead as steps_ahead
+from jaxdist._values.replicas.auto_view import compute_auto as compute_auto
+from jaxdist._values.replicas.auto_view import view_auto as view_auto
+from jaxdist._values.replicas.auto_view import view_on as view_on
 from jaxdist._values.replicas.binding import BatchSource as BatchSource
 from jaxdist._values.replicas.binding import Origin as Origin
 from jaxdist._values.replicas.binding import current_binding as current_binding

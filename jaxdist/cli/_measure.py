@@ -114,7 +114,9 @@ def _agree_on(number: int) -> int:
 def _compile_case(layout: ReplicaMesh, fn: Callable[..., Any], sizes: Sequence[int]) -> _Case:
     """Compile a case: `fn` on one float32 array for each size in bytes on a device."""
     rows = layout.replica_spec
-    mapped = jax.shard_map(fn, mesh=layout.mesh, in_specs=rows, out_specs=rows, check_vma=False)
+    mapped = jax.shard_map(
+        fn, mesh=layout.auto_mesh, in_specs=rows, out_specs=rows, check_vma=False
+    )
     n = layout.num_replicas
     shapes = [((max(size // 4 // n, 1)) * n * n,) for size in sizes]
     arrays = [put(np.ones(s, np.float32), layout.per_replica) for s in shapes]

@@ -295,7 +295,7 @@ def test_an_abstract_mesh_changes_no_number() -> None:
 
 
 @pytest.mark.parametrize("context", ["explicit", "other_order", "one_device", "four_devices"])
-@pytest.mark.parametrize("strategy", ["mirrored", "mirrored_2", "logical"])
+@pytest.mark.parametrize("strategy", ["mirrored", "mirrored_2", "one_device"])
 def test_a_traced_function_under_another_mesh_is_refused_by_name(
     context: str, strategy: str
 ) -> None:
@@ -306,6 +306,13 @@ def test_a_traced_function_under_another_mesh_is_refused_by_name(
         pytest.raises(ContextError, match=r"jax\.set_mesh\(strategy\.mesh\)"),
     ):
         jax.grad(lambda w: one.run(step, (w,)))(2.0)
+
+
+def test_a_traced_function_under_the_own_mesh_with_explicit_axes_runs() -> None:
+    strategy = STRATEGIES["logical"]()
+    step = lambda w: get_replica_context().all_reduce("mean", w * w)  # noqa: E731
+    with CONTEXTS["explicit"]():
+        assert float(jax.grad(lambda w: strategy.run(step, (w,)))(2.0)) == 4.0
 
 
 def test_a_traced_function_under_an_auto_mesh_of_the_same_devices_runs() -> None:

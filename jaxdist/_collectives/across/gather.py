@@ -27,13 +27,15 @@ from jaxdist._collectives.across.plain import (
 from jaxdist._collectives.across.together import check_together
 from jaxdist._collectives.in_replica import gather_dim
 from jaxdist._collectives.options.dtypes import check_supported
-from jaxdist._mesh import ReplicaMesh
+from jaxdist._mesh import ReplicaMesh, make_auto_sharding
 from jaxdist._values import (
     PerReplica,
     Sharded,
+    compute_auto,
     is_mirrored,
     origin_of,
     refuse_leaked,
+    view_auto,
 )
 
 
@@ -45,11 +47,11 @@ def plan_rows(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     struct = jax.ShapeDtypeStruct(local, array.dtype)
     dim = gather_dim(request.caller, name, struct, request.axis)
     if isinstance(array, jax.core.Tracer):
-        return lambda array: _join_traced(array, dim, layout)
+        return lambda array: compute_auto(lambda x: _join_traced(x, dim, layout), array)
     if isinstance(array, jax.Array) and not is_addressable(array):
         # Several processes: no process has all rows, so a program moves them.
         moved = jax.jit(_concatenate_parts, static_argnums=(1, 2), out_shardings=layout.replicated)
-        return lambda array: take_plain_array(moved(array, dim, layout.num_replicas))
+        return lambda array: take_plain_array(moved(view_auto(array), dim, layout.num_replicas))
     fetch = choose_fetch(array, layout) if isinstance(array.dtype, np.dtype) else fetch_bits
     if not dim:
         return lambda array: put_on_default_device(fetch(array), like=array)
@@ -64,7 +66,7 @@ def _join_traced(array: jax.Array, dim: int, layout: ReplicaMesh) -> jax.Array:
     whole = _concatenate_parts(array, dim, layout.num_replicas)
     if layout.is_shared:
         # Without it XLA may leave the rows of other processes there.
-        whole = jax.lax.with_sharding_constraint(whole, layout.replicated)
+        whole = jax.lax.with_sharding_constraint(whole, make_auto_sharding(layout.replicated))
     return whole
 
 

@@ -36,6 +36,7 @@ from jaxdist._values import (
     PerReplica,
     Sharded,
     combine_pairwise,
+    compute_auto,
     is_mirrored,
     refuse_leaked,
 )
@@ -60,14 +61,18 @@ def plan_rows(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     # decides about speed only.
     small = array.size * array.dtype.itemsize <= HOST_BYTES
     if in_tree and isinstance(array, jax.core.Tracer):
-        return lambda array: _reduce_tree_on_devices(array, op, shape, over, dtype, layout)
+        return lambda array: compute_auto(
+            lambda x: _reduce_tree_on_devices(x, op, shape, over, dtype, layout), array
+        )
     if in_tree or (can_fetch and (small or not isinstance(array, jax.Array))):
         # XLA divides in another way than NumPy, so virtual replicas of several processes are
         # brought to each of them.
         fetch = choose_fetch(array, layout) if can_fetch else _fetch_from_all
         added = _accumulation_dtype(dtype)
         return lambda array: _reduce_on_host(op, fetch(array).reshape(shape), over, added, in_tree)
-    return lambda array: take_plain_array(_device_reduce(array, op, shape, over, dtype))
+    return lambda array: take_plain_array(
+        compute_auto(lambda x: _device_reduce(x, op, shape, over, dtype), array)
+    )
 
 
 def plan_one(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
@@ -78,11 +83,15 @@ def plan_one(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     refuse_leaked(request.caller, name, leaf)
     if dims is not None:
         on = _find_dims(name, jnp.asarray(leaf), dims)
-        return lambda value: _reduce_dims_of_one(op, jnp.asarray(value), on, layout.num_replicas)
+        return lambda value: compute_auto(
+            lambda x: _reduce_dims_of_one(op, jnp.asarray(x), on, layout.num_replicas), value
+        )
     if op is ReduceOp.MEAN or layout.num_replicas == 1:
         return functools.partial(reduce_one_value, op)
     if is_mirrored(leaf, layout):
-        return lambda value: _multiply(jnp.asarray(value), layout.num_replicas)
+        return lambda value: compute_auto(
+            lambda x: _multiply(jnp.asarray(x), layout.num_replicas), value
+        )
     # R times zero is zero, so a sum of zeros is not ambiguous: for example a counter that no
     # replica has changed yet.
     if isinstance(leaf, (int, float, np.ndarray, np.generic)) and not np.any(leaf):
@@ -162,7 +171,7 @@ def _reduce_tree_on_devices(
 
     return jax.shard_map(
         device,
-        mesh=layout.mesh,
+        mesh=layout.auto_mesh,
         in_specs=layout.replica_spec,
         out_specs=PartitionSpec(),
         axis_names=frozenset(layout.mesh.axis_names),

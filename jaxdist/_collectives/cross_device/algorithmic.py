@@ -21,7 +21,7 @@ from jaxdist._collectives.options.dtypes import finish_sum, prepare_summands, re
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Form, Handle
+from jaxdist._values import Form, Handle, view_auto
 
 
 class AlgorithmicOps(CrossDeviceOps):
@@ -85,7 +85,7 @@ class AlgorithmicOps(CrossDeviceOps):
         scalars = tuple(v.form is Form.SCALARS for v in placed_values)
         program = _compile(self, reduce_op, layout, options, scalars)
         # One program for all values, so that their leaves can share packs.
-        totals = program([v.array for v in placed_values])
+        totals = program([view_auto(v.array) for v in placed_values])
         targets = [find_target(caller, d, layout) for d in destinations]
         return [put_on_target(take_plain_array(x), t) for x, t in zip(totals, targets, strict=True)]
 
@@ -135,7 +135,7 @@ def _compile(
     return jax.jit(
         jax.shard_map(
             local,
-            mesh=layout.mesh,
+            mesh=layout.auto_mesh,
             in_specs=layout.replica_spec,
             out_specs=PartitionSpec(),
             axis_names=layout.manual_axes,

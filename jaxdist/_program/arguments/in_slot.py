@@ -8,7 +8,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from jaxdist import _compat
-from jaxdist._mesh import ReplicaMesh
+from jaxdist._mesh import ReplicaMesh, make_auto_sharding
 from jaxdist._values import (
     Cut,
     Form,
@@ -65,7 +65,16 @@ class InSlot:
         return math.prod(self.sharding.mesh.shape[a] for a in self.cut.axes)
 
     def abstract(self) -> jax.ShapeDtypeStruct:
-        """Return shape, dtype and sharding in the form that `jax.jit(...).lower` takes."""
+        """Return shape, dtype and sharding as `jax.jit(...).lower` takes them; axes are Auto."""
+        return jax.ShapeDtypeStruct(
+            self.shape,
+            self.dtype,
+            weak_type=self.weak_type,
+            sharding=make_auto_sharding(self.sharding),
+        )
+
+    def on_users_mesh(self) -> jax.ShapeDtypeStruct:
+        """Return shape, dtype and sharding, with the axis types of the user's mesh."""
         return jax.ShapeDtypeStruct(
             self.shape, self.dtype, weak_type=self.weak_type, sharding=self.sharding
         )

@@ -29,7 +29,7 @@ from jaxdist._program.variables.lift import NO_VARIABLES, LiftedVariables
 from jaxdist._program.virtual.program import call_virtually
 from jaxdist._program.virtual.values import VirtualDevice
 from jaxdist._reports import SlicePlan
-from jaxdist._values import Kind, PiecesOfResult, hold_global, rebuild_on_unflatten
+from jaxdist._values import Kind, PiecesOfResult, hold_global, rebuild_on_unflatten, view_on
 from jaxdist.errors import ContextError
 
 hlo.end_sources_at(__file__)
@@ -122,13 +122,13 @@ class Program:
     def _constrain_rows(self, out: OutSlot, array: Any) -> Any:
         """Constrain dim 0 of a per-replica result to the replicas; XLA lays out the other dims."""
         layout = self.layout
-        if layout.num_logical == 1 or out.kind is not Kind.PER_REPLICA:
+        if layout.num_logical == 1 or out.kind is not Kind.PER_REPLICA or self.traced.is_explicit:
             return array
         if out.parts is not None and out.parts[:1] == (1,):
             return array  # The step's own sharding constraint already contains this.
         free = [PartitionSpec.UNCONSTRAINED] * (array.ndim - 1)
         spec = PartitionSpec(layout.replica_spec[0], *free)
-        return jax.lax.with_sharding_constraint(array, NamedSharding(layout.mesh, spec))
+        return jax.lax.with_sharding_constraint(array, NamedSharding(layout.auto_mesh, spec))
 
     @functools.cached_property
     def _replay(self) -> Replay:
@@ -167,6 +167,27 @@ class Program:
         ]
         return (state, result) if self.has_state else result
 
+    @functools.cached_property
+    def _chosen_shardings(self) -> list[NamedSharding] | list[NamedSharding | None]:
+        return choose_result_shardings(self.layout, self.signature, self.traced, self.outputs)
+
+    def result_specs(self) -> list[PartitionSpec]:
+        """Return the layout of each result; it is whole over logical devices where XLA chooses."""
+        layout = self.layout
+        return [
+            o.spec(layout) if s is None or s.mesh != layout.mesh else s.spec
+            for o, s in zip(self.outputs, self._chosen_shardings, strict=True)
+        ]
+
+    def view_on_users_mesh(self, results: Sequence[Any]) -> Sequence[Any]:
+        """Return results whose sharding XLA has chosen on the mesh of the strategy."""
+        if not self.layout.has_explicit_axes or None not in self._chosen_shardings:
+            return results
+        return [
+            view_on(x, NamedSharding(self.layout.mesh, x.sharding.spec)) if s is None else x
+            for x, s in zip(results, self._chosen_shardings, strict=True)
+        ]
+
     @_compat.outside_of_meshes
     def lowered(self) -> jax.stages.Lowered:
         """Return JAX's lowered stage of this program.
@@ -178,15 +199,16 @@ class Program:
         jitted = jax.jit(
             _as_named_function(self, self.name),
             donate_argnums=self.donated,
-            out_shardings=choose_result_shardings(
-                self.layout, self.signature, self.traced, self.outputs
-            ),
+            out_shardings=self._chosen_shardings,
         )
         # JAX adds open constraints to nearly every result. They make XLA's TPU compiler insert
         # all-to-alls; see docs/design/010-logical-devices.md.
         exactly = _compat.use_exact_partitioner(self.compiler_options)
+        inputs = self.signature.inputs
         with _compat.omit_open_constraints(), exactly:
-            return jitted.lower(*(i.abstract() for i in self.signature.inputs))
+            return jitted.lower(
+                *(i.on_users_mesh() if self.traced.is_explicit else i.abstract() for i in inputs)
+            )
 
     @_compat.outside_of_meshes
     def compiled(self, lowered: jax.stages.Lowered | None = None) -> jax.stages.Compiled:

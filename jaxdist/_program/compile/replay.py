@@ -71,7 +71,7 @@ class Replay:
 
         mapped = jax.shard_map(
             replica,
-            mesh=layout.mesh,
+            mesh=layout.mesh if traced.is_explicit else layout.auto_mesh,
             in_specs=(
                 *(i.placement.manual_spec(layout) for i in self.signature.inputs),
                 *traced.eqn.params["in_specs"],

@@ -45,6 +45,7 @@ from jaxdist._values import (
     close_containers,
     place_per_replica,
     shards_by_replica,
+    view_auto,
 )
 
 # JAX compiles an operation once for each device that runs it. On platforms whose devices share one
@@ -111,6 +112,7 @@ class OpByOpStep:
 
     def _list_local(self, number: int, leaf: Any) -> list[Any]:
         """Return the value of an argument for each replica."""
+        leaf = view_auto(leaf)
         cut = self._signature.inputs[number].cut
         if cut is not None:
             return pieces_of(leaf, cut, self._layout)

@@ -79,7 +79,7 @@ class Replica:
             sizes = [(a, self._layout.mesh.shape[a]) for a in self._layout.replica_axes]
             with (
                 jax.default_device(self._device),
-                _compat.op_by_op(self.ops, self.ops.stage, sizes, self._layout.mesh) as trace,
+                _compat.op_by_op(self.ops, self.ops.stage, sizes, self._layout.auto_mesh) as trace,
                 record_gathers(self.ops.make_gather_log()),
             ):
                 self.ops.trace = trace

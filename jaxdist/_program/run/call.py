@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 
 from jaxdist import _compat
 from jaxdist._integers import check_fits, has_cut_off
@@ -14,6 +15,7 @@ from jaxdist._program.arguments.exact import exact_structure
 from jaxdist._program.arguments.in_slot import make_in_slot, must_move
 from jaxdist._program.compile.program import Program
 from jaxdist._program.nnx.graph import CachedGraph
+from jaxdist._program.run.mesh_of_trace import call_in_types_of_trace
 from jaxdist._program.trace.trace import Signature
 from jaxdist._program.uneven.uneven import padded, uneven_shapes
 from jaxdist._program.variables.lift import LiftedVariables
@@ -179,8 +181,13 @@ class _LeafName:
         return self.flat.name(self.number)
 
 
-def run_inside_trace(call: Call, program: Program) -> Any:
+def run_inside_trace(call: Call, program: Program, around: AbstractMesh | None) -> Any:
     """Put the program of a call into the enclosing trace: nothing is compiled.
+
+    Args:
+        call: The call.
+        program: Its program.
+        around: The mesh of the caller's context, if axes are Explicit.
 
     Raises:
         ContextError: The step uses variables, but the enclosing function does not track them.
@@ -194,7 +201,8 @@ def run_inside_trace(call: Call, program: Program) -> Any:
         # Under `grad` alone, JAX would evaluate the program operation by operation. It cannot do
         # that while some axes are manual and others automatic.
         inner = jax.jit(inner)
-    return call.update_state(program, inner(*call.leaves_of(program)))
+    results = call_in_types_of_trace(program, inner, call.leaves_of(program), around)
+    return call.update_state(program, results)
 
 
 def _no_binding_message(variables: LiftedVariables) -> str:

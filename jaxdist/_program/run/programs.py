@@ -51,8 +51,10 @@ class ReadyProgram:
     def call(self, leaves: Sequence[Any]) -> Any:
         """Run the executable and return flat results."""
         if self._has_subbyte_inputs:
-            return _compat.call_without_layout_checks(self.compiled, leaves)
-        return self.compiled(*leaves)
+            results = _compat.call_without_layout_checks(self.compiled, leaves)
+        else:
+            results = self.compiled(*leaves)
+        return self.program.view_on_users_mesh(results)
 
     def run(self, leaves: Sequence[Any]) -> Any:
         """Run the executable, make the record for the C++ call path, and return flat results."""

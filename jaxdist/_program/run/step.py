@@ -54,7 +54,7 @@ from jaxdist._program.run.call_paths import (
 from jaxdist._program.run.donated import check_not_repeated, check_positions
 from jaxdist._program.run.donation import DonatingCall, has_repeats, may_crash
 from jaxdist._program.run.fast_call import CallTemplate, FastCall, NotCompiled, TakeSlowPath
-from jaxdist._program.run.mesh_of_trace import check_mesh_of_trace
+from jaxdist._program.run.mesh_of_trace import find_mesh_of_trace
 from jaxdist._program.run.programs import Programs
 from jaxdist._program.run.same_arguments import make_arguments_equal
 from jaxdist._program.variables.lift import LiftedVariables
@@ -129,14 +129,16 @@ class Step:
         return self._miss(*args, **kwargs)[0]
 
     def _miss(self, *args: Any, **kwargs: Any) -> _compat.Answer:
-        check_mesh_of_trace(self._layout)
+        around = find_mesh_of_trace(self._layout)
         with _compat.use_no_mesh():
-            return self._run_miss(args, kwargs)
+            return self._run_miss(args, kwargs, around)
 
-    def _run_miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _compat.Answer:
+    def _run_miss(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], around: Any
+    ) -> _compat.Answer:
         call = self._read(args, kwargs)
         if call.is_traced:
-            return _compat.answer_miss(self._inside_trace(call))
+            return _compat.answer_miss(self._inside_trace(call, around))
         self._layout.check_can_run("strategy.run")
         if _compat.is_jit_disabled():
             return _compat.answer_miss(self._op_by_op(call, args))
@@ -195,11 +197,11 @@ class Step:
         check_no_bare_variable("strategy.run", args, kwargs)
         return read(flat, self._graphs.of(flat), self._layout)
 
-    def _inside_trace(self, call: Call) -> Any:
+    def _inside_trace(self, call: Call, around: Any) -> Any:
         check_inside_trace(self._layout)
         program = self._programs.find_or_trace(call)
         self._programs.look_ahead(call)
-        return run_inside_trace(call, program)
+        return run_inside_trace(call, program, around)
 
     @_compat.outside_of_meshes
     def program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
@@ -210,14 +212,14 @@ class Step:
 
     def op_by_op(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run without compiling, with one thread for each replica."""
-        check_mesh_of_trace(self._layout)
+        around = find_mesh_of_trace(self._layout)
         with _compat.use_no_mesh():
-            return self._start_op_by_op(args, kwargs)
+            return self._start_op_by_op(args, kwargs, around)
 
-    def _start_op_by_op(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _start_op_by_op(self, args: tuple[Any, ...], kwargs: dict[str, Any], around: Any) -> Any:
         call = self._read(args, kwargs)
         if call.is_traced:
-            return self._inside_trace(call)
+            return self._inside_trace(call, around)
         self._layout.check_can_run("strategy.run")
         if _compat.has_deleted(call.leaves):
             self.check_deleted(args, kwargs)

@@ -87,6 +87,11 @@ def axis_error(error: Exception, fn: Any, layout: ReplicaMesh) -> JaxdistError |
     return _no_name_error(error, text, fn, layout)
 
 
+def needs_explicit_axes(error: Exception) -> bool:
+    """Whether JAX refused a sharding of a result because its axis is Auto."""
+    return "cannot contain axis names that are of type Auto" in str(error)
+
+
 def check_names(name: str, params: dict[str, Any], line: str, layout: ReplicaMesh) -> None:
     """Check that an operation is over different axes, each given by its name.
 

@@ -26,7 +26,7 @@ from jaxdist._program.proof.local_pieces import Local, LocalPieces, is_marked
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof, check_results
 from jaxdist._program.proof.replication import NONE
 from jaxdist._program.trace import sharded
-from jaxdist._program.trace.axis_errors import axis_error, manual_axis_error
+from jaxdist._program.trace.axis_errors import axis_error, manual_axis_error, needs_explicit_axes
 from jaxdist._program.trace.layouts import check_layouts, names_layouts
 from jaxdist._program.trace.step_errors import find_better_error
 from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
@@ -91,6 +91,8 @@ class TracedStep:
     touched: tuple[Variable, ...] = ()
     written: tuple[Variable, ...] = ()
     need_refs: frozenset[int] = frozenset()
+    # Whether the step sees Explicit logical axes; see Note [Explicit axes in a step].
+    is_explicit: bool = False
     merge_calls: tuple[str, ...] = ()  # source lines of the merge calls at the top of the step
     # The source lines where replicas with different numbers of rows take a mean.
     means: tuple[str, ...] = ()
@@ -110,7 +112,8 @@ class TracedStep:
         # The shortcut below needs constants that are arrays. An enclosing trace (`jax.jit` around
         # `strategy.run`) can make them tracers.
         params = {**self.eqn.params, "out_specs": tuple(out_specs)}
-        if any(isinstance(x, jax.core.Tracer) for x in self.closed.consts):
+        # The shortcut knows no types with shardings, either.
+        if self.is_explicit or any(isinstance(x, jax.core.Tracer) for x in self.closed.consts):
             return list(_compat.bind_like(self.eqn, self.given(leaves), params))
         parts = [_find_split_dim(spec, params["mesh"]) for spec in out_specs]
         return _compat.stage_with_params(self.closed, params, parts, leaves)
@@ -138,22 +141,34 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: HasLayout) -> 
     With one logical device for each replica, all axes are manual, which every operation supports.
     A step that names a logical axis of size 1 in a sharding constraint is traced again, with that
     axis automatic.
+
+    # Note [Explicit axes in a step]
+    Logical axes are Auto in a step even where they are Explicit outside, so that every operation
+    is accepted. A step that says the sharding of a result over such an axis (`out_sharding=`,
+    `jax.sharding.reshard`) is traced again with the types of the user's mesh.
     """
     layout = strategy.layout
     partial = frozenset(layout.replica_axes)
     axes = layout.manual_axes
+    is_explicit = False
     while True:
         variables = signature.lifting.begin()
         local = LocalStep(fn, signature, strategy, variables)
         try:
-            closed = _close(_map_local(local, axes, signature, layout), signature)
-            traced: TracedStep = variables.finish(local.describe(closed, axes))
+            mapped = _map_local(local, axes, signature, layout, is_explicit=is_explicit)
+            closed = _close(mapped, signature, is_explicit=is_explicit)
+            traced: TracedStep = variables.finish(
+                dataclasses.replace(local.describe(closed, axes), is_explicit=is_explicit)
+            )
         except AttributeError as error:
             if "AbstractRef" not in str(error):
                 raise
             what = f"The step {local.__name__!r} closes over a jax.Ref"
             raise ContextError(explain_ref(what)) from error
         except ValueError as error:
+            if needs_explicit_axes(error) and layout.has_explicit_logical_axes and not is_explicit:
+                axes, is_explicit = partial, True
+                continue
             # JAX has no class for the error about an operation that names a manual axis.
             if axes == partial or "manual" not in str(error).lower():
                 better = manual_axis_error(error, fn, layout)
@@ -203,8 +218,9 @@ def trace_on_pieces(traced: TracedStep, signature: Signature, layout: ReplicaMes
         return [x.array for x in LocalPieces(walk).run(traced.jaxpr, given)]
 
     in_specs = traced.eqn.params["in_specs"]
-    mapped = _map_over_replicas(replica, in_specs, traced.manual_axes, layout)
-    closed = _close(lambda *leaves: mapped(*traced.given(leaves)), signature)
+    explicit = traced.is_explicit
+    mapped = _map_over_replicas(replica, in_specs, traced.manual_axes, layout, explicit)
+    closed = _close(lambda *xs: mapped(*traced.given(xs)), signature, is_explicit=explicit)
     check_results(walk.wrong)
     return dataclasses.replace(traced, closed=closed, operands=_operands(closed))
 
@@ -216,7 +232,9 @@ def trace_again(
 
     The results of `fn` have the structure and the shapes of those of `traced`.
     """
-    closed = _close(_map_local(fn, traced.manual_axes, signature, layout), signature)
+    explicit = traced.is_explicit
+    mapped = _map_local(fn, traced.manual_axes, signature, layout, is_explicit=explicit)
+    closed = _close(mapped, signature, is_explicit=explicit)
     return dataclasses.replace(traced, closed=closed, operands=_operands(closed))
 
 
@@ -225,10 +243,12 @@ def _map_local(
     manual_axes: frozenset[str],
     signature: Signature,
     layout: ReplicaMesh,
+    *,
+    is_explicit: bool,
 ) -> Callable[..., Any]:
     """Map a function from flat local values to flat local results over the replicas."""
     in_specs = tuple(i.placement.manual_spec(layout) for i in signature.inputs)
-    return _map_over_replicas(fn, in_specs, manual_axes, layout)
+    return _map_over_replicas(fn, in_specs, manual_axes, layout, is_explicit)
 
 
 def _map_over_replicas(
@@ -236,10 +256,11 @@ def _map_over_replicas(
     in_specs: tuple[PartitionSpec, ...],
     manual_axes: frozenset[str],
     layout: ReplicaMesh,
+    is_explicit: bool,
 ) -> Callable[..., Any]:
     return jax.shard_map(
         fn,
-        mesh=layout.traced_mesh,
+        mesh=layout.mesh if is_explicit else layout.traced_mesh,
         in_specs=in_specs,
         out_specs=PartitionSpec(),
         axis_names=manual_axes,
@@ -249,9 +270,10 @@ def _map_over_replicas(
     )
 
 
-def _close(mapped: Callable[..., Any], signature: Signature) -> Any:
+def _close(mapped: Callable[..., Any], signature: Signature, *, is_explicit: bool) -> Any:
     """Trace a function of all inputs of a step."""
-    closed = jax.make_jaxpr(mapped)(*map(_drop_layout, signature.inputs))
+    inputs = (i.on_users_mesh() if is_explicit else _drop_layout(i) for i in signature.inputs)
+    closed = jax.make_jaxpr(mapped)(*inputs)
     # The program may be compiled later, after the caller changed the arrays in place.
     return closed.replace(consts=[copy_if_writable(c) for c in closed.consts])
 

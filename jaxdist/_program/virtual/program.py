@@ -57,7 +57,7 @@ def call_virtually(
     spec = layout.replica_spec
     mapped = jax.shard_map(
         run_on_device,
-        mesh=layout.mesh,
+        mesh=layout.auto_mesh,
         in_specs=(
             *(i.placement.manual_spec(layout) for i in signature.inputs),
             *(PartitionSpec() for _ in constants),

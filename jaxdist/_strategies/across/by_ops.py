@@ -11,7 +11,7 @@ import numpy as np
 from jaxdist import _collectives
 from jaxdist._collectives import ReduceOp, Request
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Form, PerReplica, place_per_replica
+from jaxdist._values import Form, PerReplica, place_per_replica, view_auto
 
 
 def reduce(request: Request, named: dict[str, Any]) -> list[Any]:
@@ -78,7 +78,9 @@ def _sum_locally(request: Request, name: str, value: PerReplica) -> tuple[PerRep
     local = () if scalars else (whole.shape[0] // replicas, *whole.shape[1:])
     on = _collectives.find_reduced_dims(name, jax.ShapeDtypeStruct(local, whole.dtype), axis)
     dtype = _collectives.result_dtype(op, whole.dtype)
-    sums = _make_local_sums(layout)(whole, (replicas, *local), tuple(d + 1 for d in on), dtype)
+    sums = _make_local_sums(layout)(
+        view_auto(whole), (replicas, *local), tuple(d + 1 for d in on), dtype
+    )
     count = replicas * math.prod(local[d] for d in on)
     return _as_per_replica(sums, replicas), count
 

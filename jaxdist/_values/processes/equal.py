@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._mesh import ReplicaMesh
+from jaxdist._mesh import ReplicaMesh, make_auto_sharding
 from jaxdist._processes import get_agreement
 from jaxdist._values.processes.digests import digest
 from jaxdist.errors import ProgramMismatchError
@@ -106,7 +106,9 @@ def _take_first(value: Any, layout: ReplicaMesh) -> jax.Array:
     places = layout.num_places
     parts = [jax.device_put(part, device) for device in own]
     shape = (places, *part.shape[1:])
-    rows = jax.make_array_from_single_device_arrays(shape, layout.per_replica, parts)
+    rows = jax.make_array_from_single_device_arrays(
+        shape, make_auto_sharding(layout.per_replica), parts
+    )
     first = layout.replica_owners[:: layout.replicas_per_place].index(0)
     return _find_pick(layout, first)(rows)
 

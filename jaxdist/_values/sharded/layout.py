@@ -8,8 +8,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxdist import _compat
-from jaxdist._mesh import ReplicaMesh
+from jaxdist._mesh import ReplicaMesh, make_auto
 from jaxdist._values.processes.put import put
+from jaxdist._values.replicas.auto_view import view_auto
 from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.replicas.placement import Kind, Placement
 from jaxdist._values.sharded.cuts import Cut
@@ -24,8 +25,8 @@ def sharded_placement(value: Sharded, layout: ReplicaMesh) -> Placement:
     if isinstance(sharding, NamedSharding) and not isinstance(array, jax.core.Tracer):
         # Other dims may be sharded over the logical axes by GSPMD. Such a layout is kept, or each
         # call would move the array back.
-        if sharding.mesh == layout.mesh and layout.num_logical > 1:
-            found = Placement(Kind.SHARDED, sharding)
+        if make_auto(sharding.mesh) == layout.auto_mesh and layout.num_logical > 1:
+            found = Placement(Kind.SHARDED, NamedSharding(layout.mesh, sharding.spec))
             # JAX's specs may end with None, and then differ from an equivalent one.
             manual = list(found.manual_spec(layout))
             while manual and manual[-1] is None:
@@ -63,7 +64,7 @@ def place_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharded:
     have, need = array.shape[cut.dim], cut.rows(count) * count
     if have == cut.size < need:
         # A function of pytrees made the array, so it has no padding yet.
-        array = _pad(array, cut, count)
+        array = _pad(view_auto(array), cut, count)
         value, have = make_undeclared(array, cut, has_padding=True), need
     if have != need:
         raise ReplicaValueError(
@@ -141,5 +142,5 @@ def _pad(array: Any, cut: Cut, pieces: int) -> Any:
 @_compat.outside_of_meshes
 def cut_and_place(array: Any, cut: Cut, layout: ReplicaMesh) -> Sharded:
     """Cut a whole array into pieces, and copy one piece to each replica."""
-    padded = pad_dim(jax.numpy.asarray(array), cut.dim, cut.padding(cut.pieces(layout)))
+    padded = pad_dim(jax.numpy.asarray(view_auto(array)), cut.dim, cut.padding(cut.pieces(layout)))
     return Sharded(put(padded, NamedSharding(layout.mesh, cut.full_spec(layout))), *cut)

@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_integer, show
 from jaxdist._values.access import get_call_context
 from jaxdist._values.arithmetic import Arithmetic
+from jaxdist._values.replicas.auto_view import compute_auto, view_on
 from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.sharded.cuts import Cut
 from jaxdist._values.sharded.piece_marks import OPEN, PIECE
@@ -283,7 +284,12 @@ def make_undeclared(array: Any, cut: Cut, *, has_padding: bool = False) -> Shard
 
 
 def _remove_padding(array: Any, cut: Cut) -> Any:
-    return array[(*[slice(None)] * cut.dim, slice(cut.size))]
+    whole = compute_auto(lambda x: x[(*[slice(None)] * cut.dim, slice(cut.size))], array)
+    mesh = getattr(getattr(array, "sharding", None), "mesh", None)
+    own = getattr(whole, "sharding", None)
+    if not isinstance(mesh, Mesh) or not isinstance(own, NamedSharding) or own.mesh == mesh:
+        return whole
+    return view_on(whole, NamedSharding(mesh, own.spec))
 
 
 def is_longer(array: Any, cut: Cut) -> bool:

@@ -10,6 +10,7 @@ from jaxdist._validate import show
 from jaxdist._values.access import Change
 from jaxdist._values.indexed_slices import IndexedSlices
 from jaxdist._values.processes.put import put
+from jaxdist._values.replicas.auto_view import view_auto
 from jaxdist._values.replicas.binding import current_binding
 from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.replicas.per_replica import Form, PerReplica
@@ -58,7 +59,9 @@ class Across:
             own = copy_if_writable(one) if one is value else one
             given = home.split_sum(own) if is_split else home.copy_to_all(own)
         is_assigned = change is Change.ASSIGN
-        after = given if is_assigned else change.apply(variable.one_copy, given)
+        after = (
+            given if is_assigned else change.apply(view_auto(variable.one_copy), view_auto(given))
+        )
         # XLA chooses the sharding of a sum, so the array is put back where the variable belongs.
         if home.sharding is not None and (is_for_each or not is_assigned):
             after = _put_back(home, after)
@@ -109,7 +112,7 @@ class Across:
         if _would_leak(slices.values) or _would_leak(slices.indices):
             raise _make_traced_value_error(variable, kind)
         home = variable.home
-        after = kind.apply(variable.one_copy, _bring_slices(home, slices))
+        after = kind.apply(view_auto(variable.one_copy), _bring_slices(home, slices))
         variable.held = after if home.sharding is None else _put_back(home, after)
 
 

@@ -18,6 +18,7 @@ from jaxdist._values.processes.digests import is_of_this_process
 from jaxdist._values.processes.equal import make_equal
 from jaxdist._values.processes.put import put
 from jaxdist._values.replicas.agreed import mark_with_shapes
+from jaxdist._values.replicas.auto_view import compute_auto
 from jaxdist._values.replicas.binding import current_binding
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.replicas.placement import Kind, Placement, place_per_replica
@@ -138,7 +139,7 @@ class VariablePlacement:
         """Combine an array with one value for each replica into one mirrored value."""
         if self.layout is None:
             return held
-        return _make_combine(self.layout, how, self.shape)(held)
+        return compute_auto(_make_combine(self.layout, how, self.shape), held)
 
     def split_sum(self, value: Any) -> jax.Array:
         """Return an array with a share for each replica; the sum of the shares is `value`.
