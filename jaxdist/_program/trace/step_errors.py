@@ -17,6 +17,20 @@ def needs_explicit_axes(error: Exception) -> bool:
     return "cannot contain axis names that are of type Auto" in text
 
 
+def out_sharding_error(error: Exception, fn: Any, layout: ReplicaMesh) -> AxisNameError:
+    """Return the error for a sharding over an axis that is Manual or Auto in the step."""
+    first = str(error).partition(" This error occurs")[0]
+    return AxisNameError(
+        f"The step {_name(fn)!r} names an axis in out_sharding or reshard that is not Explicit "
+        f"there: {first}\n\n"
+        f"The replica axes {list(layout.replica_axes)} are manual in a step, which sees the rows "
+        "of one replica. Other axes are Explicit if they are so on the strategy's mesh: "
+        f"{layout.mesh}.\n\n"
+        "Leave replica axes out of the spec: PartitionSpec(None, 'model'). For an Auto axis use "
+        "jax.lax.with_sharding_constraint, or make the mesh with jax.make_mesh."
+    )
+
+
 def unbound_axis_error(error: Exception, fn: Any, layout: ReplicaMesh) -> AxisNameError | None:
     """Return a better error for JAX's error about an unbound axis; None for other errors."""
     found = _UNBOUND.search(str(error)) if isinstance(error, NameError) else None

@@ -30,6 +30,7 @@ from jaxdist._program.trace import sharded
 from jaxdist._program.trace.step_errors import (
     find_better_error,
     needs_explicit_axes,
+    out_sharding_error,
     unbound_axis_error,
 )
 from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
@@ -167,6 +168,8 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: HasLayout) -> 
             if needs_explicit_axes(error) and layout.has_explicit_logical_axes and not is_explicit:
                 axes, is_explicit = partial, True
                 continue
+            if needs_explicit_axes(error):
+                raise out_sharding_error(error, fn, layout) from error
             # JAX has no class for the error about an operation that names a manual axis.
             if axes == partial or "manual" not in str(error).lower():
                 raise
