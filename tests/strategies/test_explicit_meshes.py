@@ -336,6 +336,16 @@ def test_a_step_with_out_sharding_runs_in_a_jit_under_the_own_mesh(name: str) ->
     np.testing.assert_allclose(found, expected + W * 0, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("types", "spec"), [("explicit", P("data")), ("auto", P(None, "model"))])
+def test_out_sharding_over_an_axis_that_is_not_explicit_is_refused_by_name(
+    types: str, spec: Any
+) -> None:
+    s = _make("data_model", types)
+    step = lambda w, x: jnp.einsum("bi,io->bo", x, w, out_sharding=spec)  # noqa: E731
+    with refused(jaxdist.errors.AxisNameError, "out_sharding", "Leave replica axes out"):
+        s.strategy.run(step, (s.w, s.x))
+
+
 def test_manual_axes_are_refused_by_name() -> None:
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Manual, A))
     with refused(jaxdist.errors.ArgumentError, "'data'", "Manual", "jax.make_mesh"):

@@ -27,8 +27,7 @@ _NOT_IN_MESH = (
 )
 _MANUAL = re.compile(
     r"contains a manual axes"
-    r"|can only refer to Auto axes of the mesh"
-    r"|cannot contain axis names that are of type Auto or Manual",
+    r"|can only refer to Auto axes of the mesh",
 )
 _SPEC = re.compile(
     r"(?:pspec|spec=|PartitionSpec:) ?(?:PartitionSpec|P)(\(.*?\))(?= and mesh| cont| with)"
@@ -90,6 +89,20 @@ def axis_error(error: Exception, fn: Any, layout: ReplicaMesh) -> JaxdistError |
 def needs_explicit_axes(error: Exception) -> bool:
     """Whether JAX refused a sharding of a result because its axis is Auto."""
     return "cannot contain axis names that are of type Auto" in str(error)
+
+
+def out_sharding_error(error: Exception, fn: Any, layout: ReplicaMesh) -> AxisNameError:
+    """Return the error for a sharding over an axis that is Manual or Auto in the step."""
+    first = str(error).partition(" This error occurs")[0]
+    return AxisNameError(
+        f"The step {_name(fn)!r} names an axis in out_sharding or reshard that is not Explicit "
+        f"there: {first}\n\n"
+        f"The replica axes {list(layout.replica_axes)} are manual in a step, which sees the rows "
+        "of one replica. Other axes are Explicit if they are so on the strategy's mesh: "
+        f"{layout.mesh}.\n\n"
+        "Leave replica axes out of the spec: PartitionSpec(None, 'model'). For an Auto axis use "
+        "jax.lax.with_sharding_constraint, or make the mesh with jax.make_mesh."
+    )
 
 
 def check_names(name: str, params: dict[str, Any], line: str, layout: ReplicaMesh) -> None:

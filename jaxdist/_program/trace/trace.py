@@ -26,7 +26,12 @@ from jaxdist._program.proof.local_pieces import Local, LocalPieces, is_marked
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof, check_results
 from jaxdist._program.proof.replication import NONE
 from jaxdist._program.trace import sharded
-from jaxdist._program.trace.axis_errors import axis_error, manual_axis_error, needs_explicit_axes
+from jaxdist._program.trace.axis_errors import (
+    axis_error,
+    manual_axis_error,
+    needs_explicit_axes,
+    out_sharding_error,
+)
 from jaxdist._program.trace.layouts import check_layouts, names_layouts
 from jaxdist._program.trace.step_errors import find_better_error
 from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
@@ -169,6 +174,8 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: HasLayout) -> 
             if needs_explicit_axes(error) and layout.has_explicit_logical_axes and not is_explicit:
                 axes, is_explicit = partial, True
                 continue
+            if needs_explicit_axes(error):
+                raise out_sharding_error(error, fn, layout) from error
             # JAX has no class for the error about an operation that names a manual axis.
             if axes == partial or "manual" not in str(error).lower():
                 better = manual_axis_error(error, fn, layout)
