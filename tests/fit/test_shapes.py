@@ -203,7 +203,7 @@ def test_of_several_outputs_the_targets_say_the_classes() -> None:
 def test_integers_that_jax_would_cut_are_refused() -> None:
     model = make_model(mirrored(2), _Same(), loss="mse")
     x = np.full((4, 1), 2**40 + 1)
-    with pytest.raises(ArgumentError, match=r"x with integers from 1099511627777"):
+    with pytest.raises(ArgumentError, match=r"x, int64 with integers from 1099511627777"):
         model.predict(x)
     assert model.predict(x % 1000).tolist() == (x % 1000).tolist()
 
