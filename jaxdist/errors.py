@@ -51,7 +51,7 @@ working::
 
       MissingNameError         AttributeError a documented name that jaxdist does not have
 
-    DividedMetricWarning       UserWarning   a metric of values that were divided by all rows already
+    DividedMetricWarning       UserWarning   a metric of values that are divided by all rows
     RetraceWarning             UserWarning   a function that is traced again and again
     UnevenMeanWarning          UserWarning   a mean over replicas with unequal numbers of rows
     StateDivergenceWarning     UserWarning   a result that looks like state and differs
