@@ -51,6 +51,7 @@ working::
 
       MissingNameError         AttributeError a documented name that jaxdist does not have
 
+    DividedMetricWarning       UserWarning   a metric of values that are divided by all rows
     RetraceWarning             UserWarning   a function that is traced again and again
     UnevenMeanWarning          UserWarning   a mean over replicas with unequal numbers of rows
     StateDivergenceWarning     UserWarning   a result that looks like state and differs
@@ -346,6 +347,10 @@ class RetraceWarning(UserWarning):
 
 class UnevenMeanWarning(UserWarning):
     """Warns of a mean that weights replicas equally although their numbers of rows differ."""
+
+
+class DividedMetricWarning(UserWarning):
+    """Warns of a metric whose values were divided by the rows of all replicas already."""
 
 
 class StateDivergenceWarning(UserWarning):

@@ -59,7 +59,12 @@ TREE = {
     "MissingExtraError": ImportError,
     "MissingNameError": AttributeError,
 }
-WARNINGS = {"RetraceWarning", "StateDivergenceWarning", "UnevenMeanWarning"}
+WARNINGS = {
+    "DividedMetricWarning",
+    "RetraceWarning",
+    "StateDivergenceWarning",
+    "UnevenMeanWarning",
+}
 
 # Built-ins that Python's own protocols ask for, and one in the words of JAX.
 PROTOCOLS = {

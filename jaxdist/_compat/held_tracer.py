@@ -23,6 +23,7 @@ class HeldTracer(_core.Tracer[Any]):
         return self._trace is trace
 
     def to_concrete_value(self) -> Any:
+        self.mark.is_read = True
         return self.held
 
     def full_lower(self) -> "HeldTracer":
@@ -34,7 +35,16 @@ class HeldTracer(_core.Tracer[Any]):
 
 
 def _forward_to_held(name: str) -> property:
-    return property(lambda self: getattr(self.held, name))
+    return property(lambda self: _read(self, name))
+
+
+def _read(tracer: HeldTracer, name: str) -> Any:
+    # A representation decides nothing; messages read it.
+    tracer.mark.is_read = tracer.mark.is_read or name in _READS
+    return getattr(tracer.held, name)
+
+
+_READS = frozenset({"item", "tobytes", "tolist", "__array__", "__complex__", "__float__"})
 
 
 # JAX raises an error for most of these members of a tracer; a concrete array has them.

@@ -48,6 +48,13 @@ def is_from_file(eqn: Any, file: str) -> bool:
     return any(f.file_name == file for f in _source_info.user_frames(eqn.source_info.traceback))
 
 
+def is_from_folder(eqn: Any, folder: str) -> bool:
+    """Whether a function in this folder of the package made an equation, or called what did."""
+    start = PACKAGE + folder.replace("/", os.sep)
+    frames = _source_info.user_frames(eqn.source_info.traceback)
+    return any(f.file_name.startswith(start) for f in frames)
+
+
 def is_transposed(eqn: Any) -> bool:
     """Whether an operation comes from the transpose (the backward pass) of another one."""
     return "transpose(" in str(eqn.source_info.name_stack)

@@ -1,13 +1,16 @@
 """`Model`: a Flax NNX module with `compile`, `fit`, `evaluate` and `predict`."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from flax import nnx
 
-from jaxdist._strategies import Strategy, get_strategy
+from jaxdist._processes import get_current_process
+from jaxdist._strategies import Strategy, get_strategy, has_strategy
 from jaxdist._validate import CallerRename, as_flag, as_number, check_instance
 from jaxdist.errors import ContextError
 from jaxdist.fit import _files
@@ -21,6 +24,8 @@ from jaxdist.fit._summary import Summary, summarize
 
 Verbose = str | int  # "auto", 0, 1 or 2
 
+_LOG = logging.getLogger("jaxdist")
+
 
 class Model:
     """A Flax NNX module that is trained on all replicas of a strategy.
@@ -33,7 +38,8 @@ class Model:
         module: A Flax NNX module. `module(x)` returns predictions; if its `__call__` has an
             argument `training`, `train` or `deterministic`, it is passed. Dropout and BatchNorm
             of NNX are set for training and for evaluation without it.
-        strategy: The strategy; None is the current one.
+        strategy: The strategy; None is the current one. Outside every scope that is the default
+            strategy, which has one device; the log says so if JAX has more.
 
     Raises:
         ArgumentTypeError: `module` is no NNX module.
@@ -61,6 +67,8 @@ class Model:
         if strategy is not None:
             what, remedy = "a strategy", "Pass jaxdist.MirroredStrategy(), or None."
             check_instance("fit.Model", "strategy", strategy, Strategy, what, remedy)
+        if strategy is None and not has_strategy():
+            _log_one_device()
         self.module = module
         self.strategy: Strategy = get_strategy() if strategy is None else strategy
         self.history = History()
@@ -444,3 +452,17 @@ def _choose_result(logs: dict[str, float], as_dict: bool) -> Any:
         return logs
     values = list(logs.values())
     return values[0] if len(values) == 1 else values
+
+
+def _log_one_device() -> None:
+    """Log that a model without a strategy uses one of several devices."""
+    count = jax.device_count()
+    # One line for a job: its processes run the same program.
+    if count > 1 and get_current_process().index == 0:
+        _LOG.warning(
+            "fit.Model was made outside of strategy.scope(), and given no strategy: it trains on "
+            "one of %d devices. To use all, make module and model in the scope of a strategy, or "
+            "pass one: fit.Model(module, jaxdist.MirroredStrategy()). For one device on purpose: "
+            "fit.Model(module, jaxdist.OneDeviceStrategy(jax.devices()[0]))",
+            count,
+        )

@@ -1,13 +1,16 @@
 """`fit` on every kind of strategy: the numbers are those of one device."""
 
+import contextlib
+import logging
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import jaxdist
 from jaxdist import fit
-from tests.fit.models import make_data, make_model, mirrored
+from tests.fit.models import Net, make_data, make_model, mirrored
 from tests.parameter_server.strategy import version_1
 from tests.parameter_server.strategy.making import make_strategy
 from tests.strategies_under_test import STRATEGIES
@@ -31,6 +34,24 @@ def _check(found: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:
         np.testing.assert_allclose(found[0][name], wanted[0][name], rtol=1e-5)
         np.testing.assert_allclose(found[1][name], wanted[1][name], rtol=1e-5)
     np.testing.assert_allclose(found[2], wanted[2], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["alone", "in a scope", "with a strategy", "of one device"])
+def test_a_model_without_a_strategy_says_that_it_trains_on_one_device(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen = {"with a strategy": mirrored(2), "of one device": mirrored(1)}.get(how)
+    scope = mirrored(2).scope() if how == "in a scope" else contextlib.nullcontext()
+    with caplog.at_level(logging.WARNING, logger="jaxdist"), scope:
+        model = fit.Model(Net(), chosen)
+    lines = [r.getMessage() for r in caplog.records]
+    assert len(lines) == (how == "alone"), lines
+    assert all(f"one of {jax.device_count()} devices" in line for line in lines)
+    # The line is about the choice of a strategy, so training adds none.
+    model.compile("sgd", "mse")
+    with caplog.at_level(logging.WARNING, logger="jaxdist"):
+        model.fit(DATA.x, np.zeros((20, 3), "float32"), batch_size=10, verbose=0)
+    assert len(caplog.records) == len(lines)
 
 
 # Batches of 8 on several devices of a replica: replicas have equal numbers of rows there.

@@ -700,6 +700,47 @@ def step(params, x):
     grad = jax.grad(lambda p: (p * x).mean())(params)
     return jaxdist.get_replica_context().all_reduce("mean", grad / 2)
 strategy.run(step, (1.0, 2.0))
+DIVIDED_METRIC = {
+    "of a loss": f"""{STRATEGY}
+from flax import nnx
+metric = nnx.metrics.Average("loss")
+def step(metric, x):
+    loss = jaxdist.nn.compute_average_loss(x)
+    metric.update(loss=loss)  # JD010
+strategy.run(step, (metric, x))
+""",
+    "of value_and_grad, by the name of the argument": f"""{STRATEGY}
+def step(model, metrics, x):
+    loss, grads = jax.value_and_grad(lambda w: jaxdist.nn.compute_average_loss(w * x))(model)
+    metrics.update(loss=loss, logits=x)  # JD010
+    return get_replica_context().all_reduce("sum", grads)
+strategy.run(step, (model, metrics, x))
+""",
+    "of Keras": f"""{STRATEGY}
+import keras
+mean = keras.metrics.Mean()
+def step(x):
+    mean.update_state(jaxdist.nn.compute_average_loss(x, global_batch_size=8))  # JD010
+strategy.run(step, (x,))
+""",
+}
+NO_DIVIDED_METRIC = {
+    "losses of the rows, and sums of the shares": f"""{STRATEGY}
+from flax import nnx
+metric = nnx.metrics.Average("loss")
+def step(metric, x):
+    loss = jaxdist.nn.compute_average_loss(x)
+    metric.update(loss=x)
+    metric.update(loss=get_replica_context().all_reduce("sum", loss))
+    metric.update(loss=loss * get_replica_context().num_replicas_in_sync)
+strategy.run(step, (metric, x))
+""",
+    "a dict": f"""{STRATEGY}
+def step(x):
+    logs = dict()
+    logs.update(loss=jaxdist.nn.compute_average_loss(x))
+    return logs
+strategy.run(step, (x,))
 """,
 }
 
@@ -712,6 +753,7 @@ FOUND = {
     "JD007": VALUE_IN_IF,
     "JD008": SIDE_EFFECT,
     "JD009": SQUARE_UNDER_FSDP,
+    "JD010": DIVIDED_METRIC,
 }
 NOT_FOUND = {
     "JD001": ONE_REDUCTION,
@@ -722,4 +764,5 @@ NOT_FOUND = {
     "JD007": NO_VALUE_IN_IF,
     "JD008": NO_SIDE_EFFECT,
     "JD009": NO_SQUARE_UNDER_FSDP,
+    "JD010": NO_DIVIDED_METRIC,
 }

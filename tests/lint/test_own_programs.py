@@ -18,6 +18,7 @@ ON_PURPOSE = {
     ("tests/collectives/test_gradients.py", "JD001"),  # an all-reduce of an all-reduce
     ("tests/parameter_server/strategy/test_version_1_workers.py", "JD008"),
     ("tests/program/arguments/test_exact.py", "JD008"),
+    ("tests/program/state/test_divided_metrics.py", "JD010"),
     ("tests/program/uneven/test_later_batches.py", "JD002"),
     ("tests/program/virtual/test_deterministic.py", "JD002"),
 }

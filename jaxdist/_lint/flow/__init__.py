@@ -1,6 +1,7 @@
 """What a program does, read without running it."""
 
 from jaxdist._lint.flow.events import Events as Events
+from jaxdist._lint.flow.events import MetricUpdate as MetricUpdate
 from jaxdist._lint.flow.events import Reduction as Reduction
 from jaxdist._lint.flow.events import Run as Run
 from jaxdist._lint.flow.facts import Averaged as Averaged

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Sequence
 
-from jaxdist._lint.flow.events import Reduction, Run
+from jaxdist._lint.flow.events import MetricUpdate, Reduction, Run
 from jaxdist._lint.flow.expressions import READS, Expressions, only_batch
 from jaxdist._lint.flow.facts import (
     Averaged,
@@ -14,6 +14,7 @@ from jaxdist._lint.flow.facts import (
     Function,
     Gradient,
     LocalMean,
+    Metric,
     Parts,
     Reduced,
     Strategy,
@@ -32,6 +33,7 @@ _JOINT_OF_JAX = {"process_allgather", "sync_global_devices", "broadcast_one_to_a
 _JOINT_OF_LAX = {"psum", "pmean", "pmax", "pmin", "all_gather", "psum_scatter", "ppermute"}
 # Functions whose result is their argument, for all that rules want to know.
 _SAME = {"jit", "function", "multi_step", "accumulate_gradients", "checkpoint", "remat", "float"}
+_UPDATES_METRIC = {"update", "update_state"}
 _KEEPS = {"astype", "reshape", "squeeze"}
 _TREE_MAPS = {
     "jax.tree.map",
@@ -51,6 +53,7 @@ class Calls(Expressions):
         facts: dict[object, Fact | None] = dict(enumerate(map(self.read, node.args)))
         facts.update((k.arg, self.read(k.value)) for k in node.keywords)
         self._note_joint_call(node, name, owner)
+        self._note_metric_update(node, owner, facts)
         function = facts.get(0)
         if isinstance(owner, Strategy) and written(node) in RUNS:
             return self._read_run(node, owner, facts)
@@ -91,6 +94,18 @@ class Calls(Expressions):
         saves = isinstance(owner, Checkpoints) and last == "save"
         if of_strategy or of_context or of_library or saves:
             self.events.joint_calls[id(node)] = ast.unparse(node.func)
+
+    def _note_metric_update(
+        self, node: ast.Call, owner: Fact | None, facts: dict[object, Fact | None]
+    ) -> None:
+        """Note `metric.update(loss=loss)` and `metric.update_state(loss)`."""
+        if written(node) not in _UPDATES_METRIC or not isinstance(node.func, ast.Attribute):
+            return
+        # A dict has an `update`, too.
+        if isinstance(owner, Metric) or "metric" in ast.unparse(node.func.value).lower():
+            arguments = [*node.args, *(k.value for k in node.keywords)]
+            for value, fact in zip(arguments, facts.values(), strict=True):
+                self.events.metric_updates.append(MetricUpdate(node, value, fact))
 
     def _read_run(
         self, node: ast.Call, strategy: Strategy, facts: dict[object, Fact | None]

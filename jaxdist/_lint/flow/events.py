@@ -40,12 +40,22 @@ class Run:
     step: Function | None
 
 
+@dataclasses.dataclass(frozen=True)
+class MetricUpdate:
+    """A call that gives a metric a value, and what is known of the value."""
+
+    node: ast.Call
+    value: ast.expr
+    before: Fact | None
+
+
 @dataclasses.dataclass
 class Events:
     """All events of one program, in the order in which they were read."""
 
     reductions: list[Reduction] = dataclasses.field(default_factory=list)
     tests: list[Test] = dataclasses.field(default_factory=list)
+    metric_updates: list[MetricUpdate] = dataclasses.field(default_factory=list)
     runs: list[Run] = dataclasses.field(default_factory=list)
     # Calls that every process has to make.
     joint_calls: dict[int, str] = dataclasses.field(default_factory=dict)

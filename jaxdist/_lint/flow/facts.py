@@ -97,6 +97,11 @@ class Checkpoints(Fact):
 
 
 @dataclasses.dataclass(frozen=True)
+class Metric(Fact):
+    """A metric of Flax NNX or Keras, which adds up values and counts them."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Variable(Fact):
     """A `Variable`, or its value."""
 

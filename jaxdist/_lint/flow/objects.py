@@ -9,6 +9,7 @@ from jaxdist._lint.flow.facts import (
     Dataset,
     Endless,
     Fact,
+    Metric,
     Options,
     ReducingUpdate,
     Strategy,
@@ -19,6 +20,7 @@ from jaxdist._lint.names import written
 DISTRIBUTE = {"experimental_distribute_dataset", "distribute_datasets_from_function"}
 _MAKES_STRATEGY = {"get_strategy", "make_strategy", "get_distribution_strategy"}
 _LIBRARIES = ("jaxdist", "tensorflow")
+_METRICS = ("flax.nnx.metrics.", "flax.nnx.MultiMetric", "keras.metrics.")
 _KEEPS_ROWS = {"map", "shuffle", "prefetch", "cache", "repeat", "with_options", "to_iter_dataset"}
 
 
@@ -46,6 +48,8 @@ def read_object(
         reader: Callable[..., Fact | None] | None = _OF_LIBRARY.get(last)
         if reader is not None:
             return reader(node)
+    if name.startswith(_METRICS):
+        return Metric()
     if last == "Optimizer" and isinstance(arguments.get(1), ReducingUpdate):
         return arguments[1]  # nnx.Optimizer(model, tx)
     if last in DISTRIBUTE:

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from jaxdist._lint.finding import Finding, Rule
 from jaxdist._lint.program import Program
 from jaxdist._lint.rules import (
+    divided_metric,
     double_reduction,
     first_replica,
     pmap,
@@ -27,6 +28,7 @@ _MODULES = (
     value_in_if,
     side_effect,
     square_under_fsdp,
+    divided_metric,
 )
 RULES: Mapping[Rule, Callable[[Program], Iterator[Finding]]] = MappingProxyType(
     {module.RULE: module.find for module in _MODULES}

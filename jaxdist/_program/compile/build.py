@@ -15,6 +15,7 @@ from jaxdist._program.logical.placed_work import placed_work
 from jaxdist._program.logical.spmd_inputs import check_inputs
 from jaxdist._program.nnx.graph_rules import Combination
 from jaxdist._program.proof.replication import TracedCollective, analyse
+from jaxdist._program.state.divided_metrics import warn_of_divided_metrics
 from jaxdist._program.state.metric_increments import trace_increments
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input
 from jaxdist._program.state.rows import find_places_with_rows
@@ -60,6 +61,7 @@ def build(
     if axes:
         places = find_places_with_rows(signature, layout)
         combined = find_combinations(signature, traced, differs, layout.num_replicas, places)
+        warn_of_divided_metrics(signature, traced, axes, layout.num_replicas, where)
     extra = [
         _collective_for_variable(signature, traced, i, layout) for c in combined for i in c.numbers
     ]

@@ -28,6 +28,7 @@ from jaxdist._program.op_by_op.replica import Replica, TapeTrace
 from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
 from jaxdist._program.proof.pieces import check_results
 from jaxdist._program.proof.replication import NONE, Differs
+from jaxdist._program.state.divided_metrics import warn_of_divided_metrics
 from jaxdist._program.state.metric_increments import numbers_of_metrics
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input
 from jaxdist._program.state.rows import place_of, replicas_with_rows
@@ -110,6 +111,16 @@ class OpByOpStep:
         rendezvous = Rendezvous(self._layout, self._devices)
         return self._make_outcome(scheduler.run(rendezvous.settle), donated, where)
 
+    def get_trace(self) -> TapeTrace:
+        """Return the operations of the first replica in the form of a trace."""
+        return self._replicas[0].get_trace()
+
+    def find_same_work(self) -> frozenset[int]:
+        """Return the inputs that reach the results, if all replicas have done the same work."""
+        axes = replica_axes_of(self._layout)
+        first, *others = (r.find_same_work(axes) for r in self._replicas)
+        return first.intersection(*others)
+
     def _list_local(self, number: int, leaf: Any) -> list[Any]:
         """Return the value of an argument for each replica."""
         leaf = view_auto(leaf)
@@ -161,6 +172,7 @@ class OpByOpStep:
                 if has is None or has[r] or not any(has)
             ]
             combined = list(dict.fromkeys(c for one in found for c in one))
+            self._warn_of_divided_metrics(taped, axes, where)
             check_functional_state(signature, first, of_results, donated, num_replicas, where)
             check_equal(changed, of_variables, num_replicas)
         made = self._combine(combined, columns)
@@ -180,6 +192,15 @@ class OpByOpStep:
         ]
         result = close_containers(jax.tree.map(lambda number: results[number], template))
         return Outcome(state, tuple(changed), values, result)
+
+    def _warn_of_divided_metrics(
+        self, taped: Sequence[TapeTrace], axes: Differs, where: str
+    ) -> None:
+        # Replicas without rows divide nothing.
+        signature, count = self._signature, self._layout.num_replicas
+        has = replicas_with_rows(signature, count)
+        first = has.index(True) if has is not None and any(has) else 0
+        warn_of_divided_metrics(signature, taped[first], axes, count, where)
 
     def _check_rows(self, taped: Sequence[TapeTrace]) -> None:
         """Check on replicas without rows that no mean of nothing reached other replicas."""

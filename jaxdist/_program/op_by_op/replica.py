@@ -16,6 +16,7 @@ from jaxdist._program.op_by_op.variables_now import VariablesNow
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._program.proof.replication import NONE, Differs, analyse
 from jaxdist._program.trace.axis_errors import manual_axis_error
+from jaxdist._program.proof.same_work import find_same_work
 from jaxdist._program.trace.trace import Argument, LocalStep, Signature, TracedStep
 from jaxdist._replica import HasLayout
 from jaxdist._values import OPEN, PIECE, Variable
@@ -135,6 +136,12 @@ class Replica:
     def differs(self, axes: Differs) -> Sequence[Differs]:
         """Return for each result and changed variable the axes over which it may differ."""
         return analyse(self.ops.tape, self._list_input_facts(axes), axes).outputs
+
+    def find_same_work(self, axes: Differs) -> frozenset[int]:
+        """Return the inputs that reach the results, if this replica has no work of its own."""
+        is_cut = [i.cut is not None for i in self._inputs] + [False] * len(self._is_own)
+        differs = [bool(d) for d in self._list_input_facts(axes)]
+        return find_same_work(self.ops.tape, differs, is_cut, self._local.cuts, axes)
 
     def _list_input_facts(self, axes: Differs) -> list[Differs]:
         """Return for each input and variable the axes over which it may differ."""

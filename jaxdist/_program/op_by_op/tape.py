@@ -20,12 +20,14 @@ class TapedValue:
     """One value, with the attributes of a variable of a jaxpr.
 
     `value` is the value of a small constant. `from_zero` is the value as it would be if the metrics
-    were zero before the step; None if it does not depend on metrics.
+    were zero before the step; None if it does not depend on metrics. `is_read` is whether Python
+    has read it, which may have decided what the replica does.
     """
 
     aval: Any
     value: Any = None
     from_zero: Any = None
+    is_read: bool = False
 
 
 @dataclasses.dataclass(slots=True)

@@ -57,6 +57,7 @@ from jaxdist._program.run.fast_call import CallTemplate, FastCall, NotCompiled, 
 from jaxdist._program.run.mesh_of_trace import find_mesh_of_trace
 from jaxdist._program.run.programs import Programs
 from jaxdist._program.run.same_arguments import make_arguments_equal
+from jaxdist._program.run.whole_batches import WholeBatches, find_in_program
 from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._program.virtual.limits import check_compiled, check_inside_trace
 from jaxdist._replica import HasLayout
@@ -83,6 +84,7 @@ class Step:
         self._static_names = frozenset(options.static_argnames)
         self._static_numbers = run_options.find_static_numbers(fn, options.static_argnames)
         self._programs = Programs(self._fn, self._strategy, self.donated, watch)
+        self._whole_batches = WholeBatches(self._fn, self._layout)
         self._graphs = GraphCache()
         self._fast_calls: dict[tuple[CallTemplate, int], FastCall] = {}
         # Plain attributes, because `FastCall` reads them at every call.
@@ -142,6 +144,8 @@ class Step:
         self._layout.check_can_run("strategy.run")
         if _compat.is_jit_disabled():
             return _compat.answer_miss(self._op_by_op(call, args))
+        # Now: a copy on all devices below would replace an array on one of them.
+        batches = self._whole_batches.find(call)
         if has_arrays_elsewhere(call.leaves, self._layout):
             self.keep_copies()
             # The copy on the array's own device has the same buffer. It would hide that one buffer
@@ -164,6 +168,7 @@ class Step:
                 seconds = strategy.communication.options.timeout_seconds
                 make_arguments_equal(self.name, call, self._layout, seconds)
         program = ready.program
+        self._check_same_work(call, batches, program)
         leaves = call.leaves_of(program)
         if _compat.has_deleted(leaves):
             self.check_deleted(args, kwargs)
@@ -186,6 +191,13 @@ class Step:
         can_repeat = not call.moved and not call.flat.lost_padding
         return _compat.answer_miss(result, ready.record if can_repeat else None)
 
+    def _check_same_work(self, call: Call, batches: tuple[int, ...], program: Program) -> None:
+        """Log whole batches that every replica computes."""
+        if batches:
+            signature, traced = program.signature, program.traced
+            reached = find_in_program(signature, traced, self._layout)
+            self._whole_batches.check(call, batches, signature, traced, reached)
+
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
         return flatten(args, kwargs, self._static_names, self._static_numbers)
 
@@ -201,6 +213,7 @@ class Step:
         check_inside_trace(self._layout)
         program = self._programs.find_or_trace(call)
         self._programs.look_ahead(call)
+        self._check_same_work(call, self._whole_batches.find(call), program)
         return run_inside_trace(call, program, around)
 
     @_compat.outside_of_meshes
@@ -234,7 +247,12 @@ class Step:
         check_no_refs("strategy.run", call.flat)
         with _compat.enable_jit():
             step = OpByOpStep(fn, call.signature, strategy, call.leaves)
-            return step.run(self.donated, source_location(fn))
+            outcome = step.run(self.donated, source_location(fn))
+            batches = self._whole_batches.find(call)
+            if batches:
+                traced, reached = step.get_trace(), step.find_same_work()
+                self._whole_batches.check(call, batches, call.signature, traced, reached)
+            return outcome
 
     @_compat.outside_of_meshes
     def find_invalid_number(
@@ -376,6 +394,7 @@ class Step:
                 return _compat.answer_miss(TakeSlowPath())
             leaves = call.leaves_of(ready.program)
             check_not_repeated(self.donated, leaves, ready.program)
+            self._check_same_work(call, self._whole_batches.find(call), ready.program)
             results = ready.call(leaves)
             record = ready.record if ready.has_record else None
             return _compat.answer_miss(ready.program.rebuild(results), record)

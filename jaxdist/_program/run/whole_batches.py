@@ -1,0 +1,208 @@
+"""A line of log for steps in which every replica computes the same rows.
+
+A batch that is passed to `run` as a plain array is copied to all replicas. The numbers are right,
+and several devices take as long as one.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist import _compat
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.arguments.leaf_names import leaf_names
+from jaxdist._program.proof.same_work import find_same_work
+from jaxdist._program.proof.updates import Part, part_of_result
+from jaxdist._program.run.call import Call
+from jaxdist._program.state.carried import find_carried_arguments, named_arguments_of
+from jaxdist._program.trace.trace import Argument, Signature, TracedStep, replica_axes_of
+from jaxdist._values import origin_of
+
+_LOG = logging.getLogger("jaxdist")
+
+# Names of arguments, keys and attributes that hold the state of modules and optimizers, or keys.
+_STATE_NAMES = frozenset(
+    """
+    params parameters weights variables batch_stats state train_state opt_state optimizer_state
+    optimizer model module key keys rng rngs
+    """.split()
+)
+_STATE_CLASSES = ("State", "Module", "Variable", "Optimizer")
+_UPDATED = (Part.MOVED, Part.UPDATED)
+_WORDS_OF_KEYS = (2, 4)
+
+
+class WholeBatches:
+    """Finds whole batches among the arguments of one step, and logs each once for a program.
+
+    Args:
+        fn: Returns the function of the user.
+        layout: The layout of the strategy.
+    """
+
+    def __init__(self, fn: Callable[[], Any], layout: ReplicaMesh) -> None:
+        self._fn = fn
+        self._layout = layout
+        self._checked: set[Signature] = set()
+
+    def find(self, call: Call) -> tuple[int, ...]:
+        """Return the arguments of a call that are on no mesh yet and have a row for each replica.
+
+        Returns:
+            Their numbers among the traced arguments; none if the program was checked before.
+        """
+        layout = self._layout
+        if layout.num_replicas == 1 or layout.described is not None:
+            return ()
+        # One process is enough: all of them run the same program with equal arguments.
+        if layout.process.index != min(layout.device_owners.values()):
+            return ()
+        found = tuple(n for n, x in enumerate(call.flat.dynamic) if _is_whole_batch(x, layout))
+        return () if not found or call.signature in self._checked else found
+
+    def check(
+        self,
+        call: Call,
+        batches: Sequence[int],
+        signature: Signature,
+        traced: TracedStep,
+        reached: frozenset[int],
+    ) -> None:
+        """Log whole batches of a program in which every replica does the same work.
+
+        Args:
+            call: The call.
+            batches: Its arguments, from `find`.
+            signature: The signature of the program, with the variables that it uses.
+            traced: The trace of one replica.
+            reached: The inputs of the program that `find_same_work` returned.
+        """
+        self._checked.add(call.signature)
+        # The inputs begin with the variables of NNX objects and the assigned variables.
+        num_state = traced.num_graph
+        chosen = [n for n in batches if num_state + n in reached]
+        if not chosen:
+            return
+        names = leaf_names(self._fn(), call.signature)[-len(call.flat.dynamic) :]
+        in_state = {*_find_leaves_of_state(named_arguments_of(signature, traced).values())}
+        chosen = [n for n in chosen if n not in in_state and not _is_name_of_state(names[n])]
+        chosen = _without_updated(chosen, signature, traced, self._layout.num_replicas)
+        if chosen:
+            shapes = {names[n]: np.shape(call.flat.dynamic[n]) for n in chosen}
+            _LOG.warning("%s", _explain(self._fn(), shapes, self._layout.num_replicas))
+
+
+def find_in_program(
+    signature: Signature, traced: TracedStep, layout: ReplicaMesh
+) -> frozenset[int]:
+    """Return the inputs of a traced program that reach its results, if all replicas do the same."""
+    axes = replica_axes_of(layout)
+    numbers = [o if type(o) is Argument else None for o in traced.operands]
+    slots = [None if n is None else signature.inputs[n] for n in numbers]
+    found = find_same_work(
+        traced.jaxpr,
+        [s is not None and bool(s.differs(axes)) for s in slots],
+        [s is not None and s.cut is not None for s in slots],
+        traced.cuts,
+        axes,
+    )
+    return frozenset(n for i in found if (n := numbers[i]) is not None)
+
+
+def _is_whole_batch(leaf: Any, layout: ReplicaMesh) -> bool:
+    """Whether an argument is on no mesh yet, and has at least one row for each replica."""
+    if not isinstance(leaf, (np.ndarray, jax.Array)) or not leaf.ndim:
+        return False
+    if leaf.shape[0] < layout.num_replicas or _is_key(leaf):
+        return False
+    if isinstance(leaf, np.ndarray):
+        return True
+    if isinstance(leaf, jax.core.Tracer):
+        # Only `jaxdist.function` knows where the arguments of a traced function are.
+        origin = origin_of(leaf)
+        if origin is None:
+            return False
+        sharding, is_committed = origin.sharding, origin.is_committed
+    else:
+        sharding, is_committed = leaf.sharding, _compat.is_committed(leaf)
+    if sharding is None:
+        return True
+    is_there = is_committed and sharding.device_set == layout.device_set
+    return len(sharding.device_set) == 1 and not is_there
+
+
+def _is_key(leaf: Any) -> bool:
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return True
+    return leaf.dtype == jnp.uint32 and leaf.shape[-1] in _WORDS_OF_KEYS
+
+
+def _is_name_of_state(name: str) -> bool:
+    return any(word.lower() in _STATE_NAMES for word in re.findall(r"\w+", name))
+
+
+def _find_leaves_of_state(nodes: Any, in_state: bool = False) -> Iterator[int]:
+    """Yield the numbers of arguments in nodes whose class is that of a state, by its name."""
+    for node in nodes:
+        if type(node) is Argument:
+            if in_state:
+                yield int(node)
+        elif isinstance(node, (tuple, list)):
+            is_state = hasattr(node, "_fields") and type(node).__name__.endswith("State")
+            yield from _find_leaves_of_state(node, in_state or is_state)
+        elif isinstance(node, dict):
+            yield from _find_leaves_of_state(node.values(), in_state)
+        elif in_state or _is_state_class(type(node)):
+            yield from (int(x) for x in jax.tree.leaves(node) if type(x) is Argument)
+
+
+def _is_state_class(kind: type) -> bool:
+    return any(c.__name__.endswith(_STATE_CLASSES) for c in kind.__mro__)
+
+
+def _without_updated(
+    chosen: list[int], signature: Signature, traced: TracedStep, num_replicas: int
+) -> list[int]:
+    """Return the arguments without those that come back as state, such as plain parameters."""
+    carried = find_carried_arguments(signature, traced, num_replicas)
+    offset = traced.num_graph
+    others = [n for n in chosen if offset + n not in carried.values()]
+    if others:
+        return others
+    # A batch may come back with the structure that it had. A state comes back with a step added.
+    variables = {
+        int(operand): variable
+        for operand, variable in zip(traced.operands, traced.jaxpr.invars, strict=True)
+        if type(operand) is Argument
+    }
+    parts = [
+        part_of_result(traced.jaxpr, variables[before], {}, after)
+        for after, before in carried.items()
+        if before - offset in chosen
+    ]
+    # A residual block is an update, too, so a single array is no proof of a state.
+    return [] if len(parts) > 1 and any(part in _UPDATED for part in parts) else chosen
+
+
+def _explain(fn: Any, shapes: dict[str, tuple[int, ...]], num_replicas: int) -> str:
+    listed = [f"{name} {list(shape)}" for name, shape in shapes.items()]
+    more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
+    name, shape = next(iter(shapes.items()))
+    by_hand = (
+        f"; or a single batch with jax.device_put({name}, strategy.per_replica_sharding)"
+        if shape[0] % num_replicas == 0
+        else ""
+    )
+    return (
+        f"strategy.run({getattr(fn, '__name__', type(fn).__name__)}): each of {num_replicas} "
+        f"replicas computes all rows of {', '.join(listed[:5])}{more}. A plain array is the same "
+        "on every replica, and nothing else in this step differs between them, so all devices do "
+        "the same work. To split the rows, take the batches from "
+        f"strategy.experimental_distribute_dataset(batches){by_hand}. If it is meant, place the "
+        "array on all devices first: jax.device_put(x, strategy.replicated_sharding)"
+    )
