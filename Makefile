@@ -30,8 +30,12 @@ test-all:  ## run unit tests, contracts, doctests and documentation on 8 virtual
 test-rest:  ## run the tests of `make test-all` that `make test` leaves out or shortens
 	$(PYTHON) -m pytest -n 3 --dist worksteal --rest
 
-test-long:  ## run `make test-all` with every row of its tables and fuzz tests: an hour or two
-	$(PYTHON) -m pytest -n 3 --dist worksteal --long --timeout 1200
+# A part goes on where an earlier run of it stopped, and is recorded in tests/records/long.tsv.
+SEED ?= 0
+test-long:  ## run `make test-all` with every row of its tables and fuzz tests, for hours; with PART=2/8 a part; with ROOM=data those of a room
+	$(if $(and $(ROOM),$(if $(ROOM_FILES),,x)),$(error There is no room $(ROOM): see docs/design/000-rooms.md))
+	$(PYTHON) -m pytest -n 3 --dist worksteal --long --timeout 1200 --hypothesis-seed $(SEED) \
+		$(if $(PART),--part $(PART)) $(if $(ROOM),$(ROOM_FILES))
 
 docs:  ## build the site in build/site, check every link and run every code block, warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict

@@ -31,7 +31,7 @@ import optax
 import pytest
 
 # Loaded here, before `tests/conftest.py` imports the package.
-pytest_plugins = ["tools.record_raises"]
+pytest_plugins = ["tools.record_raises", "tools.parts"]
 
 # A shell ignores it for what it starts in the background, and tests raise it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -76,6 +76,7 @@ def _ran_all(session: pytest.Session) -> bool:
         or option.markexpr
         or option.deselect
         or getattr(option, "lf", False)
+        or getattr(option, "part", None)
         or session.shouldstop
         or session.shouldfail
     )

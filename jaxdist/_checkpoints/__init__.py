@@ -1,6 +1,7 @@
 """Checkpoints on disk: each is complete or absent, and a damaged one is reported by name."""
 
 from jaxdist._checkpoints.checkpoints import Checkpoints as Checkpoints
+from jaxdist._checkpoints.errors import make_step_error as make_step_error
 from jaxdist._checkpoints.files import list_steps as list_steps
 from jaxdist._checkpoints.files import read_dict as read_dict
 from jaxdist._checkpoints.files import replace_file as replace_file

@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, overload
 
 from jax.sharding import Sharding
 
-from jaxdist._checkpoints.errors import make_directory_error
+from jaxdist._checkpoints.errors import describe_steps, make_directory_error, make_step_error
 from jaxdist._checkpoints.files import list_steps
 from jaxdist._checkpoints.leaves import check_leaves, name_leaves
 from jaxdist._checkpoints.objects import put_into, to_plain
@@ -29,6 +30,7 @@ from jaxdist._validate import (
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, OtherProcessError
 
+_LOG = logging.getLogger("jaxdist")
 _NOTHING: Any = object()
 _LAST_STEP = (1 << 63) - 1
 
@@ -125,14 +127,16 @@ class Checkpoints:
         """Start to write a checkpoint; `wait_until_finished` and `close` wait for it.
 
         Args:
-            step: The number of completed steps. It names the checkpoint.
+            step: The number of completed steps. It names the checkpoint, and is above the steps of
+                all others; `discard_after` deletes later ones.
             state: Pytree of arrays, numbers, Flax NNX objects (modules, optimizers, metrics, keys)
                 and variables.
             notes: A dict that JSON can represent.
 
         Raises:
-            CheckpointError: A checkpoint of this step exists, it or the one before cannot be
-                written, another job writes checkpoints here, or processes have different folders.
+            CheckpointError: A checkpoint of this or a later step exists; it or the one before
+                cannot be written; another job writes checkpoints here; or processes have different
+                folders.
             OtherProcessError: Another process did not come in time, or has ended.
             ArgumentTypeError: A leaf is neither an array nor a number. The error names its path.
             ArgumentError: A variable has a value on each replica, and no aggregation that combines
@@ -154,19 +158,59 @@ class Checkpoints:
                 "Pass for instance notes={'epoch': 1}."
             )
         # This raises the error of the previous `save`, if it failed.
-        steps = self.steps()
-        if step in steps:
-            raise CheckpointError(
-                f"Checkpoints.save was given step={step}, and {self.path(step)} exists.\n\n"
-                "The checkpoint of a step is written once.\n\n"
-                f"Resume from it, pass a step from {steps[-1] + 1} up, or choose another "
-                "directory."
-            )
+        steps = self._writer.read_steps("save", step)
+        if steps and step <= steps[-1]:
+            resume = f"Resume from step {steps[-1]}"
+            raise make_step_error(caller, "step", step, self.directory, steps, resume)
         # All checks of the arguments come first: a call that is refused must not take the lock.
         written = _to_plain_json(notes or {})
         state = gather_whole_arrays(to_plain(state))
         check_leaves(state)
         self._writer.write(step, name_leaves(state), written)
+
+    def discard_after(self, step: int) -> tuple[int, ...]:
+        """Delete the checkpoints of later steps, so that `save` can continue from this one.
+
+        Call it to train again from an older checkpoint. It waits for a checkpoint that is being
+        written, and deletes that one too if its step is later. From then on, other jobs cannot
+        write into the directory, as after `save`.
+
+        Cost:
+            The newest checkpoint is deleted first. A process that is killed in between leaves the
+            older ones, and `restore` takes the newest of these. In a job of several processes all
+            of them call it with the same step, and process 0 deletes.
+
+        Args:
+            step: The last step to keep; -1 deletes all checkpoints. A checkpoint of this step does
+                not have to exist.
+
+        Returns:
+            The steps of the deleted checkpoints, the oldest first. They are logged, too.
+
+        Raises:
+            CheckpointError: The last checkpoint could not be written, one cannot be deleted, or
+                another job writes checkpoints here.
+            OtherProcessError: Another process did not come in time, has ended, or passed another
+                step.
+
+        Example:
+            >>> import tempfile
+            >>> with Checkpoints(tempfile.mkdtemp()) as checkpoints:
+            ...     for step in 4, 5, 6:
+            ...         checkpoints.save(step, {"w": jnp.full(3, step)})
+            ...     restored = checkpoints.restore({"w": jnp.zeros(3, int)}, step=4)
+            ...     discarded = checkpoints.discard_after(4)
+            ...     checkpoints.save(5, restored.state)
+            ...     checkpoints.steps()
+            (4, 5)
+            >>> discarded
+            (5, 6)
+        """
+        step = as_integer("Checkpoints.discard_after", "step", step, least=-1, most=_LAST_STEP)
+        deleted = self._writer.delete_after(step)
+        if deleted:
+            _LOG.info("Deleted %s in %s.", describe_steps(deleted), self.directory)
+        return deleted
 
     def wait_until_finished(self) -> None:
         """Wait until the checkpoints of all calls of `save` are on disk.

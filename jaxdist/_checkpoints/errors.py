@@ -7,6 +7,7 @@ from jaxdist._validate import format_lines
 from jaxdist.errors import CheckpointError, DamagedCheckpointError
 
 DAMAGED = "damaged"  # the folder of damaged checkpoints
+_MOST_SHOWN = 5
 
 
 class UnreadableError(ValueError):
@@ -38,6 +39,42 @@ def make_write_error(
         f"A checkpoint counts when all of its files are written. {left}\n\n"
         "Free space on the disk or choose another directory, and run again."
     )
+
+
+def make_step_error(
+    caller: str, noun: str, step: int, directory: Path, steps: Sequence[int], resume: str
+) -> CheckpointError:
+    """Return the error for a step that is not above the steps of the checkpoints.
+
+    Args:
+        caller: What the user called.
+        noun: What the user counts: "step" or "epoch".
+        step: Its number.
+        directory: The directory of the checkpoints.
+        steps: The steps of the complete checkpoints, the oldest first.
+        resume: How to continue from the newest one, as the first words of a sentence.
+    """
+    newest = steps[-1]
+    has_it = f", and {directory / str(step)} exists" if step in steps else ""
+    later = [s for s in steps if s >= step]
+    return CheckpointError(
+        f"{caller} was given {noun}={step}{has_it}. The newest checkpoint in {directory} is of "
+        f"{noun} {newest}.\n\n"
+        f"restore takes the checkpoint of the highest {noun}, and keep deletes the lowest ones, so "
+        "each checkpoint is above those before it.\n\n"
+        f"{resume}, save from {noun} {newest + 1} on, or choose another directory. To go back, "
+        f"call discard_after({step - 1}) of training.Checkpoints before: it deletes "
+        f"{describe_steps(later)}."
+    )
+
+
+def describe_steps(steps: Sequence[int]) -> str:
+    """Return the numbers of one or more checkpoints in words."""
+    if len(steps) == 1:
+        return f"checkpoint {steps[0]}"
+    if len(steps) > _MOST_SHOWN:
+        return f"the {len(steps)} checkpoints from {steps[0]} to {steps[-1]}"
+    return f"the checkpoints {', '.join(map(str, steps[:-1]))} and {steps[-1]}"
 
 
 def make_missing_error(directory: Path, step: int, steps: Sequence[int]) -> CheckpointError:

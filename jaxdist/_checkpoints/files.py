@@ -2,8 +2,12 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
+
+# As Orbax names such folders, so that the next job deletes them.
+TEMPORARY = "orbax-checkpoint-tmp"
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -35,3 +39,14 @@ def list_steps(directory: Path) -> tuple[int, ...]:
     # Orbax gives a directory the number of its step when the checkpoint is complete.
     entries = directory.iterdir() if directory.is_dir() else ()
     return tuple(sorted(int(p.name) for p in entries if p.name.isdigit() and p.is_dir()))
+
+
+def delete_step(directory: Path, step: int) -> None:
+    """Delete a complete checkpoint."""
+    # First the name, so that a checkpoint that is deleted in part does not count.
+    left = directory / f"{step}.{TEMPORARY}-deleted"
+    if left.exists():
+        # A process was killed while it deleted an earlier checkpoint of this step.
+        shutil.rmtree(left)
+    (directory / str(step)).rename(left)
+    shutil.rmtree(left)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxdist._checkpoints.errors import make_write_error
-from jaxdist._checkpoints.files import list_steps
+from jaxdist._checkpoints.errors import make_directory_error, make_write_error
+from jaxdist._checkpoints.files import delete_step, list_steps
 from jaxdist._checkpoints.folder_lock import JobLock
 from jaxdist._checkpoints.interrupts import delay_interrupts
 from jaxdist._checkpoints.manifest import remove_manifest, write_manifest
@@ -50,7 +50,7 @@ class Writer:
         self._failure: tuple[int, Exception] | None = None
 
     def write(self, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
-        """Copy the leaves to the host, and start to write them. Call `wait` before.
+        """Copy the leaves to the host, and start to write them. Call `read_steps` before.
 
         Raises:
             CheckpointError: Another job writes here, or the write cannot begin.
@@ -76,6 +76,57 @@ class Writer:
                 raise self._fail(step, error) from error
             self._start_thread(lambda: self._complete_alone(step), step)
 
+    def read_steps(self, method: str, step: int) -> tuple[int, ...]:
+        """Wait until nothing is written, and return the steps of the complete checkpoints.
+
+        All processes of a job get the same steps.
+
+        Args:
+            method: The method of `Checkpoints` that the user has called.
+            step: Its argument, which is the same in all processes.
+
+        Raises:
+            CheckpointError: The last checkpoint could not be written, or processes have different
+                folders.
+            OtherProcessError: Another process of the job did not come, has ended, or makes another
+                call.
+        """
+        self.wait()
+        group = self.find_group()
+        if group is None:
+            return list_steps(self._directory)
+        return self._join_group(group).agree_on_steps(method, step)
+
+    def delete_after(self, step: int) -> tuple[int, ...]:
+        """Delete the checkpoints of later steps, the newest first, and return their steps.
+
+        Raises:
+            CheckpointError: Another job writes here, or a checkpoint cannot be deleted.
+            OtherProcessError: Another process of the job did not come, or has ended.
+        """
+        steps = self.read_steps("discard_after", step)
+        later = tuple(s for s in steps if s > step)
+        if not later:
+            return ()
+        self.take_lock()
+        # The newest first: a process that is killed in between leaves the checkpoints up to one
+        # step, and `restore` takes the newest of these.
+        newest_first = later[::-1]
+        with delay_interrupts():
+            try:
+                if self._joint is not None:
+                    self._joint.delete(newest_first)
+                else:
+                    for one in newest_first:
+                        delete_step(self._directory, one)
+            except OSError as error:
+                raise make_directory_error(self._directory, error) from error
+        return later
+
+    def _join_group(self, group: Group) -> JointSave:
+        self._joint = self._joint or JointSave(group, self._directory, self._keep)
+        return self._joint
+
     def find_group(self) -> Group | None:
         """Return the processes that write and read together; None if this one works alone."""
         return find_group(self._seconds)
@@ -95,7 +146,7 @@ class Writer:
     def _write_together(
         self, group: Group, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]
     ) -> None:
-        joint = self._joint = self._joint or JointSave(group, self._directory, self._keep)
+        joint = self._join_group(group)
         with delay_interrupts():
             try:
                 joint.start(step, leaves, notes)

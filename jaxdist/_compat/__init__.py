@@ -43,6 +43,10 @@ from jaxdist._compat.held_tracer import HeldTracer as HeldTracer
 from jaxdist._compat.lowering import compute_on_host as compute_on_host
 from jaxdist._compat.lowering import constrain_tiles as constrain_tiles
 from jaxdist._compat.lowering import omit_open_constraints as omit_open_constraints
+from jaxdist._compat.meshes import get_context_mesh as get_context_mesh
+from jaxdist._compat.meshes import outside_of_meshes as outside_of_meshes
+from jaxdist._compat.meshes import use_abstract_mesh as use_abstract_mesh
+from jaxdist._compat.meshes import use_no_mesh as use_no_mesh
 from jaxdist._compat.nnx import DistantValue as DistantValue
 from jaxdist._compat.nnx import find_lent as find_lent
 from jaxdist._compat.nnx import get_held as get_held

@@ -1,14 +1,15 @@
 """Equations of a jaxpr, bound again in another trace."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax._src import config as _config
 from jax._src import linear_util as _linear_util
 from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info
 from jax.extend.core import ClosedJaxpr
+
+from jaxdist._compat.meshes import use_abstract_mesh
 
 
 def rewrite_derivatives(
@@ -31,7 +32,7 @@ def rewrite_derivatives(
 
 def _rewrite_rule(rule: Any, rewrite: Callable[[Any, Sequence[Any]], Any], mesh: Any) -> Any:
     def trace_rule(*zeros: Any) -> Any:
-        with contextlib.nullcontext() if mesh is None else _use_mesh(mesh):
+        with contextlib.nullcontext() if mesh is None else use_abstract_mesh(mesh):
             jaxpr, consts, *rest = rule.call_wrapped(*zeros)
         closed = rewrite(jaxpr, consts)
         return closed.jaxpr, closed.consts, *rest
@@ -55,16 +56,6 @@ def rewrite_jvp(rule: Any, rewrite: Callable[[Any, Any, Any], Any]) -> Any:
     return _linear_util.wrap_init(trace_rule, debug_info=rule.debug_info)
 
 
-@contextlib.contextmanager
-def _use_mesh(mesh: Any) -> Iterator[None]:
-    """Trace over this mesh; the public context manager rejects another number of devices."""
-    around = _MESH_CONTEXT.swap_local(mesh)
-    try:
-        yield
-    finally:
-        _MESH_CONTEXT.set_local(around)
-
-
 def use_source_of(eqn: Any) -> Any:
     """Return a context in which new operations get the source line of an equation."""
     names = _source_info.current_name_stack() + eqn.source_info.name_stack
@@ -85,15 +76,13 @@ def bind_like(
     Returns:
         Its results: a list of one if the primitive has a single result.
     """
-    mesh = _use_mesh(_mesh.get_abstract_mesh()) if in_current_mesh else contextlib.nullcontext()
+    mesh = (
+        use_abstract_mesh(_mesh.get_abstract_mesh())
+        if in_current_mesh
+        else contextlib.nullcontext()
+    )
     params = eqn.primitive.get_bind_params(params)
     # `mesh` is entered last: the configuration of an equation contains a mesh too.
     with use_source_of(eqn), eqn.ctx.manager, mesh:
         results = eqn.primitive.bind(*operands, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
-
-
-# JAX 0.12 moved it to another module.
-_MESH_CONTEXT: Any = (
-    getattr(_mesh, "abstract_mesh_context_manager", None) or _config.abstract_mesh_context_manager
-)

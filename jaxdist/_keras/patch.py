@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from jaxdist import _compat
 from jaxdist._hooks import MAKE_SERVER_FUNCTION
 from jaxdist._keras.functions import StepFunction
 from jaxdist._keras.layers import allow_synchronized, draw_by_replica, synchronize
@@ -88,6 +89,9 @@ def _remember_in(method: Callable[..., Any], what: str) -> Callable[..., Any]:
 
 
 def _call_in_strategy(method: Callable[..., Any]) -> Callable[..., Any]:
+    # Keras computes on arrays of the strategy between the steps as well.
+    without_mesh = _compat.outside_of_meshes(method)
+
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = check_call(self, f"{method.__name__}")
@@ -100,7 +104,7 @@ def _call_in_strategy(method: Callable[..., Any]) -> Callable[..., Any]:
                 return method(self, *args, **kwargs)
         share_random_state(strategy.layout, method.__name__)
         with interrupt_between_steps(), use_model(self, method.__name__):
-            result = method(self, *args, **kwargs)
+            result = without_mesh(self, *args, **kwargs)
             if method.__name__ == "fit":
                 wait_for_files(strategy.layout)
             return result

@@ -124,6 +124,7 @@ class PreemptionCheckpointHandler:
         self.restored: Restored | None
         self.restored, self._runs = self._saving.restore()
         self._has_ended = False
+        self._has_begun = False
         self._seconds_of_step = 0.0
         self._steps_timed = 0
         watch = self._config.watch
@@ -163,7 +164,8 @@ class PreemptionCheckpointHandler:
 
         Raises:
             OtherProcessError: A process that has to agree has ended, or does not answer.
-            CheckpointError: The checkpoint could not be written.
+            CheckpointError: The checkpoint could not be written; or, at the first call, the state's
+                function returned a step below that of the restored checkpoint.
             Everything that the function raises: such a call does not count.
 
         Example:
@@ -200,7 +202,8 @@ class PreemptionCheckpointHandler:
         Raises:
             ArgumentTypeError: Other arguments, without a `save_fn`.
             OtherProcessError: A process that has to agree has ended, or does not answer.
-            CheckpointError: The checkpoint could not be written.
+            CheckpointError: The checkpoint could not be written; or, at the first call, the state's
+                function returned a step below that of the restored checkpoint.
 
         Example:
             >>> import tempfile
@@ -258,6 +261,10 @@ class PreemptionCheckpointHandler:
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Save if all processes save now, and count the run that comes."""
+        if not self._has_begun:
+            if self._config.save is None:
+                self._saving.check_first_step(self.restored)
+            self._has_begun = True
         agreement = self._agreement
         if self._has_ended or not agreement.start_run():
             return

@@ -10,7 +10,7 @@ import jax
 
 from jaxdist._checkpoints import Checkpoints, Restored, find_plain_leaves, to_plain
 from jaxdist._validate import as_path, show
-from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError
 
 _LOG = logging.getLogger("jaxdist")
 _ARGUMENT = "checkpoint_or_checkpoint_manager"
@@ -89,15 +89,45 @@ class Saving:
             return None, 0
         return restored, int(restored.notes.get(_RUNS, restored.step))
 
+    def check_first_step(self, restored: Restored | None) -> None:
+        """Check before the first run that the user's function counts on from what was restored.
+
+        Otherwise the checkpoint could not be written when the notice comes.
+
+        Raises:
+            CheckpointError: It returns a step below that of the checkpoint.
+        """
+        if self._read is None or restored is None:
+            return
+        step = self.get_state(0)[0]
+        if step < restored.step:
+            raise CheckpointError(
+                f"{self._caller}: {_ARGUMENT} is a function that returned step {step} before the "
+                f"first run, and the checkpoint that was restored is of step {restored.step}.\n\n"
+                "The steps of checkpoints only grow: restore takes the highest one.\n\n"
+                "Take step and state from handler.restored, or choose another directory. To train "
+                f"again from step {step}, call discard_after({step}) of training.Checkpoints "
+                "before you make the handler."
+            )
+
     def save(self, runs: int, *, notes: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint, and wait until it is complete.
 
         A checkpoint of this step that the user has written is the same state, and is kept.
+
+        Raises:
+            CheckpointError: The function of the user returned a step below the newest checkpoint.
         """
         step, state = self.get_state(runs)
-        if step in self.checkpoints.steps():
+        steps = self.checkpoints.steps()
+        newest = steps[-1] if steps else -1
+        if step == newest:
             _LOG.info("The checkpoint of step %d was written before.", step)
             return
+        if self._read is None and step < newest:
+            # The user counts something else than runs in own calls of `save`. The number of runs
+            # is in the notes.
+            step = newest + 1
         self.checkpoints.save(step, state, {**(notes or {}), _RUNS: runs})
         self.checkpoints.wait_until_finished()
 

@@ -316,6 +316,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
     @final
     @_compat.with_hidden_frames
+    @_compat.outside_of_meshes
     def check_gradients(
         self,
         fn: Callable[..., Any],
@@ -474,6 +475,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         if self._between is not None:
             self._between.limit(fn, seconds)
 
+    @_compat.outside_of_meshes
     def _combine(
         self, method: Method, value: PyTree, axis: Any, asked: Any, frame: Any, op: Any = None
     ) -> PyTree:
@@ -491,6 +493,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         )
 
     @final
+    @_compat.outside_of_meshes
     def experimental_local_results(self, value: PyTree) -> tuple[Any, ...]:
         """Return the values of the replicas in this process, one entry for each replica.
 
@@ -665,6 +668,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         """Return a dataset function that is called with the context of this process's mesh."""
         return dataset_fn
 
+    @_compat.outside_of_meshes
     def check_replicas(self, state: PyTree, every: int = 1) -> bool:
         """Compare the bits of mirrored state on all replicas; see `jaxdist.check_replicas`.
 

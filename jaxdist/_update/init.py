@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding
 
+from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._update.cuts import Cuts
@@ -39,6 +40,7 @@ def shard_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
     return leaves.rebuild(new_leaves)
 
 
+@_compat.outside_of_meshes
 def shard_outside(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
     """Return a state of any layout, sharded over the replicas of one strategy."""
     leaves = Leaves.flatten(state, "state")
@@ -55,6 +57,7 @@ def shard_outside(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
     return leaves.rebuild(new_leaves)
 
 
+@_compat.outside_of_meshes
 def init_outside(
     init: Callable[[PyTree], PyTree], params: PyTree, layout: ReplicaMesh, cuts: Cuts
 ) -> PyTree:

@@ -4,10 +4,13 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from jaxdist import _compat
+
 
 def make_operator(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that calls `function` on the array that its object represents."""
 
+    @_compat.outside_of_meshes
     def method(self: Any, *others: Any) -> Any:
         return function(self._operand(), *(_to_operand(o) for o in others))
 
@@ -15,6 +18,7 @@ def make_operator(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def make_reflected_operator(function: Callable[..., Any]) -> Callable[..., Any]:
+    @_compat.outside_of_meshes
     def method(self: Any, other: Any) -> Any:
         return function(_to_operand(other), self._operand())
 

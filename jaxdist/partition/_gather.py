@@ -6,7 +6,7 @@ import jax
 from flax import nnx
 from jax.extend.core import Primitive
 
-from jaxdist import _replica
+from jaxdist import _compat, _replica
 from jaxdist._validate import check_has_arrays, check_instance, show
 from jaxdist._values import GATHERED, PerReplica, Sharded, gather_whole, is_sharded
 from jaxdist.errors import ArgumentTypeError
@@ -14,6 +14,7 @@ from jaxdist.errors import ArgumentTypeError
 T = TypeVar("T")
 
 
+@_compat.outside_of_meshes
 def gather(tree: T) -> T:
     """Return a copy of `tree` with a whole array in the place of each `Sharded` value.
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import jax
 from flax import nnx
 
+from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import HasLayout, layout_of
 from jaxdist._validate import check_has_arrays, format_lines, show
@@ -41,6 +42,7 @@ from jaxdist.partition._rules import Rules, as_rules, describe_conflicts
 T = TypeVar("T")
 
 
+@_compat.outside_of_meshes
 def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> T:
     """Put a model, its optimizer, or any pytree of them on the devices by rules.
 

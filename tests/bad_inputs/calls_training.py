@@ -90,6 +90,9 @@ CALLS = {
     "jaxdist.training.Checkpoints.save": Call(
         lambda: _saved("save"), lambda: {"step": 8, "state": _state(), "notes": {"epoch": 1}}
     ),
+    "jaxdist.training.Checkpoints.discard_after": Call(
+        lambda: _saved("discard_after"), lambda: {"step": 7}
+    ),
     "jaxdist.training.Checkpoints.restore": Call(
         lambda: _saved("restore"), lambda: {"state": _state()}
     ),

@@ -17,7 +17,13 @@ import pytest
 
 from jaxdist import fit
 from jaxdist._devices import chips
-from jaxdist.errors import ArgumentError, ArgumentTypeError, BackendStartedError
+from jaxdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BackendStartedError,
+    CheckpointError,
+)
+from jaxdist.training import Checkpoints
 from tests.fit.models import Data, make_data, make_model, mirrored
 
 DATA = make_data(20)
@@ -338,3 +344,27 @@ def test_a_function_that_is_no_method_is_named() -> None:
         fit.LambdaCallback(on_epoch_end=cast(Any, 3))
     with pytest.raises(ArgumentTypeError, match=r"schedule"):
         fit.LearningRateScheduler(cast(Any, 0.1))
+
+
+def test_a_training_that_begins_below_the_newest_checkpoint_is_refused_before_it(
+    tmp_path: pathlib.Path,
+) -> None:
+    _fit(make_model(mirrored(1)), epochs=3, callbacks=[fit.ModelCheckpoint(tmp_path)])
+    second = make_model(mirrored(1))
+    before = second.get_weights()
+    for callback in fit.ModelCheckpoint(tmp_path), fit.ModelCheckpoint(tmp_path, keep=1):
+        with pytest.raises(CheckpointError) as caught:
+            _fit(second, epochs=5, initial_epoch=1, callbacks=[callback])
+        text = str(caught.value)
+        assert text.startswith("fit.ModelCheckpoint was given epoch=2, and ")
+        assert "is of epoch 3." in text
+        assert "initial_epoch=callback.epochs_done(), save from epoch 4 on" in text
+        assert (
+            "discard_after(1) of training.Checkpoints before: it deletes the checkpoints 2" in text
+        )
+    for one, other in zip(before, second.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.discard_after(1) == (2, 3)
+    _fit(second, epochs=2, initial_epoch=1, callbacks=[fit.ModelCheckpoint(tmp_path)])
+    assert fit.ModelCheckpoint(tmp_path).epochs_done() == 2

@@ -22,6 +22,7 @@ from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
+    CheckpointError,
     ContextError,
     InvalidArgumentError,
     UnsupportedError,
@@ -483,3 +484,38 @@ def test_without_a_notice_nothing_is_computed_or_written(
     # 20 times what was measured.
     assert (time.perf_counter() - began) / 1000 < 1e-3
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_function_whose_steps_begin_again_is_refused_before_the_first_run(
+    tmp_path: pathlib.Path, handlers: Make
+) -> None:
+    with training.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(6, {"w": jnp.ones(2)})
+    step, state = 2, {"w": jnp.zeros(2)}
+    handler = handlers(None, lambda: (step, state), tmp_path)
+    assert handler.restored is not None
+    ran: list[int] = []
+    with pytest.raises(CheckpointError, match=r"returned step 2 (.|\n)*of step 6(.|\n)*after\(2\)"):
+        handler.run(lambda: ran.append(1))
+    assert ran == []
+    step, state = handler.restored.step, handler.restored.state
+    handler.run(lambda: ran.append(1))
+    assert ran == [1]
+
+
+def test_own_saves_with_other_numbers_do_not_hide_the_checkpoint_of_the_handler(
+    tmp_path: pathlib.Path, handlers: Make
+) -> None:
+    model = Model()
+    with training.Checkpoints(tmp_path) as checkpoints:
+        handler = handlers(None, (checkpoints, model))
+        handler.run(model.step)
+        # The user counts examples.
+        checkpoints.save(100, model)
+        handler.run(model.step)
+        signal.raise_signal(signal.SIGTERM)
+        assert _run_until_exit(handler, model.step) == 42
+        assert checkpoints.steps() == (100, 101)
+    other = Model()
+    again = handlers(None, other, tmp_path)
+    assert (float(other.x[...]), again.total_run_calls) == (3.0, 3)

@@ -1,12 +1,15 @@
 """`JointSave`: checkpoints that all processes of a job write together."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxdist._checkpoints.errors import ElsewhereError
+from jaxdist._checkpoints.files import delete_step, list_steps
 from jaxdist._checkpoints.processes.group import Group
 from jaxdist._checkpoints.processes.parts import prepare_folder, publish, start_part
+from jaxdist._checkpoints.processes.results import agree_on_result
 from jaxdist._checkpoints.processes.same_folder import check_same_folder
 from jaxdist.errors import OtherProcessError, ProgramMismatchError
 
@@ -42,27 +45,75 @@ class JointSave:
         """Whether this process could not start to write the last checkpoint."""
         return self._error is not None
 
-    def start(self, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
-        """Copy the shards of this process to the host, and start to write them.
+    def agree_on_steps(self, method: str, step: int) -> tuple[int, ...]:
+        """Return the steps of the complete checkpoints, as process 0 sees them.
 
-        Call `complete` afterwards, in a thread.
+        All processes decide by this list: a shared file system may show it to some of them later.
+
+        Args:
+            method: The method that all processes call.
+            step: Its argument.
 
         Raises:
             CheckpointError: The processes do not share the folder.
-            ElsewhereError: Process 0 cannot write to it.
-            ProgramMismatchError: They save different steps.
+            ProgramMismatchError: They call other methods, or with other steps.
             DeadlineExceededError: A process did not come in time.
             UnavailableError: A process has ended.
         """
-        self._call = f"Checkpoints.save(step={step})"
+        self._call = f"Checkpoints.{method}(step={step})"
+        with self._keep_loss():
+            if not self._channel:
+                self._channel = check_same_folder(self._group, self._call, self._directory)
+            steps = list_steps(self._directory) if self._group.process.is_first else ()
+            said = {"call": [method, step], "steps": steps}
+            everyone = self._group.gather(self._call, said)
+            first = everyone[0]
+            calls = [tuple(one["call"]) for one in everyone]
+            other = [i for i, call in enumerate(calls) if call != calls[0]]
+            if other:
+                raise _make_mismatch_error(calls, other)
+            return tuple(first["steps"])
+
+    @contextlib.contextmanager
+    def _keep_loss(self) -> Iterator[None]:
         if self._lost is not None:
             # The processes do not know any more which exchange of the others is theirs.
             raise self._lost
         try:
-            self._agree_on_folder(step)
+            yield
         except OtherProcessError as error:
             self._lost = error
             raise
+
+    def delete(self, steps: Sequence[int]) -> None:
+        """Delete checkpoints in their order; process 0 does it.
+
+        Raises:
+            CheckpointError: Process 0 could not delete one.
+            DeadlineExceededError: A process did not come in time.
+            UnavailableError: A process has ended.
+        """
+
+        def act() -> None:
+            for step in steps:
+                delete_step(self._directory, step)
+
+        is_first = self._group.process.is_first
+        with self._keep_loss():
+            agree_on_result(self._group, self._call, act if is_first else lambda: None)
+
+    def start(self, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
+        """Copy the shards of this process to the host, and start to write them.
+
+        Call `agree_on_steps` before, and `complete` afterwards, in a thread.
+
+        Raises:
+            ElsewhereError: Process 0 cannot write to the folder.
+            DeadlineExceededError: A process did not come in time.
+            UnavailableError: A process has ended.
+        """
+        with self._keep_loss():
+            self._agree_on_folder(step)
         self._complete, self._error = None, None
         try:
             self._complete = start_part(self._folder, leaves, notes, self._group.process, 0)
@@ -71,26 +122,14 @@ class JointSave:
             self._error = error
 
     def _agree_on_folder(self, step: int) -> None:
-        if not self._channel:
-            self._channel = check_same_folder(self._group, self._call, self._directory)
-        said: dict[str, Any] = {"step": step, "folder": "", "error": ""}
+        said = {"folder": "", "error": ""}
         if self._group.process.is_first:
             try:
                 folder = prepare_folder(self._directory, step, self._channel[-8:])
                 said["folder"] = folder.name
             except OSError as error:
                 said["error"] = f"{type(error).__name__}: {error}"
-        everyone = self._group.gather(self._call, said)
-        first = everyone[0]
-        other = [i for i, one in enumerate(everyone) if one["step"] != first["step"]]
-        if other:
-            raise ProgramMismatchError(
-                f"Checkpoints.save: process {other[0]} saves step {everyone[other[0]]['step']}, "
-                f"and the first process step {first['step']}.\n\n"
-                "All processes save the same steps, in the same order.\n\n"
-                "Call save in every process, with the step that all of them have completed.",
-                other,
-            )
+        first = self._group.gather(self._call, said)[0]
         if first["error"]:
             raise ElsewhereError(f"process 0 cannot make the folder: {first['error']}")
         self._folder = self._directory / first["folder"]
@@ -103,13 +142,10 @@ class JointSave:
             DeadlineExceededError: A process did not come in time.
             UnavailableError: A process has ended.
         """
-        try:
+        with self._keep_loss():
             self._exchange(self._write_part)
             is_first = self._group.process.is_first
             self._exchange((lambda: self._publish(step)) if is_first else (lambda: None))
-        except OtherProcessError as error:
-            self._lost = error
-            raise
 
     def _write_part(self) -> None:
         if self._complete is None:
@@ -133,3 +169,19 @@ class JointSave:
         failed = [i for i, answer in enumerate(answers) if answer]
         if failed:
             raise ElsewhereError(f"process {failed[0]} failed with {answers[failed[0]]}")
+
+
+_DOES = {"save": "saves step {}", "discard_after": "deletes the checkpoints after step {}"}
+
+
+def _make_mismatch_error(
+    calls: Sequence[tuple[str, int]], other: Sequence[int]
+) -> ProgramMismatchError:
+    first, odd = (_DOES[method].format(step) for method, step in (calls[0], calls[other[0]]))
+    method = calls[other[0]][0]
+    return ProgramMismatchError(
+        f"Checkpoints.{method}: process {other[0]} {odd}, and the first process {first}.\n\n"
+        "All processes save the same steps, in the same order.\n\n"
+        f"Call {method} in every process, with the step that all of them have completed.",
+        other,
+    )

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._checkpoints.files import list_steps
+from jaxdist._checkpoints.files import TEMPORARY, delete_step, list_steps
 from jaxdist._checkpoints.manifest import remove_manifest, write_manifest
 from jaxdist._checkpoints.orbax import (
     LEAVES,
@@ -23,8 +23,6 @@ from jaxdist._checkpoints.orbax import (
 from jaxdist._checkpoints.records import format_records, prepare_records
 from jaxdist._processes import Process
 
-# As Orbax names such folders, so that the next job deletes them.
-TEMPORARY = "orbax-checkpoint-tmp"
 _METADATA = json.dumps({"item_handlers": {}, "metrics": {}, "performance_metrics": {}})
 
 
@@ -104,8 +102,5 @@ def publish(directory: Path, folder: Path, step: int, keep: int, writer: int) ->
     # See Note [Complete or absent].
     folder.rename(directory / str(step))
     for old in list_steps(directory)[:-keep]:
-        # First the name, so that a checkpoint that is deleted in part does not count.
-        left = directory / f"{old}.{TEMPORARY}-deleted"
-        (directory / str(old)).rename(left)
-        shutil.rmtree(left)
+        delete_step(directory, old)
     write_manifest(directory, step)

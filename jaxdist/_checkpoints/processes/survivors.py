@@ -71,10 +71,14 @@ class Survivor:
             )
         self._prepare()
         steps = list_steps(self._directory)
-        if not steps or steps[-1] < step:
+        if steps and steps[-1] > step:
+            # Of an earlier training that went further, or of another survivor.
+            raise NoCopyError(
+                f"the last complete step is {step}, and checkpoint {steps[-1]} exists"
+            )
+        if step not in steps:
             self._write(step, leaves, notes)
-        saved = list_steps(self._directory)[-1]
-        return f"The last complete step is saved: {self._directory / str(saved)}."
+        return f"The last complete step is saved: {self._directory / str(step)}."
 
     def _write(self, step: int, leaves: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
         own = get_current_process().index

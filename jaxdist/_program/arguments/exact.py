@@ -18,7 +18,7 @@ import enum
 import fractions
 import struct
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -153,3 +153,39 @@ def dispatch_by_structure(make: Callable[[], Callable[..., Any]]) -> Callable[..
         return found(*args, **kwargs)
 
     return call
+
+
+def same_bits(values: Sequence[Any]) -> bool:
+    """Whether arrays of this process have the same bits, shape and dtype.
+
+    Cost:
+        A copy of each array from its device.
+    """
+    # Bits, not `==`: a nan is equal to itself on all replicas, and 0.0 differs from -0.0.
+    raw = [_read_bits(v) for v in values]
+    return all(r == raw[0] for r in raw)
+
+
+def has_known_bits(value: Any) -> bool:
+    """Whether this process has the whole array, and it is not traced."""
+    if isinstance(value, jax.core.Tracer):
+        return False
+    return not isinstance(value, jax.Array) or value.is_fully_addressable
+
+
+def is_key(value: Any) -> bool:
+    """Whether this is an array of random keys."""
+    return bool(jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key))
+
+
+def _read_bits(value: Any) -> tuple[Any, ...]:
+    implementation = ""
+    if is_key(value):
+        implementation = str(jax.random.key_impl(value))
+        # Inside a trace, `key_data` would become an operation of it.
+        with jax.ensure_compile_time_eval():
+            value = jax.random.key_data(value)
+    host = np.asarray(value)
+    # Objects have no bits of their own.
+    data = host.tolist() if host.dtype.hasobject else host.tobytes()
+    return implementation, host.shape, host.dtype, data

@@ -167,6 +167,7 @@ class Program:
         ]
         return (state, result) if self.has_state else result
 
+    @_compat.outside_of_meshes
     def lowered(self) -> jax.stages.Lowered:
         """Return JAX's lowered stage of this program.
 
@@ -187,6 +188,7 @@ class Program:
         with _compat.omit_open_constraints(), exactly:
             return jitted.lower(*(i.abstract() for i in self.signature.inputs))
 
+    @_compat.outside_of_meshes
     def compiled(self, lowered: jax.stages.Lowered | None = None) -> jax.stages.Compiled:
         """Return JAX's compiled stage, compiled with the options that this program needs."""
         lowered, options = lowered or self.lowered(), self.compiler_options

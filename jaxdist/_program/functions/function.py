@@ -154,6 +154,7 @@ class Function:
             return find_invalid_operation(self._fn, flat, self._graphs.of(flat), draws, error)
         return mixed_devices_error(getattr(self._fn, "__name__", "function"), error)
 
+    @_compat.outside_of_meshes
     def _run(self, flat: Flat, draws: Draws, strategy: HasLayout | None) -> Any:
         cached_graph = self._graphs.of(flat)
         shape = cached_graph.shape if cached_graph else None

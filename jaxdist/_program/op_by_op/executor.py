@@ -21,10 +21,10 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.arguments.exact import same_bits
 from jaxdist._program.nnx.graph_rules import Combination, combine_all
 from jaxdist._program.op_by_op.rendezvous import Rendezvous
 from jaxdist._program.op_by_op.replica import Replica, TapeTrace
-from jaxdist._program.op_by_op.tape import same_bits
 from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
 from jaxdist._program.proof.pieces import check_results
 from jaxdist._program.proof.replication import NONE, Differs

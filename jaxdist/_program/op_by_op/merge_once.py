@@ -38,7 +38,7 @@ class MergeCall:
 
     def is_like(self, other: "MergeCall") -> bool:
         """Whether a merge function would see the same Python."""
-        return self.treedef == other.treedef and is_equal(self.seen, other.seen)
+        return is_equal([self.treedef, self.seen], [other.treedef, other.seen])
 
     def __str__(self) -> str:
         return f"merge_call at {self.source}"

@@ -26,7 +26,7 @@ from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
 from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._program.state.rows import place_of
 from jaxdist._program.trace.axis_errors import check_names, unbound_axis_error
-from jaxdist._values import OPEN, PIECE, Cut, pad_dim
+from jaxdist._values import OPEN, PIECE, Cut, pad_dim, take_mean
 from jaxdist.errors import ContextError, NotFiniteError
 
 # They change only layouts. Op by op, each replica has whole arrays on one device.
@@ -209,12 +209,15 @@ class ReplicaOps:
 
     def _gather_declared(self, args: Sequence[Any], params: dict[str, Any]) -> Any:
         cut = params["cut"]
+        mean = functools.partial(take_mean, divisor=params["divisor"], others=params["others"])
         gather = functools.partial(
             jax.lax.all_gather, axis_name=cut.over(self._layout), axis=cut.dim, tiled=True
         )
-        padded = self._get_array(_compat.call_in_trace(self.trace, gather, args[0]))
+        piece = _compat.call_in_trace(self.trace, mean, args[0])
+        padded = self._get_array(_compat.call_in_trace(self.trace, gather, piece))
         whole = jax.lax.slice_in_dim(padded, 0, cut.size, axis=cut.dim)
-        return self._record(PIECE, params, args, whole)
+        # The tape has the operations of the mean already.
+        return self._record(PIECE, {**params, "divisor": 1, "others": ()}, [piece], whole)
 
     def _cut_piece(self, whole: Any, cut: Cut) -> Any:
         count = cut.pieces(self._layout)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxdist import _compat
+from jaxdist._program.arguments.exact import is_key
 
 # Constants of at most so many elements keep their values. Analyses need small ones, such as a
 # divisor or a predicate; large ones would keep memory alive.
@@ -88,25 +89,7 @@ class Tape:
     def add_constant(self, x: Any) -> TapedValue:
         """Record a value that is not the result of an operation."""
         aval = jax.typeof(x)
-        is_small = getattr(aval, "size", _SMALL + 1) <= _SMALL and not _is_key(aval)
+        is_small = getattr(aval, "size", _SMALL + 1) <= _SMALL and not is_key(aval)
         constant = TapedValue(aval, np.asarray(x) if is_small else None)
         self.constvars.append(constant)
         return constant
-
-
-def _is_key(x: Any) -> bool:
-    return bool(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key))
-
-
-def same_bits(values: Sequence[Any]) -> bool:
-    """Whether arrays have the same bits, shape and dtype."""
-    # Bits, not `==`: a nan is equal to itself on all replicas, and 0.0 differs from -0.0.
-    raw = [_bits(v) for v in values]
-    return all(r == raw[0] for r in raw)
-
-
-def _bits(value: Any) -> tuple[Any, ...]:
-    if _is_key(value):
-        value = jax.random.key_data(value)
-    host = np.asarray(value)
-    return host.shape, host.dtype, host.tobytes()

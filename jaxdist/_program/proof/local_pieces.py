@@ -19,7 +19,7 @@ from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.jaxprs.interpreter import Interpreter
 from jaxdist._program.jaxprs.subprograms import iterate_with_inner, subprograms
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
-from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut, cut_piece
+from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut, cut_piece, take_mean
 from jaxdist.errors import ShardedArrayError
 
 # Calls that must stay calls, since they mark the values to recompute for gradients.
@@ -65,7 +65,8 @@ class LocalPieces(Interpreter[Local]):
             [given] = inputs
             [fact] = self._proof.equation(eqn, [given.fact])
             if eqn.primitive is PIECE:
-                return [Local(fact, given.array)]
+                mean = {k: eqn.params[k] for k in ("divisor", "others")}
+                return [Local(fact, take_mean(given.array, **mean))]
             return [Local(fact, self._cut_piece(given, eqn.params["cut"]))]
         if subprograms(eqn) and eqn.outvars:
             raise ShardedArrayError(_explain_not_inside(eqn))

@@ -53,6 +53,7 @@ from jaxdist._program.run.call_paths import (
 from jaxdist._program.run.donated import check_not_repeated, check_positions
 from jaxdist._program.run.donation import DonatingCall, has_repeats, may_crash
 from jaxdist._program.run.fast_call import CallTemplate, FastCall, NotCompiled, TakeSlowPath
+from jaxdist._program.run.mesh_of_trace import check_mesh_of_trace
 from jaxdist._program.run.programs import Programs
 from jaxdist._program.run.same_arguments import make_arguments_equal
 from jaxdist._program.variables.lift import LiftedVariables
@@ -127,6 +128,11 @@ class Step:
         return self._miss(*args, **kwargs)[0]
 
     def _miss(self, *args: Any, **kwargs: Any) -> _compat.Answer:
+        check_mesh_of_trace(self._layout)
+        with _compat.use_no_mesh():
+            return self._run_miss(args, kwargs)
+
+    def _run_miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _compat.Answer:
         call = self._read(args, kwargs)
         if call.is_traced:
             return _compat.answer_miss(self._inside_trace(call))
@@ -194,6 +200,7 @@ class Step:
         self._programs.look_ahead(call)
         return run_inside_trace(call, program)
 
+    @_compat.outside_of_meshes
     def program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
         """Return the program that this call would run."""
         return self._programs.find_or_trace(self._read(args, kwargs))
@@ -202,6 +209,11 @@ class Step:
 
     def op_by_op(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run without compiling, with one thread for each replica."""
+        check_mesh_of_trace(self._layout)
+        with _compat.use_no_mesh():
+            return self._start_op_by_op(args, kwargs)
+
+    def _start_op_by_op(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = self._read(args, kwargs)
         if call.is_traced:
             return self._inside_trace(call)
@@ -221,6 +233,7 @@ class Step:
             step = OpByOpStep(fn, call.signature, strategy, call.leaves)
             return step.run(self.donated, source_location(fn))
 
+    @_compat.outside_of_meshes
     def find_invalid_number(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
     ) -> NoReturn:
@@ -343,6 +356,7 @@ class Step:
     ) -> Callable[..., Any]:
         """Return a C++ dispatcher for calls whose arguments a template took apart."""
 
+        @_compat.outside_of_meshes
         def miss(*given: Any) -> _compat.Answer:
             args, kwargs = restore(given[2], given[3])
             call = self._read(args, kwargs)

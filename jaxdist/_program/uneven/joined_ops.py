@@ -4,11 +4,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
 from jaxdist._collectives import UNEVEN_ALL_GATHER
+from jaxdist._program.arguments.exact import exact, has_known_bits, same_bits
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.interpreter import Interpreter
 from jaxdist._program.jaxprs.subprograms import iterate_with_inner, open_jaxpr
@@ -149,7 +151,10 @@ def _has_same_params(first: dict[str, Any], second: dict[str, Any]) -> bool:
 
 
 def is_equal(first: Any, second: Any) -> bool:
-    """Whether two parameters, literals or sub-programs are equal."""
+    """Whether two parameters, literals or sub-programs have the same type and bits.
+
+    See Note [Equal constants].
+    """
     if first is second:
         return True
     if isinstance(first, Literal) and isinstance(second, Literal):
@@ -160,11 +165,12 @@ def is_equal(first: Any, second: Any) -> bool:
         return False
     if isinstance(first, (tuple, list)):
         return len(first) == len(second) and all(map(is_equal, first, second))
-    if isinstance(first, (np.ndarray, np.generic)):
-        # A nan counts as different, which costs a branch and is never wrong.
-        return first.shape == second.shape and np.array_equal(first, second, equal_nan=False)
+    if isinstance(first, dict):
+        return is_equal(list(first.items()), list(second.items()))
+    if isinstance(first, (np.ndarray, np.generic, jax.Array)):
+        return has_known_bits(first) and has_known_bits(second) and same_bits((first, second))
     try:
-        return bool(first == second)
+        return bool(exact(first) == exact(second))
     except (TypeError, ValueError):
         return False
 

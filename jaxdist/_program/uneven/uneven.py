@@ -14,6 +14,7 @@ import numpy as np
 from jaxdist._collectives import GatherLog, check_together, record_gathers
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static
+from jaxdist._program.arguments.exact import exact
 from jaxdist._program.proof.uneven_mean import find_lines_of_averages, find_lines_of_means
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input, rows_of
 from jaxdist._program.trace.trace import (
@@ -291,7 +292,8 @@ def join_templates(traces: Sequence[TracedStep], groups: Groups) -> Any:
     """Return the structure of the results; Python values that differ become a `PerReplica`."""
     flat = [jax.tree.flatten(t.template, is_leaf=lambda x: isinstance(x, Static)) for t in traces]
     for group, (_, treedef) in enumerate(flat):
-        if treedef != flat[0][1]:
+        # JAX takes the structures of {0.0: x} and {-0.0: x} for equal.
+        if exact(treedef) != exact(flat[0][1]):
             raise StateDivergenceError(
                 "strategy.run: the step returns other structures on other replicas.\n"
                 f"Replicas {groups.members(0)}: {flat[0][1]}\n"

@@ -195,6 +195,7 @@ class PerReplica(DistributedValues):
         return self._data
 
     @property
+    @_compat.outside_of_meshes
     def values(self) -> tuple[Any, ...]:
         """The local values of this process's replicas, in replica order.
 

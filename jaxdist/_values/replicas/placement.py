@@ -276,6 +276,7 @@ def _is_tracer(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
+@_compat.outside_of_meshes
 def _place_on_devices(
     name: object, value: PerReplica, layout: ReplicaMesh, *, is_traced: bool = False
 ) -> PerReplica:

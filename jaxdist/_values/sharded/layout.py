@@ -35,6 +35,7 @@ def sharded_placement(value: Sharded, layout: ReplicaMesh) -> Placement:
     return Placement(Kind.SHARDED, NamedSharding(layout.mesh, cut.full_spec(layout)))
 
 
+@_compat.outside_of_meshes
 def place_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharded:
     """Return `value` laid out over this mesh; errors call it `str(name)`."""
     array, cut = value.held, value.cut
@@ -137,6 +138,7 @@ def _pad(array: Any, cut: Cut, pieces: int) -> Any:
     return np.pad(array, [(0, more if d == cut.dim else 0) for d in range(array.ndim)])
 
 
+@_compat.outside_of_meshes
 def cut_and_place(array: Any, cut: Cut, layout: ReplicaMesh) -> Sharded:
     """Cut a whole array into pieces, and copy one piece to each replica."""
     padded = pad_dim(jax.numpy.asarray(array), cut.dim, cut.padding(cut.pieces(layout)))

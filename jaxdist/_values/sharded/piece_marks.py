@@ -23,11 +23,11 @@ def _resize(array: Any, dim: int, size: int) -> Any:
     return array.update(shape=(*array.shape[:dim], size, *array.shape[dim + 1 :]))
 
 
-def _lower(ctx: Any, x: Any, **_: Any) -> list[Any]:
+def _lower(ctx: Any, x: Any, *, divisor: int, **_: Any) -> list[Any]:
     # Other shapes mean that the rewriting did not reach this operation, and that its program would
-    # compute with arrays of the wrong size.
+    # compute with arrays of the wrong size. A mean is computed by the rewriting too.
     [before], [after] = ctx.avals_in, ctx.avals_out
-    if before.shape != after.shape:
+    if before.shape != after.shape or divisor > 1:
         raise ShardedArrayError(
             f"An array in pieces, {after.dtype}{list(after.shape)}, is used inside an operation of "
             "your own that holds a program, or in a step within a step.\n\n"
@@ -41,34 +41,44 @@ def _identity(x: Any, **_: Any) -> Any:
     return x
 
 
+# Note [Two transposes]
+# With sharded parameters the gradient is the mean over the replicas. So the gather W = G(A), from
+# pieces to whole arrays, has as its transpose the mean M: the cotangents of all replicas, summed,
+# scattered and divided. Whole arrays have as inner product the mean over replicas of their
+# products, <V, W> = mean(V_r . W_r), and arrays in pieces that of the one array. With these,
+# <V, G A> = <M V, A>, so the transpose of M is G: nothing is divided a second time, and a gradient
+# of a gradient is that of one device. Therefore the division is no operation of its own in the
+# trace. It is a parameter of both marks, and each is the other's transpose.
+
 # Declares its operand to be the piece of this replica, as `Sharded(array, dim, size)` does in a
-# step. The result is the array. The gradient is the piece of the array's gradient.
+# step. The result is the array. Before, the operand is summed over the axes `others` and divided by
+# `divisor`: `take_mean`, which is evaluated when the trace is rewritten.
 PIECE = Primitive("jaxdist_piece")
 PIECE.def_impl(_identity)
-PIECE.def_abstract_eval(lambda x, *, cut, rows: _resize(x, cut.dim, cut.size))
+PIECE.def_abstract_eval(lambda x, *, cut, rows, divisor, others: _resize(x, cut.dim, cut.size))
 mlir.register_lowering(PIECE, _lower)
 
-# Returns the piece of this replica as an independent array. The gradient is declared a piece again,
-# after it is summed over the axes `others` and divided by `divisor`. `name` is the name of a result
-# of the step, for error messages.
+# Returns the piece of this replica as an independent array. `divisor` and `others` are those of its
+# transpose. `name` is the name of a result of the step, for error messages.
 OPEN = Primitive("jaxdist_open_piece")
 OPEN.def_impl(_identity)
 OPEN.def_abstract_eval(lambda x, *, cut, rows, divisor, others, name: _resize(x, cut.dim, rows))
 mlir.register_lowering(OPEN, _lower)
 
 
-def _transpose_open(
-    ct: Any, *_: Any, cut: Any, rows: int, divisor: int, others: tuple[str, ...], name: str
-) -> list[Any]:
+def take_mean(x: Any, *, divisor: int, others: tuple[str, ...]) -> Any:
+    """Return what `PIECE` declares to be a piece, from its operand."""
     if others:
-        ct = jax.lax.psum(ct, others)
-    if divisor > 1:
-        ct = ct / divisor
-    return [PIECE.bind(ct, cut=cut, rows=rows)]
+        x = jax.lax.psum(x, others)
+    return x / divisor if divisor > 1 else x
 
 
-def _transpose_piece(ct: Any, *_: Any, cut: Any, rows: int) -> list[Any]:
-    return [OPEN.bind(ct, cut=cut, rows=rows, divisor=1, others=(), name="")]
+def _transpose_open(ct: Any, *_: Any, name: str, **params: Any) -> list[Any]:
+    return [PIECE.bind(ct, **params)]
+
+
+def _transpose_piece(ct: Any, *_: Any, **params: Any) -> list[Any]:
+    return [OPEN.bind(ct, name="", **params)]
 
 
 ad.deflinear2(OPEN, _transpose_open)

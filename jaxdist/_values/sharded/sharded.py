@@ -190,6 +190,7 @@ class Sharded(Arithmetic):
         """The rank of the array."""
         return self._held.ndim
 
+    @_compat.outside_of_meshes
     def whole(self) -> Any:
         """Return the whole array, without padding.
 
@@ -318,7 +319,7 @@ def declare_piece(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
             f"{cut.size} elements on {count} replicas are {rows} on each, the last ones padded."
             f"\n\nGive an array whose dim {cut.dim} has {rows} elements."
         )
-    return PIECE.bind(jax.numpy.asarray(array), cut=cut, rows=rows)
+    return PIECE.bind(jax.numpy.asarray(array), cut=cut, rows=rows, divisor=1, others=())
 
 
 def open_piece(

@@ -24,6 +24,7 @@ from jaxdist.errors import ArgumentError, ContextError, ReplicaValueError
 class Across:
     """Reads and changes all copies of a variable at once, on their own devices."""
 
+    @_compat.outside_of_meshes
     def read(self, variable: Any) -> jax.Array:
         """Return the mirrored value, or the combined values of all replicas."""
         _refuse_plain_jit(variable, "read")
@@ -33,6 +34,7 @@ class Across:
         check_can_combine(variable, "read")
         return variable.home.combine(held, variable.aggregation)
 
+    @_compat.outside_of_meshes
     def update(self, variable: Any, change: Change, value: Any, *, read_value: bool) -> Any:
         """Change every copy."""
         home = variable.home
@@ -99,6 +101,7 @@ class Across:
             )
         return home.combine(rows, variable.aggregation)
 
+    @_compat.outside_of_meshes
     def scatter(self, variable: Any, kind: Scatter, slices: IndexedSlices) -> None:
         """Change rows of all copies of a mirrored variable."""
         _refuse_plain_jit(variable, kind.value)

@@ -105,6 +105,7 @@ class Variable(
             return object.__new__(cls)
         return create(args, kwargs)
 
+    @_compat.outside_of_meshes
     def __init__(
         self,
         initial_value: Any = None,
@@ -332,6 +333,7 @@ class Variable(
         access.scatter(self, kind, blocks)
         return access.read(self)
 
+    @_compat.outside_of_meshes
     def __getitem__(self, index: Any) -> VariableSlice:
         held = self.value()
         elements = get_elements(f"Variable {self._label!r}[index]", held, index)

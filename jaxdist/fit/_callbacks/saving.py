@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from jaxdist._checkpoints import Checkpoints
+from jaxdist._checkpoints import Checkpoints, make_step_error
 from jaxdist._validate import as_flag, as_integer, as_path, show
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.fit._callbacks.base import Callback, Logs
@@ -23,6 +23,10 @@ class ModelCheckpoint(Callback):
         keep: How many of the newest checkpoints to keep.
         resume: Whether the training begins with the newest checkpoint, if there is one. Pass
             `initial_epoch=callback.epochs_done()` to `fit` then.
+
+    Raises:
+        CheckpointError: `fit` begins with an epoch that is not above the newest checkpoint; raised
+            before this epoch.
 
     Example:
         >>> import tempfile
@@ -49,6 +53,7 @@ class ModelCheckpoint(Callback):
         self._directory = as_path(caller, "directory", directory, "runs/digits")
         self._keep = as_integer(caller, "keep", keep, least=1)
         self._opened: Checkpoints | None = None
+        self._is_checked = False
 
     def epochs_done(self) -> int:
         """Return the number of epochs of the newest checkpoint; 0 without one."""
@@ -91,6 +96,22 @@ class ModelCheckpoint(Callback):
         self._monitor.reset()
         if self._resumes:
             self.restore(self.model)
+        self._is_checked = False
+
+    def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
+        # Before the first epoch: otherwise its training would be lost.
+        if self._is_checked or not self.model.writes_checkpoints:
+            return
+        self._is_checked = True
+        steps = self._checkpoints.steps()
+        if steps and epoch < steps[-1]:
+            resume = (
+                f"To continue after epoch {steps[-1]}, pass resume=True, and to fit "
+                "initial_epoch=callback.epochs_done()"
+            )
+            caller = "fit.ModelCheckpoint"
+            folder = self._checkpoints.directory
+            raise make_step_error(caller, "epoch", epoch + 1, folder, steps, resume)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         if not self.model.writes_checkpoints:

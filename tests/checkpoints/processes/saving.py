@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 import jaxdist
-from jaxdist._checkpoints.processes import parts
+from jaxdist._checkpoints.processes import joint_save, parts
 from jaxdist._values import put
 from jaxdist.errors import CheckpointError, OtherProcessError
 from jaxdist.training import Checkpoints
@@ -218,3 +218,58 @@ def job_ids(_: str) -> str:
     from jaxdist._checkpoints.folder_lock import get_job_id
 
     return json.dumps(get_job_id())
+
+
+def go_back(folder: str) -> dict[str, Any]:
+    """Save steps 4 to 6, then a lower one; go back to step 4; then disagree on a step."""
+    strategy = jaxdist.MultiWorkerMirroredStrategy()
+    with Checkpoints(folder) as checkpoints:
+        for step in (4, 5, 6):
+            checkpoints.save(step, make_state(strategy, step))
+        refused = _catch(lambda: checkpoints.save(1, make_state(strategy, 1)))
+        kept = checkpoints.steps()
+        is_first = jax.process_index() == 0
+        delete_step = vars(joint_save)["delete_step"]
+        vars(joint_save)["delete_step"] = _deny if is_first else delete_step
+        denied = _catch(lambda: checkpoints.discard_after(4))
+        vars(joint_save)["delete_step"] = delete_step
+        deleted = checkpoints.discard_after(4)
+        checkpoints.save(5, make_state(strategy, 50))
+        found = checkpoints.restore(make_state(strategy, 0))
+        assert found is not None
+        own = {n: x.addressable_data(0) for n, x in found.state.items() if n != "host"}
+        mismatch = _catch(lambda: checkpoints.discard_after(jax.process_index()))
+    return {
+        "refused": refused,
+        "kept": kept,
+        "denied": denied,
+        "deleted": deleted,
+        "restored": (found.step, is_whole(own, 50)),
+        "mismatch": mismatch,
+    }
+
+
+def _deny(*_: Any) -> None:
+    raise PermissionError(13, "Permission denied")
+
+
+def _catch(act: Any) -> str:
+    try:
+        act()
+    except (CheckpointError, OtherProcessError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def discard_until_killed(folder: str, victim: int, k: int) -> str:
+    """Save steps 4 to 6 and go back to 4; the victim is killed at a file operation of that."""
+    strategy = jaxdist.MultiWorkerMirroredStrategy()
+    with Checkpoints(folder, timeout_seconds=60) as checkpoints:
+        for step in (4, 5, 6):
+            checkpoints.save(step, make_state(strategy, step), {"step": step})
+        checkpoints.wait_until_finished()
+        if jax.process_index() == victim:
+            count_file_operations(
+                folder, lambda n: os.kill(os.getpid(), signal.SIGKILL) if n == k else None
+            )
+        return _catch(lambda: checkpoints.discard_after(4))

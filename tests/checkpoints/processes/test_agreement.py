@@ -126,11 +126,11 @@ def test_other_steps_and_a_folder_that_cannot_be_made_are_errors(
     def act(group: Group) -> Any:
         save = JointSave(group, tmp_path, 3)
         try:
-            save.start(1 + group.process.index, {"w": np.ones(2)}, {})
+            save.agree_on_steps("save", 1 + group.process.index)
         except ProgramMismatchError as error:
             # The processes have lost each other: the next save raises the same error.
             with pytest.raises(ProgramMismatchError):
-                save.start(5, {"w": np.ones(2)}, {})
+                save.agree_on_steps("save", 5)
             return error
 
     for error in _run(act):

@@ -162,3 +162,64 @@ def test_a_damaged_checkpoint_is_found_by_all_and_moved_once(tmp_path: pathlib.P
 def test_processes_that_have_joined_have_one_job_id(tmp_path: pathlib.Path) -> None:
     first, second = results_of_job(saving.job_ids, 2, args=(str(tmp_path),))
     assert first == second
+
+
+def test_all_processes_refuse_a_lower_step_and_go_back_together(tmp_path: pathlib.Path) -> None:
+    results = results_of_job(saving.go_back, 2, args=(str(tmp_path),), devices=2)
+    for result in results:
+        assert result["refused"].startswith("CheckpointError: Checkpoints.save was given step=1.")
+        assert result["refused"] == results[0]["refused"]
+        assert tuple(result["kept"]) == (4, 5, 6)
+        assert "CheckpointError" in result["denied"]
+        assert "Permission denied" in result["denied"]
+        assert tuple(result["deleted"]) == (5, 6)
+        assert tuple(result["restored"]) == (5, True)
+        assert result["mismatch"].startswith(
+            "ProgramMismatchError: Checkpoints.discard_after: process 1 deletes the checkpoints "
+            "after step 1, and the first process deletes the checkpoints after step 0."
+        )
+
+
+def _kill_in_discard(folder: pathlib.Path, k: int) -> int | None:
+    """Return the step that is restored after a kill; None where the process was not killed."""
+    outcomes = run_job(saving.discard_until_killed, 2, args=(str(folder), 0, k))
+    text = "\n".join(outcome.describe() for outcome in outcomes)
+    assert outcomes[1].exit_code == 0, text
+    if outcomes[0].exit_code != -9:
+        return None
+    assert outcomes[1].result.startswith("UnavailableError"), text
+    like = {
+        "sharded": jax.ShapeDtypeStruct((8, 4), "float32"),
+        "replicated": jax.ShapeDtypeStruct((8, 4), "float32"),
+        "host": jax.ShapeDtypeStruct((3,), "int64"),
+    }
+    with Checkpoints(folder) as checkpoints:
+        found = checkpoints.restore_latest(like=like)
+        assert found is not None
+        assert saving.is_whole(found.state, found.step)
+        checkpoints.discard_after(4)
+        checkpoints.save(5, {"w": jax.numpy.ones(2)})
+    left = [p.name for p in folder.iterdir() if not p.name.startswith(".jaxdist-job")]
+    assert sorted(left) == ["4", "5", "manifests"]
+    return found.step
+
+
+def test_killed_in_the_middle_of_a_discard_the_state_restores(tmp_path: pathlib.Path) -> None:
+    # The rename of checkpoint 6, and its first deleted file.
+    assert _kill_in_discard(tmp_path, 2) in (5, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_killed_at_each_deletion_of_a_discard_the_state_restores(tmp_path: pathlib.Path) -> None:
+    steps: list[int] = []
+    for k in range(1, 300):
+        folder = tmp_path / str(k)
+        folder.mkdir()
+        step = _kill_in_discard(folder, k)
+        if step is None:
+            break
+        steps.append(step)
+    assert steps == sorted(steps, reverse=True)
+    assert set(steps) == {6, 5, 4}
