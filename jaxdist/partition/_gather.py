@@ -1,8 +1,11 @@
 """Functions that gather sharded parameters, and that decide how long the result is kept."""
 
+import contextlib
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.extend.core import Primitive
 
@@ -15,11 +18,12 @@ T = TypeVar("T")
 
 
 @_compat.outside_of_meshes
-def gather(tree: T) -> T:
+def gather(tree: T, *, dtype: Any = None) -> T:
     """Return a copy of `tree` with a whole array in the place of each `Sharded` value.
 
-    In a step a layer gathers the sharded parameters that it uses. So this function is for code
-    that needs arrays: functions of `jax.lax`, sums over all parameters, a scan over stacked layers.
+    In a step a layer gathers the sharded parameters that it uses, also in a scan over stacked
+    layers. So this function is for code that needs arrays: functions of `jax.lax`, sums over all
+    parameters.
 
     Shapes:
         A `Sharded` of shape `[...]` gives the array `[...]`, without padding.
@@ -33,11 +37,14 @@ def gather(tree: T) -> T:
 
     Args:
         tree: A pytree, or an NNX object, which is copied.
+        dtype: In which floating-point arrays are gathered and returned; None keeps theirs. The
+            gradient has the dtype of the parameter, and is scattered in `dtype`.
 
     Returns:
         The same with plain arrays.
 
     Raises:
+        ArgumentTypeError: `dtype` is no floating-point dtype.
         ReplicaValueError: The dims of a `Sharded` value are not those with which it was sharded.
 
     Example:
@@ -46,6 +53,8 @@ def gather(tree: T) -> T:
         >>> strategy.run(lambda p: jnp.linalg.det(partition.gather(p)["w"]), (params,))
         Array(1., dtype=float32)
     """
+    if dtype is not None:
+        dtype = _as_floating(dtype)
     check_has_arrays("partition.gather", "tree", tree, "a pytree of arrays, or an NNX object")
     frame = _replica.current_frame()
     layout = None if frame is None or not frame.is_inside_step else frame.strategy.layout
@@ -57,11 +66,12 @@ def gather(tree: T) -> T:
                 "It puts the pieces of one array together; a PerReplica is a value of each replica."
                 "\n\nPass the parameters that partition.place returned."
             )
-        if not isinstance(x, Sharded):
-            return x
+        to = dtype if jnp.issubdtype(getattr(x, "dtype", np.int32), jnp.floating) else None
         # A step may also close over a concrete `Sharded` value, which holds the whole array.
-        is_piece = layout is not None and isinstance(x.held, jax.core.Tracer)
-        return gather_whole(x, layout) if is_piece else x.whole()
+        if isinstance(x, Sharded) and layout is not None and isinstance(x.held, jax.core.Tracer):
+            return gather_whole(x, layout, to)
+        whole = x.whole() if isinstance(x, Sharded) else x
+        return whole if to is None else jnp.asarray(whole, to)
 
     def gather_node(x: Any) -> Any:
         if not isinstance(x, nnx.Pytree):
@@ -74,6 +84,18 @@ def gather(tree: T) -> T:
         gather_node, tree, is_leaf=lambda x: isinstance(x, (nnx.Pytree, Sharded, PerReplica))
     )
     return result
+
+
+def _as_floating(dtype: Any) -> Any:
+    with contextlib.suppress(TypeError):
+        found = jnp.dtype(dtype)
+        if jnp.issubdtype(found, jnp.floating):
+            return found
+    raise ArgumentTypeError(
+        f"partition.gather was given dtype={show(dtype)}.\n\n"
+        "Parameters that are floating-point numbers are gathered in it.\n\n"
+        "Pass for instance dtype=jnp.bfloat16, or leave it out."
+    )
 
 
 # `jax.checkpoint` must not keep the results of these operations either. They only copy a gathered

@@ -700,6 +700,9 @@ def step(params, x):
     grad = jax.grad(lambda p: (p * x).mean())(params)
     return jaxdist.get_replica_context().all_reduce("mean", grad / 2)
 strategy.run(step, (1.0, 2.0))
+""",
+}
+
 DIVIDED_METRIC = {
     "of a loss": f"""{STRATEGY}
 from flax import nnx
@@ -724,6 +727,7 @@ def step(x):
 strategy.run(step, (x,))
 """,
 }
+
 NO_DIVIDED_METRIC = {
     "losses of the rows, and sums of the shares": f"""{STRATEGY}
 from flax import nnx

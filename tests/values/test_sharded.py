@@ -153,3 +153,11 @@ def test_array_cut_for_other_replicas_is_refused_by_name(
     same_length = cut_and_place(np.zeros(6), Cut(0, 6), other.layout)
     with pytest.raises(jaxdist.errors.ReplicaValueError, match="on devices"):
         strategy.run(lambda x: x, (same_length,))
+
+
+def test_virtual_replicas_refuse_pieces_by_name() -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"], deterministic=4)
+    with pytest.raises(
+        jaxdist.errors.ReplicaValueError, match=r"deterministic=True[\s\S]*value\.whole\(\)"
+    ):
+        strategy.run(lambda x: x, (Sharded(np.arange(8.0, dtype="float32"), 0, 8),))

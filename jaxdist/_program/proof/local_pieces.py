@@ -18,6 +18,7 @@ from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.jaxprs.interpreter import Interpreter
 from jaxdist._program.jaxprs.subprograms import iterate_with_inner, subprograms
+from jaxdist._program.proof import uncut_dims
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut, cut_piece, take_mean
 from jaxdist.errors import ShardedArrayError
@@ -26,11 +27,23 @@ from jaxdist.errors import ShardedArrayError
 _REBUILT = frozenset({"remat", "remat2", "checkpoint"})
 
 
+# Note [Means after a loop]
+# With an array that is cut along some replica axes only, the gradient of a piece is summed over the
+# other axes, by an all-reduce. In a scan over layers that would be one all-reduce for each layer.
+# So `PIECE` does not take its mean at once: the value has it still to come, in `mean`. The first
+# operation that uses the value takes it. Rows that a scan stacks, results of `jax.checkpoint` and
+# sums of cotangents pass it on. So there is one all-reduce for all layers, after the loop.
+
+
 class Local(NamedTuple):
-    """A fact about a value, and the value; of a sharded array, the piece of this replica."""
+    """A fact about a value, and the value; of a sharded array, the piece of this replica.
+
+    `mean` has the parameters of `take_mean` if that is still to come; the fact is that after it.
+    """
 
     fact: ShardFact
     array: Any
+    mean: tuple[int, tuple[str, ...]] | None = None
 
 
 class LocalPieces(Interpreter[Local]):
@@ -45,6 +58,19 @@ class LocalPieces(Interpreter[Local]):
 
     def __init__(self, proof: ShardingProof) -> None:
         self._proof = proof
+        # The means that were taken, with their operands: an `id` stays taken as long as its object.
+        self._taken: dict[tuple[int, Any], tuple[Any, Any]] = {}
+
+    def take_mean(self, value: Local) -> Local:
+        """Return a value whose mean is taken. See Note [Means after a loop]."""
+        if value.mean is None:
+            return value
+        key = (id(value.array), value.mean)
+        if key not in self._taken:
+            divisor, others = value.mean
+            result = take_mean(value.array, divisor=divisor, others=others)
+            self._taken[key] = (value.array, result)
+        return Local(value.fact, self._taken[key][1])
 
     def literal(self, literal: Any) -> Local:
         return Local(_get_constant_fact(literal), literal.val)
@@ -53,6 +79,11 @@ class LocalPieces(Interpreter[Local]):
         return Local(_get_constant_fact(variable), value)
 
     def equation(self, eqn: Any, inputs: list[Local]) -> list[Local]:
+        name, means = eqn.primitive.name, {x.mean for x in inputs}
+        if name == "add_any" and len(means) == 1 and (mean := means.pop()):
+            return [x._replace(mean=mean) for x in self._bind_unchanged(eqn, inputs)]
+        if not _is_inlined(name):
+            inputs = [self.take_mean(x) for x in inputs]
         # Bind operations without pieces as they are: a scan or a custom derivative in them then
         # needs no second trace.
         has_pieces = any(x.fact.cut is not None for x in inputs)
@@ -65,8 +96,8 @@ class LocalPieces(Interpreter[Local]):
             [given] = inputs
             [fact] = self._proof.equation(eqn, [given.fact])
             if eqn.primitive is PIECE:
-                mean = {k: eqn.params[k] for k in ("divisor", "others")}
-                return [Local(fact, take_mean(given.array, **mean))]
+                made = Local(fact, given.array, (eqn.params["divisor"], eqn.params["others"]))
+                return [made if eqn.params["others"] else self.take_mean(made)]
             return [Local(fact, self._cut_piece(given, eqn.params["cut"]))]
         if subprograms(eqn) and eqn.outvars:
             raise ShardedArrayError(_explain_not_inside(eqn))
@@ -75,6 +106,13 @@ class LocalPieces(Interpreter[Local]):
             facts = self._proof.equation(eqn, [x.fact for x in inputs])
             local = [Local(x.fact, self._cut_piece(x, cut)) for x in inputs]
             return _bind(eqn, local, eqn.params, facts)
+        pieces = [x.fact.cut for x in inputs if x.fact.cut is not None]
+        if pieces and uncut_dims.has_rule(eqn):
+            facts = self._proof.equation(eqn, [x.fact for x in inputs])
+            cut, count = pieces[0], uncut_dims.count_arrays(eqn)
+            local = [Local(x.fact, self._cut_piece(x, cut)) for x in inputs[:count]]
+            moved = uncut_dims.follow(eqn, cut, cut.rows(cut.pieces(self._proof.layout)))
+            return _bind(eqn, [*local, *inputs[count:]], moved.params, facts)
         return self._bind_unchanged(eqn, inputs)
 
     def _bind_unchanged(self, eqn: Any, inputs: Sequence[Local]) -> list[Local]:
@@ -109,7 +147,7 @@ class LocalPieces(Interpreter[Local]):
             return self.operation(eqn, inputs)
         parameter = known.CALLS[name]
         inner = eqn.params[parameter]
-        if name not in _REBUILT and not name.startswith("custom_"):
+        if _is_inlined(name):
             with _compat.use_source_of(eqn):
                 return self.run(inner, inputs)
         found = self._proof.equation(eqn, [x.fact for x in inputs])
@@ -119,11 +157,14 @@ class LocalPieces(Interpreter[Local]):
             evaluate = _raise_in_derivative(lambda *a: self._evaluate_as(inner, inputs, found, a))
             results = evaluate(*(x.array for x in inputs))
             return [Local(s, x) for s, x in zip(found, results, strict=True)]
-        params = {**eqn.params, parameter: self._trace(inner, inputs, found)}
+        # The rule of a custom derivative has the same results, and takes their means.
+        means: list[Any] = [None] * len(found)
+        late = means if name in _REBUILT else None
+        params = {**eqn.params, parameter: self._trace(inner, inputs, found, late)}
         if "jvp_jaxpr_fun" in params:
             rule = functools.partial(self._trace_jvp, inputs, found)
             params["jvp_jaxpr_fun"] = _compat.rewrite_jvp(params["jvp_jaxpr_fun"], rule)
-        return _bind(eqn, inputs, params, found)
+        return _put_means(_bind(eqn, inputs, params, found), means)
 
     def _trace_jvp(
         self,
@@ -149,8 +190,10 @@ class LocalPieces(Interpreter[Local]):
         rows = [Local(s, _get_row_aval(x.array)) for x, s in zip(over, of_rows, strict=True)]
         stacked = [ShardFact(s.differs, s.cut and s.cut.before(0)) for s in found[carry:]]
         wanted = [*found[:carry], *stacked]
-        program = self._trace(loop.program, [*held, *state, *rows], wanted)
-        return _bind(eqn, [*held, *state, *over], {**eqn.params, "jaxpr": program}, found)
+        means: list[Any] = [None] * len(stacked)
+        program = self._trace(loop.program, [*held, *state, *rows], wanted, means)
+        results = _bind(eqn, [*held, *state, *over], {**eqn.params, "jaxpr": program}, found)
+        return [*results[:carry], *_put_means(results[carry:], means)]
 
     def while_loop(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         loop = While.of(eqn.params)
@@ -173,23 +216,51 @@ class LocalPieces(Interpreter[Local]):
         inputs: Sequence[Local],
         wanted: Sequence[ShardFact],
         arrays: Sequence[Any],
+        means: list[Any] | None = None,
     ) -> list[Any]:
         """Evaluate a program on arrays that have the facts of `inputs`.
+
+        A list `means` is filled with the means that are still to come, of the last results.
 
         Returns:
             Each result in the form of the fact in `wanted`.
         """
         given = [Local(x.fact, array) for x, array in zip(inputs, arrays, strict=True)]
-        return [self._convert(x, s) for x, s in zip(self.run(program, given), wanted, strict=True)]
+        results = list(zip(self.run(program, given), wanted, strict=True))
+        first = len(results) - len(means or [])
+        arrays = []
+        for number, (x, s) in enumerate(results):
+            if means is not None and number >= first and x.fact.cut == s.cut:
+                means[number - first] = x.mean
+            else:
+                x = self.take_mean(x)
+            arrays.append(self._convert(x, s))
+        return arrays
 
-    def _trace(self, program: Any, inputs: Sequence[Local], wanted: Sequence[ShardFact]) -> Any:
+    def _trace(
+        self,
+        program: Any,
+        inputs: Sequence[Local],
+        wanted: Sequence[ShardFact],
+        means: list[Any] | None = None,
+    ) -> Any:
         """Trace a program again on local values; open or closed, as `program` is."""
 
         def local(*own: Any) -> list[Any]:
-            return self._evaluate_as(program, inputs, wanted, own)
+            return self._evaluate_as(program, inputs, wanted, own, means)
 
         closed = jax.make_jaxpr(local)(*(_get_aval(x.array) for x in inputs))
         return closed if isinstance(program, ClosedJaxpr) else closed.jaxpr
+
+
+def _is_inlined(name: str) -> bool:
+    """Whether an operation is a call whose program is evaluated in its place."""
+    is_kept = name in _REBUILT or name.startswith("custom_") or name == "shard_map"
+    return name in known.CALLS and not is_kept
+
+
+def _put_means(values: Sequence[Local], means: Sequence[Any]) -> list[Local]:
+    return [x._replace(mean=m) for x, m in zip(values, means, strict=True)]
 
 
 def _get_constant_fact(atom: Any) -> ShardFact:

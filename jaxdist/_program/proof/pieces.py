@@ -8,7 +8,8 @@
 # array).
 #
 # `ShardingProof` (this file) therefore accepts pieces only as operands of elementwise operations,
-# together with values that are equal on all replicas, and raises for every other operation.
+# together with values that are equal on all replicas, and of operations along dims that are not cut
+# (uncut_dims.py: a slice, a row, a sum over layers). It raises for every other operation.
 # `LocalPieces` (local_pieces.py) then evaluates the trace on the pieces. `PIECE` declares that a
 # value is a piece of an array, and `OPEN` returns the piece as an array of its own.
 
@@ -20,6 +21,7 @@ from typing import Any, NoReturn
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
+from jaxdist._program.proof import uncut_dims
 from jaxdist._program.proof.replication import NONE, Differs, analyse_equation
 from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut
 from jaxdist.errors import ShardedArrayError
@@ -98,17 +100,30 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
             ]
         if not eqn.outvars:
             return []
+        if uncut_dims.has_rule(eqn):
+            return self._follow(eqn, inputs)
         if name not in ELEMENTWISE or len(eqn.outvars) != 1:
             _refuse(eqn, pieces[0], f"{name} needs more of an array than one element at a time")
+        _check_together(eqn, inputs, pieces[0])
         for s, v in zip(inputs, eqn.invars, strict=True):
-            if s.cut is None and s.differs:
-                _refuse(eqn, pieces[0], f"{name} puts them together with {_describe(v)}")
-            if s.cut is not None and s.cut != pieces[0].cut:
-                _refuse(eqn, pieces[0], f"{name} puts them together with pieces cut otherwise")
             # A dim of one element that broadcasts would be cut along another size.
             if s.cut is not None and v.aval.shape != eqn.outvars[0].aval.shape:
                 _refuse(eqn, s, f"{name} spreads them along dims of one element")
         return [pieces[0]]
+
+    def _follow(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
+        """Return the facts of an operation along dims that are not cut."""
+        name, count = eqn.primitive.name, uncut_dims.count_arrays(eqn)
+        piece = next(s for s in inputs if s.cut is not None)
+        cut = inputs[0].cut or piece.cut
+        if cut is None or any(s.cut is not None for s in inputs[count:]):
+            _refuse(eqn, piece, f"{name} takes its indices from them")
+        _check_together(eqn, inputs, piece)
+        moved = uncut_dims.follow(eqn, cut, cut.rows(cut.pieces(self.layout)))
+        if moved.cut is None:
+            dims = f"dim {cut.dim}" + ("" if cut.split is None else f" or {cut.split}")
+            _refuse(eqn, piece, f"{name} changes {dims}, along which they are cut")
+        return [ShardFact(piece.differs, moved.cut)] * len(eqn.outvars)
 
     def _declare(self, eqn: Any, given: ShardFact) -> ShardFact:
         cut = eqn.params["cut"]
@@ -171,6 +186,16 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
 
     # A solver on a piece would solve for the piece as if it were the whole array.
     linear_solve = operation
+
+
+def _check_together(eqn: Any, inputs: Sequence[ShardFact], piece: ShardFact) -> None:
+    """Check that all operands are cut alike, or equal on all replicas."""
+    name = eqn.primitive.name
+    for s, v in zip(inputs, eqn.invars, strict=True):
+        if s.cut is None and s.differs:
+            _refuse(eqn, piece, f"{name} puts them together with {_describe(v)}")
+        if s.cut is not None and s.cut != piece.cut:
+            _refuse(eqn, piece, f"{name} puts them together with pieces cut otherwise")
 
 
 def check_results(names: Sequence[str]) -> None:

@@ -222,7 +222,8 @@ def trace_on_pieces(traced: TracedStep, signature: Signature, layout: ReplicaMes
 
     def replica(*local: Any) -> list[Any]:
         given = [Local(ShardFact(d), x) for d, x in zip(differs, local, strict=True)]
-        return [x.array for x in LocalPieces(walk).run(traced.jaxpr, given)]
+        pieces = LocalPieces(walk)
+        return [pieces.take_mean(x).array for x in pieces.run(traced.jaxpr, given)]
 
     in_specs = traced.eqn.params["in_specs"]
     explicit = traced.is_explicit

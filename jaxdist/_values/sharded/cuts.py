@@ -1,8 +1,10 @@
 """`Cut`: how one array is divided into pieces over the replicas."""
 
+import itertools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxdist._mesh import ReplicaMesh
@@ -53,6 +55,25 @@ class Cut(NamedTuple):
         split = self.split if self.split is None else self.split - (dim < self.split)
         return self._replace(dim=self.dim - (dim < self.dim), split=split)
 
+    def split_index(self, index: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], "Cut"]:
+        """Split an index into the part of the dims before those that are cut, and the rest.
+
+        The first part has numbers and slices that the trace knows. It is empty where an entry is
+        an array: NumPy has other rules for numbers beside arrays.
+
+        Returns:
+            The first part, the rest for the array that it gives, and the cut of that array.
+        """
+        entries = index if isinstance(index, tuple) else (index,)
+        if not all(e is None or e is Ellipsis or _is_static(e) for e in entries):
+            return (), entries, self
+        end = self.dim if self.split is None else min(self.dim, self.split)
+        lead = tuple(itertools.takewhile(_is_static, entries[:end]))
+        cut, kept = self, sum(isinstance(e, slice) for e in lead)
+        for _ in range(len(lead) - kept):
+            cut = cut.before(0)
+        return lead, (*[slice(None)] * kept, *entries[len(lead) :]), cut
+
     def full_spec(self, layout: ReplicaMesh) -> PartitionSpec:
         """Return the layout over all axes, the logical ones included."""
         if self.split is None or layout.num_logical == 1:
@@ -60,3 +81,11 @@ class Cut(NamedTuple):
         entries = [*self.spec(layout), *[None] * (self.split - self.dim)]
         entries[self.split] = layout.logical_axes
         return PartitionSpec(*entries)
+
+
+def _is_static(entry: Any) -> bool:
+    """Whether an entry of an index is a number, or a slice of numbers."""
+    if isinstance(entry, slice):
+        parts = (entry.start, entry.stop, entry.step)
+        return all(p is None or _is_static(p) for p in parts)
+    return isinstance(entry, (int, np.integer)) and not isinstance(entry, bool)

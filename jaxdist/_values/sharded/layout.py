@@ -40,6 +40,12 @@ def sharded_placement(value: Sharded, layout: ReplicaMesh) -> Placement:
 def place_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharded:
     """Return `value` laid out over this mesh; errors call it `str(name)`."""
     array, cut = value.held, value.cut
+    if layout.num_virtual is not None:
+        raise ReplicaValueError(
+            f"{name} is an array in pieces, {value!r}, and the strategy has deterministic=True.\n\n"
+            "Its virtual replicas share devices, and a piece is on the device of one replica.\n\n"
+            "Pass the whole array, value.whole(), or make the strategy without deterministic."
+        )
     _check_axes(name, value, layout)
     count = cut.pieces(layout)
     if not hasattr(array, "ndim"):

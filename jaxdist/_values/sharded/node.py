@@ -53,18 +53,58 @@ def _remove_padding(value: Sharded) -> Any:
     return held if is_gone else value.whole()
 
 
-def _flatten_with_keys(value: Sharded) -> tuple[list[tuple[Any, Any]], Cut]:
-    return [(GetAttrKey(_make_key(value)), _remove_padding(value))], value.cut
+# Note [Rows of nodes]
+# A scan, `vmap` or an index makes nodes again from an array of another rank. So a node keeps the
+# rank of its array. The cut of the new array is that after the first dim was removed or
+# inserted, or the old one where only that fits the sizes. This guess may be wrong: in a step the
+# proof knows how each array is cut, and refuses a node with another cut. Two structures are equal
+# if their cuts are, so a tree of masks or numbers has the structure of the tree of arrays.
 
 
-def _flatten(value: Sharded) -> tuple[tuple[Any, ...], Cut]:
-    return (_remove_padding(value),), value.cut
+class _Structure:
+    """The static data of a node: how its array is cut, and the rank of the array."""
+
+    __slots__ = ("cut", "rank")
+
+    def __init__(self, value: Sharded) -> None:
+        self.cut = value.cut
+        self.rank: int | None = getattr(value.held, "ndim", None)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Structure) and self.cut == other.cut
+
+    def __hash__(self) -> int:
+        return hash(self.cut)
+
+    def __repr__(self) -> str:
+        return repr(self.cut)
+
+    def cut_of(self, held: Any) -> Cut:
+        """Return how an array is cut that was made of the array of the node."""
+        rank = getattr(held, "ndim", None)
+        if rank is None or self.rank is None or rank == self.rank:
+            return self.cut
+        moved = self.cut
+        for _ in range(abs(rank - self.rank)):
+            moved = moved.before(0) if rank < self.rank else moved.insert_dim(0)
+        fits = [c for c in (moved, self.cut) if c.dim < rank and held.shape[c.dim] == c.size]
+        return fits[0] if fits else self.cut
 
 
-def _rebuild(cut: Cut, children: Iterable[Any]) -> Any:
+def _flatten_with_keys(value: Sharded) -> tuple[list[tuple[Any, Any]], _Structure]:
+    return [(GetAttrKey(_make_key(value)), _remove_padding(value))], _Structure(value)
+
+
+def _flatten(value: Sharded) -> tuple[tuple[Any, ...], _Structure]:
+    return (_remove_padding(value),), _Structure(value)
+
+
+def _rebuild(structure: _Structure, children: Iterable[Any]) -> Any:
     [held] = children
     # A map whose `is_leaf` stops at `Sharded` returns whole nodes, which must not be nested.
-    return held if _is_metadata(held) or is_sharded(held) else make_undeclared(held, cut)
+    if _is_metadata(held) or is_sharded(held):
+        return held
+    return make_undeclared(held, structure.cut_of(held))
 
 
 def _is_metadata(held: Any) -> bool:

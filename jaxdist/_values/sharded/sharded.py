@@ -34,8 +34,9 @@ class Sharded(Arithmetic):
     parameters that `partition.place` shards. `Strategy.run` accepts it and returns it with the same
     layout. Inside a step `array` is the piece of the replica. Where a step uses the node as an
     array (`value[...]`, arithmetic, functions of `jax.numpy`), it gets the whole array, gathered
-    (`partition.gather`). `Strategy.reduce`, `Strategy.gather`, checkpoints and, outside of steps,
-    `np.asarray` treat it as the one array that it represents.
+    (`partition.gather`). A scan, `vmap`, row or slice along another dim than that of the pieces
+    gives a `Sharded` again. `Strategy.reduce`, `Strategy.gather`, checkpoints and, outside of
+    steps, `np.asarray` treat it as the one array that it represents.
 
     Shapes:
         A logical `[..., size, ...]` on `R` replicas is stored as `[..., R*p, ...]` with
@@ -179,6 +180,9 @@ class Sharded(Arithmetic):
             (2, 3)
         """
         shape: tuple[int, ...] = tuple(self._held.shape)
+        # What a function of pytrees put into the node may have other dims, and has no padding.
+        if not self._has_padding:
+            return shape
         return (*shape[: self.dim], self.size, *shape[self.dim + 1 :])
 
     @property
@@ -237,6 +241,16 @@ class Sharded(Arithmetic):
         if layout is not None and isinstance(self._held, jax.core.Tracer):
             return gather_whole(self, layout)
         return self.whole()
+
+    def __getitem__(self, index: Any) -> Any:
+        layout = _find_layout()
+        if layout is None or not isinstance(self._held, jax.core.Tracer):
+            return self.whole()[index]
+        # Rows and slices before the cut dim are taken first, so that only they are gathered.
+        lead, rest, cut = self.cut.split_index(index)
+        if not lead:
+            return gather_whole(self, layout)[index]
+        return gather_whole(make_undeclared(self._held[lead], cut), layout)[rest]
 
     def __jax_array__(self) -> Any:
         return self._operand()
@@ -367,32 +381,33 @@ def pad_dim(array: Any, dim: int, more: int) -> Any:
 GATHERED = "jaxdist_gathered"
 
 
-def gather_whole(value: Sharded, layout: ReplicaMesh) -> Any:
-    """Gather the whole array inside a step; its gradient is a piece of the mean over replicas."""
+def gather_whole(value: Sharded, layout: ReplicaMesh, dtype: Any = None) -> Any:
+    """Gather the whole array inside a step; its gradient is a piece of the mean over replicas.
+
+    With `dtype`, the gather and the scatter of its gradient are in this dtype.
+    """
     cut, held = value.cut, value.held
     if cut.dim >= held.ndim or held.shape[cut.dim] != cut.size:
         raise ReplicaValueError(
             f"An array in pieces was used in a step as {held.dtype}{list(held.shape)}, in a node "
             f"that says that it is cut along dim {cut.dim}.\n\n"
-            f"Dim {cut.dim} of the array has {cut.size} elements. A scan or vmap over a dim of "
-            "the array gives something else.\n\n"
-            "Gather it before the scan: jaxdist.partition.gather(value)."
+            f"Dim {cut.dim} of the array has {cut.size} elements. A scan, vmap or index along "
+            "that dim would take a part of each piece.\n\n"
+            "Cut another dim (partition.Shard(dim), counted in the whole array), or gather it "
+            "before: jaxdist.partition.gather(value)."
         )
     own = open_to_gather(value, layout)
-    return gather_opened(own, cut, layout)
+    return gather_opened(own if dtype is None else own.astype(dtype), cut, layout)
 
 
 def open_to_gather(value: Sharded, layout: ReplicaMesh) -> Any:
     """Return the piece of this replica for `gather_opened`, in a step.
 
-    The gradient of the piece becomes that of the mean over replicas, once for all rows of a scan.
+    The gradient of the piece becomes that of the mean over replicas, in its own dtype.
     """
-    # The transpose of the all-gather sums over the axes of the cut only. So `OPEN` sums the
-    # gradient over the other axes, and divides it by the number of replicas.
-    axes = value.cut.over(layout)
-    others = tuple(a for a in layout.replica_axes if a not in axes)
-    if layout.num_replicas == 1:
-        return open_piece(value.held, value.cut, layout)
+    # The transpose of the all-gather sums over the axes of the cut only. So the transpose of `OPEN`
+    # sums over the other axes, and divides by the number of replicas.
+    others = tuple(a for a in layout.replica_axes if a not in value.cut.over(layout))
     return open_piece(value.held, value.cut, layout, divisor=layout.num_replicas, others=others)
 
 

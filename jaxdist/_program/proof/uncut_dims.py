@@ -1,0 +1,183 @@
+"""Operations that move, take or add up along dims of an array that are not cut.
+
+Such an operation on the piece of a replica gives the piece of its result. This file says, for each
+operation, how the result is cut, and with which sizes it runs on the piece. The dim of the pieces,
+and the one that is split over the logical devices, must stay as they are. See Note [Whole shapes,
+local pieces] in pieces.py.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from jaxdist._values import Cut
+
+
+class Moved(NamedTuple):
+    """What an operation on pieces gives.
+
+    Attributes:
+        cut: How the result is cut; None if the operation changes a dim that is cut or split.
+        params: The parameters of the operation on the piece.
+    """
+
+    cut: Cut | None
+    params: dict[str, Any]
+
+
+# A rule gets the cut of the operands, the parameters, the shape of the first operand as a whole,
+# and the length of a piece.
+_Rule = Callable[[Cut, dict[str, Any], tuple[int, ...], int], Moved]
+
+
+def follow(eqn: Any, cut: Cut, rows: int) -> Moved:
+    """Return what an operation with a rule gives whose operands are pieces that are cut alike.
+
+    Args:
+        eqn: The operation, in whole shapes.
+        cut: How its operands are cut.
+        rows: The length of one piece along the dim that is cut.
+    """
+    first, *others = (tuple(v.aval.shape) for v in eqn.invars[: count_arrays(eqn)])
+    kept = _kept(cut)
+    if first[cut.dim] != cut.size or any(s[d] != first[d] for s in others for d in kept):
+        return Moved(None, eqn.params)
+    return _RULES[eqn.primitive.name](cut, eqn.params, first, rows)
+
+
+def has_rule(eqn: Any) -> bool:
+    """Whether an operation may move pieces along dims that are not cut."""
+    return eqn.primitive.name in _RULES
+
+
+def count_arrays(eqn: Any) -> int:
+    """Return how many of the operands are arrays; those after them are indices."""
+    return _ARRAYS.get(eqn.primitive.name, len(eqn.invars))
+
+
+_ARRAYS = {"dynamic_slice": 1, "dynamic_update_slice": 2, "pad": 1}
+
+
+def _kept(cut: Cut) -> list[int]:
+    return [cut.dim] if cut.split is None else [cut.dim, cut.split]
+
+
+def _with_rows(sizes: Sequence[int], cut: Cut, rows: int) -> tuple[int, ...]:
+    return (*sizes[: cut.dim], rows, *sizes[cut.dim + 1 :])
+
+
+def _without(cut: Cut, params: dict[str, Any], removed: Sequence[int]) -> Moved:
+    if set(removed) & set(_kept(cut)):
+        return Moved(None, params)
+    for dim in sorted(removed, reverse=True):
+        cut = cut.before(dim)
+    return Moved(cut, params)
+
+
+def _slice(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
+    start, limit = params["start_indices"], params["limit_indices"]
+    strides = params["strides"] or (1,) * len(shape)
+    if any((start[d], limit[d], strides[d]) != (0, shape[d], 1) for d in _kept(cut)):
+        return Moved(None, params)
+    return Moved(cut, {**params, "limit_indices": _with_rows(limit, cut, rows)})
+
+
+def _dynamic_slice(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
+    # A slice of the whole length starts at 0, whatever its index is: JAX clamps it.
+    sizes = params["slice_sizes"]
+    if any(sizes[d] != shape[d] for d in _kept(cut)):
+        return Moved(None, params)
+    return Moved(cut, {**params, "slice_sizes": _with_rows(sizes, cut, rows)})
+
+
+def _unchanged(dims: Callable[[dict[str, Any]], Sequence[int]]) -> _Rule:
+    """Return the rule of an operation over some dims, which stay."""
+
+    def rule(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
+        over = {d % len(shape) for d in dims(params)}
+        return Moved(None if over & set(_kept(cut)) else cut, params)
+
+    return rule
+
+
+def _removed(name: str) -> _Rule:
+    """Return the rule of an operation that removes the dims in one of its parameters."""
+
+    def rule(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
+        return _without(cut, params, [d % len(shape) for d in params[name]])
+
+    return rule
+
+
+def _pad(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
+    widths = params["padding_config"]
+    changed = any(tuple(widths[d]) != (0, 0, 0) for d in _kept(cut))
+    return Moved(None if changed else cut, params)
+
+
+def _update(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
+    # `follow` has found that the update is as long as the array: it starts at 0, as above.
+    return Moved(cut, params)
+
+
+def _broadcast(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
+    wide, places = params["shape"], params["broadcast_dimensions"]
+    sharding = params.get("sharding")
+    is_placed = sharding is not None and any(s is not None for s in sharding.spec)
+    if is_placed or any(wide[places[d]] != shape[d] for d in _kept(cut)):
+        return Moved(None, params)
+    split = None if cut.split is None else places[cut.split]
+    moved = cut._replace(dim=places[cut.dim], split=split)
+    return Moved(moved, {**params, "shape": _with_rows(wide, moved, rows)})
+
+
+def _transpose(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
+    order = list(params["permutation"])
+    split = None if cut.split is None else order.index(cut.split)
+    return Moved(cut._replace(dim=order.index(cut.dim), split=split), params)
+
+
+def _reshape(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
+    sizes = params["new_sizes"]
+
+    def place_of(dim: int) -> int | None:
+        # A dim stays as it is if as many elements come before it, in the order of rows.
+        before = math.prod(shape[:dim])
+        found = [
+            d for d, n in enumerate(sizes) if (math.prod(sizes[:d]), n) == (before, shape[dim])
+        ]
+        return found[0] if len(found) == 1 else None
+
+    places = [place_of(d) for d in _kept(cut)]
+    if params.get("dimensions") is not None or None in places:
+        return Moved(None, params)
+    dim, *split = [d for d in places if d is not None]
+    moved = cut._replace(dim=dim, split=split[0] if split else None)
+    return Moved(moved, {**params, "new_sizes": _with_rows(sizes, moved, rows)})
+
+
+def _unstack(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
+    return _without(cut, params, [params["axis"] % len(shape)])
+
+
+def _stack(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
+    return Moved(cut.insert_dim(params["axis"] % (len(shape) + 1)), params)
+
+
+_REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(_REDUCTIONS, _removed("axes")),
+    "squeeze": _removed("dimensions"),
+    "slice": _slice,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _update,
+    "pad": _pad,
+    "broadcast_in_dim": _broadcast,
+    "transpose": _transpose,
+    "reshape": _reshape,
+    "unstack": _unstack,
+    "stack": _stack,
+    "split": _unchanged(lambda params: [params["axis"]]),
+    "concatenate": _unchanged(lambda params: [params["dimension"]]),
+    "rev": _unchanged(lambda params: params["dimensions"]),
+}
