@@ -15,8 +15,8 @@ from jaxdist._program.op_by_op.tape import Tape
 from jaxdist._program.op_by_op.variables_now import VariablesNow
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._program.proof.replication import NONE, Differs, analyse
-from jaxdist._program.trace.axis_errors import manual_axis_error
 from jaxdist._program.proof.same_work import find_same_work
+from jaxdist._program.trace.axis_errors import manual_axis_error
 from jaxdist._program.trace.trace import Argument, LocalStep, Signature, TracedStep
 from jaxdist._replica import HasLayout
 from jaxdist._values import OPEN, PIECE, Variable
