@@ -85,12 +85,10 @@ from jaxdist._values.sharded.sharded import GATHERED as GATHERED
 from jaxdist._values.sharded.sharded import Sharded as Sharded
 from jaxdist._values.sharded.sharded import cut_piece as cut_piece
 from jaxdist._values.sharded.sharded import declare_piece as declare_piece
-from jaxdist._values.sharded.sharded import gather_opened as gather_opened
 from jaxdist._values.sharded.sharded import gather_whole as gather_whole
 from jaxdist._values.sharded.sharded import is_sharded as is_sharded
 from jaxdist._values.sharded.sharded import make_undeclared as make_undeclared
 from jaxdist._values.sharded.sharded import open_piece as open_piece
-from jaxdist._values.sharded.sharded import open_to_gather as open_to_gather
 from jaxdist._values.sharded.sharded import pad_dim as pad_dim
 from jaxdist._values.variable.across import check_can_combine as check_can_combine
 from jaxdist._values.variable.across import make_ambiguous_sum_error as make_ambiguous_sum_error

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import flash_attention as kernels
 from jax.sharding import PartitionSpec
 
+from jaxdist import _replica
 from jaxdist._mesh import ReplicaMesh
-from jaxdist.jobs.topics_lm._stacked import find_layout
 
 # The kernel works on blocks of positions. Its longest block here is that of MaxText.
 FLASH_MULTIPLE = 128
@@ -42,7 +42,8 @@ def attend(
     """
     if how == "plain":
         return jax.nn.dot_product_attention(query, key, value, is_causal=True)
-    layout = find_layout()
+    frame = _replica.current_frame()
+    layout = frame.strategy.layout if frame is not None and frame.is_inside_step else None
     platform = jax.default_backend() if layout is None else layout.platform
     if how == "flash" and platform == "tpu" and query.shape[1] % FLASH_MULTIPLE == 0:
         return _attend_by_kernel(query, key, value, layout)

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxdist import partition
+from jaxdist._values import is_sharded
 from jaxdist.jobs.topics_lm._attention import Attention, Cache
 from jaxdist.jobs.topics_lm._schema import ModelConfig
-from jaxdist.jobs.topics_lm._stacked import StackedRows, gather_as, stack, take
+from jaxdist.jobs.topics_lm._stacked import stack, take
 
 _SPREAD = 0.02  # standard deviation of initial parameters
 
@@ -155,40 +156,53 @@ class Transformer(nnx.Module):
 
     def _scan_layers(self, x: jax.Array, keys: jax.Array | None) -> jax.Array:
         """Apply all layers in one loop, whose body is compiled once."""
-        rows = StackedRows.open(self.layers, *self._dtypes)
+        graphdef, state = nnx.split(self.layers)
 
-        def body(x: jax.Array, given: tuple[jax.Array, list[jax.Array]]) -> tuple[jax.Array, None]:
-            number, arrays = given
+        def body(x: jax.Array, given: tuple[jax.Array, Any]) -> tuple[jax.Array, None]:
+            number, row = given
             own = None if keys is None else _fold_keys(keys, number)
-            return rows.make_layer(arrays)(x, own), None
+            return nnx.merge(graphdef, self._gather(row))(x, own), None
 
         policy = _POLICIES[self.config.remat]
         if self.config.remat != "none":
             # A loop is never merged with another one, so nothing has to prevent that.
             body = jax.checkpoint(body, policy=policy, prevent_cse=False)
-        x, _ = jax.lax.scan(body, x, (jnp.arange(self.config.layers), rows.arrays))
+        rows = jnp.arange(self.config.layers), jax.tree.map(self._as_sums, state)
+        x, _ = jax.lax.scan(body, x, rows)
         return x
 
-    @property
-    def _dtypes(self) -> tuple[Any, Any]:
-        """The dtypes in which parameters are gathered, and gradients summed between slices."""
-        return jnp.dtype(self.config.dtype), jnp.dtype(self.config.sums_between_slices)
+    def _gather(self, parameters: Any) -> Any:
+        """Gather parameters; matrices in the dtype of the products, which sends fewer bytes."""
+
+        def gather(x: Any) -> Any:
+            return partition.gather(x, dtype=self.config.dtype if x.ndim > 1 else None)
+
+        return jax.tree.map(gather, parameters, is_leaf=is_sharded)
+
+    def _as_sums(self, parameter: Any) -> Any:
+        """Cast a stack of matrices to the dtype in which gradients are summed between slices."""
+        is_matrix = parameter.ndim > 1
+        return parameter.astype(self.config.sums_between_slices) if is_matrix else parameter
+
+    def _gather_one(self, variable: Any) -> jax.Array:
+        array = jax.tree.map(self._as_sums, variable.get_raw_value())
+        return self._gather(array)
 
     def _embed(self, tokens: jax.Array) -> jax.Array:
         if not self.config.scan_layers:
             return self.embed(tokens)
-        table = gather_as(self.embed.embedding.get_raw_value(), *self._dtypes)
+        table = self._gather_one(self.embed.embedding)
         return jnp.take(table, tokens, axis=0).astype(self.config.dtype)
 
     def _unembed(self, x: jax.Array) -> jax.Array:
         x = self.norm(x)
         dtype = jnp.dtype(self.config.dtype)
         if self.config.output == "shared":
-            table = gather_as(self.embed.embedding.get_raw_value(), *self._dtypes)
+            table = self._gather_one(self.embed.embedding)
             return (x @ table.T.astype(dtype)).astype(jnp.float32)
         if not self.config.scan_layers:
             return self.unembed(x).astype(jnp.float32)
-        kernel = gather_as(self.unembed.kernel.get_raw_value(), *self._dtypes)
+        kernel = self._gather_one(self.unembed.kernel)
         return (x @ kernel.astype(dtype)).astype(jnp.float32)
 
 
