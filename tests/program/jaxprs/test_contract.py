@@ -30,6 +30,7 @@ from jaxdist._program.proof.local_pieces import Local, LocalPieces
 from jaxdist._program.proof.made_of_nothing import UNKNOWN, NothingAnalysis, Origin
 from jaxdist._program.proof.moments import Trial
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
+from jaxdist._program.proof.reduced_gradients import Reduced, ReducedGradients
 from jaxdist._program.proof.replication import NONE, ReplicationAnalysis
 from jaxdist._program.proof.same_work import SameWorkAnalysis
 from jaxdist._program.proof.updates import Part, UpdateAnalysis
@@ -144,6 +145,12 @@ ANALYSES: dict[type, Callable[[], tuple[Any, Any, Any, Callable[[Any], bool]]]] 
     ),
     MarkedInputs: lambda: (MarkedInputs(), True, False, bool),
     SameWorkAnalysis: lambda: (SameWorkAnalysis(AXES), 1, 0, lambda f: bool(f & 1)),
+    ReducedGradients: lambda: (
+        ReducedGradients(),
+        Reduced(is_mean=True),
+        Reduced(),
+        lambda f: f.is_mean,
+    ),
     _Varies: lambda: (_Varies(AXES, frozenset()), AXES, NONE, bool),
     _Reads: lambda: (_Reads(), frozenset({("old", 0)}), frozenset(), bool),
 }
