@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from jaxdist import _compat
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
 def name_leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
-    """Return the leaves by name. Typed random keys become their integers (`key_data`)."""
+    """Return the leaves by name. Random keys and indices of slices become their integers."""
     flat, _ = tree_flatten_with_path(tree, is_leaf)
     # A state that is one array has an empty path.
     return {keystr(path, simple=True, separator=".") or "value": _to_array(x) for path, x in flat}
@@ -75,6 +76,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _to_array(leaf: Any) -> Any:
+    leaf = _compat.unwrap_row_numbers(leaf)
     if not _is_key(leaf):
         return leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
     if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -84,7 +86,7 @@ def _to_array(leaf: Any) -> Any:
 
 def _convert_like(data: Any, wanted: Any) -> Any:
     """Return a leaf as a random key or as a Python number if `wanted` is one."""
-    if _is_key(wanted):
+    if _is_key(wanted) and not _compat.are_row_numbers(wanted):
         return _wrap_key(data, wanted)
     return np.asarray(data).item() if isinstance(wanted, (bool, int, float, complex)) else data
 

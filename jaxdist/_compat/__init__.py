@@ -39,7 +39,6 @@ from jaxdist._compat.gpu_topology import compile_for_gpu_plan as compile_for_gpu
 from jaxdist._compat.gpu_topology import find_cuda_plugin as find_cuda_plugin
 from jaxdist._compat.gpu_topology import get_gpu_plan_options as get_gpu_plan_options
 from jaxdist._compat.gpu_topology import make_gpu_devices as make_gpu_devices
-from jaxdist._compat.held_tracer import HeldTracer as HeldTracer
 from jaxdist._compat.lowering import compute_on_host as compute_on_host
 from jaxdist._compat.lowering import constrain_tiles as constrain_tiles
 from jaxdist._compat.lowering import omit_open_constraints as omit_open_constraints
@@ -58,6 +57,7 @@ from jaxdist._compat.nnx import show_as_array as show_as_array
 from jaxdist._compat.nnx import show_distant_objects as show_distant_objects
 from jaxdist._compat.nnx import watch_made_variables as watch_made_variables
 from jaxdist._compat.op_by_op import Handler as Handler
+from jaxdist._compat.op_by_op import HeldTracer as HeldTracer
 from jaxdist._compat.op_by_op import call_in_trace as call_in_trace
 from jaxdist._compat.op_by_op import call_outside_traces as call_outside_traces
 from jaxdist._compat.op_by_op import evaluate as evaluate
@@ -79,6 +79,10 @@ from jaxdist._compat.programs import is_ref as is_ref
 from jaxdist._compat.programs import move_constants_to_inputs as move_constants_to_inputs
 from jaxdist._compat.programs import remove_placeholders as remove_placeholders
 from jaxdist._compat.programs import stage_with_params as stage_with_params
+from jaxdist._compat.row_numbers import ROW_NUMBERS_TAG as ROW_NUMBERS_TAG
+from jaxdist._compat.row_numbers import are_row_numbers as are_row_numbers
+from jaxdist._compat.row_numbers import unwrap_row_numbers as unwrap_row_numbers
+from jaxdist._compat.row_numbers import wrap_row_numbers as wrap_row_numbers
 from jaxdist._compat.sources import NO_SOURCE as NO_SOURCE
 from jaxdist._compat.sources import PACKAGE as PACKAGE
 from jaxdist._compat.sources import find_caller_of_library as find_caller_of_library

@@ -5,6 +5,7 @@ from jaxdist._values.access import Change as Change
 from jaxdist._values.access import get_call_context as get_call_context
 from jaxdist._values.arithmetic import Arithmetic as Arithmetic
 from jaxdist._values.indexed_slices import IndexedSlices as IndexedSlices
+from jaxdist._values.indexed_slices import make_arithmetic_error as make_arithmetic_error
 from jaxdist._values.mean import divide_parts as divide_parts
 from jaxdist._values.mean import mean_dtype as mean_dtype
 from jaxdist._values.mean import mean_of_shares as mean_of_shares

@@ -8,18 +8,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
+from jaxdist._compat import are_row_numbers, unwrap_row_numbers, wrap_row_numbers
 from jaxdist._integers import check_fits
 from jaxdist._validate import as_array, as_integer, as_list, is_array, show
 from jaxdist._values.replicas.owned import copy_if_writable
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError, UnsupportedError
 
 
 @final
 class IndexedSlices:
     """Rows of an array and their indices, such as the gradient of an embedding table.
 
-    A registered pytree node. An index may occur more than once; its rows are then added up, or
-    applied one after the other.
+    An index may occur more than once; its rows are then added up, or applied one after the other.
+
+    A registered pytree node. Its leaves are the rows and the indices. JAX's transformations,
+    control flow and `strategy.run` take it as it is. Arithmetic on its leaves, as
+    `jax.tree.map(lambda x: x * 2, slices)` and most functions of optax do, is an
+    `UnsupportedError`, because it would change the indices too: use `with_parts`. In a `jax.jit`
+    outside of a step, and for a few functions outside of a trace, it is JAX's own `TypeError` or
+    `ValueError` about "row numbers of IndexedSlices". Functions that only move rows, such as
+    `lambda x: x[:1]` and `jnp.flip`, move a row together with its index.
 
     Shapes:
         `values` `[n, ...]`, `indices` `[n]`, for an array `[rows, ...]`.
@@ -42,12 +50,13 @@ class IndexedSlices:
         `tf.IndexedSlices`.
     """
 
-    __slots__ = ("dense_shape", "indices", "values")
+    __slots__ = ("_indices", "_leaf", "dense_shape", "values")
 
     def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None) -> None:
         # Copied where the caller could overwrite them; see Note [Who owns host memory].
         self.values: Any = _as_own_array("values", values)
-        self.indices: Any = _as_own_array("indices", indices)
+        self._indices: Any = _as_own_array("indices", indices)
+        self._leaf: Any = None
         self.dense_shape = None if dense_shape is None else _check_dense_shape(dense_shape)
         found = f"values {_describe(self.values)} and indices {_describe(self.indices)}"
         if not jnp.issubdtype(self.indices.dtype, np.integer):
@@ -72,6 +81,15 @@ class IndexedSlices:
             )
 
     @property
+    def indices(self) -> Any:
+        """The index of each row; integers."""
+        # See Note [Indices as leaves].
+        indices = jax.tree.map(unwrap_row_numbers, self._indices)
+        if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(indices)):
+            self._indices = indices
+        return indices
+
+    @property
     def dtype(self) -> Any:
         """Dtype of the rows."""
         return self.values.dtype
@@ -81,6 +99,7 @@ class IndexedSlices:
 
         Raises:
             ArgumentError: `dense_shape` is not known.
+            ArgumentTypeError: A function of pytrees has replaced the indices by something else.
 
         Example:
             >>> IndexedSlices([1.0], [1], dense_shape=(2,)).to_dense().tolist()
@@ -93,14 +112,36 @@ class IndexedSlices:
                 "Pass it when you make the slices: IndexedSlices(values, indices, "
                 "dense_shape=table.shape)."
             )
-        return jnp.zeros(self.dense_shape, self.dtype).at[self.indices].add(self.values)
+        indices = self.indices
+        if not jnp.issubdtype(indices.dtype, np.integer):
+            raise ArgumentTypeError(
+                f"IndexedSlices.to_dense was called on {self!r}.\n\n"
+                "Indices are numbers of rows. A function of pytrees has put something else in "
+                "their place: such as jax.grad, whose result has no indices, or jnp.isnan.\n\n"
+                "Use the function on the rows: slices.with_parts(fn(slices.values), "
+                "slices.indices)."
+            )
+        return jnp.zeros(self.dense_shape, self.dtype).at[indices].add(self.values)
 
     def with_parts(self, values: Any, indices: Any) -> "IndexedSlices":
-        """Return slices of the same whole array; values and indices may be `PerReplica`."""
+        """Return slices of the same whole array; values and indices may be `PerReplica`.
+
+        Example:
+            >>> rows = IndexedSlices([[10.0], [20.0]], [2, 0], dense_shape=(3, 1))
+            >>> rows.with_parts(rows.values * 2, rows.indices).to_dense().ravel().tolist()
+            [40.0, 0.0, 20.0]
+        """
         return _rebuild(self.dense_shape, (values, indices))
 
+    def __reduce__(self) -> Any:
+        return _rebuild, (self.dense_shape, (self.values, self.indices))
+
     def __repr__(self) -> str:
-        return f"IndexedSlices({_describe(self.values)} at {_describe(self.indices)})"
+        indices = self._indices
+        if are_row_numbers(indices):
+            # Only the type, so that one process may print an array that all processes hold.
+            indices = unwrap_row_numbers(jax.ShapeDtypeStruct(indices.shape, indices.dtype))
+        return f"IndexedSlices({_describe(self.values)} at {_describe(indices)})"
 
 
 def _as_own_array(name: str, value: Any) -> Any:
@@ -143,17 +184,42 @@ def _describe(array: Any) -> str:
 def _rebuild(dense_shape: tuple[int, ...] | None, parts: Any) -> IndexedSlices:
     # Without the checks of `__init__`: JAX's transformations put other objects in place of arrays.
     slices = object.__new__(IndexedSlices)
-    slices.values, slices.indices = parts
+    slices.values, slices._indices = parts
+    slices._leaf = None
     slices.dense_shape = dense_shape
     return slices
 
 
-register_pytree_with_keys(
-    IndexedSlices,
-    lambda s: (
-        ((GetAttrKey("values"), s.values), (GetAttrKey("indices"), s.indices)),
-        s.dense_shape,
-    ),
-    _rebuild,
-    lambda s: ((s.values, s.indices), s.dense_shape),
-)
+# Note [Indices as leaves]
+# jax.tree.map and optax compute with all leaves of a pytree. They would scale the indices too, and
+# a rebuild by JAX cannot be told from one by such a function. So the leaf of the indices has a
+# dtype on which JAX refuses arithmetic, and outside of a trace it raises an error of jaxdist.
+# Functions that only move rows, such as jnp.flip, cannot be told from what jax.vmap and
+# jax.lax.scan do with a leaf. They move a row and its index together.
+def make_arithmetic_error(what: str) -> UnsupportedError:
+    """Return the error for an operation on the indices of slices."""
+    return UnsupportedError(
+        f"{what} was used on the indices of IndexedSlices, as on a leaf of a pytree.\n\n"
+        "Functions of pytrees, such as jax.tree.map and those of optax, are called with values and "
+        "indices. Indices are numbers of rows, with which nothing can be computed.\n\n"
+        "Compute with the rows, slices.with_parts(fn(slices.values), slices.indices), or with the "
+        "dense array, slices.to_dense()."
+    )
+
+
+def _flatten(slices: IndexedSlices) -> tuple[tuple[Any, Any], Any]:
+    leaf = slices._leaf
+    if leaf is None:
+        leaf = jax.tree.map(lambda x: wrap_row_numbers(x, make_arithmetic_error), slices._indices)
+        # A tracer belongs to one trace; the slices may be used in several.
+        if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(leaf)):
+            slices._leaf = leaf
+    return (slices.values, leaf), slices.dense_shape
+
+
+def _flatten_with_keys(slices: IndexedSlices) -> tuple[Any, Any]:
+    (values, leaf), dense_shape = _flatten(slices)
+    return ((GetAttrKey("values"), values), (GetAttrKey("indices"), leaf)), dense_shape
+
+
+register_pytree_with_keys(IndexedSlices, _flatten_with_keys, _rebuild, _flatten)

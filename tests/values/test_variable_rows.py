@@ -107,10 +107,11 @@ def test_slices_that_do_not_fit_together_are_refused(
 def test_slices_are_a_pytree_and_become_dense() -> None:
     slices = IndexedSlices([1.0, 2.0, 4.0], [2, 0, 2], dense_shape=(3,))
 
-    doubled = jax.jit(lambda s: jax.tree.map(lambda x: x * 2, s))(slices)
+    doubled = jax.jit(lambda s: s.with_parts(s.values * 2, s.indices))(slices)
 
     assert isinstance(doubled, IndexedSlices)
     assert slices.to_dense().tolist() == [2.0, 0.0, 5.0]
     assert (doubled.values.tolist(), doubled.dense_shape) == ([2.0, 4.0, 8.0], (3,))
+    assert doubled.indices.tolist() == [2, 0, 2]
     with pytest.raises(ArgumentError, match="dense_shape"):
         IndexedSlices([1.0], [0]).to_dense()

@@ -86,7 +86,8 @@ class ClosureExporter:
                 known[n] = jax.random.fold_in(known[n], number)
             for n, port in zeros.items():
                 known[n] = jnp.zeros(port.home.global_shape, port.dtype)
-            results = body(*(known[n] for n in used))
+            # NumPy has no dtype for the indices of slices either; they are read as integers.
+            results = list(map(_compat.unwrap_row_numbers, body(*(known[n] for n in used))))
             return [
                 results[place[r]] if minus is None else results[place[r]] - known[minus]
                 for r, minus in outputs

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdist import _compat
 from jaxdist._parameter_server.closures.dependence import find_origins
 from jaxdist._parameter_server.closures.exporter import ClosureExporter
 from jaxdist._parameter_server.closures.inputs import StateLeaf, TraceInputs, is_key
@@ -114,7 +115,8 @@ class _Builder:
         self._check_strategy()
         updates = [*self._find_written(), *self._find_changed_state()]
         for result in self._returned:
-            if is_key(self._found.closed.out_avals[result]):
+            aval = self._found.closed.out_avals[result]
+            if is_key(aval) and not _compat.are_row_numbers(aval):
                 raise make_key_error(self._name)
             self._output(result)
         inputs, exported = exporter.export_outputs(self._outputs)

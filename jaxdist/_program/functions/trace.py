@@ -17,7 +17,9 @@ from jaxdist._program.functions.call import FunctionCall
 from jaxdist._program.functions.draws import Draws
 from jaxdist._program.functions.flat_result import flatten_with_variables
 from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
+from jaxdist._program.jaxprs.subprograms import iterate_equations
 from jaxdist._program.nnx import closures
+from jaxdist._program.trace.step_errors import check_operands, explain_row_numbers
 from jaxdist._program.trace.trace import check_result, open_result, refused_result_message
 from jaxdist._values import (
     Assignable,
@@ -108,7 +110,7 @@ def trace_function(
         args, kwargs = unflatten(given.flat.treedef, draws.insert_iterators(slots), dynamic, nodes)
         with use_binding(binding):
             bare = closures.find_bare_variables(args, kwargs)
-            with closures.explain_errors(fn), replace_in(nodes):
+            with closures.explain_errors(fn), explain_row_numbers(), replace_in(nodes):
                 result = fn(*args, **kwargs)
             closures.check_no_write_is_lost(bare, result)
             # A variable can be read only here. An array in pieces keeps its padding.
@@ -121,6 +123,9 @@ def trace_function(
         return [*written.values(), *leaves]
 
     closed = jax.make_jaxpr(traced)(state, dynamic)
+    for eqn in iterate_equations(closed.jaxpr):
+        operands = [x.aval for x in eqn.invars]
+        check_operands(eqn.primitive.name, operands, _compat.find_source(eqn))
     dead = next((c for c in closed.consts if is_leaked(c)), None)
     if dead is not None:
         raise closures.leak_error(fn, dead)

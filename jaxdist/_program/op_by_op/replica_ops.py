@@ -26,6 +26,7 @@ from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
 from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._program.state.rows import place_of
 from jaxdist._program.trace.axis_errors import check_names, unbound_axis_error
+from jaxdist._program.trace.step_errors import check_operands
 from jaxdist._values import OPEN, PIECE, Cut, pad_dim, take_mean
 from jaxdist.errors import ContextError, NotFiniteError
 
@@ -84,7 +85,7 @@ class ReplicaOps:
                 return self._call(params[known.CALLS[name]], args)
             finally:
                 self._line = around
-        self._check_axes(name, params)
+        self._check_axes(name, args, params)
         axes = frozenset(get_named_axes(params)) & frozenset(self._layout.replica_axes)
         if axes and (name in known.COLLECTIVES or primitive is UNEVEN_ALL_GATHER):
             return self._meet(primitive, args, params)
@@ -164,12 +165,13 @@ class ReplicaOps:
 
     # Collectives
 
-    def _check_axes(self, name: str, params: dict[str, Any]) -> None:
-        """Raise for a collective over an axis that does not exist."""
+    def _check_axes(self, name: str, args: Sequence[Any], params: dict[str, Any]) -> None:
+        """Raise for a collective over an axis that does not exist, or with indices of slices."""
         if name not in known.COLLECTIVES and name != "axis_index":
             return
         line = _compat.find_callers_line()
         check_names(name, params, line, self._layout)
+        check_operands(name, args, line)
         strange = [a for a in get_named_axes(params) if a not in self._layout.replica_axes]
         if strange:
             raise unbound_axis_error(f"strategy.run, at {line},", strange[0], self._layout)

@@ -14,6 +14,7 @@ from jaxdist._program.trace.axis_errors import (
     layout_error,
     map_over_replicas_error,
 )
+from jaxdist._program.trace.step_errors import check_operands
 from jaxdist.errors import DeviceError
 
 # Operations of JAX that say how values are laid out, and the parameters with the layouts.
@@ -39,10 +40,12 @@ def check_layouts(program: Any, layout: ReplicaMesh) -> None:
         AxisNameError: A collective is over something that is not the name of an axis.
         ContextError: A `jax.shard_map` or a layout names an axis of replicas.
         DeviceError: A layout is for other devices than those of the strategy.
+        UnsupportedError: An operation computes with the indices of `IndexedSlices`.
     """
     replicas = frozenset(layout.replica_axes)
     for eqn in iterate_equations(program):
         check_names(eqn.primitive.name, eqn.params, _compat.find_source(eqn), layout)
+        check_operands(eqn.primitive.name, [x.aval for x in eqn.invars], _compat.find_source(eqn))
         if eqn.primitive.name == "shard_map":
             specs = [*eqn.params["in_specs"], *eqn.params["out_specs"]]
             axes = frozenset(eqn.params["newly_manual_axes"]).union(*map(_axes_of, specs))

@@ -1,8 +1,12 @@
-"""Better errors for a step that raises because it has arrays in pieces."""
+"""Better errors for a step with arrays in pieces, or with indices of slices among its leaves."""
 
+import contextlib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
+from jaxdist._compat import ROW_NUMBERS_TAG, are_row_numbers
+from jaxdist._values import make_arithmetic_error
 from jaxdist.errors import ArgumentTypeError, JaxdistError, ReplicaValueError
 
 # Libraries that a transformation of optax calls, and that are not the cause.
@@ -16,6 +20,40 @@ _OF_CALLS = (
     "positional arguments but",
     "must be provided",
 )
+
+# Operations that JAX refuses only when it compiles the program.
+_REFUSED_LATE = frozenset(
+    {"psum", "psum_invariant", "psum2", "pmax", "pmin", "reduce_scatter", "sort", "top_k"}
+)
+
+
+def check_operands(name: str, operands: Iterable[Any], where: str) -> None:
+    """Check that an operation does not compute with the indices of `IndexedSlices`.
+
+    The others are refused by JAX while the function is traced.
+
+    Args:
+        name: The name of the primitive.
+        operands: Its operands, or their types.
+        where: The place of the operation, for the error.
+
+    Raises:
+        UnsupportedError: It does.
+    """
+    if name in _REFUSED_LATE and any(are_row_numbers(x) for x in operands):
+        raise make_arithmetic_error(f"{name}, at {where},")
+
+
+@contextlib.contextmanager
+def explain_row_numbers() -> Iterator[None]:
+    """Raise a named error where JAX refuses to compute with the indices of `IndexedSlices`."""
+    try:
+        yield
+    except (TypeError, ValueError, AssertionError) as error:
+        text = str(error).partition("\n")[0]
+        if isinstance(error, JaxdistError) or ROW_NUMBERS_TAG not in text:
+            raise
+        raise make_arithmetic_error(f"A function of JAX ({text})") from error
 
 
 def find_better_error(error: Exception, names: Sequence[str]) -> JaxdistError | None:

@@ -34,7 +34,7 @@ from jaxdist._program.trace.axis_errors import (
     out_sharding_error,
 )
 from jaxdist._program.trace.layouts import check_layouts, names_layouts
-from jaxdist._program.trace.step_errors import find_better_error
+from jaxdist._program.trace.step_errors import explain_row_numbers, find_better_error
 from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
 from jaxdist._validate import as_array, check_keys
 from jaxdist._values import (
@@ -345,7 +345,7 @@ class LocalStep:
             # Inside: a variable among the arguments is read there as the step reads it.
             bare = closures.find_bare_variables(args, kwargs)
             try:
-                with closures.explain_errors(self.fn):
+                with closures.explain_errors(self.fn), explain_row_numbers():
                     result = self.fn(*args, **kwargs)
             except Exception as error:
                 # Only here the names of the arguments are known that the better error shows.

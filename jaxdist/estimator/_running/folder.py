@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from jaxdist import _compat
 from jaxdist._checkpoints import Checkpoints, list_steps, read_notes_without_orbax, to_plain
 from jaxdist.errors import CheckpointError
 
@@ -158,7 +159,8 @@ _KEPT = "kept_for_ever"
 
 
 def _find_stored(leaf: Any) -> Any:
-    """Return a leaf as a checkpoint has it: typed random keys are their integers."""
+    """Return a leaf as a checkpoint has it: random keys and indices of slices are integers."""
+    leaf = _compat.unwrap_row_numbers(leaf)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(leaf)
     return leaf

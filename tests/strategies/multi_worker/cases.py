@@ -417,3 +417,33 @@ def lower(strategy: jaxdist.Strategy) -> Any:
     program = strategy.lower(lambda x: _context().all_reduce("sum", x), (_per_replica(strategy),))
     compiled = program.compile()
     return [str(i) for i in program.inputs], len(program.collectives), compiled is not None
+
+
+@case
+def indexed_slices(strategy: jaxdist.Strategy) -> Any:
+    def rows_of(x: Any) -> Any:
+        indices = jnp.arange(3) + _context().replica_id_in_sync_group
+        return jaxdist.IndexedSlices(x, indices, (8, 4))
+
+    def step(rows: Any) -> Any:
+        total = _context().all_reduce("sum", rows)
+        return total.to_dense(), rows.with_parts(rows.values * 2, rows.indices)
+
+    def scale(rows: Any) -> Any:
+        return jax.tree.map(lambda x: x * 2, rows)
+
+    rows = strategy.run(rows_of, (_per_replica(strategy),))
+    total, doubled = strategy.run(step, (rows,))
+    refused = 0
+    for way in (scale, lambda rows: strategy.run(scale, (rows,))):
+        try:
+            way(rows)
+        except jaxdist.errors.UnsupportedError:
+            refused += 1
+    parts = own(strategy, (doubled.values, doubled.indices))
+    return (
+        np.asarray(total),
+        parts,
+        np.asarray(strategy.reduce("sum", rows, axis=None).to_dense()),
+        refused,
+    )
