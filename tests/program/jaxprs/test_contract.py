@@ -156,7 +156,7 @@ ANALYSES: dict[type, Callable[[], tuple[Any, Any, Any, Callable[[Any], bool]]]] 
 }
 # An unmarked result is sound there: a lost mark changes a layout or leaves out a warning, but never
 # changes a value.
-NOT_SOUND = {DividedValues, MarkAnalysis}
+NOT_SOUND = (DividedValues, MarkAnalysis)
 # Interpreters that compute values. The test compares each with JAX.
 COMPUTING = {LocalPieces, OneReplica, PieceInterpreter, TwoRuns, _Evaluation}
 # A trial of random numbers is a proof by itself (`test_state.py`); a list of operations has none.
@@ -177,7 +177,7 @@ def _label(value: Any) -> str:
 
 def test_every_class_of_the_contract_is_tried_here() -> None:
     found = set(_classes()) - {ForwardAnalysis}
-    listed = set(ANALYSES) | NOT_SOUND | COMPUTING | OTHERS
+    listed = {*ANALYSES, *NOT_SOUND} | COMPUTING | OTHERS
     assert {c.__name__ for c in found - listed} == set()
 
 
