@@ -25,6 +25,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import AxisNames, PyTree
 from jaxdist._validate import as_integer
 from jaxdist._values import (
+    REDUCED_PIECES,
     Handle,
     PerReplica,
     Sharded,
@@ -99,7 +100,7 @@ def _reduce_sharded(
     The mean over R replicas is the array itself, and the sum is R times the array.
     """
     check_numeric(caller, "value" + jax.tree_util.keystr(path), value.held)
-    held = value.held.astype(result_dtype(op, value.held.dtype))
+    held = REDUCED_PIECES.bind(value.held.astype(result_dtype(op, value.held.dtype)))
     return make_undeclared(held if op is ReduceOp.MEAN else held * layout.num_replicas, value.cut)
 
 

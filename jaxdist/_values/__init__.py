@@ -81,6 +81,7 @@ from jaxdist._values.sharded.node import list_arrays as list_arrays
 from jaxdist._values.sharded.piece_marks import ELEMENTWISE as ELEMENTWISE
 from jaxdist._values.sharded.piece_marks import OPEN as OPEN
 from jaxdist._values.sharded.piece_marks import PIECE as PIECE
+from jaxdist._values.sharded.piece_marks import REDUCED_PIECES as REDUCED_PIECES
 from jaxdist._values.sharded.piece_marks import take_mean as take_mean
 from jaxdist._values.sharded.sharded import GATHERED as GATHERED
 from jaxdist._values.sharded.sharded import Sharded as Sharded

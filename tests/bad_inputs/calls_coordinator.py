@@ -119,6 +119,7 @@ CALLS: dict[str, Call] = {
         f"jaxdist.coordinator.RemoteValue.{name}": Call(lambda name=name: getattr(_result(), name))
         for name in ("fetch", "get")
     },
+    "jaxdist.coordinator.RemoteValue.__getitem__": Call(lambda: lambda: _result().fetch()),
     "jaxdist.coordinator.experimental_get_current_worker_index": Call(
         lambda: (
             lambda: (

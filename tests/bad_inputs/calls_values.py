@@ -278,7 +278,7 @@ CALLS = {
         lambda: {"value": jnp.ones((2, 2)), "placement": jaxdist.partition.Split(1)},
     ),
     "jaxdist.partition.gather": Call(
-        in_replica(jaxdist.partition.gather), lambda: {"tree": _params()}
+        in_replica(jaxdist.partition.gather), lambda: {"tree": _params(), "dtype": None}
     ),
     "jaxdist.partition.remat_policy": Call(
         lambda: jaxdist.partition.remat_policy, lambda: {"primitive": jax.lax.sin_p}

@@ -5,9 +5,12 @@ another machine has no function: its words are looked for in the source.
 """
 
 import dataclasses
+import importlib
+import os
 import pathlib
 import warnings
 from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import jax
@@ -43,6 +46,37 @@ def leave_gradients_alone(strategy: jaxdist.Strategy, _: pathlib.Path) -> None:
         optimizer.update(model, nnx.grad(lambda model: model(x[:, None]).sum())(model))
 
     strategy.run(step, (model, optimizer, _rows(strategy)))
+
+
+def _fit_keras(strategy: jaxdist.Strategy, call: Callable[[Any, Any], Any]) -> None:
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    keras: Any = importlib.import_module("keras")
+
+    class Layer(keras.layers.Layer):
+        def build(self, _: Any) -> None:
+            self.largest = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+        def call(self, x: Any) -> Any:
+            call(self, x)
+            return x
+
+    with strategy.scope():
+        dense = keras.layers.Dense(1, use_bias=False)
+        model = keras.Sequential([keras.Input((1,)), Layer(), dense])
+        model.compile("sgd", "mse")
+    ones = np.ones((8, 1), np.float32)
+    model.fit(ones, ones, batch_size=8, verbose=0)
+
+
+def keep_state_in_a_layer_of_keras(strategy: jaxdist.Strategy, _: pathlib.Path) -> None:
+    _fit_keras(strategy, lambda layer, x: layer.largest.assign(jnp.max(x)))
+
+
+def add_a_loss_that_counts_rows_in_python(strategy: jaxdist.Strategy, _: pathlib.Path) -> None:
+    def add(layer: Any, x: Any) -> None:
+        layer.add_loss(jnp.sum(x) if x.shape[0] == 8 else jnp.max(x) ** 2)
+
+    _fit_keras(strategy, add)
 
 
 def sum_in_a_branch(strategy: jaxdist.Strategy, _: pathlib.Path) -> None:

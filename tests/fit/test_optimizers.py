@@ -122,7 +122,7 @@ def test_epochs_without_validation_do_not_count(callback: Any, tmp_path: Any) ->
     ).history
     assert (len(history["loss"]), len(history["val_loss"])) == (4, 2)
     with pytest.raises(ArgumentError, match=r"monitor='val_loss', and the epoch has loss"):
-        model.fit(*data, callbacks=[callback(tmp_path)], **given)
+        model.fit(*data, callbacks=[callback(tmp_path / "another")], **given)
 
 
 def test_arguments_of_an_update_are_named() -> None:

@@ -29,7 +29,7 @@ from jaxdist._program.variables.lift import NO_VARIABLES, LiftedVariables
 from jaxdist._program.virtual.program import call_virtually
 from jaxdist._program.virtual.values import VirtualDevice
 from jaxdist._reports import SlicePlan
-from jaxdist._values import Kind, PiecesOfResult, hold_global, rebuild_on_unflatten, view_on
+from jaxdist._values import Kind, PiecesOfResult, hold_global, rebuild_on_unflatten
 from jaxdist.errors import ContextError
 
 hlo.end_sources_at(__file__)
@@ -168,25 +168,9 @@ class Program:
         return (state, result) if self.has_state else result
 
     @functools.cached_property
-    def _chosen_shardings(self) -> list[NamedSharding] | list[NamedSharding | None]:
+    def result_shardings(self) -> list[NamedSharding] | list[NamedSharding | None]:
+        """The shardings of the flat results; None where XLA chooses."""
         return choose_result_shardings(self.layout, self.signature, self.traced, self.outputs)
-
-    def result_specs(self) -> list[PartitionSpec]:
-        """Return the layout of each result; it is whole over logical devices where XLA chooses."""
-        layout = self.layout
-        return [
-            o.spec(layout) if s is None or s.mesh != layout.mesh else s.spec
-            for o, s in zip(self.outputs, self._chosen_shardings, strict=True)
-        ]
-
-    def view_on_users_mesh(self, results: Sequence[Any]) -> Sequence[Any]:
-        """Return results whose sharding XLA has chosen on the mesh of the strategy."""
-        if not self.layout.has_explicit_axes or None not in self._chosen_shardings:
-            return results
-        return [
-            view_on(x, NamedSharding(self.layout.mesh, x.sharding.spec)) if s is None else x
-            for x, s in zip(results, self._chosen_shardings, strict=True)
-        ]
 
     @_compat.outside_of_meshes
     def lowered(self) -> jax.stages.Lowered:
@@ -199,7 +183,7 @@ class Program:
         jitted = jax.jit(
             _as_named_function(self, self.name),
             donate_argnums=self.donated,
-            out_shardings=self._chosen_shardings,
+            out_shardings=self.result_shardings,
         )
         # JAX adds open constraints to nearly every result. They make XLA's TPU compiler insert
         # all-to-alls; see docs/design/010-logical-devices.md.

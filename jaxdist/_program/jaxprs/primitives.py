@@ -34,7 +34,14 @@ FIRST_ORDER = frozenset(
 )
 
 # Each result is a function of the operand at the same position.
-PAIRWISE = frozenset({"optimization_barrier", "jaxdist_logical_layout", "jaxdist_logical_device"})
+PAIRWISE = frozenset(
+    {
+        "optimization_barrier",
+        "jaxdist_logical_layout",
+        "jaxdist_logical_device",
+        "jaxdist_reduced_pieces",
+    }
+)
 
 # They return their operand, and change at most its layout over the devices.
 LAYOUT_ONLY = frozenset({"sharding_constraint", "pcast", "pvary", "reshard", "mesh_cast"})

@@ -14,6 +14,7 @@ from jaxdist._program.op_by_op.replica_ops import ReplicaOps
 from jaxdist._program.op_by_op.tape import Tape
 from jaxdist._program.op_by_op.variables_now import VariablesNow
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
+from jaxdist._program.proof.reduced_gradients import check_reduced_gradients
 from jaxdist._program.proof.replication import NONE, Differs, analyse
 from jaxdist._program.proof.same_work import find_same_work
 from jaxdist._program.trace.axis_errors import manual_axis_error
@@ -157,6 +158,7 @@ class Replica:
         tape = self.ops.tape
         if not any(op.primitive is PIECE or op.primitive is OPEN for op in tape.eqns):
             return []
+        check_reduced_gradients(tape)
         proof = ShardingProof(self._layout, axes)
         proof.run(tape, [ShardFact(d) for d in self._list_input_facts(axes)])
         return proof.wrong

@@ -218,8 +218,8 @@ class ReplicaOps:
         piece = _compat.call_in_trace(self.trace, mean, args[0])
         padded = self._get_array(_compat.call_in_trace(self.trace, gather, piece))
         whole = jax.lax.slice_in_dim(padded, 0, cut.size, axis=cut.dim)
-        # The tape has the operations of the mean already.
-        return self._record(PIECE, {**params, "divisor": 1, "others": ()}, [piece], whole)
+        # The tape has the operations of the mean already; the parameters tell that it was one.
+        return self._record(PIECE, params, [piece], whole)
 
     def _cut_piece(self, whole: Any, cut: Cut) -> Any:
         count = cut.pieces(self._layout)

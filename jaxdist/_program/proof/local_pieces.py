@@ -20,7 +20,15 @@ from jaxdist._program.jaxprs.interpreter import Interpreter
 from jaxdist._program.jaxprs.subprograms import iterate_with_inner, subprograms
 from jaxdist._program.proof import uncut_dims
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
-from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut, cut_piece, take_mean
+from jaxdist._values import (
+    ELEMENTWISE,
+    OPEN,
+    PIECE,
+    REDUCED_PIECES,
+    Cut,
+    cut_piece,
+    take_mean,
+)
 from jaxdist.errors import ShardedArrayError
 
 # Calls that must stay calls, since they mark the values to recompute for gradients.
@@ -92,6 +100,8 @@ class LocalPieces(Interpreter[Local]):
         return super().equation(eqn, inputs)
 
     def operation(self, eqn: Any, inputs: list[Local]) -> list[Local]:
+        if eqn.primitive is REDUCED_PIECES:
+            return inputs
         if eqn.primitive is PIECE or eqn.primitive is OPEN:
             [given] = inputs
             [fact] = self._proof.equation(eqn, [given.fact])

@@ -23,11 +23,13 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
 from jaxdist._program.proof import uncut_dims
 from jaxdist._program.proof.replication import NONE, Differs, analyse_equation
-from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut
+from jaxdist._values import ELEMENTWISE, OPEN, PIECE, REDUCED_PIECES, Cut
 from jaxdist.errors import ShardedArrayError
 
 # Operations that return their operands unchanged, one result for each operand.
-SAME = frozenset({"name", "sharding_constraint", "optimization_barrier", "pvary", "pcast"})
+SAME = frozenset(
+    {"name", "sharding_constraint", "optimization_barrier", "pvary", "pcast", REDUCED_PIECES.name}
+)
 
 
 @dataclasses.dataclass(frozen=True)

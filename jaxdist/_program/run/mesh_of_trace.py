@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
@@ -68,5 +68,14 @@ def call_in_types_of_trace(
         return inner(*leaves)
     # `jax.grad` outside of `jit` and of `jax.set_mesh` makes its cotangents on one device, and
     # JAX refuses types with a mesh there.
-    specs = None if around is None and not _compat.is_staged() else program.result_specs()
+    specs = None if around is None and not _compat.is_staged() else _find_specs(program)
     return _compat.call_with_auto_types(inner, leaves, specs, mesh)
+
+
+def _find_specs(program: Program) -> list[PartitionSpec]:
+    """Return the layout of each result; it is whole over logical devices where XLA chooses."""
+    layout = program.layout
+    return [
+        o.spec(layout) if s is None or s.mesh != layout.mesh else s.spec
+        for o, s in zip(program.outputs, program.result_shardings, strict=True)
+    ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from jaxdist import _compat
 from jaxdist._collectives import collect_notes, is_below_a_byte
@@ -29,6 +30,7 @@ from jaxdist._program.run.donated import check_positions, find_donated_leaves
 from jaxdist._program.state.no_rows import rows_of
 from jaxdist._program.trace.trace import Signature
 from jaxdist._program.variables.lift import NO_VARIABLES, lift
+from jaxdist._values import view_on
 
 
 @dataclasses.dataclass
@@ -54,7 +56,17 @@ class ReadyProgram:
             results = _compat.call_without_layout_checks(self.compiled, leaves)
         else:
             results = self.compiled(*leaves)
-        return self.program.view_on_users_mesh(results)
+        return self._view_on_users_mesh(results)
+
+    def _view_on_users_mesh(self, results: Sequence[Any]) -> Sequence[Any]:
+        """Return results whose sharding XLA has chosen on the mesh of the strategy."""
+        layout, shardings = self.program.layout, self.program.result_shardings
+        if not layout.has_explicit_axes or None not in shardings:
+            return results
+        return [
+            view_on(x, NamedSharding(layout.mesh, x.sharding.spec)) if s is None else x
+            for x, s in zip(results, shardings, strict=True)
+        ]
 
     def run(self, leaves: Sequence[Any]) -> Any:
         """Run the executable, make the record for the C++ call path, and return flat results."""

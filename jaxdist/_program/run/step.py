@@ -133,63 +133,60 @@ class Step:
     def _miss(self, *args: Any, **kwargs: Any) -> _compat.Answer:
         around = find_mesh_of_trace(self._layout)
         with _compat.use_no_mesh():
-            return self._run_miss(args, kwargs, around)
-
-    def _run_miss(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], around: Any
-    ) -> _compat.Answer:
-        call = self._read(args, kwargs)
-        if call.is_traced:
-            return _compat.answer_miss(self._inside_trace(call, around))
-        self._layout.check_can_run("strategy.run")
-        if _compat.is_jit_disabled():
-            return _compat.answer_miss(self._op_by_op(call, args))
-        # Now: a copy on all devices below would replace an array on one of them.
-        batches = self._whole_batches.find(call)
-        if has_arrays_elsewhere(call.leaves, self._layout):
-            self.keep_copies()
-            # The copy on the array's own device has the same buffer. It would hide that one buffer
-            # is passed twice.
-            is_twice = self.donates and has_repeats((args, kwargs))
-            copied = None if is_twice else self.mirror.replace_arguments(args, kwargs, self.donated)
-            if copied is not None:
-                args, kwargs = copied
-                call = self._read(args, kwargs)
-        is_checked = self.donates and _compat.is_checking_numbers()
-        ready = None if is_checked else self._programs.get(call.signature)
-        if ready is None:
-            # Traced here and compiled there, so that a new step has few frames below its own.
-            program = self._programs.find_or_trace(call)
-            # If the result has a nan, the step runs again op by op, with the same arguments. So
-            # they must not be donated.
-            ready = self._programs.compile(call, program, donates=not is_checked)
-            if self._layout.is_shared:
-                strategy: Any = self._strategy()
-                seconds = strategy.communication.options.timeout_seconds
-                make_arguments_equal(self.name, call, self._layout, seconds)
-        program = ready.program
-        self._check_same_work(call, batches, program)
-        leaves = call.leaves_of(program)
-        if _compat.has_deleted(leaves):
-            self.check_deleted(args, kwargs)
-        check_not_repeated(self.donated, leaves, program)
-        self._donating.register_structure(args, kwargs)
-        CPU_STEPS.make_room()
-        results = ready.run(leaves)
-        result = call.update_state(program, results)
-        if must_count(program):
-            CPU_STEPS.count_step(results)
-        # Only now, because the call may have failed.
-        self._add_call_paths(call, program)
-        if is_checked:
-            return _compat.answer_miss(result)
-        # The dispatcher can only repeat this call if its leaves are the arguments as they came.
-        plain = not call.flat.nodes and not any(isinstance(s, Static) for s in call.flat.slots)
-        if program.variables or not plain:
-            self._use_fast_call(call, args, kwargs, program.variables)
-            return _compat.answer_miss(result)
-        can_repeat = not call.moved and not call.flat.lost_padding
-        return _compat.answer_miss(result, ready.record if can_repeat else None)
+            call = self._read(args, kwargs)
+            if call.is_traced:
+                return _compat.answer_miss(self._inside_trace(call, around))
+            self._layout.check_can_run("strategy.run")
+            if _compat.is_jit_disabled():
+                return _compat.answer_miss(self._op_by_op(call, args))
+            # Now: a copy on all devices below would replace an array on one of them.
+            batches = self._whole_batches.find(call)
+            if has_arrays_elsewhere(call.leaves, self._layout):
+                self.keep_copies()
+                # The copy on the array's own device has the same buffer. It would hide that one
+                # buffer is passed twice.
+                is_twice = self.donates and has_repeats((args, kwargs))
+                copied = (
+                    None if is_twice else self.mirror.replace_arguments(args, kwargs, self.donated)
+                )
+                if copied is not None:
+                    args, kwargs = copied
+                    call = self._read(args, kwargs)
+            is_checked = self.donates and _compat.is_checking_numbers()
+            ready = None if is_checked else self._programs.get(call.signature)
+            if ready is None:
+                # Traced here and compiled there, so that a new step has few frames below its own.
+                program = self._programs.find_or_trace(call)
+                # If the result has a nan, the step runs again op by op, with the same arguments. So
+                # they must not be donated.
+                ready = self._programs.compile(call, program, donates=not is_checked)
+                if self._layout.is_shared:
+                    strategy: Any = self._strategy()
+                    seconds = strategy.communication.options.timeout_seconds
+                    make_arguments_equal(self.name, call, self._layout, seconds)
+            program = ready.program
+            self._check_same_work(call, batches, program)
+            leaves = call.leaves_of(program)
+            if _compat.has_deleted(leaves):
+                self.check_deleted(args, kwargs)
+            check_not_repeated(self.donated, leaves, program)
+            self._donating.register_structure(args, kwargs)
+            CPU_STEPS.make_room()
+            results = ready.run(leaves)
+            result = call.update_state(program, results)
+            if must_count(program):
+                CPU_STEPS.count_step(results)
+            # Only now, because the call may have failed.
+            self._add_call_paths(call, program)
+            if is_checked:
+                return _compat.answer_miss(result)
+            # The dispatcher can only repeat this call if its leaves are the arguments as they came.
+            plain = not call.flat.nodes and not any(isinstance(s, Static) for s in call.flat.slots)
+            if program.variables or not plain:
+                self._use_fast_call(call, args, kwargs, program.variables)
+                return _compat.answer_miss(result)
+            can_repeat = not call.moved and not call.flat.lost_padding
+            return _compat.answer_miss(result, ready.record if can_repeat else None)
 
     def _check_same_work(self, call: Call, batches: tuple[int, ...], program: Program) -> None:
         """Log whole batches that every replica computes."""

@@ -24,6 +24,7 @@ from jaxdist._program.nnx import closures, graph_rules
 from jaxdist._program.nnx.graph import GraphShape
 from jaxdist._program.proof.local_pieces import Local, LocalPieces, is_marked
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof, check_results
+from jaxdist._program.proof.reduced_gradients import check_reduced_gradients
 from jaxdist._program.proof.replication import NONE
 from jaxdist._program.trace import sharded
 from jaxdist._program.trace.axis_errors import (
@@ -217,6 +218,7 @@ def trace_on_pieces(traced: TracedStep, signature: Signature, layout: ReplicaMes
     axes = replica_axes_of(layout)
     if not axes or not is_marked(traced.eqn):
         return traced
+    check_reduced_gradients(traced.jaxpr)
     walk = ShardingProof(layout, axes)
     differs = input_differences(signature, traced, axes)
 

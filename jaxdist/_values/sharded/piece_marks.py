@@ -85,6 +85,19 @@ ad.deflinear2(OPEN, _transpose_open)
 ad.deflinear2(PIECE, _transpose_piece)
 
 
+# Returns its operand, an array in pieces that `all_reduce` was given. The array is the same for all
+# replicas, so nothing is reduced; the mark tells the proof where the user asked for it.
+REDUCED_PIECES = Primitive("jaxdist_reduced_pieces")
+REDUCED_PIECES.def_impl(_identity)
+REDUCED_PIECES.def_abstract_eval(_identity)
+mlir.register_lowering(REDUCED_PIECES, lambda ctx, x: [x])
+ad.deflinear2(REDUCED_PIECES, lambda ct, *_: [ct])
+batching.primitive_batchers[REDUCED_PIECES] = lambda args, dims: (
+    REDUCED_PIECES.bind(args[0]),
+    dims[0],
+)
+
+
 def _make_batching_rule(primitive: Primitive) -> Any:
     def rule(args: Any, dims: Any, *, cut: Any, **params: Any) -> Any:
         [x], [dim] = args, dims

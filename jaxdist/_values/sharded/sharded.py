@@ -242,7 +242,9 @@ class Sharded(Arithmetic):
             return gather_whole(self, layout)
         return self.whole()
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, *indices: Any) -> Any:
+        # As with the operators, errors about an index are those of JAX's arrays.
+        (index,) = indices
         layout = _find_layout()
         if layout is None or not isinstance(self._held, jax.core.Tracer):
             return self.whole()[index]

@@ -16,6 +16,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
 import jaxdist
+from jaxdist._keras.forward.states import _Evaluation, _Reads, _Varies
 from jaxdist._parameter_server.closures.dependence import Origin as Source
 from jaxdist._parameter_server.closures.dependence import SourceAnalysis
 from jaxdist._parameter_server.closures.optimizers.row_pieces import RowInterpreter
@@ -23,12 +24,15 @@ from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
 from jaxdist._program.jaxprs.interpreter import HIGHER_ORDER, Interpreter, rule_for
 from jaxdist._program.logical.logical_layout import MarkAnalysis
 from jaxdist._program.proof.dependence import Dependence, DependenceAnalysis
+from jaxdist._program.proof.divided import DividedValues
 from jaxdist._program.proof.from_zero import MarkedInputs, TwoRuns
 from jaxdist._program.proof.local_pieces import Local, LocalPieces
 from jaxdist._program.proof.made_of_nothing import UNKNOWN, NothingAnalysis, Origin
 from jaxdist._program.proof.moments import Trial
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
+from jaxdist._program.proof.reduced_gradients import Reduced, ReducedGradients
 from jaxdist._program.proof.replication import NONE, ReplicationAnalysis
+from jaxdist._program.proof.same_work import SameWorkAnalysis
 from jaxdist._program.proof.updates import Part, UpdateAnalysis
 from jaxdist._program.uneven.joined_ops import FlatList
 from jaxdist._program.virtual.device import OneReplica
@@ -140,11 +144,21 @@ ANALYSES: dict[type, Callable[[], tuple[Any, Any, Any, Callable[[Any], bool]]]] 
         lambda f: f.nan is not None,
     ),
     MarkedInputs: lambda: (MarkedInputs(), True, False, bool),
+    SameWorkAnalysis: lambda: (SameWorkAnalysis(AXES), 1, 0, lambda f: bool(f & 1)),
+    ReducedGradients: lambda: (
+        ReducedGradients(),
+        Reduced(is_mean=True),
+        Reduced(),
+        lambda f: f.is_mean,
+    ),
+    _Varies: lambda: (_Varies(AXES, frozenset()), AXES, NONE, bool),
+    _Reads: lambda: (_Reads(), frozenset({("old", 0)}), frozenset(), bool),
 }
-# An unmarked result is sound there: a lost mark changes a layout, but never a value.
-NOT_SOUND = {MarkAnalysis}
+# An unmarked result is sound there: a lost mark changes a layout or leaves out a warning, but never
+# changes a value.
+NOT_SOUND = {DividedValues, MarkAnalysis}
 # Interpreters that compute values. The test compares each with JAX.
-COMPUTING = {LocalPieces, OneReplica, PieceInterpreter, TwoRuns}
+COMPUTING = {LocalPieces, OneReplica, PieceInterpreter, TwoRuns, _Evaluation}
 # A trial of random numbers is a proof by itself (`test_state.py`); a list of operations has none.
 # Rows of a shard have tests against whole optimizers (`tests/parameter_server/closures`).
 OTHERS = {Trial, FlatList, RowInterpreter}
@@ -218,9 +232,14 @@ def _pieces(program: Any) -> list[Any]:
     return [v.whole() for v in runs.run(program, [Whole(x, _layout()) for x in (X, Y)])]
 
 
+def _evaluation(program: Any) -> list[Any]:
+    rows: Any = None  # It is for marks alone, which these programs do not have.
+    return _Evaluation(rows).run(program, [X, Y])
+
+
 RUNS = [
     (run, step)
-    for run in (_two_runs, _local_pieces, _one_replica, _pieces)
+    for run in (_two_runs, _local_pieces, _one_replica, _pieces, _evaluation)
     for step in STEPS
     if (run, step) != (_one_replica, "shard_map")
 ]
