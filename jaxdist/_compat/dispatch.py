@@ -74,8 +74,8 @@ def fast_call_record(
         outputs: The flat results of one call of it.
         template: The pytree of the results, with one leaf for each flat result.
     """
-    # The C++ path handles neither mutable references, nor effects, nor host callbacks, nor results
-    # that are no plain arrays (typed random keys). Such programs stay on the Python path.
+    # The C++ path handles neither mutable references, nor effects, nor host callbacks. Such
+    # programs stay on the Python path.
     executable = compiled._executable
     if not isinstance(executable, _pxla.MeshExecutable) or executable._mut:
         return None
@@ -84,12 +84,16 @@ def fast_call_record(
         return None
     if call.ordered_effects or call.has_unordered_effects or call.has_host_callbacks:
         return None
+    _, out_tree = _tree_util.dispatch_registry.flatten(template, None)
+    if not all(isinstance(x, _xla_client.ArrayImpl) for x in outputs):
+        # To C++ an array of an extended dtype (typed random keys) is a node with its raw bits.
+        whole = jax.tree.unflatten(jax.tree.structure(template), outputs)
+        outputs, out_tree = _tree_util.dispatch_registry.flatten(whole, None)
     if not all(isinstance(x, _xla_client.ArrayImpl) for x in outputs):
         return None
     const_args = executable.shard_const_args(compiled._params.const_args)
     # C++ drops arguments that the compiled program does not use: one flag per passed argument.
     kept = [i in executable._kept_var_idx for i in range(len(const_args) + num_arguments)]
-    _, out_tree = _tree_util.dispatch_registry.flatten(template, None)
     return _pxla.MeshExecutableFastpathData(
         executable.xla_executable,
         out_tree,

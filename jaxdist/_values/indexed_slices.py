@@ -1,6 +1,6 @@
 """`IndexedSlices`: some rows of an array."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import jax
@@ -84,8 +84,8 @@ class IndexedSlices:
     def indices(self) -> Any:
         """The index of each row; integers."""
         # See Note [Indices as leaves].
-        indices = jax.tree.map(unwrap_row_numbers, self._indices)
-        if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(indices)):
+        indices = _map_parts(unwrap_row_numbers, self._indices)
+        if not _is_traced(indices):
             self._indices = indices
         return indices
 
@@ -207,12 +207,22 @@ def make_arithmetic_error(what: str) -> UnsupportedError:
     )
 
 
+def _map_parts(fn: Callable[[Any], Any], indices: Any) -> Any:
+    """Apply `fn` to an array, or to those in a `PerReplica`."""
+    return fn(indices) if isinstance(indices, jax.Array) else jax.tree.map(fn, indices)
+
+
+def _is_traced(indices: Any) -> bool:
+    """Whether `indices` belong to one trace, so that a later use needs its own."""
+    arrays = [indices] if isinstance(indices, jax.Array) else jax.tree.leaves(indices)
+    return any(isinstance(x, jax.core.Tracer) for x in arrays)
+
+
 def _flatten(slices: IndexedSlices) -> tuple[tuple[Any, Any], Any]:
     leaf = slices._leaf
     if leaf is None:
-        leaf = jax.tree.map(lambda x: wrap_row_numbers(x, make_arithmetic_error), slices._indices)
-        # A tracer belongs to one trace; the slices may be used in several.
-        if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(leaf)):
+        leaf = _map_parts(lambda x: wrap_row_numbers(x, make_arithmetic_error), slices._indices)
+        if not _is_traced(leaf):
             slices._leaf = leaf
     return (slices.values, leaf), slices.dense_shape
 
