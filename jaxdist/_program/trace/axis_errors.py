@@ -128,9 +128,11 @@ def check_names(name: str, params: dict[str, Any], line: str, layout: ReplicaMes
     )
 
 
-def manual_axis_error(error: ValueError, fn: Any, layout: ReplicaMesh) -> ContextError | None:
+def manual_axis_error(error: ValueError, fn: Any, layout: ReplicaMesh) -> JaxdistError | None:
     """Return a better error for a layout that names an axis of replicas; None for other errors."""
     text = str(error)
+    if needs_explicit_axes(error):
+        return out_sharding_error(error, fn, layout)
     if not _MANUAL.search(text):
         return None
     spec = _SPEC.search(text)
