@@ -147,7 +147,7 @@ def _loaded(s: Any, a: np.ndarray) -> Any:
 
 WAYS["PerReplica"] = lambda s, a: PerReplica(_pieces(s, a))
 WAYS["PerReplica of lists"] = lambda s, a: PerReplica([_List(p) for p in _pieces(s, a)])
-WAYS["IndexedSlices"] = lambda s, a: _slices(a)
+WAYS["IndexedSlices"] = lambda s, a: _slices(a).values
 
 
 class _List(list[Any]):
