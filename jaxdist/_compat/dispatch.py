@@ -88,7 +88,11 @@ def fast_call_record(
     if not all(isinstance(x, _xla_client.ArrayImpl) for x in outputs):
         # To C++ an array of an extended dtype (typed random keys) is a node with its raw bits.
         whole = jax.tree.unflatten(jax.tree.structure(template), outputs)
+        own, _ = _tree_util.dispatch_registry.flatten(list(outputs), None)
         outputs, out_tree = _tree_util.dispatch_registry.flatten(whole, None)
+        # A template may rebuild objects, such as variables, in which JAX finds arrays of their own.
+        if list(map(id, outputs)) != list(map(id, own)):
+            return None
     if not all(isinstance(x, _xla_client.ArrayImpl) for x in outputs):
         return None
     const_args = executable.shard_const_args(compiled._params.const_args)

@@ -108,6 +108,7 @@ RESULTS: dict[str, Callable[[Any], Any]] = {
     "node with a variable": lambda x: _Node(_variable()),
     "key": lambda x: jax.random.key(0),
     "slices": lambda x: [jaxdist.IndexedSlices(x[None], jnp.array([0])), _variable()],
+    "key beside a variable": lambda x: [jax.random.key(0), _variable()],
     "state": lambda x: (nnx.state(_make()[2]), _variable()),
     "parameter": lambda x: nnx.Param(x),
     "read once a step": lambda x: _make()[1],
