@@ -5,7 +5,17 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
-from jaxdist._keras import OnlyReplica, Rows, count_rows, keras_module, use_rows
+from jaxdist._keras import (
+    OnlyReplica,
+    Rows,
+    count_rows,
+    find_aggregations,
+    keras_module,
+    name_of,
+    use_rows,
+)
+from jaxdist._program import Dependence, growth
+from jaxdist.errors import UnsupportedError
 
 
 def find_accumulated(
@@ -22,6 +32,10 @@ def find_accumulated(
         state: The values of its variables: those that are trained, then the others.
         batch: A batch of Keras.
         training: Whether the model is called for training.
+
+    Raises:
+        UnsupportedError: A layer of the user changes such a variable in another way than by adding
+            to it, and it is no average.
     """
     utils = keras_module("trainers.data_adapters.data_adapter_utils")
     x, _, _ = utils.unpack_x_y_sample_weight(batch)
@@ -39,4 +53,29 @@ def find_accumulated(
     with use_rows(Rows(count, count, OnlyReplica(strategy), has_shares=False)):
         closed = jax.make_jaxpr(call)(*shapes)
     numbers = range(len(state[1]))
-    return frozenset(n for n in numbers if n in _compat.drop_unused(closed, [n])[1])
+    found = frozenset(n for n in numbers if n in _compat.drop_unused(closed, [n])[1])
+    _check_can_be_added_up(model, closed.jaxpr, found)
+    return found
+
+
+def _check_can_be_added_up(model: Any, jaxpr: Any, numbers: frozenset[int]) -> None:
+    # Workers send by how much a variable has changed. The changes of a maximum, of two workers that
+    # have read the same value, are no change of the maximum.
+    aggregations = find_aggregations(model)
+    strange = [
+        model.non_trainable_variables[n].path
+        for n in sorted(numbers)
+        if aggregations.get(n, "mean") != "mean"
+        and growth(jaxpr, jaxpr.invars[n], n) is Dependence.OTHER
+    ]
+    if strange:
+        raise UnsupportedError(
+            f"The Keras model {name_of(model)!r} is on parameter servers, and layers of its own "
+            f"compute the new value of {strange} from the old one in another way than by adding "
+            "to it.\n\n"
+            "Workers read the same old value and send by how much it has changed, so the changes "
+            "of all workers must add up.\n\n"
+            "Assign only a value that does not depend on the old one, or add to it: "
+            "variable.assign_add(more). Pass aggregation='mean' to add_weight for a moving "
+            "average. Or train on a strategy whose replicas are in step, such as MirroredStrategy."
+        )

@@ -10,10 +10,12 @@ import pytest
 
 import jaxdist
 from jaxdist.coordinator import ClusterCoordinator
+from jaxdist.errors import UnsupportedError
 from jaxdist.experimental.partitioners import FixedShardsPartitioner
 from tests.keras.models import check_equal, make_data
 from tests.keras.on_servers.servers import make_model, read_state, train
 from tests.parameter_server.strategy.making import make_strategy
+from tests.strategies.oracle import refused
 
 K, L = keras.optimizers, keras.layers
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
@@ -247,6 +249,60 @@ def test_counts_of_all_workers_add_up_and_of_notes_the_last_one_stays() -> None:
     sums = data.x.reshape(8, -1).sum(axis=1)
     assert np.isclose(sums, float(layer.last.value), atol=1e-4).any()
     assert bool(layer.has_run.value)
+
+
+@keras.saving.register_keras_serializable("tests")
+class State(keras.layers.Layer):
+    """Keeps one number, which `change` computes from the old one and the rows."""
+
+    def __init__(self, change: Any, aggregation: str | None) -> None:
+        super().__init__()
+        self._change, self._aggregation = change, aggregation
+
+    def build(self, shape: Any) -> None:
+        self.kept = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, aggregation=self._aggregation
+        )
+
+    def call(self, x: Any) -> Any:  # pyrefly: ignore[bad-override]
+        self.kept.assign(self._change(self.kept.value, x))
+        return x
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda old, x: keras.ops.maximum(old, keras.ops.max(x)),
+        lambda old, x: old * 2 + 1,
+        lambda old, x: 0.9 * old + 0.1 * keras.ops.mean(x),
+    ],
+    ids=["maximum", "doubled", "average"],
+)
+def test_state_whose_changes_do_not_add_up_is_refused_by_its_path(
+    change: Any, workers: int
+) -> None:
+    data = make_data(16)
+    model = make_model(make_strategy(workers=workers), layers=lambda: [State(change, None)])
+    with refused(UnsupportedError, "state", "assign_add", "aggregation='mean'"):
+        model.fit(data.x, data.y, batch_size=8, verbose=0)
+
+
+def test_sums_and_averages_of_own_layers_train_on_servers() -> None:
+    data = make_data(64)
+
+    def add(old: Any, x: Any) -> Any:
+        return old + keras.ops.sum(x)
+
+    def average(old: Any, x: Any) -> Any:
+        return 0.5 * old + 0.5
+
+    model = make_model(
+        make_strategy(workers=2), layers=lambda: [State(add, "sum"), State(average, "mean")]
+    )
+    model.fit(data.x, data.y, batch_size=8, shuffle=False, verbose=0)
+    np.testing.assert_allclose(float(model.layers[0].kept.value), data.x.sum(), rtol=1e-4)
+    assert np.isfinite(float(model.layers[1].kept.value))
 
 
 class OwnTest(keras.Model):
