@@ -61,10 +61,10 @@ def test_an_old_program_prints_what_its_page_says(
 def test_the_new_program_prints_the_numbers_of_the_old_one(
     page: pathlib.Path, block: Block, after: Block
 ) -> None:
-    blocks = read_blocks(page.read_text())
-    printed = [b.lines for b in blocks if b.language == "text"]
-    assert printed == [after.lines, after.lines]
+    # A page may show more programs after these two.
+    blocks = read_blocks(page.read_text())[:4]
     assert [b.language for b in blocks] == ["py", "text", "python", "text"]
+    assert [b.lines for b in blocks if b.language == "text"] == [after.lines, after.lines]
 
 
 def test_there_is_a_page_for_each_library() -> None:
