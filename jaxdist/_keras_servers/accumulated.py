@@ -35,7 +35,7 @@ def find_accumulated(
 
     Raises:
         UnsupportedError: A layer of the user changes such a variable in another way than by adding
-            to it, and it is no average.
+            to it, and it is not an average.
     """
     utils = keras_module("trainers.data_adapters.data_adapter_utils")
     x, _, _ = utils.unpack_x_y_sample_weight(batch)
@@ -60,7 +60,7 @@ def find_accumulated(
 
 def _check_can_be_added_up(model: Any, jaxpr: Any, numbers: frozenset[int]) -> None:
     # Workers send by how much a variable has changed. The changes of a maximum, of two workers that
-    # have read the same value, are no change of the maximum.
+    # have read the same value, do not add up to the change of the maximum.
     aggregations = find_aggregations(model)
     strange = [
         model.non_trainable_variables[n].path

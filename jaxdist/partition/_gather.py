@@ -44,7 +44,7 @@ def gather(tree: T, *, dtype: Any = None) -> T:
         The same with plain arrays.
 
     Raises:
-        ArgumentTypeError: `dtype` is no floating-point dtype.
+        ArgumentTypeError: `dtype` is not a floating-point dtype.
         ReplicaValueError: The dims of a `Sharded` value are not those with which it was sharded.
 
     Example:

@@ -200,7 +200,7 @@ def test_a_discard_that_ends_at_any_deletion_leaves_a_folder_that_restores(
     with Checkpoints(folder, keep=3) as checkpoints:
         assert checkpoints.steps() == tuple(range(4, left + 1))
         assert _restore(checkpoints) == (left, float(left))
-        # The steps come again, with what the first attempt has left.
+        # Repeat the steps, on what the first attempt has left.
         assert checkpoints.discard_after(4) == tuple(range(5, left + 1))
         for step in 5, 6:
             _save(checkpoints, step, step * 10)

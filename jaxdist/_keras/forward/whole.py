@@ -194,7 +194,7 @@ class WholeProgram:
     def _add_up(self, eqn: Any, value: Value) -> Value:
         if value.fact is not PART:
             raise NotProvedError(
-                f"it adds up over the replicas what is no sum over rows, at "
+                f"it adds up over the replicas a value that is not a sum over rows, at "
                 f"{_compat.find_source(eqn)}"
             )
         return self.to_whole(value, eqn)
@@ -204,7 +204,6 @@ def _make_constant(own: Any, whole: Any) -> Value:
     if isinstance(own, jax.core.Tracer):
         # Of the step around: it may be the number of the replica.
         return Value(OWN, own)
-    del own
     return Value(WHOLE, whole)
 
 

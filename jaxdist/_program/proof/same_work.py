@@ -43,7 +43,7 @@ def find_same_work(
         jaxpr: The open program of one replica.
         differs: For each input, whether each replica has its own value.
         is_cut: For each input, whether each replica has a piece of one array.
-        cut_results: The numbers of results of which each replica has a piece.
+        cut_results: The numbers of the results that are in pieces, one on each replica.
         axes: The replica axes.
 
     Returns:

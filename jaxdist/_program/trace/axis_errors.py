@@ -8,7 +8,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist.errors import AxisNameError, ContextError, JaxdistError
 
-# JAX has no classes for these errors; their texts tell them apart.
+# JAX has no classes for these errors; only their messages differ.
 _UNBOUND = re.compile(r"unbound axis name:? '?(.+?)'?(?:\. |\.?$)", re.MULTILINE)
 _OTHER_MESH = re.compile(
     r"context mesh .* should match the mesh passed to\s+shard_map (.*)"
@@ -33,7 +33,7 @@ _SPEC = re.compile(
     r"(?:pspec|spec=|PartitionSpec:) ?(?:PartitionSpec|P)(\(.*?\))(?= and mesh| cont| with)"
 )
 _WITHOUT_MESH = ("passing `PartitionSpec`s to", "can only be used outside of `jax.jit`")
-# What JAX and NumPy say of an axis that is no name, or is named twice.
+# Errors of JAX and NumPy for an axis that is not a name, or that is named twice.
 _NOT_A_NAME = (
     "out of bounds for array of dimension",
     "unhashable",
@@ -109,7 +109,7 @@ def check_names(name: str, params: dict[str, Any], line: str, layout: ReplicaMes
     """Check that an operation is over different axes, each given by its name.
 
     Raises:
-        AxisNameError: A collective is over a number that is no dim, or over one axis twice.
+        AxisNameError: A collective is over a number that is not a dim, or over one axis twice.
     """
     if name not in known.COLLECTIVES and name != "axis_index":
         return
@@ -215,7 +215,7 @@ def unbound_axis_error(where: str, given: str, layout: ReplicaMesh) -> AxisNameE
         f"{where} uses the axis {given!r}, which no mesh or jax.vmap around it "
         f"has.\n\nThe axes of the strategy's mesh are {dict(layout.mesh.shape)}, and its replicas "
         f"are along {list(axes)}.\n\n"
-        f"Write {written} in the place of {given!r}, such as jax.lax.psum(x, {written}), or call "
+        f"Write {written} instead of {given!r}, such as jax.lax.psum(x, {written}), or call "
         "jaxdist.get_replica_context().all_reduce('sum', x), which needs no name."
     )
 

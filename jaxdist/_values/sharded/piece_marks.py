@@ -47,7 +47,7 @@ def _identity(x: Any, **_: Any) -> Any:
 # scattered and divided. Whole arrays have as inner product the mean over replicas of their
 # products, <V, W> = mean(V_r . W_r), and arrays in pieces that of the one array. With these,
 # <V, G A> = <M V, A>, so the transpose of M is G: nothing is divided a second time, and a gradient
-# of a gradient is that of one device. Therefore the division is no operation of its own in the
+# of a gradient is that of one device. Therefore the division is not an operation of its own in the
 # trace. It is a parameter of both marks, and each is the other's transpose.
 
 # Declares its operand to be the piece of this replica, as `Sharded(array, dim, size)` does in a

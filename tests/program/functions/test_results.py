@@ -138,6 +138,18 @@ def test_a_result_is_the_same_at_each_call(name: str, way: str) -> None:
         assert first == _describe(RESULTS[name](jnp.asarray(x)))
 
 
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_result_beside_a_random_key_is_the_same_at_each_call(name: str) -> None:
+    _make()  # outside of a step
+
+    def step(x: Any) -> Any:
+        return RESULTS[name](x), jax.random.key(0)
+
+    x = np.ones(2, "float32")
+    first, *others = [_describe(_STRATEGY.run(step, (x,))) for _ in range(4)]
+    assert others == [first] * 3
+
+
 def _describe(result: Any) -> Any:
     if isinstance(result, collections.UserDict | collections.ChainMap):
         return type(result), {k: _describe(v) for k, v in result.items()}
