@@ -145,11 +145,19 @@ class _Replacements:
 _replacements = _Replacements()
 
 
+# JAX makes the value of a user context part of the key of all its trace caches.
+_CHECKED = jax.make_user_context(False)
+
+
 @contextlib.contextmanager
-def check_constants() -> Iterator[None]:
+def check_constants(*, traces_anew: bool = False) -> Iterator[None]:
     """Raise in the block where JAX would cut off integers of an array of NumPy.
 
     Waits for JAX to refuse such integers itself.
+
+    Args:
+        traces_anew: Whether JAX traces functions again that it has traced outside of such blocks;
+            their constants are cut off already. In a `shard_map` over other axes it always does.
 
     Raises:
         ArgumentError: It would; see Note [Constants of 64 bits].
@@ -160,7 +168,8 @@ def check_constants() -> Iterator[None]:
     _replacements.enter()
     _here.is_checking = True
     try:
-        yield
+        with _CHECKED(True) if traces_anew else contextlib.nullcontext():
+            yield
     finally:
         _here.is_checking = False
         _replacements.leave()

@@ -75,7 +75,7 @@ def test_weights_of_classes_are_floats_and_may_be_large(of: str) -> None:
     with STRATEGIES[of]().scope():
         model = fit.Model(_Line())
     model.compile(optax.sgd(0.0), loss=lambda y, predictions: (predictions - y) ** 2)
-    weights = {0: np.int64(2**40), 1: 1}
+    weights: Any = {0: np.int64(2**40), 1: 1}
     history = model.fit(X, np.array([0, 1] * 4), class_weight=weights, batch_size=8, verbose=0)
     # Predictions are 1: the loss of class 0 is its weight, and that of class 1 is 0.
     np.testing.assert_allclose(history.history["loss"], [2**40 / 2], rtol=1e-6)
