@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import io_callback
 
 import jaxdist
 from jaxdist import PerReplica, Variable
@@ -60,6 +62,33 @@ def try_all_ways() -> dict[str, str]:
             found[name] = "nothing"
         except ArgumentError as error:
             found[name] = str(error).partition("\n")[0]
+    return found
+
+
+def return_from_callbacks() -> dict[str, tuple[list[int], str]]:
+    """For each way, what a callback returned that fits, and the error of one that does not."""
+    mirrored = jaxdist.MirroredStrategy()
+    places: dict[str, Callable[[Any], Any]] = {
+        "run": lambda step: mirrored.run(step, (FITS,)),
+        "run on 1 device": lambda step: jaxdist.OneDeviceStrategy("cpu:0").run(step, (FITS,)),
+        "function": lambda step: jaxdist.function(step)(FITS),
+    }
+    found = {}
+    for call in (jax.pure_callback, io_callback):
+        for place, run in places.items():
+            returned = [FITS]
+
+            def step(x: Any, call: Any = call, returned: Any = returned) -> Any:
+                return call(lambda _: returned[0], jax.ShapeDtypeStruct((4,), "int32"), x)
+
+            fits = np.asarray(jax.tree.leaves(run(step))[0])[:4].tolist()
+            returned[0] = BIG
+            try:
+                jax.block_until_ready(run(step))
+                message = "nothing"
+            except jax.errors.JaxRuntimeError as error:
+                message = str(error)
+            found[f"{call.__name__}, {place}"] = (fits, message)
     return found
 
 
