@@ -151,6 +151,65 @@ def test_a_metric_that_is_read_in_the_step_is_seen_as_it_is_and_grows_right(way:
     assert int(metric.count[...]) == 10
 
 
+class _Two(nnx.Module):
+    """Two metric variables and a weight."""
+
+    def __init__(self) -> None:
+        self.total = nnx.metrics.MetricState(jnp.float32(10))
+        self.other = nnx.metrics.MetricState(jnp.float32(5))
+        self.weight = nnx.Variable(jnp.float32(3))
+
+
+def _add(two: Any, total: Any, other: Any = 0.0) -> None:
+    two.total[...], two.other[...] = two.total[...] + total, two.other[...] + other
+
+
+OF_ANOTHER: dict[str, Callable[[Any, Any], None]] = {
+    "the new value": lambda two, x: _add(two, two.other[...] + x.sum(), x.sum()),
+    "the old value": lambda two, x: _add(two, two.other[...] * x.sum(), x.sum()),
+    "a value that stays": lambda two, x: _add(two, two.other[...] + x.sum()),
+    "a branch": lambda two, x: _add(two, jnp.where(two.other[...] > 4, x.sum(), 0.0), x.sum()),
+    "a loop": lambda two, x: _add(
+        two, jax.lax.fori_loop(0, 3, lambda i, y: y + two.other[...], x.sum()), x.sum()
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "row",
+    sampled([*itertools.product(OF_ANOTHER, WAYS)], 8, name=_name_of),
+)
+def test_a_metric_to_which_a_step_adds_what_another_holds_is_refused(row: Any) -> None:
+    what, way = row
+    two = _Two()
+
+    def step(two: Any, x: Any) -> tuple[Any, None]:
+        OF_ANOTHER[what](two, x)
+        return two, None
+
+    with (
+        way.running(),
+        pytest.raises(StateDivergenceError, match=r"args\[0\]\.total.*args\[0\]\.other"),
+    ):
+        way.strategy().run(_step(way, step), (two, _given(way, np.ones(8, np.float32))))
+    assert float(two.total[...]) == 10
+    assert float(two.other[...]) == 5
+
+
+@pytest.mark.parametrize("way", sampled(WAYS, 3, name=lambda way: way.name))
+def test_a_metric_may_grow_by_what_is_computed_with_other_state(way: Way) -> None:
+    two = _Two()
+
+    def step(two: Any, x: Any) -> tuple[Any, None]:
+        _add(two, (two.weight[...] * x).sum(), x.sum())
+        return two, None
+
+    with way.running():
+        way.strategy().run(_step(way, step), (two, _given(way, np.arange(8, dtype=np.float32))))
+    assert float(two.total[...]) == 10 + 3 * 28
+    assert float(two.other[...]) == 5 + 28
+
+
 @pytest.mark.parametrize("way", sampled(WAYS, 3, name=lambda way: way.name))
 def test_mean_and_deviation_are_those_of_one_device(way: Way) -> None:
     metrics: Any = nnx.MultiMetric(spread=nnx.metrics.Welford("x"), mean=nnx.metrics.Average("x"))
