@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -515,3 +516,47 @@ def test_a_variable_that_holds_a_pytree_is_updated_and_may_change_its_structure_
     holder.v.set_value((jnp.zeros(3),))
     strategy.run(step, (holder,))
     assert holder.v.get_value()[0].tolist() == [1, 1, 1]
+
+
+def test_changing_the_keys_of_a_variables_value_is_refused() -> None:
+    holder = Holder(nnx.Intermediate([jnp.zeros(2), jnp.ones(2)]))
+
+    def swap(node: Any) -> None:
+        first, second = node.v.get_value()
+        node.v.set_value(nnx.State({0: first, 2: second}))
+
+    with pytest.raises(StateDivergenceError, match="changed the structure"):
+        jaxdist.MirroredStrategy(_cpus(2)).run(swap, (holder,))
+    assert [x.tolist() for x in holder.v.get_value()] == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("way", sampled(WAYS[:-1], 2, name=lambda way: way.name))
+def test_an_optimizer_whose_state_holds_lists_trains_as_flax_does(way: Way) -> None:
+    # nnx.Optimizer puts an nnx.State in the place of each list that sm3 keeps.
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+
+    def made() -> tuple[Any, Any]:
+        model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+        return model, nnx.Optimizer(model, optax.sm3(0.1), wrt=nnx.Param)
+
+    def update(model: Any, optimizer: Any, x: Any, count: Any, total: Any) -> None:
+        gradients = nnx.grad(lambda m: (m(x) ** 2).sum() / count)(model)
+        optimizer.update(model, total(gradients))
+
+    def step(both: Any, x: Any) -> tuple[Any, None]:
+        context = jaxdist.get_replica_context()
+        update(*both, x, 8, lambda g: context.all_reduce("sum", g))
+        return both, None
+
+    wanted, found = made(), made()
+    both = nnx.List(found)
+    strategy, run = way.strategy(), _step(way, step)
+    with way.running():
+        for _ in range(3):
+            update(*wanted, x, 8, lambda g: g)
+            strategy.run(run, (both, _given(way, x)))
+    for a, b in zip(
+        jax.tree.leaves(nnx.state(found)), jax.tree.leaves(nnx.state(wanted)), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert isinstance(found[1].opt_state[0].mu.kernel.get_value(), list)
