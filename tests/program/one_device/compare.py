@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.program.one_device import meanings
+from tests.program.one_device.exclusions import is_not_run_op_by_op
 from tests.program.one_device.meanings import Numbers
 from tests.program.one_device.sources import Program
 
@@ -92,8 +93,10 @@ def check(program: Program) -> None:
     """Run a program in all ways; raises AssertionError where it differs from one device."""
     one = arrays_of(meanings.on_one_device(program))
     for op_by_op in (False, True):
-        if op_by_op and program.strategy == "virtual":
-            continue  # Op by op, each replica has a device.
+        # Op by op, each replica has a device.
+        no_op_by_op = program.strategy == "virtual" or is_not_run_op_by_op(program)
+        if op_by_op and no_op_by_op:
+            continue
         own = arrays_of(meanings.on_replicas(program, op_by_op=op_by_op))
         wrong = differences(program, one, own)
         listed = "\n".join(f"{name}: {why}" for name, why in wrong.items())
