@@ -332,6 +332,7 @@ class LocalStep:
         self.__wrapped__ = find_function_with_source(fn)
         self.__signature__ = LeafNames(functools.partial(leaf_names, fn, signature))
 
+    @_compat.check_constants()
     def __call__(self, *leaves: Any) -> list[Any]:
         signature = self.signature
         # A scalar on each replica is one element of a global [R], so it enters as a vector.
