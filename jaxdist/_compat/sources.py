@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -63,6 +64,21 @@ def is_transposed(eqn: Any) -> bool:
 def find_callers_line() -> str:
     """Return `file:line (function)` of the user code that called the caller."""
     return _find_line(_source_info.current())
+
+
+def find_line_in_user_code() -> str:
+    """Return `file:line (function)` of the user code that is running.
+
+    In functions that JAX jits itself, `find_callers_line` ends at the function of JAX.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        name = code.co_filename
+        if _source_info.is_user_filename(name) and not name.startswith(PACKAGE):
+            return f"{name}:{frame.f_lineno} ({code.co_name})"
+        frame = frame.f_back
+    return "an unknown line"
 
 
 def find_line_of_error(error: BaseException) -> str:
