@@ -74,11 +74,26 @@ def find_line_in_user_code() -> str:
     frame: Any = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        name = code.co_filename
-        if _source_info.is_user_filename(name) and not name.startswith(PACKAGE):
-            return f"{name}:{frame.f_lineno} ({code.co_name})"
+        if _is_in_user_code(code):
+            return f"{code.co_filename}:{frame.f_lineno} ({code.co_name})"
         frame = frame.f_back
     return "an unknown line"
+
+
+def find_shape_asked_for() -> tuple[int, ...] | None:
+    """Return the argument `shape` of the function of JAX that is running; None without one."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and not _is_in_user_code(frame.f_code):
+        shape = frame.f_locals.get("shape")
+        if isinstance(shape, (tuple, list)) and all(isinstance(n, int) for n in shape):
+            return tuple(shape)
+        frame = frame.f_back
+    return None
+
+
+def _is_in_user_code(code: Any) -> bool:
+    name = code.co_filename
+    return bool(_source_info.is_user_filename(name)) and not name.startswith(PACKAGE)
 
 
 def find_line_of_error(error: BaseException) -> str:
@@ -87,9 +102,8 @@ def find_line_of_error(error: BaseException) -> str:
     traceback = error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        name = code.co_filename
-        if _source_info.is_user_filename(name) and not name.startswith(PACKAGE):
-            found = f"{name}:{traceback.tb_lineno} ({code.co_name})"
+        if _is_in_user_code(code):
+            found = f"{code.co_filename}:{traceback.tb_lineno} ({code.co_name})"
         traceback = traceback.tb_next
     return found
 

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxdist
 
-WIDTH, LAYERS, STEPS = 16, 2, 4
+WIDTH, LAYERS, STEPS = 16, 2, 3
 INIT = nnx.initializers.lecun_normal()
 X, Y = np.random.default_rng(0).normal(size=(2, 8, WIDTH)).astype("float32")
 
@@ -120,5 +120,5 @@ def test_a_model_written_for_the_whole_mesh_trains_as_under_jit(
         losses = [float(strategy.run(_step, (model, optimizer, x, y))) for _ in range(STEPS)]
     expected = _losses_of_jit(layer, mesh)
     np.testing.assert_allclose(losses, expected, rtol=2e-6)
-    assert expected[-1] < 0.9 * expected[0]
+    assert expected[-1] < 0.95 * expected[0]
     assert tuple(model.layers.second.get_value().sharding.spec)[:2] == (None, "model")

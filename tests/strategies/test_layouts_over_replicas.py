@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxdist
 from jaxdist import PerReplica
-from jaxdist.errors import AxisNameError, ContextError, JaxdistError
+from jaxdist.errors import AxisNameError, ContextError, JaxdistError, ShapeError
 from tests.strategies.oracle import refused
 from tests.tables import sampled
 
@@ -76,10 +76,6 @@ ON_ALL: dict[str, tuple[Callable[[Any, Mesh], Any], np.ndarray]] = {
     "dot": (lambda x, _: jnp.dot(x, W, out_sharding=P("data", None)), X @ W),
     "zeros of local rows": (
         lambda x, _: x + jnp.zeros((x.shape[0], 4), out_sharding=P("data", None)),
-        X,
-    ),
-    "random numbers": (
-        lambda x, _: x + 0 * jax.random.normal(jax.random.key(0), x.shape, out_sharding=P("data")),
         X,
     ),
     "rows by numbers": (
@@ -194,13 +190,52 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], type[JaxdistError], tuple[str, ...
         ContextError,
         ("('data', 'model')", "spmd_axis_name"),
     ),
+    "random numbers of rows": (
+        lambda x: x + jax.random.normal(jax.random.key(0), x.shape, out_sharding=P("data")),
+        ContextError,
+        ("normal", "('data',)", "example_keys"),
+    ),
+    "numbers of rows": (
+        lambda x: x + jnp.arange(x.shape[0], out_sharding=P("data"))[:, None],
+        ContextError,
+        ("jnp.arange", "replica_id_in_sync_group"),
+    ),
+    "as many rows as all replicas have": (
+        lambda x: x + jnp.zeros((16, 4), out_sharding=P("data")),
+        ShapeError,
+        ("[16, 4]", "16 rows", "4 here", "x.shape[0]"),
+    ),
+    "rows of all replicas by broadcasting": (
+        lambda x: x + jnp.broadcast_to(x[:1], (16, 4), out_sharding=P("data")),
+        ShapeError,
+        ("jnp.broadcast_to", "16 rows"),
+    ),
 }
+# Op by op each replica has whole arrays, and these are accepted.
+ONLY_COMPILED = ("axes of other types", "a constraint in a map over rows")
+REFUSED = [(form, "compiled") for form in ERRORS] + [
+    (form, "op by op") for form in ERRORS if form not in ONLY_COMPILED
+]
 
 
-@pytest.mark.parametrize("form", ERRORS)
-def test_what_is_no_layout_of_one_value_is_a_named_error(form: str) -> None:
+@pytest.mark.parametrize(("form", "executor"), REFUSED)
+def test_what_is_no_layout_of_one_value_is_a_named_error(form: str, executor: str) -> None:
     fn, kind, words = ERRORS[form]
     strategy = _make("explicit")
     rows = jax.device_put(X, strategy.per_replica_sharding)
-    with refused(kind, *words):
+    with jaxdist.config.run_eagerly(executor == "op by op"), refused(kind, *words):
         strategy.run(fn, (rows,))
+
+
+def test_one_row_for_each_replica_is_not_broadcast_against_all_rows() -> None:
+    strategy = _make("no logical devices")
+    rows = jax.device_put(X[:8], strategy.per_replica_sharding)
+    with refused(ShapeError, "8 rows", "1 here"):
+        strategy.run(lambda x: (x + jnp.ones((8, 4), out_sharding=P("data"))).mean(), (rows,))
+
+
+def test_a_parameter_with_another_number_of_rows_is_made_over_an_axis_of_replicas() -> None:
+    strategy = _make("explicit")
+    rows = jax.device_put(X, strategy.per_replica_sharding)
+    made = strategy.run(lambda x: x @ jnp.ones((4, 4), out_sharding=P(None, "data")), (rows,))
+    np.testing.assert_allclose(np.asarray(made.array), X @ np.ones((4, 4)), rtol=1e-6)

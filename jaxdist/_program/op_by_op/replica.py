@@ -85,7 +85,9 @@ class Replica:
                 _compat.op_by_op(self.ops, self.ops.stage, sizes, self._layout.auto_mesh) as trace,
                 record_gathers(self.ops.make_gather_log()),
                 # Each replica has whole arrays on one device.
-                _compat.rewrite_shardings(LayoutsOfReplica(self._layout, _axes_of(self._layout))),
+                _compat.rewrite_shardings(
+                    LayoutsOfReplica(self._layout, self._inputs, _axes_of(self._layout))
+                ),
             ):
                 self.ops.trace = trace
                 try:

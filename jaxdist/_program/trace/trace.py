@@ -163,7 +163,7 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: HasLayout) -> 
     while True:
         variables = signature.lifting.begin()
         local = LocalStep(fn, signature, strategy, variables)
-        layouts = LayoutsOfReplica(layout)
+        layouts = LayoutsOfReplica(layout, signature.inputs)
         try:
             mapped = _map_local(local, axes, signature, layout, is_explicit=is_explicit)
             with _compat.rewrite_shardings(layouts):
