@@ -34,6 +34,7 @@ from jaxdist._program.trace.axis_errors import (
     out_sharding_error,
 )
 from jaxdist._program.trace.layouts import check_layouts, names_layouts
+from jaxdist._program.trace.replica_specs import LayoutsOfReplica
 from jaxdist._program.trace.step_errors import explain_row_numbers, find_better_error
 from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
 from jaxdist._validate import as_array, check_keys
@@ -100,6 +101,8 @@ class TracedStep:
     # Whether the step sees Explicit logical axes; see Note [Explicit axes in a step].
     is_explicit: bool = False
     merge_calls: tuple[str, ...] = ()  # source lines of the merge calls at the top of the step
+    # Layouts that named an axis of replicas; see Note [Replica axes in layouts].
+    left_out: tuple[str, ...] = ()
     # The source lines where replicas with different numbers of rows take a mean.
     means: tuple[str, ...] = ()
 
@@ -160,12 +163,15 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: HasLayout) -> 
     while True:
         variables = signature.lifting.begin()
         local = LocalStep(fn, signature, strategy, variables)
+        layouts = LayoutsOfReplica(layout, signature.inputs)
         try:
             mapped = _map_local(local, axes, signature, layout, is_explicit=is_explicit)
-            closed = _close(mapped, signature, is_explicit=is_explicit)
-            traced: TracedStep = variables.finish(
-                dataclasses.replace(local.describe(closed, axes), is_explicit=is_explicit)
+            with _compat.rewrite_shardings(layouts):
+                closed = _close(mapped, signature, is_explicit=is_explicit)
+            described = dataclasses.replace(
+                local.describe(closed, axes), is_explicit=is_explicit, left_out=layouts.left_out
             )
+            traced: TracedStep = variables.finish(described)
         except AttributeError as error:
             if "AbstractRef" not in str(error):
                 raise
