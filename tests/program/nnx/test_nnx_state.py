@@ -545,7 +545,7 @@ def test_an_optimizer_whose_state_holds_lists_trains_as_flax_does(way: Way) -> N
 
     def step(both: Any, x: Any) -> tuple[Any, None]:
         context = jaxdist.get_replica_context()
-        update(*both, x, 8, lambda g: context.all_reduce("sum", g))
+        update(both[0], both[1], x, 8, lambda g: context.all_reduce("sum", g))
         return both, None
 
     wanted, found = made(), made()
