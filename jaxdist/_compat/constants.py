@@ -41,15 +41,19 @@ _here = _OfThread()
 
 def _check(value: Any, kept: Any) -> None:
     """Raise if JAX would cut off integers of an array of NumPy; `kept` is the dtype it gets."""
-    found = find_cut_off(value)
+    found = find_cut_off(np.asarray(value))
     if found is None:
         return
     if kept is not None and _holds(np.dtype(kept), found.low, found.high):
         return
-    raise ArgumentError(
-        f"At {find_callers_line()}, a traced function makes a constant of an array of NumPy of "
-        f"shape {np.shape(value)}, {found.explain()}"
+    what = (
+        f"an array of NumPy of shape {np.shape(value)}" if _is_numpy(value) else "a Python integer"
     )
+    raise ArgumentError(f"At {find_callers_line()}, JAX was given {what}, {found.explain()}")
+
+
+def _is_numpy(value: Any) -> bool:
+    return isinstance(value, _NUMPY)
 
 
 def _holds(kept: np.dtype[Any], low: int, high: int) -> bool:
@@ -62,7 +66,7 @@ def _holds(kept: np.dtype[Any], low: int, high: int) -> bool:
 
 def _canonicalize(original: Callable[..., Any]) -> Callable[..., Any]:
     def canonicalize_value(x: Any) -> Any:
-        if isinstance(x, _NUMPY) and _here.is_checking:
+        if _here.is_checking and _is_numpy(x):
             _check(x, None)
         return original(x)
 
@@ -72,7 +76,7 @@ def _canonicalize(original: Callable[..., Any]) -> Callable[..., Any]:
 def _convert(original: Callable[..., Any]) -> Callable[..., Any]:
     def convert_element_type(operand: Any, new_dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         if _here.is_checking and isinstance(operand, (*_NUMPY, int)):
-            _check(np.asarray(operand), new_dtype)
+            _check(operand, new_dtype)
         return original(operand, new_dtype, *args, **kwargs)
 
     return convert_element_type
@@ -83,7 +87,7 @@ def _make_array(original: Callable[..., Any]) -> Callable[..., Any]:
     def array(object: Any, *args: Any, **kwargs: Any) -> Any:
         made = original(object, *args, **kwargs)
         if _here.is_checking and not isinstance(object, jax.Array):
-            for leaf in jax.tree.leaves(object):
+            for leaf in filter(_is_numpy, jax.tree.leaves(object)):
                 _check(leaf, made.dtype)
         return made
 

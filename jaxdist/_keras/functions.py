@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxdist._keras.forward.written import check_written_step
-from jaxdist._keras.models import check_interrupt, has_own, name_of
+from jaxdist._keras.models import check_interrupt, give_back_after_errors, has_own, name_of
 from jaxdist._keras.rows import OnlyReplica, Rows, use_rows
 from jaxdist._keras.step import Step
 from jaxdist._keras.values.place import count_rows, is_whole, place_batch, place_state
@@ -49,17 +49,18 @@ class StepFunction:
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Run the next `steps_per_execution` steps; return the logs or outputs, and the state."""
-        batches = take_batches(self._model, iterator)
-        layout = self._strategy.layout
-        if state is not self._last:
-            state = place_state(state, self._find_variables(), layout)
         outputs: list[Any] = []
-        for rows, group in _group(batches):
-            if is_whole(rows, layout):
-                self._check_whole(rows)
-            placed = [place_batch(b, rows, layout) for b in group]
-            results, state = self._run(state, placed, rows)
-            outputs += results
+        with give_back_after_errors(self._model, self._kind, lambda: state):
+            batches = take_batches(self._model, iterator)
+            layout = self._strategy.layout
+            if state is not self._last:
+                state = place_state(state, self._find_variables(), layout)
+            for rows, group in _group(batches):
+                if is_whole(rows, layout):
+                    self._check_whole(rows)
+                placed = [place_batch(b, rows, layout) for b in group]
+                results, state = self._run(state, placed, rows)
+                outputs += results
         self._last = state
         if self._kind != "predict":
             return outputs[-1], state

@@ -4,6 +4,7 @@ The oracle is JAX itself with `jax_enable_x64`: a step gives the same numbers, o
 """
 
 import concurrent.futures
+import operator
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -131,6 +132,11 @@ def _op_by_op(f: Callable[[Any], Any], x: Any) -> Any:
         return _mirrored().run(f, (x,))
 
 
+def _function_op_by_op(f: Callable[[Any], Any], x: Any) -> Any:
+    with jax.disable_jit():
+        return jaxdist.function(f)(x)
+
+
 def _in_jit(f: Callable[[Any], Any], x: Any) -> Any:
     strategy = _mirrored()
     return jax.jit(lambda v: strategy.run(f, (v,)))(x)
@@ -147,6 +153,7 @@ PLACES: dict[str, Callable[[Callable[[Any], Any], Any], Any]] = {
     "the default strategy": lambda f, x: jaxdist.get_strategy().run(f, (x,)),
     "op by op": _op_by_op,
     "virtual replicas": lambda f, x: _mirrored(deterministic=True).run(f, (x,)),
+    "jaxdist.function op by op": _function_op_by_op,
     "jaxdist.function": lambda f, x: jaxdist.function(f)(x),
     "run in jaxdist.function": _in_a_function,
     "run in jit": _in_jit,
@@ -160,6 +167,8 @@ TABLE = [
     for kind in KINDS
     # A merge function returns handles, and takes those that JAX traces.
     if place != "a merge function" or way in ("x + a", "asarray", "where", "jit")
+    # There NumPy computes where both operands are its arrays, without JAX.
+    if place != "jaxdist.function op by op" or "x" in way
 ]
 
 
@@ -210,6 +219,48 @@ def test_with_x64_constants_keep_their_integers() -> None:
     with jax.enable_x64(True):
         got = _mirrored().run(lambda x: x + ids, (np.int64(1),))
     assert np.asarray(got).tolist() == (ids + 1).tolist()
+
+
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "%": operator.mod,
+    "^": operator.xor,
+    "<": operator.lt,
+    "==": operator.eq,
+}
+
+
+def _make_variable() -> Any:
+    with _mirrored().scope():
+        return jaxdist.Variable(X)
+
+
+def _make_pieces() -> Any:
+    rules = [("x", jaxdist.partition.Shard(0))]
+    return jaxdist.partition.place(_mirrored(), {"x": X}, rules)["x"]
+
+
+@pytest.mark.parametrize("make", [_make_variable, _make_pieces])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_of_variables_and_pieces_refuse_them(make: Any, name: str) -> None:
+    value = make()
+    if name == "==" and make is _make_pieces:
+        pytest.skip("an array in pieces is equal to itself only")
+    for kind, (a, s) in KINDS.items():
+        for other in (a, s):
+            if kind == "fits":
+                got = np.asarray(OPERATORS[name](value, other))
+                np.testing.assert_array_equal(got, OPERATORS[name](jnp.asarray(X), other))
+            else:
+                with pytest.raises(ArgumentError, match="int64 with integers from"):
+                    OPERATORS[name](value, other)
+
+
+def test_a_python_integer_is_named_as_one() -> None:
+    with pytest.raises(ArgumentError, match="JAX was given a Python integer, int64 with"):
+        _mirrored().run(lambda: jnp.full((3,), 2**40, "int32"))
 
 
 def test_a_seed_may_be_any_hash() -> None:
