@@ -167,6 +167,15 @@ def test_the_other_axes_of_a_layout_are_kept() -> None:
     assert types[-1].startswith("float32[4,4@model]")
 
 
+@pytest.mark.parametrize("mesh", ["explicit", "explicit model"])
+def test_rows_that_a_step_splits_over_logical_devices_come_back_by_replica(mesh: str) -> None:
+    strategy = _make(mesh)
+    rows = jax.device_put(X, strategy.per_replica_sharding)
+    got = strategy.run(lambda x: _reshard(x, P("model"))[:2], (rows,))
+    local = strategy.experimental_local_results(got)
+    np.testing.assert_allclose(np.stack(local), X.reshape(4, 4, 4)[:, :2])
+
+
 ERRORS: dict[str, tuple[Callable[[Any], Any], type[JaxdistError], tuple[str, ...]]] = {
     "a sum that is kept apart": (
         lambda x: jnp.einsum("bi,io->bo", x, W, out_sharding=P(unreduced={"data"})),

@@ -75,7 +75,9 @@ def axis_error(error: Exception, fn: Any, layout: ReplicaMesh) -> JaxdistError |
         if axes:
             return map_over_replicas_error(f"The step {_name(fn)!r}", axes, layout)
     for pattern in _NOT_IN_MESH:
-        if found := pattern.search(text):
+        # JAX gives this error also for an axis that is there, between Auto and Explicit types.
+        found = pattern.search(text)
+        if found and found.group(1).strip("'") not in layout.mesh.axis_names:
             return _unknown_axes_error(found.group(1), fn, layout)
     if any(words in text for words in _WITHOUT_MESH):
         return ContextError(

@@ -64,14 +64,15 @@ class LayoutsOfReplica:
         if spec is None or self._axes & {*spec.unreduced, *spec.reduced}:
             return sharding
         entries = spec.partitions
-        kept = spec.update(partitions=tuple(_without(e, self._axes) for e in entries))
+        found = tuple(_without(e, self._axes) for e in entries)
         is_jit = name in ("jit", "pjit")
-        if kept != spec:
+        if found != entries:
             self._check_values(name, entries)
             line = f"{entries} in {name} at {_compat.find_line_in_user_code()}"
             self._left_out[line] = None
         elif isinstance(sharding, PartitionSpec) != is_jit:
             return sharding
+        kept = spec.update(partitions=found)
         around = jax.sharding.get_abstract_mesh()
         mesh: Any = around
         # The layouts of a jitted function are compared as those of arrays, which have no manual

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import PyTreeDef
 
 from jaxdist import _compat
+from jaxdist._collectives import fresh_trace_key
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static, explain_ref, unflatten
 from jaxdist._program.arguments.in_slot import InSlot
@@ -33,6 +34,7 @@ from jaxdist._program.trace.axis_errors import (
     needs_explicit_axes,
     out_sharding_error,
 )
+from jaxdist._program.trace.explicit_types import explicit_types_error
 from jaxdist._program.trace.layouts import check_layouts, names_layouts
 from jaxdist._program.trace.replica_specs import LayoutsOfReplica
 from jaxdist._program.trace.step_errors import explain_row_numbers, find_better_error
@@ -50,7 +52,7 @@ from jaxdist._values import (
     open_containers,
 )
 from jaxdist._values import open_piece as opened_piece
-from jaxdist.errors import ArgumentTypeError, ContextError, ReplicaValueError
+from jaxdist.errors import ArgumentTypeError, ContextError, JaxdistError, ReplicaValueError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,23 +163,16 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: HasLayout) -> 
     axes = layout.manual_axes
     is_explicit = False
     while True:
-        variables = signature.lifting.begin()
-        local = LocalStep(fn, signature, strategy, variables)
         layouts = LayoutsOfReplica(layout, signature.inputs)
         try:
-            mapped = _map_local(local, axes, signature, layout, is_explicit=is_explicit)
-            with _compat.rewrite_shardings(layouts):
-                closed = _close(mapped, signature, is_explicit=is_explicit)
-            described = dataclasses.replace(
-                local.describe(closed, axes), is_explicit=is_explicit, left_out=layouts.left_out
-            )
-            traced: TracedStep = variables.finish(described)
-        except AttributeError as error:
-            if "AbstractRef" not in str(error):
+            traced = _trace_once(fn, signature, strategy, axes, layouts, is_explicit=is_explicit)
+        except JaxdistError:
+            raise
+        except Exception as error:
+            if is_explicit and _is_accepted_without_types(fn, signature, strategy):
+                raise explicit_types_error(error, _name_of(fn), layout) from error
+            if not isinstance(error, ValueError):
                 raise
-            what = f"The step {local.__name__!r} closes over a jax.Ref"
-            raise ContextError(explain_ref(what)) from error
-        except ValueError as error:
             if needs_explicit_axes(error) and layout.has_explicit_logical_axes and not is_explicit:
                 axes, is_explicit = partial, True
                 continue
@@ -198,6 +193,54 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: HasLayout) -> 
         if axes == partial or not names_layouts(traced.jaxpr):
             return traced
         axes = partial
+
+
+def _trace_once(
+    fn: Callable[..., Any],
+    signature: Signature,
+    strategy: HasLayout,
+    axes: frozenset[str],
+    layouts: LayoutsOfReplica,
+    *,
+    is_explicit: bool,
+) -> TracedStep:
+    """Trace a step with these manual axes, and with or without Explicit types."""
+    variables = signature.lifting.begin()
+    local = LocalStep(fn, signature, strategy, variables)
+    mapped = _map_local(local, axes, signature, strategy.layout, is_explicit=is_explicit)
+    try:
+        with _compat.rewrite_shardings(layouts):
+            closed = _close(mapped, signature, is_explicit=is_explicit)
+    except AttributeError as error:
+        if "AbstractRef" not in str(error):
+            raise
+        what = f"The step {local.__name__!r} closes over a jax.Ref"
+        raise ContextError(explain_ref(what)) from error
+    described = local.describe(closed, axes)
+    finished: TracedStep = variables.finish(
+        dataclasses.replace(described, is_explicit=is_explicit, left_out=layouts.left_out)
+    )
+    return finished
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def _is_accepted_without_types(
+    fn: Callable[..., Any], signature: Signature, strategy: HasLayout
+) -> bool:
+    """Whether JAX accepts a step if none of its layouts names an axis."""
+    layout = strategy.layout
+    layouts = LayoutsOfReplica(layout, signature.inputs, frozenset(layout.mesh.axis_names))
+    axes = frozenset(layout.replica_axes)
+    try:
+        # JAX has kept what it traced with the types.
+        with fresh_trace_key():
+            _trace_once(fn, signature, strategy, axes, layouts, is_explicit=False)
+    except Exception:
+        return False
+    return True
 
 
 def replica_axes_of(layout: ReplicaMesh) -> frozenset[str]:
@@ -333,7 +376,7 @@ class LocalStep:
         self.shapes: tuple[tuple[int, ...], ...] = ()
         self.cuts: dict[int, Cut] = {}
         self._entered: list[Any] = []
-        self.__name__ = getattr(fn, "__name__", type(fn).__name__)
+        self.__name__ = _name_of(fn)
         # JAX's error messages read these for the function's source line and argument names.
         self.__wrapped__ = find_function_with_source(fn)
         self.__signature__ = LeafNames(functools.partial(leaf_names, fn, signature))
