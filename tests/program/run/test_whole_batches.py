@@ -342,9 +342,12 @@ def _lines_of_process() -> list[str]:
     """The lines that one process of a job logs: of steps with equal batches, and of a model."""
     strategy = jaxdist.MultiWorkerMirroredStrategy()
     lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logging.getLogger("jaxdist").addHandler(handler)
+
+    def note(record: logging.LogRecord) -> bool:
+        lines.append(record.getMessage())
+        return True
+
+    logging.getLogger("jaxdist").addFilter(note)
     strategy.run(lambda x: x * 2, (X,))
     jaxdist.fit.Model(nnx.Linear(4, 1, rngs=nnx.Rngs(0)))
     return [line for line in lines if "each of 4 replicas" in line or "one of 4 devices" in line]
