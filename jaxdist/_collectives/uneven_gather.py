@@ -81,6 +81,16 @@ def record_gathers(log: GatherLog) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def trace_beside_step() -> Iterator[None]:
+    """Trace a program that is no part of the step, as if all replicas had equally many rows."""
+    if current_log() is None:
+        yield
+        return
+    with _compat.set_in_block(_LOG, None), fresh_trace_key():
+        yield
+
+
 def current_log() -> GatherLog | None:
     """Return the log of the current trace, or None if all replicas have equal shapes."""
     return _LOG.get()

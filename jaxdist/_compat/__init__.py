@@ -46,6 +46,7 @@ from jaxdist._compat.meshes import call_with_auto_types as call_with_auto_types
 from jaxdist._compat.meshes import get_context_mesh as get_context_mesh
 from jaxdist._compat.meshes import get_explicit_mesh as get_explicit_mesh
 from jaxdist._compat.meshes import outside_of_meshes as outside_of_meshes
+from jaxdist._compat.meshes import rewrite_shardings as rewrite_shardings
 from jaxdist._compat.meshes import use_abstract_mesh as use_abstract_mesh
 from jaxdist._compat.meshes import use_no_mesh as use_no_mesh
 from jaxdist._compat.nnx import DistantValue as DistantValue
@@ -88,7 +89,9 @@ from jaxdist._compat.sources import PACKAGE as PACKAGE
 from jaxdist._compat.sources import find_caller_of_library as find_caller_of_library
 from jaxdist._compat.sources import find_callers_line as find_callers_line
 from jaxdist._compat.sources import find_functions as find_functions
+from jaxdist._compat.sources import find_line_in_user_code as find_line_in_user_code
 from jaxdist._compat.sources import find_line_of_error as find_line_of_error
+from jaxdist._compat.sources import find_shape_asked_for as find_shape_asked_for
 from jaxdist._compat.sources import find_source as find_source
 from jaxdist._compat.sources import get_current_source as get_current_source
 from jaxdist._compat.sources import hide_frames as hide_frames

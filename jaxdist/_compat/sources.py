@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -65,15 +66,44 @@ def find_callers_line() -> str:
     return _find_line(_source_info.current())
 
 
+def find_line_in_user_code() -> str:
+    """Return `file:line (function)` of the user code that is running.
+
+    In functions that JAX jits itself, `find_callers_line` ends at the function of JAX.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if _is_in_user_code(code):
+            return f"{code.co_filename}:{frame.f_lineno} ({code.co_name})"
+        frame = frame.f_back
+    return "an unknown line"
+
+
+def find_shape_asked_for() -> tuple[int, ...] | None:
+    """Return the argument `shape` of the function of JAX that is running; None without one."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and not _is_in_user_code(frame.f_code):
+        shape = frame.f_locals.get("shape")
+        if isinstance(shape, (tuple, list)) and all(isinstance(n, int) for n in shape):
+            return tuple(shape)
+        frame = frame.f_back
+    return None
+
+
+def _is_in_user_code(code: Any) -> bool:
+    name = code.co_filename
+    return bool(_source_info.is_user_filename(name)) and not name.startswith(PACKAGE)
+
+
 def find_line_of_error(error: BaseException) -> str:
     """Return `file:line (function)` of the innermost user code in a traceback."""
     found = "an unknown line"
     traceback = error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        name = code.co_filename
-        if _source_info.is_user_filename(name) and not name.startswith(PACKAGE):
-            found = f"{name}:{traceback.tb_lineno} ({code.co_name})"
+        if _is_in_user_code(code):
+            found = f"{code.co_filename}:{traceback.tb_lineno} ({code.co_name})"
         traceback = traceback.tb_next
     return found
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._keras.forward.states import check_no_sums
+from jaxdist._keras.forward.written import check_written_step
 from jaxdist._keras.models import check_interrupt, give_back_after_errors, has_own, name_of
 from jaxdist._keras.rows import OnlyReplica, Rows, use_rows
 from jaxdist._keras.step import Step
@@ -149,12 +149,16 @@ class StepFunction:
     def _call_model(self, written: Callable[..., Any]) -> Callable[..., Any]:
         """Return a step of Keras, or one that the user wrote, for the rows of one replica."""
 
+        def find_fixed(state: Any, batch: Any) -> Any:
+            _, new = written(state, batch)
+            return new if self._kind == "predict" else new[1]
+
         def own(state: Any, batch: Any, rows: Rows) -> Any:
             with use_rows(dataclasses.replace(rows, has_shares=False)):
                 result, new = written(state, batch)
             if self._is_written and rows.count > 1:
-                index = 0 if self._kind == "predict" else 1
-                check_no_sums(self._model, state[1], new if index == 0 else new[index])
+                fixed = new if self._kind == "predict" else new[1]
+                check_written_step(self._model, find_fixed, state, batch, fixed, rows)
             return result, ((state[0], new) if self._kind == "predict" else new)
 
         return own

@@ -84,4 +84,16 @@ def _constrain_array(array: Any, dim: int | None, axes: tuple[str, ...]) -> Any:
         spec[dim] = axes
     # A `PartitionSpec` alone: inside `shard_map` the mesh of the context has manual replica axes,
     # and a `NamedSharding` of the strategy's mesh would not fit it.
-    return jax.lax.with_sharding_constraint(array, PartitionSpec(*spec))
+    explicit = frozenset(jax.sharding.get_abstract_mesh().explicit_axes)
+    if explicit:
+        array = jax.sharding.reshard(
+            array, PartitionSpec(*_without(spec, frozenset(axes) - explicit))
+        )
+    if explicit >= frozenset(axes):
+        return array
+    return jax.lax.with_sharding_constraint(array, PartitionSpec(*_without(spec, explicit)))
+
+
+def _without(spec: list[Any], axes: frozenset[str]) -> list[Any]:
+    """Return the entries of a spec without these axes."""
+    return [e and (tuple(a for a in e if a not in axes) or None) for e in spec]

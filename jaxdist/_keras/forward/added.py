@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _compat
+from jaxdist._collectives import trace_beside_step
 from jaxdist._keras.forward.conversions import Conversions
 from jaxdist._keras.forward.row_rules import OWN, PART, WHOLE, Fact, Kind, Sizes
 from jaxdist._keras.forward.traced import Forward, trace_forward
@@ -51,9 +52,11 @@ def compute_shares(
         return own if rows.own else [jnp.zeros_like(loss) for loss in own]
     size = max(rows.own, _LEAST)
     size += size == rows.total
-    one = trace_forward(model, trainable, fixed, x, Rows(size, rows.total, rows.replica), training)
-    every = Rows(rows.total, rows.total, rows.replica)
-    whole = trace_forward(model, trainable, fixed, x, every, training)
+    with trace_beside_step():
+        one, whole = (
+            trace_forward(model, trainable, fixed, x, Rows(n, rows.total, rows.replica), training)
+            for n in (size, rows.total)
+        )
     conversions = Conversions(rows, Sizes(size, rows.total))
     leaves = [_repeat_rows(leaf, size) for leaf in jax.tree.leaves(x)]
     inputs = [

@@ -19,12 +19,14 @@ class NotAlignedError(Exception):
     """The two traces have other operations: the function decides by the number of rows."""
 
 
-def find_differences(one: Any, other: Any) -> frozenset[int]:
+def find_differences(one: Any, other: Any, *, shapes: bool = True) -> frozenset[int]:
     """Return the parts of a program that are not those of another one.
 
     Args:
         one: An open or closed program.
         other: The program of the same function for another number of rows.
+        shapes: Whether an operation differs whose results have other shapes, and whose parameters
+            are the same ones.
 
     Returns:
         The `id` of each literal, variable of a constant, and operation of `one`, also inside of
@@ -34,11 +36,11 @@ def find_differences(one: Any, other: Any) -> frozenset[int]:
         NotAlignedError: The operations are not the same ones.
     """
     found: set[int] = set()
-    _compare(one, other, found)
+    _compare(one, other, found, shapes)
     return frozenset(found)
 
 
-def _compare(one: Any, other: Any, found: set[int]) -> None:
+def _compare(one: Any, other: Any, found: set[int], shapes: bool) -> None:
     first, second = open_jaxpr(one), open_jaxpr(other)
     if first is second and one is other:
         return
@@ -54,7 +56,7 @@ def _compare(one: Any, other: Any, found: set[int]) -> None:
             raise NotAlignedError
         _check_atoms(a.invars, b.invars, same, found)
         _pair(a.outvars, b.outvars, same)
-        if _differ(a, b, found):
+        if _differ(a, b, found, shapes):
             found.add(id(a))
     _check_atoms(first.outvars, second.outvars, same, found)
 
@@ -95,15 +97,14 @@ def _has_numbers(value: Any) -> bool:
     return dtype is None or not jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
 
 
-def _differ(a: Any, b: Any, found: set[int]) -> bool:
+def _differ(a: Any, b: Any, found: set[int], shapes: bool) -> bool:
     """Whether the results or parameters of two operations differ; compares their programs too."""
-    if any(v.aval.shape != w.aval.shape for v, w in zip(a.outvars, b.outvars, strict=True)):
-        _compare_inner(a, b, found)
-        return True
-    return not _compare_inner(a, b, found)
+    is_equal = _compare_inner(a, b, found, shapes)
+    pairs = zip(a.outvars, b.outvars, strict=True)
+    return not is_equal or (shapes and any(v.aval.shape != w.aval.shape for v, w in pairs))
 
 
-def _compare_inner(a: Any, b: Any, found: set[int]) -> bool:
+def _compare_inner(a: Any, b: Any, found: set[int], shapes: bool) -> bool:
     """Compare the parameters of two operations; return whether all but programs are equal."""
     if a.params.keys() != b.params.keys():
         raise NotAlignedError
@@ -114,7 +115,7 @@ def _compare_inner(a: Any, b: Any, found: set[int]) -> bool:
         if len(inner) != len(others):
             raise NotAlignedError
         for one, two in zip(inner, others, strict=True):
-            _compare(one, two, found)
+            _compare(one, two, found, shapes)
         if not inner and key not in _OF_DERIVATIVES:
             is_equal = is_equal and is_same_parameter(value, other)
     return is_equal

@@ -49,6 +49,11 @@ class Forward:
         return 1 + self.num_trainable + number
 
     @property
+    def first_of_rows(self) -> int:
+        """The number of the first input that has the rows."""
+        return 1 + self.num_trainable + self.num_fixed
+
+    @property
     def losses(self) -> list[int]:
         """The numbers of the results that are losses."""
         start = self.num_outputs + self.num_fixed

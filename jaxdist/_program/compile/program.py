@@ -23,6 +23,7 @@ from jaxdist._program.report.compiled_program import CompiledProgram
 from jaxdist._program.report.explanation import Explanation
 from jaxdist._program.report.matching import CompiledRow
 from jaxdist._program.report.program_text import describe_slots, text
+from jaxdist._program.trace.explicit_types import explicit_types_error
 from jaxdist._program.trace.trace import Signature, TracedStep
 from jaxdist._program.uneven.uneven import cut
 from jaxdist._program.variables.lift import NO_VARIABLES, LiftedVariables
@@ -122,8 +123,10 @@ class Program:
     def _constrain_rows(self, out: OutSlot, array: Any) -> Any:
         """Constrain dim 0 of a per-replica result to the replicas; XLA lays out the other dims."""
         layout = self.layout
-        if layout.num_logical == 1 or out.kind is not Kind.PER_REPLICA or self.traced.is_explicit:
+        if layout.num_logical == 1 or out.kind is not Kind.PER_REPLICA:
             return array
+        if self.traced.is_explicit:
+            return _put_rows_together(array, layout)
         if out.parts is not None and out.parts[:1] == (1,):
             return array  # The step's own sharding constraint already contains this.
         free = [PartitionSpec.UNCONSTRAINED] * (array.ndim - 1)
@@ -178,6 +181,7 @@ class Program:
 
         Raises:
             DeviceError: The program is for described GPUs, and calls back into Python.
+            UnsupportedError: JAX cannot lower an operation on a value with Explicit types.
         """
         check_needs_no_device(self.name, self.traced.closed, self.layout)
         jitted = jax.jit(
@@ -190,9 +194,12 @@ class Program:
         exactly = _compat.use_exact_partitioner(self.compiler_options)
         inputs = self.signature.inputs
         with _compat.omit_open_constraints(), exactly:
-            return jitted.lower(
-                *(i.on_users_mesh() if self.traced.is_explicit else i.abstract() for i in inputs)
-            )
+            if not self.traced.is_explicit:
+                return jitted.lower(*(i.abstract() for i in inputs))
+            try:
+                return jitted.lower(*(i.on_users_mesh() for i in inputs))
+            except (ValueError, TypeError, AssertionError, NotImplementedError) as error:
+                raise explicit_types_error(error, self.name, self.layout) from error
 
     @_compat.outside_of_meshes
     def compiled(self, lowered: jax.stages.Lowered | None = None) -> jax.stages.Compiled:
@@ -344,3 +351,14 @@ def _as_named_function(program: Program, name: str) -> Callable[..., Any]:
 
     call.__name__ = name
     return call
+
+
+def _put_rows_together(array: Any, layout: ReplicaMesh) -> Any:
+    """Return a value whose type splits dim 0 over axes of replicas only."""
+    sharding = jax.typeof(array).sharding
+    first, *rest = sharding.spec
+    axes = (first,) if isinstance(first, str) else tuple(first or ())
+    kept = tuple(a for a in axes if a in layout.replica_axes)
+    if kept == axes:
+        return array
+    return jax.sharding.reshard(array, sharding.update(spec=PartitionSpec(kept or None, *rest)))

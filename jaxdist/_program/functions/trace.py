@@ -30,6 +30,7 @@ from jaxdist._values import (
     copy_steps_ahead,
     is_leaked,
     rebuild_on_unflatten,
+    refuse_ref,
     use_binding,
 )
 from jaxdist.errors import ArgumentTypeError
@@ -159,6 +160,7 @@ def _check_result(result: Any) -> Any:
 
     def keep(path: Any, leaf: Any) -> Any:
         name = "result" + jax.tree_util.keystr(path)
+        refuse_ref(f"The function returned {name}", leaf)
         if isinstance(leaf, (nnx.Module, nnx.Optimizer)):
             raise ArgumentTypeError(refused_result_message(name, leaf, "The function"))
         if isinstance(leaf, Assignable):

@@ -18,6 +18,7 @@ from jaxdist._program.proof.reduced_gradients import check_reduced_gradients
 from jaxdist._program.proof.replication import NONE, Differs, analyse
 from jaxdist._program.proof.same_work import find_same_work
 from jaxdist._program.trace.axis_errors import manual_axis_error
+from jaxdist._program.trace.replica_specs import LayoutsOfReplica
 from jaxdist._program.trace.trace import Argument, LocalStep, Signature, TracedStep
 from jaxdist._replica import HasLayout
 from jaxdist._values import OPEN, PIECE, Variable
@@ -83,6 +84,10 @@ class Replica:
                 jax.default_device(self._device),
                 _compat.op_by_op(self.ops, self.ops.stage, sizes, self._layout.auto_mesh) as trace,
                 record_gathers(self.ops.make_gather_log()),
+                # Each replica has whole arrays on one device.
+                _compat.rewrite_shardings(
+                    LayoutsOfReplica(self._layout, self._inputs, _axes_of(self._layout))
+                ),
             ):
                 self.ops.trace = trace
                 try:
@@ -162,3 +167,8 @@ class Replica:
         proof = ShardingProof(self._layout, axes)
         proof.run(tape, [ShardFact(d) for d in self._list_input_facts(axes)])
         return proof.wrong
+
+
+def _axes_of(layout: ReplicaMesh) -> frozenset[str]:
+    """Return the axes that a layout may name: those of replicas, and Explicit ones."""
+    return frozenset(layout.replica_axes) | frozenset(layout.mesh.explicit_axes)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,9 +29,12 @@ from jaxdist._program.run.ahead import (
 from jaxdist._program.run.call import Call
 from jaxdist._program.run.donated import check_positions, find_donated_leaves
 from jaxdist._program.state.no_rows import rows_of
+from jaxdist._program.trace.replica_specs import describe_left_out
 from jaxdist._program.trace.trace import Signature
 from jaxdist._program.variables.lift import NO_VARIABLES, lift
 from jaxdist._values import view_on
+
+_LOG = logging.getLogger("jaxdist")
 
 
 @dataclasses.dataclass
@@ -101,6 +105,8 @@ class Programs:
         self._undonated: dict[Signature, ReadyProgram] = {}
         # Whether the warning was already given that replicas with unequal rows take a mean.
         self._has_warned_of_means = False
+        # Layouts without effect that the log has named.
+        self._logged_layouts: frozenset[str] = frozenset()
         # Programs that `find_or_trace` or `look_ahead` traced and that are not compiled yet.
         self._only_traced: dict[Signature, Program] = {}
         self._looked_ahead: set[LaterSteps] = set()
@@ -141,10 +147,20 @@ class Programs:
             self._has_warned_of_means = True
             rows = rows_of(signature, program.layout.num_replicas)
             warn_of_means(source_location(fn), program.traced.means, rows, signature.step)
+        self._log_layouts(program)
         # Inside another trace the program contains tracers, which die with that trace.
         if not call.is_traced:
             self._only_traced[signature] = program
         return program
+
+    def _log_layouts(self, program: Program) -> None:
+        """Log layouts that have no effect, once for each place in the step."""
+        layout, lines = program.layout, frozenset(program.traced.left_out)
+        # One process is enough: all of them run the same program.
+        is_first = layout.process.index == min(layout.device_owners.values())
+        if is_first and not lines <= self._logged_layouts:
+            self._logged_layouts |= lines
+            _LOG.info("%s", describe_left_out(program.name, program.traced.left_out, layout))
 
     def look_ahead(self, call: Call) -> None:
         """Trace the step for the uneven batches that its data will still produce.

@@ -32,7 +32,8 @@ _MANUAL = re.compile(
 _SPEC = re.compile(
     r"(?:pspec|spec=|PartitionSpec:) ?(?:PartitionSpec|P)(\(.*?\))(?= and mesh| cont| with)"
 )
-_WITHOUT_MESH = ("passing `PartitionSpec`s to", "can only be used outside of `jax.jit`")
+_WITHOUT_MESH = ("Please set a mesh via", "can only be used outside of `jax.jit`")
+_OTHER_TYPES = "Going from `Manual` AxisType"
 # Errors of JAX and NumPy for an axis that is not a name, or that is named twice.
 _NOT_A_NAME = (
     "out of bounds for array of dimension",
@@ -74,21 +75,34 @@ def axis_error(error: Exception, fn: Any, layout: ReplicaMesh) -> JaxdistError |
         if axes:
             return map_over_replicas_error(f"The step {_name(fn)!r}", axes, layout)
     for pattern in _NOT_IN_MESH:
-        if found := pattern.search(text):
+        # JAX gives this error also for an axis that is there, between Auto and Explicit types.
+        found = pattern.search(text)
+        if found and found.group(1).strip("'") not in layout.mesh.axis_names:
             return _unknown_axes_error(found.group(1), fn, layout)
     if any(words in text for words in _WITHOUT_MESH):
         return ContextError(
-            f"The step {_name(fn)!r} sets a mesh, or passes a PartitionSpec to jax.jit: "
+            f"The step {_name(fn)!r} sets a mesh, or passes a PartitionSpec to jax.device_put: "
             f"{' '.join(text.split())[:160]}\n\n"
             f"A step runs on the mesh of its strategy, {dict(layout.mesh.shape)}, which is set "
             f"already.\n\nLeave it out.{_how_to_constrain(layout)}"
+        )
+    if _OTHER_TYPES in text:
+        return ContextError(
+            f"The step {_name(fn)!r} changes the types of all mesh axes, with "
+            "jax.sharding.auto_axes, jax.sharding.explicit_axes, or one of another name.\n\n"
+            f"The replica axes {list(layout.replica_axes)} are manual in a step, and stay so.\n\n"
+            f"Leave it out, or name other axes: axes={layout.logical_axes or '...'!r}."
         )
     return _no_name_error(error, text, fn, layout)
 
 
 def needs_explicit_axes(error: Exception) -> bool:
     """Whether JAX refused a sharding of a result because its axis is Auto."""
-    return "cannot contain axis names that are of type Auto" in str(error)
+    text = str(error)
+    return (
+        "cannot contain axis names that are of type Auto" in text
+        or "educed axes can only refer to mesh axes that is of type" in text
+    )
 
 
 def out_sharding_error(error: Exception, fn: Any, layout: ReplicaMesh) -> AxisNameError:
@@ -97,11 +111,10 @@ def out_sharding_error(error: Exception, fn: Any, layout: ReplicaMesh) -> AxisNa
     return AxisNameError(
         f"The step {_name(fn)!r} names an axis in out_sharding or reshard that is not Explicit "
         f"there: {first}\n\n"
-        f"The replica axes {list(layout.replica_axes)} are manual in a step, which sees the rows "
-        "of one replica. Other axes are Explicit if they are so on the strategy's mesh: "
-        f"{layout.mesh}.\n\n"
-        "Leave replica axes out of the spec: PartitionSpec(None, 'model'). For an Auto axis use "
-        "jax.lax.with_sharding_constraint, or make the mesh with jax.make_mesh."
+        "Axes of the logical devices are Explicit in a step if they are so on the strategy's mesh, "
+        f"{layout.mesh}. A sum over the replicas {list(layout.replica_axes)} is no layout.\n\n"
+        "For an Auto axis use jax.lax.with_sharding_constraint, or make the mesh with "
+        "jax.make_mesh. For a sum write jaxdist.get_replica_context().all_reduce('sum', x)."
     )
 
 
@@ -148,7 +161,8 @@ def layout_error(where: str, spec: Any, layout: ReplicaMesh) -> ContextError:
         f"{where} lays an array out by the PartitionSpec {spec}, which names an axis of "
         f"replicas.\n\nThe replica axes are {list(layout.replica_axes)}. Inside a step there is "
         "only the value of one replica, which cannot be split over replicas.\n\n"
-        f"Leave the layout out.{_how_to_constrain(layout)} Arrays are split over the replicas "
+        "Leave the layout out; in jax.vmap it is spmd_axis_name."
+        f"{_how_to_constrain(layout)} Arrays are split over the replicas "
         "before the step: jax.device_put(x, strategy.per_replica_sharding)."
     )
 

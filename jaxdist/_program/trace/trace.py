@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import PyTreeDef
 
 from jaxdist import _compat
+from jaxdist._collectives import fresh_trace_key
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static, explain_ref, unflatten
 from jaxdist._program.arguments.in_slot import InSlot
@@ -33,7 +34,9 @@ from jaxdist._program.trace.axis_errors import (
     needs_explicit_axes,
     out_sharding_error,
 )
+from jaxdist._program.trace.explicit_types import explicit_types_error
 from jaxdist._program.trace.layouts import check_layouts, names_layouts
+from jaxdist._program.trace.replica_specs import LayoutsOfReplica
 from jaxdist._program.trace.step_errors import explain_row_numbers, find_better_error
 from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
 from jaxdist._validate import as_array, check_keys
@@ -49,7 +52,7 @@ from jaxdist._values import (
     open_containers,
 )
 from jaxdist._values import open_piece as opened_piece
-from jaxdist.errors import ArgumentTypeError, ContextError, ReplicaValueError
+from jaxdist.errors import ArgumentTypeError, ContextError, JaxdistError, ReplicaValueError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +103,8 @@ class TracedStep:
     # Whether the step sees Explicit logical axes; see Note [Explicit axes in a step].
     is_explicit: bool = False
     merge_calls: tuple[str, ...] = ()  # source lines of the merge calls at the top of the step
+    # Layouts that named an axis of replicas; see Note [Replica axes in layouts].
+    left_out: tuple[str, ...] = ()
     # The source lines where replicas with different numbers of rows take a mean.
     means: tuple[str, ...] = ()
 
@@ -158,20 +163,16 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: HasLayout) -> 
     axes = layout.manual_axes
     is_explicit = False
     while True:
-        variables = signature.lifting.begin()
-        local = LocalStep(fn, signature, strategy, variables)
+        layouts = LayoutsOfReplica(layout, signature.inputs)
         try:
-            mapped = _map_local(local, axes, signature, layout, is_explicit=is_explicit)
-            closed = _close(mapped, signature, is_explicit=is_explicit)
-            traced: TracedStep = variables.finish(
-                dataclasses.replace(local.describe(closed, axes), is_explicit=is_explicit)
-            )
-        except AttributeError as error:
-            if "AbstractRef" not in str(error):
+            traced = _trace_once(fn, signature, strategy, axes, layouts, is_explicit=is_explicit)
+        except JaxdistError:
+            raise
+        except Exception as error:
+            if is_explicit and _is_accepted_without_types(fn, signature, strategy):
+                raise explicit_types_error(error, _name_of(fn), layout) from error
+            if not isinstance(error, ValueError):
                 raise
-            what = f"The step {local.__name__!r} closes over a jax.Ref"
-            raise ContextError(explain_ref(what)) from error
-        except ValueError as error:
             if needs_explicit_axes(error) and layout.has_explicit_logical_axes and not is_explicit:
                 axes, is_explicit = partial, True
                 continue
@@ -192,6 +193,54 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: HasLayout) -> 
         if axes == partial or not names_layouts(traced.jaxpr):
             return traced
         axes = partial
+
+
+def _trace_once(
+    fn: Callable[..., Any],
+    signature: Signature,
+    strategy: HasLayout,
+    axes: frozenset[str],
+    layouts: LayoutsOfReplica,
+    *,
+    is_explicit: bool,
+) -> TracedStep:
+    """Trace a step with these manual axes, and with or without Explicit types."""
+    variables = signature.lifting.begin()
+    local = LocalStep(fn, signature, strategy, variables)
+    mapped = _map_local(local, axes, signature, strategy.layout, is_explicit=is_explicit)
+    try:
+        with _compat.rewrite_shardings(layouts):
+            closed = _close(mapped, signature, is_explicit=is_explicit)
+    except AttributeError as error:
+        if "AbstractRef" not in str(error):
+            raise
+        what = f"The step {local.__name__!r} closes over a jax.Ref"
+        raise ContextError(explain_ref(what)) from error
+    described = local.describe(closed, axes)
+    finished: TracedStep = variables.finish(
+        dataclasses.replace(described, is_explicit=is_explicit, left_out=layouts.left_out)
+    )
+    return finished
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def _is_accepted_without_types(
+    fn: Callable[..., Any], signature: Signature, strategy: HasLayout
+) -> bool:
+    """Whether JAX accepts a step if none of its layouts names an axis."""
+    layout = strategy.layout
+    layouts = LayoutsOfReplica(layout, signature.inputs, frozenset(layout.mesh.axis_names))
+    axes = frozenset(layout.replica_axes)
+    try:
+        # JAX has kept what it traced with the types.
+        with fresh_trace_key():
+            _trace_once(fn, signature, strategy, axes, layouts, is_explicit=False)
+    except Exception:
+        return False
+    return True
 
 
 def replica_axes_of(layout: ReplicaMesh) -> frozenset[str]:
@@ -302,6 +351,14 @@ def _drop_layout(slot: InSlot) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(slot.shape, slot.dtype, weak_type=slot.weak_type)
 
 
+def name_of_result(signature: Signature, num_graph: int, paths: Sequence[str], number: int) -> str:
+    """Return the name of a result: of a leaf of an NNX object, or of what the step returns."""
+    if number >= num_graph:
+        return paths[number - num_graph]
+    size = len(signature.graph.paths) if signature.graph else 0
+    return signature.graph.name(number) if signature.graph and number < size else "a variable"
+
+
 class LocalStep:
     """The user's function, called with flat local values and returning flat local results."""
 
@@ -319,7 +376,7 @@ class LocalStep:
         self.shapes: tuple[tuple[int, ...], ...] = ()
         self.cuts: dict[int, Cut] = {}
         self._entered: list[Any] = []
-        self.__name__ = getattr(fn, "__name__", type(fn).__name__)
+        self.__name__ = _name_of(fn)
         # JAX's error messages read these for the function's source line and argument names.
         self.__wrapped__ = find_function_with_source(fn)
         self.__signature__ = LeafNames(functools.partial(leaf_names, fn, signature))
@@ -413,11 +470,10 @@ class LocalStep:
 
     def _open_pieces(self, results: list[Any]) -> list[Any]:
         """Return the results, with each `Sharded` array replaced by this replica's piece."""
-        names = dict(enumerate(self.paths, self.num_graph))
-        graph, layout = self.signature.graph, self.strategy.layout
+        layout = self.strategy.layout
         made = list(results)
         for i, cut in self.cuts.items():
-            name = names.get(i) or (graph.name(i) if graph else "a variable")
+            name = name_of_result(self.signature, self.num_graph, self.paths, i)
             sharded.check_piece(name, make_undeclared(results[i], cut))
             made[i] = opened_piece(results[i], cut, layout, name=name)
         return made

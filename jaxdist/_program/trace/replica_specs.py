@@ -1,0 +1,147 @@
+"""Layouts inside a step that name an axis of replicas."""
+
+# Note [Replica axes in layouts]
+#
+# Programs that were written for one array over the whole mesh say how values are laid out,
+# `P("data", "model")`. In a step there is only the value of one replica. The rows are divided over
+# the replicas before the step, so the axis says nothing new there, and layouts never change
+# numbers. JAX refuses such an axis, since it is manual. So every layout that a step gives to JAX
+# loses the axes of replicas on its way, and the log says it.
+#
+# Two kinds of functions make values that do depend on it, and are errors. Random numbers and
+# numbers of rows over the axis are other ones for each row of the whole array, and would be the
+# same on each replica. An array that is made with as many rows as all replicas have together is no
+# value of one replica, and could broadcast against one row.
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxdist import _compat
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.arguments.in_slot import InSlot
+from jaxdist._values import Kind
+from jaxdist.errors import ContextError, ShapeError
+
+# With the functions of `jax.random`.
+_NUMBERS_OF_ROWS = ("jnp.arange", "broadcasted_iota", "rng_bit_generator")
+
+
+class LayoutsOfReplica:
+    """Takes the axes of replicas out of the layouts that a step gives to JAX.
+
+    Args:
+        layout: The mesh of the strategy.
+        inputs: The inputs of the step.
+        axes: The axes to take out, if they are more than those of replicas.
+    """
+
+    def __init__(
+        self,
+        layout: ReplicaMesh,
+        inputs: Sequence[InSlot],
+        axes: frozenset[str] | None = None,
+    ) -> None:
+        self._layout = layout
+        self._axes = frozenset(layout.replica_axes) if axes is None else axes
+        count = layout.num_replicas
+        divided = [i for i in inputs if i.kind is Kind.PER_REPLICA and not i.is_scalar]
+        self._own_rows = {i.local_shape(count)[0] for i in divided}
+        self._all_rows = {i.shape[0]: i.local_shape(count)[0] for i in divided}
+        self._left_out: dict[str, None] = {}
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What was taken out: a spec, the function that got it, and the line of the step."""
+        return tuple(self._left_out)
+
+    def __call__(self, sharding: Any, name: str) -> Any:
+        """Return the sharding that the function `name` of JAX gets."""
+        spec = self._find_spec(sharding)
+        # A sum that is kept apart is no layout.
+        if spec is None or self._axes & {*spec.unreduced, *spec.reduced}:
+            return sharding
+        entries = spec.partitions
+        found = tuple(_without(e, self._axes) for e in entries)
+        is_jit = name in ("jit", "pjit")
+        if found != entries:
+            self._check_values(name, entries)
+            line = f"{entries} in {name} at {_compat.find_line_in_user_code()}"
+            self._left_out[line] = None
+        elif isinstance(sharding, PartitionSpec) != is_jit:
+            return sharding
+        kept = spec.update(partitions=found)
+        around = jax.sharding.get_abstract_mesh()
+        mesh: Any = around
+        # The layouts of a jitted function are compared as those of arrays, which have no manual
+        # axes.
+        if is_jit:
+            mesh = self._layout.mesh if around.explicit_axes else self._layout.auto_mesh
+        return NamedSharding(mesh, kept, memory_kind=self._find_memory(sharding))
+
+    def _check_values(self, name: str, entries: Sequence[Any]) -> None:
+        """Check that a function makes the values that one replica has without the axis."""
+        axes = frozenset(self._layout.replica_axes)
+        dims = [d for d, e in enumerate(entries) if _without(e, axes) != e]
+        if not dims or self._layout.num_replicas == 1:
+            return
+        where = f"The step calls {name} at {_compat.find_line_in_user_code()}"
+        if name in _NUMBERS_OF_ROWS or hasattr(jax.random, name):
+            raise ContextError(
+                f"{where} with the spec {tuple(entries)}, over the replica axes {sorted(axes)}.\n\n"
+                "Over such an axis every row of the whole array has a number of its own. A step "
+                "makes the same numbers on each replica.\n\n"
+                "Leave the axis out of the spec if they may be the same. Else make them from "
+                "jaxdist.nn.example_keys(key, x.shape[0]), or from "
+                "jaxdist.get_replica_context().replica_id_in_sync_group."
+            )
+        shape = _compat.find_shape_asked_for() or ()
+        for dim in (d for d in dims if d < len(shape)):
+            rows = shape[dim]
+            if rows in self._all_rows and rows not in self._own_rows:
+                raise ShapeError(
+                    f"{where} with the shape {list(shape)} and the spec {tuple(entries)}: "
+                    f"{rows} rows, as all {self._layout.num_replicas} replicas have together.\n\n"
+                    f"A step has the rows of one replica, {self._all_rows[rows]} here.\n\n"
+                    "Take the number of rows from the batch: x.shape[0]."
+                )
+
+    def _find_memory(self, sharding: Any) -> str | None:
+        """Return the memory of a layout, if it is not the usual one of the devices."""
+        kind = sharding.memory_kind if isinstance(sharding, NamedSharding) else None
+        usual = self._layout.mesh.devices.flat[0].default_memory().kind
+        return None if kind == usual else kind
+
+    def _find_spec(self, sharding: Any) -> PartitionSpec | None:
+        """Return the spec of a layout on the strategy's mesh; None for others."""
+        if isinstance(sharding, PartitionSpec):
+            return sharding
+        if not isinstance(sharding, NamedSharding):
+            return None
+        mesh, own = sharding.mesh, self._layout.mesh
+        if tuple(mesh.shape.items()) != tuple(own.shape.items()):
+            return None
+        if isinstance(mesh, Mesh) and list(mesh.devices.flat) != list(own.devices.flat):
+            return None
+        return sharding.spec
+
+
+def describe_left_out(step: str, lines: Iterable[str], layout: ReplicaMesh) -> str:
+    """Return the line of log for layouts that lost an axis of replicas."""
+    first, *others = lines
+    more = f" and {len(others)} more" if others else ""
+    return (
+        f"strategy.run: {step} names the replica axes {list(layout.replica_axes)} in a layout, "
+        f"which has no effect: {first}{more}. A step has the values of one replica, whose rows are "
+        "divided before it. Shapes in the step are those of one replica"
+    )
+
+
+def _without(entry: Any, axes: frozenset[str]) -> Any:
+    """Return an entry of a spec without these axes."""
+    if not isinstance(entry, tuple):
+        return None if isinstance(entry, str) and entry in axes else entry
+    kept = tuple(a for a in entry if a not in axes)
+    return kept or None
