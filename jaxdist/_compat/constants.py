@@ -113,8 +113,6 @@ def _seed(original: Callable[..., Any]) -> Callable[..., Any]:
 class _CheckedCallback(_callback._FlatCallback):
     """The function of a `pure_callback` or `io_callback`; it runs outside of the trace."""
 
-    __slots__ = ()
-
     def __call__(self, *flat_args: Any) -> Any:
         results = super().__call__(*flat_args)
         for result in results:
