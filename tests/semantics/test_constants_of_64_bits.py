@@ -187,7 +187,7 @@ def _try(call: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::jaxdist.errors.RetraceWarning")
-@pytest.mark.parametrize("row", sampled(TABLE, 150, name=", ".join))
+@pytest.mark.parametrize("row", sampled(TABLE, 90, name=", ".join))
 def test_a_step_gives_the_numbers_of_64_bits_or_an_error(row: tuple[str, str, str]) -> None:
     way, place, kind = row
     constants = KINDS[kind]
