@@ -11,6 +11,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jaxdist import _compat
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
+from jaxdist._values import refuse_ref
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
@@ -29,6 +30,8 @@ def check_leaves(tree: PyTree) -> None:
         ArgumentError: No array has an element; Orbax does not write such a state.
     """
     flat = tree_flatten_with_path(tree)[0]
+    for path, leaf in flat:
+        refuse_ref(f"Checkpoints.save was given state{keystr(path)}", leaf)
     if not any(np.size(leaf) for _, leaf in flat):
         raise ArgumentError(
             f"Checkpoints.save was given state={show(tree)}, which has no elements.\n\n"

@@ -85,3 +85,4 @@ from jaxdist._collectives.uneven_gather import current_log as current_log
 from jaxdist._collectives.uneven_gather import gather_padded as gather_padded
 from jaxdist._collectives.uneven_gather import note_averaged as note_averaged
 from jaxdist._collectives.uneven_gather import record_gathers as record_gathers
+from jaxdist._collectives.uneven_gather import trace_beside_step as trace_beside_step

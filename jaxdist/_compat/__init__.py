@@ -17,7 +17,7 @@ from jaxdist._compat.binding import bind_like as bind_like
 from jaxdist._compat.binding import rewrite_derivatives as rewrite_derivatives
 from jaxdist._compat.binding import rewrite_jvp as rewrite_jvp
 from jaxdist._compat.binding import use_source_of as use_source_of
-from jaxdist._compat.context_variables import set_in_block as set_in_block
+from jaxdist._compat.constants import check_constants as check_constants
 from jaxdist._compat.coordination import get_coordination_client as get_coordination_client
 from jaxdist._compat.coordination import get_gloo_addresses as get_gloo_addresses
 from jaxdist._compat.coordination import get_process_numbers as get_process_numbers
@@ -113,3 +113,4 @@ from jaxdist._compat.tracing import is_mapped as is_mapped
 from jaxdist._compat.tracing import is_staged as is_staged
 from jaxdist._compat.tracing import is_staged_in as is_staged_in
 from jaxdist._compat.tracing import must_interpret as must_interpret
+from jaxdist._compat.tracing import set_in_block as set_in_block

@@ -1,13 +1,17 @@
-"""The trace of the caller, and the settings that decide whether programs are compiled."""
+"""The trace of the caller, and the settings and variables of its context."""
 
+import contextlib
 import sys
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from contextvars import ContextVar
+from typing import Any, TypeVar
 
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
+
+T = TypeVar("T")
 
 # These traces run a function immediately, operation by operation; they do not stage it.
 _RUNNING = (_ad.JVPTrace, _ad.LinearizeTrace, _batching.BatchTrace)
@@ -113,6 +117,19 @@ def copy_thread_settings() -> Callable[[], None]:
             holder.set_local(local)
 
     return take_over
+
+
+@contextlib.contextmanager
+def set_in_block(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Set a context variable in the block, and restore it afterwards.
+
+    Python 3.14: the token that `ContextVar.set` returns is such a context manager itself.
+    """
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 _FRAMES = 4  # from the flattening function of a node up to that of the Jacobian

@@ -12,8 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._keras.forward.states import check_no_sums
-from jaxdist._keras.models import check_interrupt, has_own, name_of
+from jaxdist._keras.forward.written import check_written_step
+from jaxdist._keras.models import (
+    check_interrupt,
+    forget_losses,
+    give_back_after_errors,
+    has_own,
+    name_of,
+)
 from jaxdist._keras.rows import OnlyReplica, Rows, use_rows
 from jaxdist._keras.step import Step
 from jaxdist._keras.values.place import count_rows, is_whole, place_batch, place_state
@@ -49,17 +55,18 @@ class StepFunction:
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Run the next `steps_per_execution` steps; return the logs or outputs, and the state."""
-        batches = take_batches(self._model, iterator)
-        layout = self._strategy.layout
-        if state is not self._last:
-            state = place_state(state, self._find_variables(), layout)
         outputs: list[Any] = []
-        for rows, group in _group(batches):
-            if is_whole(rows, layout):
-                self._check_whole(rows)
-            placed = [place_batch(b, rows, layout) for b in group]
-            results, state = self._run(state, placed, rows)
-            outputs += results
+        with give_back_after_errors(self._model, self._kind, lambda: state):
+            batches = take_batches(self._model, iterator)
+            layout = self._strategy.layout
+            if state is not self._last:
+                state = place_state(state, self._find_variables(), layout)
+            for rows, group in _group(batches):
+                if is_whole(rows, layout):
+                    self._check_whole(rows)
+                placed = [place_batch(b, rows, layout) for b in group]
+                results, state = self._run(state, placed, rows)
+                outputs += results
         self._last = state
         if self._kind != "predict":
             return outputs[-1], state
@@ -148,12 +155,17 @@ class StepFunction:
     def _call_model(self, written: Callable[..., Any]) -> Callable[..., Any]:
         """Return a step of Keras, or one that the user wrote, for the rows of one replica."""
 
+        def find_fixed(state: Any, batch: Any) -> Any:
+            _, new = written(state, batch)
+            return new if self._kind == "predict" else new[1]
+
         def own(state: Any, batch: Any, rows: Rows) -> Any:
+            forget_losses(self._model)
             with use_rows(dataclasses.replace(rows, has_shares=False)):
                 result, new = written(state, batch)
             if self._is_written and rows.count > 1:
-                index = 0 if self._kind == "predict" else 1
-                check_no_sums(self._model, state[1], new if index == 0 else new[index])
+                fixed = new if self._kind == "predict" else new[1]
+                check_written_step(self._model, find_fixed, state, batch, fixed, rows)
             return result, ((state[0], new) if self._kind == "predict" else new)
 
         return own

@@ -2,9 +2,11 @@
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
+
+import jax
 
 from jaxdist import _compat, _replica
 from jaxdist._checkpoints import Interrupts
@@ -74,6 +76,15 @@ def _check_backend(model: Any, what: str, name: str) -> None:
             "The step of a strategy passes the variables of Keras as arrays.\n\n"
             "Start the program with KERAS_NNX_ENABLED=false."
         )
+
+
+def forget_losses(model: Any) -> None:
+    """Let the layers of a model forget which losses they added in earlier calls.
+
+    Keras knows them by the `id` of arrays, and a new array may have that of one which is gone.
+    """
+    for layer in model._flatten_layers():
+        getattr(layer, "_loss_ids", set()).clear()
 
 
 def check_call(model: Any, method: str) -> Any:
@@ -152,3 +163,39 @@ def check_interrupt() -> None:
     """Raise KeyboardInterrupt if Ctrl-C was pressed since the last step."""
     if (interrupts := _INTERRUPTS.get()) is not None:
         interrupts.check()
+
+
+# In the order of the state that Keras gives to the function of a step.
+_OF_MODEL = ("trainable_variables", "non_trainable_variables")
+_GROUPS = {
+    "train": (*_OF_MODEL, "optimizer_variables", "metrics_variables"),
+    "test": (*_OF_MODEL, "metrics_variables"),
+    "predict": _OF_MODEL,
+}
+
+
+@contextlib.contextmanager
+def give_back_after_errors(model: Any, kind: str, find_state: Callable[[], Any]) -> Iterator[None]:
+    """Give the variables of a model their values where the step of a block raises an error.
+
+    Keras takes the values out of the variables before the first step, and puts them back after
+    the last one; after an error, evaluate and predict do not, and fit puts back what a step has
+    returned.
+
+    Args:
+        model: The Keras model.
+        kind: "train", "test" or "predict".
+        find_state: Returns the newest state that no step has taken over.
+    """
+    try:
+        yield
+    except StopIteration:  # There are no more batches.
+        raise
+    except BaseException:
+        state = find_state()
+        # A step that failed while it ran may have taken over the memory.
+        if not _compat.has_deleted(jax.tree.leaves(state)):
+            model._jax_state = dict(zip(_GROUPS[kind], state, strict=True))
+            model._jax_state_synced = False
+            model.jax_state_sync()
+        raise

@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxdist import _compat
 from jaxdist._hooks import MAKE_SERVER_FUNCTION
+from jaxdist._integers import check_all_fit
 from jaxdist._keras.forward.marks import mark_assigned
 from jaxdist._keras.functions import StepFunction
 from jaxdist._keras.layers import allow_synchronized, draw_by_replica, synchronize
@@ -101,6 +102,11 @@ def _call_in_strategy(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, *args, **kwargs)
         for source in (*args[:1], kwargs.get("x"), kwargs.get("validation_data")):
             check_source(self, method.__name__, source)
+        if method.__name__.endswith("_on_batch"):
+            # Keras puts these arrays on a device before a step sees them.
+            given = {**dict(zip(("x", "y", "sample_weight"), args, strict=False)), **kwargs}
+            for name, value in given.items():
+                check_all_fit(f"{method.__name__} of Keras", name, value)
         if current_model() is not None:
             with use_model(self, method.__name__):
                 return method(self, *args, **kwargs)

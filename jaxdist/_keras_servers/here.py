@@ -6,7 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist._keras import take_batches
+from jaxdist import _compat
+from jaxdist._integers import check_all_fit
+from jaxdist._keras import give_back_after_errors, take_batches
 
 
 class FunctionHere:
@@ -30,19 +32,22 @@ class FunctionHere:
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Run the next `steps_per_execution` steps; return the logs or outputs, and the state."""
         found = []
-        for batch in take_batches(self._model, iterator):
-            result, new = self._step(state, batch)
-            arrays, structure = jax.tree.flatten(state)
-            for number, array in zip(self._changed[_describe(batch)], new, strict=True):
-                arrays[number] = array
-            state = jax.tree.unflatten(structure, arrays)
-            found.append(result)
+        with give_back_after_errors(self._model, self._kind, lambda: state):
+            for batch in take_batches(self._model, iterator):
+                check_all_fit("evaluate or predict of Keras", "data", batch)
+                result, new = self._step(state, batch)
+                arrays, structure = jax.tree.flatten(state)
+                for number, array in zip(self._changed[_describe(batch)], new, strict=True):
+                    arrays[number] = array
+                state = jax.tree.unflatten(structure, arrays)
+                found.append(result)
         if self._kind != "predict":
             return found[-1], state
         if len(found) == 1:
             return found[0], state
         return jax.tree.map(lambda *x: jnp.concatenate(x), *found), state
 
+    @_compat.check_constants()
     def _compute(self, state: Any, batch: Any) -> tuple[Any, list[Any]]:
         """Return the result of a step, and the arrays of the state that it has changed."""
         result, new = getattr(self._model, f"{self._kind}_step")(state, batch)

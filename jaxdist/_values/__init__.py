@@ -18,6 +18,7 @@ from jaxdist._values.processes.digests import digest as digest
 from jaxdist._values.processes.digests import is_of_this_process as is_of_this_process
 from jaxdist._values.processes.equal import make_equal as make_equal
 from jaxdist._values.processes.put import put as put
+from jaxdist._values.refs import refuse_ref as refuse_ref
 from jaxdist._values.replicas.agreed import AgreedShapes as AgreedShapes
 from jaxdist._values.replicas.agreed import agreed_shapes as agreed_shapes
 from jaxdist._values.replicas.agreed import mark_with_shapes as mark_with_shapes

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxdist import _compat
+from jaxdist._integers import has_cut_off
 
 
 def make_operator(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -12,7 +13,7 @@ def make_operator(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @_compat.outside_of_meshes
     def method(self: Any, *others: Any) -> Any:
-        return function(self._operand(), *(_to_operand(o) for o in others))
+        return _call(function, self._operand(), *map(_to_operand, others))
 
     return method
 
@@ -20,9 +21,16 @@ def make_operator(function: Callable[..., Any]) -> Callable[..., Any]:
 def make_reflected_operator(function: Callable[..., Any]) -> Callable[..., Any]:
     @_compat.outside_of_meshes
     def method(self: Any, other: Any) -> Any:
-        return function(_to_operand(other), self._operand())
+        return _call(function, _to_operand(other), self._operand())
 
     return method
+
+
+def _call(function: Callable[..., Any], *operands: Any) -> Any:
+    if not has_cut_off(operands):
+        return function(*operands)
+    with _compat.check_constants():
+        return function(*operands)
 
 
 def _to_operand(other: Any) -> Any:

@@ -11,6 +11,7 @@ from jax.tree_util import GetAttrKey, register_pytree_with_keys
 from jaxdist._compat import are_row_numbers, unwrap_row_numbers, wrap_row_numbers
 from jaxdist._integers import check_fits
 from jaxdist._validate import as_array, as_integer, as_list, is_array, show
+from jaxdist._values.refs import refuse_ref
 from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError, UnsupportedError
 
@@ -145,6 +146,7 @@ class IndexedSlices:
 
 
 def _as_own_array(name: str, value: Any) -> Any:
+    refuse_ref(f"IndexedSlices was given {name}", value)
     has_dtype = hasattr(value, "dtype") and is_array(value)
     check_fits("IndexedSlices", name, value)
     return copy_if_writable(value) if has_dtype else as_array("IndexedSlices", name, value)

@@ -12,7 +12,7 @@ from flax.core.meta import Partitioned
 from jaxdist import _compat
 from jaxdist._hooks import KERAS_VARIABLES
 from jaxdist._typing import PyTree
-from jaxdist._values import PerReplica, Sharded, Variable, is_sharded
+from jaxdist._values import PerReplica, Sharded, Variable, is_sharded, refuse_ref
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.partition._resolve import Leaf
 
@@ -70,6 +70,7 @@ def collect_entries(
         for i, (more, value) in enumerate(inner):
             name = _join_path([prefix, *(_key_name(k) for k in more)])
             array, names = _unbox(value)
+            refuse_ref(f"partition.place was given {name or 'tree'}", array)
             if _is_array(array):
                 role = "optimizer" if in_optimizer else "parameter"
                 if isinstance(value, nnx.Variable) and not in_optimizer:

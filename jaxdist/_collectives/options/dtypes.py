@@ -8,7 +8,13 @@ import numpy as np
 
 from jaxdist._collectives.options.reduce_op import ReduceOp
 from jaxdist._integers import find_cut_off
-from jaxdist._values import explain_too_large, mean_dtype, mean_of_shares, share_of_mean
+from jaxdist._values import (
+    explain_too_large,
+    mean_dtype,
+    mean_of_shares,
+    refuse_ref,
+    share_of_mean,
+)
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 
 
@@ -130,12 +136,13 @@ def is_below_a_byte(dtype: np.dtype[Any]) -> bool:
 
 
 def check_integer(refused: str, leaf: Any) -> None:
-    """Refuse a Python integer that does not fit into JAX's integer dtype.
+    """Refuse a Python integer that does not fit into JAX's integer dtype, and a `jax.Ref`.
 
     Args:
         refused: As for `check_supported`.
         leaf: Anything.
     """
+    refuse_ref(refused, leaf)
     if not isinstance(leaf, int) or isinstance(leaf, bool):
         found = find_cut_off(leaf)
         if found is not None:

@@ -20,7 +20,7 @@ from flax import nnx
 from flax.nnx import graphlib
 from jax._src.array import ArrayImpl
 
-from jaxdist._compat.context_variables import set_in_block
+from jaxdist._compat.tracing import set_in_block
 from jaxdist.errors import JaxdistError
 
 # What objects refused while a transformation merges; None outside of that.

@@ -10,7 +10,7 @@ from typing import Any
 
 from flax import nnx
 
-from jaxdist._compat.context_variables import set_in_block
+from jaxdist._compat.tracing import set_in_block
 
 # Called with the variable's class, and the names of the outermost module whose `__init__` runs and
 # of its class; None outside of modules.

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 
 from jaxdist import _compat
 from jaxdist._keras.forward import marks
-from jaxdist._keras.forward.aligned import NotAlignedError, find_differences
 from jaxdist._keras.forward.owners import find_aggregations
-from jaxdist._keras.forward.traced import Forward, trace_forward
+from jaxdist._keras.forward.pairs import Pair, Pairs
+from jaxdist._keras.forward.traced import trace_forward
+from jaxdist._keras.forward.variation import may_vary
 from jaxdist._keras.models import name_of
 from jaxdist._keras.rows import Rows
 from jaxdist._program import (
     Dependence,
     ForwardAnalysis,
     Interpreter,
-    ReplicationAnalysis,
     growth,
     iterate_equations,
     open_jaxpr,
@@ -52,6 +52,7 @@ class Laws:
 
 def find_laws(
     model: Any,
+    pairs: Pairs,
     trainable: Sequence[Any],
     fixed: Sequence[Any],
     new: Sequence[Any],
@@ -63,6 +64,7 @@ def find_laws(
 
     Args:
         model: The model.
+        pairs: Its traces.
         trainable: The values of the variables that are trained.
         fixed: Those of the others before the call.
         new: Those of the others after the call.
@@ -83,60 +85,48 @@ def find_laws(
         return Laws({**found, **dict.fromkeys(others, Law.KEEP)})
     # Every replica decides by the same two numbers of rows.
     size = max(rows.most, 2)
-    least = rows.total if rows.total > size else size + 1
-    one, more = (
-        trace_forward(model, trainable, fixed, x, Rows(n, least, rows.replica), training)
-        for n in (size, least)
-    )
-    proof = _Proof(one, more, frozenset(rows.replica.strategy.layout.replica_axes))
+    sizes = size, rows.total if rows.total > size else size + 1
+    pair = pairs.find(trainable, fixed, x, rows, sizes, training)
+    question = "laws", tuple(others)
+    if question not in pair.proved:
+        dtypes = {n: new[n].dtype for n in others}
+        proof = _Proof(pair, frozenset(rows.replica.strategy.layout.replica_axes))
+        pair.proved[question] = _decide_all(model, proof, aggregations, dtypes, rows.count)
+    laws: Laws = pair.proved[question]
+    return Laws({**found, **laws.by_number}, laws.together)
+
+
+def _decide_all(
+    model: Any,
+    proof: "_Proof",
+    aggregations: Mapping[int, str],
+    dtypes: Mapping[int, Any],
+    count: int,
+) -> Laws:
+    """Return the laws of the variables that have these dtypes."""
+    found: dict[int, Law] = {}
     refused: dict[int, str] = {}
-    for n in others:
+    for n, dtype in dtypes.items():
         if not proof.differs(n):
             found[n] = Law.KEEP
             continue
-        law, why = proof.decide(n, aggregations[n], new[n].dtype)
+        law, why = proof.decide(n, aggregations[n], dtype)
         if law is None:
             refused[n] = why
         else:
             found[n] = law
     if refused:
-        raise _make_error(model, refused, rows.count)
+        raise _make_error(model, refused, count)
     added = {n for n, law in found.items() if law is Law.ADD}
     return Laws(found, frozenset(n for n in added if not proof.reads(n) & (added - {n})))
-
-
-def check_no_sums(model: Any, old: Sequence[Any], new: Sequence[Any]) -> None:
-    """Check that a step of the user has not changed state whose additions are to be summed.
-
-    Args:
-        model: The model.
-        old: The variables that are not trained, before the step.
-        new: Those after it.
-
-    Raises:
-        StateDivergenceError: It has.
-    """
-    aggregations = find_aggregations(model)
-    changed = [n for n, (a, b) in enumerate(zip(old, new, strict=True)) if a is not b]
-    sums = [n for n in changed if aggregations.get(n) == "sum"]
-    if sums:
-        paths = [model.non_trainable_variables[n].path for n in sums]
-        raise StateDivergenceError(
-            f"A step of its own class trains or evaluates the Keras model {name_of(model)!r}, and "
-            f"changes state with aggregation='sum': {paths}.\n\n"
-            "The step runs on each replica with its rows, and returns values; what each replica "
-            "has added does not follow from them.\n\n"
-            "Leave out aggregation, and add up in the layer: self.rows.assign_add("
-            "jaxdist.get_replica_context().all_reduce('sum', rows)). Or override compute_loss in "
-            "place of the step."
-        )
 
 
 class _Proof:
     """What two traces of one call show of its variables."""
 
-    def __init__(self, one: Forward, more: Forward, axes: frozenset[str]) -> None:
-        self._one, self._more, self._axes = one, more, axes
+    def __init__(self, pair: Pair, axes: frozenset[str]) -> None:
+        self._one, self._more, self._axes = pair.one, pair.more, axes
+        one = pair.one
         inputs = [frozenset[tuple[str, int]]()] * len(one.closed.jaxpr.invars)
         for n in range(one.num_fixed):
             inputs[one.input_of(n)] = frozenset({("old", n)})
@@ -144,21 +134,12 @@ class _Proof:
 
     def differs(self, number: int) -> bool:
         """Whether the new value may depend on the rows, their number, or the replica."""
-        if self._one.is_changed(number) != self._more.is_changed(number):
+        one, more = self._one, self._more
+        if one.is_changed(number) != more.is_changed(number):
             return True
-        (one, used), (more, used_of_more) = (
-            _compat.drop_unused(f.closed, [f.result_of(number)]) for f in (self._one, self._more)
-        )
-        if used != used_of_more:
-            return True
-        try:
-            differences = find_differences(one, more)
-        except NotAlignedError:
-            return True
-        first_of_rows = 1 + self._one.num_trainable + self._one.num_fixed
-        equal: frozenset[str] = frozenset()
-        given = [self._axes if n == 0 or n >= first_of_rows else equal for n in used]
-        return bool(_Varies(self._axes, differences).run(one, given)[0])
+        programs = (one.closed, one.result_of(number)), (more.closed, more.result_of(number))
+        own = [n == 0 or n >= one.first_of_rows for n in range(len(one.closed.jaxpr.invars))]
+        return may_vary(*programs, own, self._axes)
 
     def reads(self, number: int) -> set[int]:
         """Return the variables whose old values the new value depends on."""
@@ -197,31 +178,6 @@ class _Proof:
         names = [marks.name_of_mark(e) for e in iterate_equations(self._one.closed)]
         assigned = [n for n in names if n and marks.number_of_assigned(n) == number]
         return len(assigned) > 1 and not is_added
-
-
-class _Varies(ReplicationAnalysis):
-    """The replication analysis, for which the number of rows of a replica is its own too."""
-
-    def __init__(self, axes: frozenset[str], differences: frozenset[int]) -> None:
-        super().__init__(axes)
-        self._differences = differences
-
-    def literal(self, literal: Any) -> frozenset[str]:
-        return self._of(literal)
-
-    def constant(self, variable: Any, value: Any) -> frozenset[str]:
-        return self.axes if isinstance(value, jax.core.Tracer) else self._of(variable)
-
-    def equation(self, eqn: Any, inputs: list[frozenset[str]]) -> list[frozenset[str]]:
-        results = super().equation(eqn, inputs)
-        name = marks.name_of_mark(eqn)
-        if name == marks.ADD_UP:
-            return [frozenset[str]()] * len(results)
-        own = self.axes if name == marks.OWN_STATISTICS else self._of(eqn)
-        return [r | own for r in results]
-
-    def _of(self, part: Any) -> frozenset[str]:
-        return self.axes if id(part) in self._differences else frozenset()
 
 
 class _Reads(ForwardAnalysis[frozenset[tuple[str, int]]]):

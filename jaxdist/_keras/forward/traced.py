@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._keras.forward.marks import ADD_UP, mark, trace_with_marks
+from jaxdist._keras.models import forget_losses
 from jaxdist._keras.rows import Rows, use_rows
 
 
@@ -49,6 +50,11 @@ class Forward:
         return 1 + self.num_trainable + number
 
     @property
+    def first_of_rows(self) -> int:
+        """The number of the first input that has the rows."""
+        return 1 + self.num_trainable + self.num_fixed
+
+    @property
     def losses(self) -> list[int]:
         """The numbers of the results that are losses."""
         start = self.num_outputs + self.num_fixed
@@ -81,6 +87,7 @@ def trace_forward(
     def call(replica: Any, trainable: Any, fixed: Any, x: Any) -> Any:
         known = TracedReplica(rows.replica.strategy, rows.count, replica)
         own = Rows(rows.own, rows.total, known, has_shares=False)
+        forget_losses(model)
         with use_rows(own), trace_with_marks(numbers):
             outputs, new, added = model.stateless_call(
                 trainable, fixed, x, return_losses=True, **kwargs

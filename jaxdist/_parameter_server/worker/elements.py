@@ -1,11 +1,13 @@
 """The elements of per-worker datasets, as arrays."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxdist._integers import check_all_fit
 from jaxdist._typing import PyTree
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentTypeError
@@ -16,12 +18,15 @@ def read_elements(dataset: Iterable[Any]) -> Iterator[PyTree]:
 
     Raises:
         ArgumentTypeError: An element holds something that is no number and no array.
+        ArgumentError: It holds integers that JAX would cut off.
     """
-    return map(_convert, iter(dataset))
+    return map(_convert, itertools.count(), iter(dataset))
 
 
-def _convert(element: Any) -> PyTree:
-    return jax.tree.map(_convert_leaf, element)
+def _convert(number: int, element: Any) -> PyTree:
+    arrays = jax.tree.map(_convert_leaf, element)
+    check_all_fit(f"element {number} of a per-worker dataset", "batch", arrays)
+    return arrays
 
 
 def _convert_leaf(leaf: Any) -> Any:

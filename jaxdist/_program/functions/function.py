@@ -116,11 +116,11 @@ class Function:
         frame = current_frame()
         inside = frame is not None and frame.is_inside_step
         if EAGERLY or inside or current_binding() is not None or _compat.must_interpret():
-            return self._fn(*args, **kwargs)
+            return self._call_python(args, kwargs)
         flat = flatten(args, kwargs, self._static_names, self._static_numbers)
         # A compiled function needs one shape for all replicas. A step called from Python does not.
         if any(is_uneven(leaf) for leaf in flat.dynamic):
-            return self._fn(*args, **kwargs)
+            return self._call_python(args, kwargs)
         check_hashable("jaxdist.function", flat)
         check_not_leaked("jaxdist.function", flat)
         check_dtypes("jaxdist.function", flat)
@@ -143,7 +143,11 @@ class Function:
                 _compat.hide_frames(better)
                 raise better from error
             raise
-        return self._fn(*args, **kwargs)
+        return self._call_python(args, kwargs)
+
+    def _call_python(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with _compat.check_constants(traces_anew=_compat.is_inside_trace()):
+            return self._fn(*args, **kwargs)
 
     def _improve_error(self, error: BaseException, flat: Flat, draws: Draws) -> Exception | None:
         """Return a better error for a call that failed, or None."""

@@ -10,6 +10,7 @@ from flax import nnx
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxdist import _compat
+from jaxdist._integers import check_fits
 from jaxdist._program.arguments.arguments import Static, VariableItself, is_unit, unflatten
 from jaxdist._program.arguments.padding import has_padding
 from jaxdist._program.functions.bound_variables import BatchLeaf, BoundVariables
@@ -29,6 +30,7 @@ from jaxdist._values import (
     copy_steps_ahead,
     is_leaked,
     rebuild_on_unflatten,
+    refuse_ref,
     use_binding,
 )
 from jaxdist.errors import ArgumentTypeError
@@ -102,6 +104,7 @@ def trace_function(
     # The traced function can return only arrays, so it leaves everything else here.
     made: list[Any] = []
 
+    @_compat.check_constants(traces_anew=True)
     def traced(state: Any, dynamic: Any) -> list[Any]:
         binding = BoundVariables(jax.tree.leaves(dynamic), origins, draws)
         copy_steps_ahead(given.flat.dynamic, dynamic)
@@ -156,15 +159,17 @@ def _check_result(result: Any) -> Any:
     result = open_result(result, _is_whole)
 
     def keep(path: Any, leaf: Any) -> Any:
+        name = "result" + jax.tree_util.keystr(path)
+        refuse_ref(f"The function returned {name}", leaf)
         if isinstance(leaf, (nnx.Module, nnx.Optimizer)):
-            name = "result" + jax.tree_util.keystr(path)
             raise ArgumentTypeError(refused_result_message(name, leaf, "The function"))
         if isinstance(leaf, Assignable):
             return VariableItself(leaf)
         # Classes such as `jnp.float32` have a dtype too.
         if hasattr(leaf, "dtype") and not isinstance(leaf, type):
+            check_fits("The function", name, leaf)
             return leaf
-        check_result("The function", "result" + jax.tree_util.keystr(path), leaf)
+        check_result("The function", name, leaf)
         return Static(leaf)
 
     return rebuild_on_unflatten(

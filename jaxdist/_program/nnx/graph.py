@@ -41,7 +41,8 @@ class GraphShape:
     def leaves_of(self, nodes: tuple[Any, ...]) -> list[Any]:
         """Return the leaves of `nodes` after a step; raise if the step changed their structure."""
         after, leaves = split_objects(nodes)
-        if after.exact_key != self.exact_key or after.treedef != self.treedef:
+        same = after.treedef == self.treedef or _is_same_but_for_states(self, after, leaves)
+        if after.exact_key != self.exact_key or not same:
             raise StateDivergenceError(self._describe_change(after))
         return leaves
 
@@ -72,6 +73,33 @@ class GraphShape:
             "it is compiled.\n\n"
             "Create variables (and set modes such as model.eval()) before strategy.run."
         )
+
+
+def _is_same_but_for_states(before: GraphShape, after: GraphShape, leaves: Sequence[Any]) -> bool:
+    """Whether the only change is that `nnx.State`s hold what lists, tuples or dicts held.
+
+    `nnx.Optimizer.update` leaves them in variables whose value is such a container, as those of
+    `optax.sm3` are. The caller's variables keep their containers.
+    """
+    if before.paths != after.paths:
+        return False
+    pairs = zip(*(_list_values(g.treedef, leaves) for g in (before, after)), strict=True)
+    return all(
+        jax.tree.structure(a) == jax.tree.structure(b)
+        or (isinstance(b, nnx.State) and _list_keys(a) == _list_keys(b))
+        for a, b in pairs
+    )
+
+
+def _list_values(treedef: Any, leaves: Sequence[Any]) -> list[Any]:
+    state = jax.tree.unflatten(treedef, leaves)
+    return [variable.get_raw_value() for _, variable in nnx.to_flat_state(state)]
+
+
+def _list_keys(value: Any) -> list[str]:
+    """Return the path of each leaf; the keys of a list are its indices."""
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(value)[0]]
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
 
 
 def path_suffix(path: Iterable[Any]) -> str:

@@ -33,8 +33,8 @@ from jaxdist._program.state.metric_increments import numbers_of_metrics
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input
 from jaxdist._program.state.rows import place_of, replicas_with_rows
 from jaxdist._program.state.state import check_functional_state, find_combinations
-from jaxdist._program.trace.sharded import join_pieces, pieces_of
-from jaxdist._program.trace.trace import Signature, replica_axes_of
+from jaxdist._program.trace.sharded import have_equal_copies, join_pieces, pieces_of
+from jaxdist._program.trace.trace import Signature, name_of_result, replica_axes_of
 from jaxdist._program.uneven.groups import Groups
 from jaxdist._program.uneven.uneven import check_ranks, get_signature_of_replica, join_templates
 from jaxdist._program.variables.lift import check_equal
@@ -175,6 +175,14 @@ class OpByOpStep:
             self._warn_of_divided_metrics(taped, axes, where)
             check_functional_state(signature, first, of_results, donated, num_replicas, where)
             check_equal(changed, of_variables, num_replicas)
+        # A tape does not record decisions in Python.
+        check_results(
+            [
+                name_of_result(signature, first.num_graph, first.paths, i)
+                for i, cut in first.cuts.items()
+                if not have_equal_copies(columns[i], cut, layout)
+            ]
+        )
         made = self._combine(combined, columns)
         joined = {i: join_pieces(columns[i], cut, layout) for i, cut in first.cuts.items()}
         state = [

@@ -100,6 +100,7 @@ def trace_merge(
     access = Lifting(layout).begin()
     made: list[Any] = []
 
+    @_compat.check_constants()
     def run_merge(*own: Any) -> list[Any]:
         values = iter(own)
         filled = treedef.unflatten([next(values) if _is_array(x) else x for x in leaves])

@@ -25,8 +25,13 @@ _VALUE_PRESERVING = frozenset(
 
 def growth(jaxpr: Any, variable: Any, result: int) -> Dependence:
     """Return how result number `result` of an open jaxpr depends on its input `variable`."""
+    return growths(jaxpr, variable)[result]
+
+
+def growths(jaxpr: Any, variable: Any) -> list[Dependence]:
+    """Return how each result of an open jaxpr depends on its input `variable`."""
     given = [Dependence.SAME if v is variable else Dependence.FREE for v in jaxpr.invars]
-    return DependenceAnalysis().run(jaxpr, given)[result]
+    return DependenceAnalysis().run(jaxpr, given)
 
 
 class DependenceAnalysis(ForwardAnalysis[Dependence]):

@@ -132,7 +132,12 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
             _refuse(eqn, given, "they are declared to be pieces cut otherwise")
         if cut.pieces(self.layout) == 1:
             return ShardFact(NONE)
-        return ShardFact(frozenset(cut.over(self.layout)) & self._axes, cut)
+        over = frozenset(cut.over(self.layout)) & self._axes
+        copies = given.differs - over - frozenset(eqn.params["others"])
+        if copies:
+            axes = [a for a in self.layout.replica_axes if a in copies]
+            raise ShardedArrayError(_explain_unequal_copies(eqn, cut.over(self.layout), axes))
+        return ShardFact(over, cut)
 
     def _open(self, eqn: Any, given: ShardFact) -> ShardFact:
         """Return the fact of `OPEN`: its operand must be in pieces, or equal on all replicas."""
@@ -217,6 +222,22 @@ def _explain_not_pieces(what: str, names: Sequence[str]) -> str:
         "They are computed from values that differ between replicas for other reasons than where "
         f"the array is cut.\n\n{_REMEDY} What is a piece for a reason that the trace does not "
         "show is declared: Sharded(array, dim, size)."
+    )
+
+
+def _explain_unequal_copies(eqn: Any, over: Sequence[str], axes: Sequence[str]) -> str:
+    aval, source = eqn.outvars[0].aval, _compat.find_source(eqn)
+    return (
+        f"strategy.run{f', at {source}' if source else ''}: {aval.dtype}{list(aval.shape)} is "
+        f"declared to be a sharded array in pieces over the replica axes {list(over)}, and what a "
+        f"replica declares may differ over {axes} too.\n\n"
+        f"Replicas that differ only on {axes} hold copies of one piece, so they must declare the "
+        "same values.\n\n"
+        "Reduce it over these axes before: jax.lax.pmean(piece, "
+        f"{(axes[0] if len(axes) == 1 else tuple(axes))!r}). If it is a gradient with respect to "
+        "value.array, take it with respect to the whole array: value[...] or "
+        "jaxdist.partition.gather(value). A value that is the same for a reason that the trace "
+        "does not show is declared: jaxdist.assume_replicated(piece)."
     )
 
 

@@ -14,7 +14,7 @@ from jaxdist._program.arguments.caller import user_stack_level
 from jaxdist._program.nnx import graph_rules
 from jaxdist._program.nnx.graph import GraphShape
 from jaxdist._program.nnx.graph_rules import Combination, Rule
-from jaxdist._program.proof.dependence import Dependence, growth
+from jaxdist._program.proof.dependence import Dependence, growth, growths
 from jaxdist._program.proof.moments import is_update
 from jaxdist._program.proof.updates import Part, part_of_result
 from jaxdist._program.state.carried import is_static, named_arguments_of
@@ -87,7 +87,26 @@ def find_combinations(
         raise _integer_mean_error(integers, num_replicas)
     if not_sums:
         raise _metrics_without_rule_error(not_sums, num_replicas)
+    _check_metrics_are_apart(graph, traced, found, num_replicas)
     return tuple(found)
+
+
+def _check_metrics_are_apart(
+    graph: GraphShape, traced: TracedStep, found: Sequence[Combination], num_replicas: int
+) -> None:
+    """Raise if a replica adds to one metric what another metric holds."""
+    # Each replica would add it, so it would count once for each replica.
+    group = {n: c for c in found if c.rule in (Rule.SUM, Rule.MOMENTS) for n in c.numbers}
+    if not group:
+        return
+    for source, kind in enumerate(graph.types):
+        if not graph_rules.is_metric(kind):
+            continue
+        grown = growths(traced.jaxpr, _input_variable(traced, source))
+        own = group[source].numbers if source in group else (source,)
+        for n in group:
+            if n not in own and grown[n] is not Dependence.FREE:
+                raise _metric_of_metric_error(graph.name(n), graph.name(source), num_replicas)
 
 
 def _find_moments(
@@ -144,6 +163,19 @@ def _metrics_without_rule_error(names: Sequence[str], num_replicas: int) -> Stat
         "Call reset() before strategy.run, use nnx.metrics.Average, Accuracy or Welford as they "
         "are, or return the values and update the metric outside: "
         "metric.update(values=strategy.gather(values, 0))."
+    )
+
+
+def _metric_of_metric_error(name: str, source: str, num_replicas: int) -> StateDivergenceError:
+    return StateDivergenceError(
+        f"strategy.run cannot bring together what {num_replicas} replicas put into the metric "
+        f"variable {name}: the amount that each adds depends on another metric variable, "
+        f"{source}.\n\n"
+        "A metric's variables grow by the sum of what the replicas add to them. What "
+        f"{source} holds would be added {num_replicas} times, once by each replica.\n\n"
+        f"Add amounts that come from the rows alone, and compute with {source} where the metric "
+        "is read (in compute()). A value that no step changes, such as a weight or a threshold, "
+        "belongs into an nnx.Variable."
     )
 
 

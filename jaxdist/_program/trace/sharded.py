@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.arguments.exact import same_bits
 from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._values import (
     Cut,
@@ -140,6 +141,13 @@ def _piece_numbers(cut: Cut, layout: ReplicaMesh) -> list[int]:
     own = [places[:, layout.replica_axes.index(a)] for a in cut.axes]
     flat = np.ravel_multi_index(own, [layout.mesh.shape[a] for a in cut.axes])
     return [int(n) for n in flat]
+
+
+def have_equal_copies(pieces: Sequence[Any], cut: Cut, layout: ReplicaMesh) -> bool:
+    """Whether the replicas that hold the same piece hold the same bits."""
+    numbers = _piece_numbers(cut, layout)
+    of_piece = [[x for x, m in zip(pieces, numbers, strict=True) if m == n] for n in set(numbers)]
+    return all(len(copies) == 1 or same_bits(copies) for copies in of_piece)
 
 
 def join_pieces(pieces: Sequence[Any], cut: Cut, layout: ReplicaMesh) -> Sharded:

@@ -353,6 +353,14 @@ def _drop_layout(slot: InSlot) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(slot.shape, slot.dtype, weak_type=slot.weak_type)
 
 
+def name_of_result(signature: Signature, num_graph: int, paths: Sequence[str], number: int) -> str:
+    """Return the name of a result: of a leaf of an NNX object, or of what the step returns."""
+    if number >= num_graph:
+        return paths[number - num_graph]
+    size = len(signature.graph.paths) if signature.graph else 0
+    return signature.graph.name(number) if signature.graph and number < size else "a variable"
+
+
 class LocalStep:
     """The user's function, called with flat local values and returning flat local results."""
 
@@ -375,6 +383,7 @@ class LocalStep:
         self.__wrapped__ = find_function_with_source(fn)
         self.__signature__ = LeafNames(functools.partial(leaf_names, fn, signature))
 
+    @_compat.check_constants()
     def __call__(self, *leaves: Any) -> list[Any]:
         signature = self.signature
         # A scalar on each replica is one element of a global [R], so it enters as a vector.
@@ -463,11 +472,10 @@ class LocalStep:
 
     def _open_pieces(self, results: list[Any]) -> list[Any]:
         """Return the results, with each `Sharded` array replaced by this replica's piece."""
-        names = dict(enumerate(self.paths, self.num_graph))
-        graph, layout = self.signature.graph, self.strategy.layout
+        layout = self.strategy.layout
         made = list(results)
         for i, cut in self.cuts.items():
-            name = names.get(i) or (graph.name(i) if graph else "a variable")
+            name = name_of_result(self.signature, self.num_graph, self.paths, i)
             sharded.check_piece(name, make_undeclared(results[i], cut))
             made[i] = opened_piece(results[i], cut, layout, name=name)
         return made

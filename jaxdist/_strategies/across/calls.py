@@ -33,6 +33,7 @@ from jaxdist._values import (
     close_containers,
     is_container,
     open_containers,
+    refuse_ref,
 )
 
 _MOST_KNOWN = 256
@@ -108,6 +109,7 @@ class AcrossReplicas:
         named = {"value" + keystr(path): _collectives.join_slices(leaf) for path, leaf in leaves}
         for name, leaf in named.items():
             method.refuse(request.caller, name, leaf)
+            refuse_ref(f"{request.caller} was given {name}", leaf)
             check_all_fit(request.caller, name, leaf)
         if self._layout.is_shared and not in_merge:
             given = {"axis": axis, "reduce op": request.op}

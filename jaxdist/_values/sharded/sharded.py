@@ -13,6 +13,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_integer, show
 from jaxdist._values.access import get_call_context
 from jaxdist._values.arithmetic import Arithmetic
+from jaxdist._values.refs import refuse_ref
 from jaxdist._values.replicas.auto_view import compute_auto, view_on
 from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.sharded.cuts import Cut
@@ -97,6 +98,7 @@ class Sharded(Arithmetic):
                 f"Sharded was given array={show(array)}.\n\narray is the padded array over all "
                 "replicas, or in a step the piece of one.\n\nPass an array of jax or numpy."
             )
+        refuse_ref("Sharded was given array", array)
         if axes is not None and not (
             isinstance(axes, tuple) and axes and all(isinstance(a, str) for a in axes)
         ):

@@ -16,7 +16,8 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
 import jaxdist
-from jaxdist._keras.forward.states import _Evaluation, _Reads, _Varies
+from jaxdist._keras.forward.states import _Evaluation, _Reads
+from jaxdist._keras.forward.variation import _Varies
 from jaxdist._parameter_server.closures.dependence import Origin as Source
 from jaxdist._parameter_server.closures.dependence import SourceAnalysis
 from jaxdist._parameter_server.closures.optimizers.row_pieces import RowInterpreter

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -149,6 +150,65 @@ def test_a_metric_that_is_read_in_the_step_is_seen_as_it_is_and_grows_right(way:
     assert float(found) == pytest.approx(seen)
     assert float(metric.total[...]) == np.float32(np.float32(1e8) + 8)
     assert int(metric.count[...]) == 10
+
+
+class _Two(nnx.Module):
+    """Two metric variables and a weight."""
+
+    def __init__(self) -> None:
+        self.total = nnx.metrics.MetricState(jnp.float32(10))
+        self.other = nnx.metrics.MetricState(jnp.float32(5))
+        self.weight = nnx.Variable(jnp.float32(3))
+
+
+def _add(two: Any, total: Any, other: Any = 0.0) -> None:
+    two.total[...], two.other[...] = two.total[...] + total, two.other[...] + other
+
+
+OF_ANOTHER: dict[str, Callable[[Any, Any], None]] = {
+    "the new value": lambda two, x: _add(two, two.other[...] + x.sum(), x.sum()),
+    "the old value": lambda two, x: _add(two, two.other[...] * x.sum(), x.sum()),
+    "a value that stays": lambda two, x: _add(two, two.other[...] + x.sum()),
+    "a branch": lambda two, x: _add(two, jnp.where(two.other[...] > 4, x.sum(), 0.0), x.sum()),
+    "a loop": lambda two, x: _add(
+        two, jax.lax.fori_loop(0, 3, lambda i, y: y + two.other[...], x.sum()), x.sum()
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "row",
+    sampled([*itertools.product(OF_ANOTHER, WAYS)], 8, name=_name_of),
+)
+def test_a_metric_to_which_a_step_adds_what_another_holds_is_refused(row: Any) -> None:
+    what, way = row
+    two = _Two()
+
+    def step(two: Any, x: Any) -> tuple[Any, None]:
+        OF_ANOTHER[what](two, x)
+        return two, None
+
+    with (
+        way.running(),
+        pytest.raises(StateDivergenceError, match=r"args\[0\]\.total.*args\[0\]\.other"),
+    ):
+        way.strategy().run(_step(way, step), (two, _given(way, np.ones(8, np.float32))))
+    assert float(two.total[...]) == 10
+    assert float(two.other[...]) == 5
+
+
+@pytest.mark.parametrize("way", sampled(WAYS, 3, name=lambda way: way.name))
+def test_a_metric_may_grow_by_what_is_computed_with_other_state(way: Way) -> None:
+    two = _Two()
+
+    def step(two: Any, x: Any) -> tuple[Any, None]:
+        _add(two, (two.weight[...] * x).sum(), x.sum())
+        return two, None
+
+    with way.running():
+        way.strategy().run(_step(way, step), (two, _given(way, np.arange(8, dtype=np.float32))))
+    assert float(two.total[...]) == 10 + 3 * 28
+    assert float(two.other[...]) == 5 + 28
 
 
 @pytest.mark.parametrize("way", sampled(WAYS, 3, name=lambda way: way.name))
@@ -456,3 +516,47 @@ def test_a_variable_that_holds_a_pytree_is_updated_and_may_change_its_structure_
     holder.v.set_value((jnp.zeros(3),))
     strategy.run(step, (holder,))
     assert holder.v.get_value()[0].tolist() == [1, 1, 1]
+
+
+def test_changing_the_keys_of_a_variables_value_is_refused() -> None:
+    holder = Holder(nnx.Intermediate([jnp.zeros(2), jnp.ones(2)]))
+
+    def swap(node: Any) -> None:
+        first, second = node.v.get_value()
+        node.v.set_value(nnx.State({0: first, 2: second}))
+
+    with pytest.raises(StateDivergenceError, match="changed the structure"):
+        jaxdist.MirroredStrategy(_cpus(2)).run(swap, (holder,))
+    assert [x.tolist() for x in holder.v.get_value()] == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("way", sampled(WAYS[:-1], 2, name=lambda way: way.name))
+def test_an_optimizer_whose_state_holds_lists_trains_as_flax_does(way: Way) -> None:
+    # nnx.Optimizer puts an nnx.State in the place of each list that sm3 keeps.
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+
+    def made() -> tuple[Any, Any]:
+        model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+        return model, nnx.Optimizer(model, optax.sm3(0.1), wrt=nnx.Param)
+
+    def update(model: Any, optimizer: Any, x: Any, count: Any, total: Any) -> None:
+        gradients = nnx.grad(lambda m: (m(x) ** 2).sum() / count)(model)
+        optimizer.update(model, total(gradients))
+
+    def step(both: Any, x: Any) -> tuple[Any, None]:
+        context = jaxdist.get_replica_context()
+        update(both[0], both[1], x, 8, lambda g: context.all_reduce("sum", g))
+        return both, None
+
+    wanted, found = made(), made()
+    both = nnx.List(found)
+    strategy, run = way.strategy(), _step(way, step)
+    with way.running():
+        for _ in range(3):
+            update(*wanted, x, 8, lambda g: g)
+            strategy.run(run, (both, _given(way, x)))
+    for a, b in zip(
+        jax.tree.leaves(nnx.state(found)), jax.tree.leaves(nnx.state(wanted)), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert isinstance(found[1].opt_state[0].mu.kernel.get_value(), list)

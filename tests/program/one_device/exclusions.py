@@ -48,3 +48,13 @@ EXCLUDED: dict[str, Callable[[Any], bool]] = {
     # JAX's ZeroDivisionError.
     "reshape of no rows": lambda p: p.has_empty_replica and _has(p, "row", {"reshape"}),
 }
+
+# Steps that are not run op by op: the error is JAX's own, with a note that says how to go on.
+NOT_OP_BY_OP: dict[str, Callable[[Any], bool]] = {
+    "a map over no rows": lambda p: p.has_empty_replica and _has(p, "row", {"map"}),
+}
+
+
+def is_not_run_op_by_op(program: Any) -> bool:
+    """Whether a step is not run op by op."""
+    return any(applies(program) for applies in NOT_OP_BY_OP.values())

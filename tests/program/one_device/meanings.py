@@ -96,13 +96,18 @@ class OnReplicas(OneDevice):
         return partition.gather(tree)
 
 
-def names(program: Program) -> dict[str, Any]:
-    """Run the source of a program, and return what it defines."""
+def names(program: Program, moved: int = 0) -> dict[str, Any]:
+    """Run the source of a program, and return what it defines.
+
+    Args:
+        program: The program.
+        moved: A seed, to move each number by one step of its dtype; zero moves none.
+    """
     dtype = jnp.dtype(program.dtype)
 
     def rand(seed: int, *shape: int) -> Any:
         values = np.random.default_rng([program.number, seed]).normal(size=shape)
-        return jnp.asarray(values / np.sqrt(shape[0]), dtype)
+        return jnp.asarray(_move((values / np.sqrt(shape[0])).astype(dtype), moved, seed))
 
     found: dict[str, Any] = {
         "jax": jax,
@@ -126,6 +131,14 @@ def data(program: Program, step: int) -> tuple[np.ndarray, np.ndarray]:
     count = sum(program.rows)
     x = rng.normal(size=(count, 4)).astype(np.float32)
     return np.asarray(x, jnp.dtype(program.dtype)), rng.integers(0, 4, count).astype(np.int32)
+
+
+def _move(x: np.ndarray, moved: int, *seed: int) -> np.ndarray:
+    """Return numbers, each moved by one step of its dtype, up or down."""
+    if not moved:
+        return x
+    up = np.random.default_rng([moved, *seed]).integers(0, 2, x.shape) * 2 - 1
+    return np.nextafter(x, np.asarray(up * np.inf, x.dtype))
 
 
 def split(x: np.ndarray, rows: tuple[int, ...]) -> list[np.ndarray]:
@@ -153,9 +166,9 @@ def _cast(model: Any, dtype: str) -> None:
 Numbers = list[tuple[Any, Any, Any]]
 
 
-def on_one_device(program: Program, *, compiled: bool = True) -> Numbers:
-    """Run the program in plain JAX, with all rows."""
-    found = names(program)
+def on_one_device(program: Program, *, compiled: bool = True, moved: int = 0) -> Numbers:
+    """Run the program in plain JAX, with all rows; `moved` is that of `names`."""
+    found = names(program, moved)
     c = OneDevice(found["TX"])
     graph, state = nnx.split(_started(program, found, c))
 
@@ -166,7 +179,8 @@ def on_one_device(program: Program, *, compiled: bool = True) -> Numbers:
     run = jax.jit(step) if compiled else step
     numbers: Numbers = []
     for i in range(program.steps):
-        state, rows, equal = run(state, *data(program, i))
+        x, y = data(program, i)
+        state, rows, equal = run(state, _move(x, moved, 100 + i), y)
         numbers.append(_fetched((_visible(program, nnx.merge(graph, state)), rows, equal)))
     return numbers
 

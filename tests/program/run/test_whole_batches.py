@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh
 
 import jaxdist
 from jaxdist import PerReplica, get_replica_context
+from tests.processes.job import results_of_job
 from tests.tables import sampled
 
 ROWS = 16
@@ -335,3 +336,24 @@ def test_inside_of_other_traces_only_where_the_place_of_the_array_is_known(
         assert len(_lines(caplog)) == 1
         jaxdist.function(lambda x: run(x))(X)
     assert len(_lines(caplog)) == 2
+
+
+def _lines_of_process() -> list[str]:
+    """The lines that one process of a job logs: of steps with equal batches, and of a model."""
+    strategy = jaxdist.MultiWorkerMirroredStrategy()
+    lines: list[str] = []
+
+    def note(record: logging.LogRecord) -> bool:
+        lines.append(record.getMessage())
+        return True
+
+    logging.getLogger("jaxdist").addFilter(note)
+    strategy.run(lambda x: x * 2, (X,))
+    jaxdist.fit.Model(nnx.Linear(4, 1, rngs=nnx.Rngs(0)))
+    return [line for line in lines if "each of 4 replicas" in line or "one of 4 devices" in line]
+
+
+def test_in_a_job_one_process_logs_for_all() -> None:
+    first, second = results_of_job(_lines_of_process, 2, devices=2)
+    assert len(first) == 2, first
+    assert second == []
