@@ -199,7 +199,9 @@ class Program:
             try:
                 return jitted.lower(*(i.on_users_mesh() for i in inputs))
             except (ValueError, TypeError, AssertionError, NotImplementedError) as error:
-                raise explicit_types_error(error, self.name, self.layout) from error
+                raise explicit_types_error(
+                    error, self.name, self.layout, in_lowering=True
+                ) from error
 
     @_compat.outside_of_meshes
     def compiled(self, lowered: jax.stages.Lowered | None = None) -> jax.stages.Compiled:
