@@ -199,7 +199,9 @@ class Program:
             try:
                 return jitted.lower(*(i.on_users_mesh() for i in inputs))
             except (ValueError, TypeError, AssertionError, NotImplementedError) as error:
-                raise explicit_types_error(error, self.name, self.layout) from error
+                raise explicit_types_error(
+                    error, self.name, self.layout, in_lowering=True
+                ) from error
 
     @_compat.outside_of_meshes
     def compiled(self, lowered: jax.stages.Lowered | None = None) -> jax.stages.Compiled:
@@ -354,11 +356,19 @@ def _as_named_function(program: Program, name: str) -> Callable[..., Any]:
 
 
 def _put_rows_together(array: Any, layout: ReplicaMesh) -> Any:
-    """Return a value whose type splits dim 0 over axes of replicas only."""
+    """Return a value with types whose dim 0 is split over all replicas, and over nothing else."""
     sharding = jax.typeof(array).sharding
     first, *rest = sharding.spec
     axes = (first,) if isinstance(first, str) else tuple(first or ())
     kept = tuple(a for a in axes if a in layout.replica_axes)
-    if kept == axes:
+    if kept != axes:
+        array = jax.sharding.reshard(
+            array, sharding.update(spec=PartitionSpec(kept or None, *rest))
+        )
+    # XLA chooses the layout over replica axes that are Auto.
+    chosen = tuple(a for a in layout.replica_axes if a not in layout.mesh.explicit_axes)
+    if not chosen:
         return array
-    return jax.sharding.reshard(array, sharding.update(spec=PartitionSpec(kept or None, *rest)))
+    free = [PartitionSpec.UNCONSTRAINED] * (array.ndim - 1)
+    spec = PartitionSpec(chosen, *free)
+    return jax.lax.with_sharding_constraint(array, NamedSharding(layout.mesh, spec))

@@ -7,13 +7,16 @@ from jaxdist.errors import UnsupportedError
 _CONSTRAINT = "passed to with_sharding_constraint"
 
 
-def explicit_types_error(error: Exception, step: str, layout: ReplicaMesh) -> UnsupportedError:
+def explicit_types_error(
+    error: Exception, step: str, layout: ReplicaMesh, *, in_lowering: bool = False
+) -> UnsupportedError:
     """Return the error for a step that JAX accepts only without Explicit types.
 
     Args:
         error: The error of JAX.
         step: The name of the step.
         layout: The mesh of the strategy.
+        in_lowering: Whether JAX has traced the step, and cannot lower it.
     """
     axes = tuple(a for a in layout.logical_axes if a in layout.mesh.explicit_axes)
     text = " ".join(str(error).split())
@@ -21,6 +24,13 @@ def explicit_types_error(error: Exception, step: str, layout: ReplicaMesh) -> Un
         "Put the value together before it, jax.sharding.reshard(x, jax.P()). Or give the "
         "operation out_sharding=, if it takes one."
     )
+    if in_lowering:
+        # A scatter over replicas has no lowering beside Explicit axes, whatever the type is.
+        remedy = (
+            "Put the value together before it, x = jax.sharding.reshard(x, jax.P()), and call the "
+            "operation where no axis is Explicit: jax.shard_map(fn, in_specs=jax.P(), "
+            f"out_specs=jax.P(), axis_names={set(axes)}, check_vma=False)(x)."
+        )
     if _CONSTRAINT in text:
         remedy = (
             "Write jax.sharding.reshard(x, spec) instead of jax.lax.with_sharding_constraint, or "

@@ -444,11 +444,14 @@ def _all_gather(own: Any, cut: Cut, layout: ReplicaMesh) -> Any:
 
     around = jax.sharding.get_abstract_mesh()
     is_partial = frozenset(around.manual_axes) == frozenset(layout.replica_axes)
-    # With Explicit axes the piece is whole over them here: the map would give its result a type.
-    if cut.split is None or not is_partial or around.explicit_axes:
+    if not is_partial or (cut.split is None and not around.explicit_axes):
         return gather(own)
     axes = layout.logical_axes
-    spec = PartitionSpec(*[None] * cut.split, axes)
+    # With Explicit axes the piece is whole over them here. JAX 0.12 cannot lower the transpose of
+    # the gather, a scatter, while they are not manual.
+    spec = PartitionSpec()
+    if cut.split is not None and not around.explicit_axes:
+        spec = PartitionSpec(*[None] * cut.split, axes)
     inner = jax.shard_map(
         gather, in_specs=spec, out_specs=spec, axis_names=set(axes), check_vma=False
     )
