@@ -209,3 +209,38 @@ def test_a_step_of_the_user_may_not_change_state_that_is_summed() -> None:
         model.compile("sgd", "mse")
     with refused(StateDivergenceError, "kept", "aggregation='sum'", "compute_loss"):
         model.fit(X, X[:, :1], batch_size=8, verbose=0)
+
+
+class AddsInLoss(keras.Sequential):
+    """A model whose loss adds to the state of its layer too."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        self.layers[0].state.assign_add(1.0)
+        return super().compute_loss(*args, **kwargs)
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate"])
+@pytest.mark.parametrize("aggregation", ["sum", "mean", "only_first_replica"])
+@pytest.mark.parametrize("state", ["steps", "total"])
+def test_state_that_call_and_compute_loss_assign_is_that_of_keras_alone_or_refused(
+    state: str, aggregation: str, method: str
+) -> None:
+    def compute(replicas: int) -> float:
+        with make_strategy(replicas).scope():
+            keeps = Keeps(STATES[state], aggregation)
+            model = AddsInLoss([keras.Input((FEATURES,)), keeps, layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.0), "mse")
+        getattr(model, method)(X, X[:, :1], batch_size=8, verbose=0)
+        return float(model.layers[0].state.value)
+
+    if state == "steps":
+        assert compute(2) == compute(1)
+    else:
+        with refused(StateDivergenceError, "kept", "compute_loss", "both assign"):
+            compute(2)
+
+
+@pytest.mark.parametrize("state", ["steps", "steps_as_integers", "flag", "decay"])
+def test_equal_state_of_predictions_is_kept_where_a_replica_has_no_rows(state: str) -> None:
+    row = Row(state, "none", 2, 7, "predict")
+    np.testing.assert_allclose(_train(row, 2), _train(row, None))
