@@ -1,5 +1,6 @@
 """State of a user's layer: the values of Keras alone, or an error with the name of the variable."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -149,6 +150,12 @@ def _make_strategy(row: Row, replicas: int) -> jaxdist.Strategy:
 
 
 def _train(row: Row, replicas: int | None) -> Any:
+    return compute_state(row, None if replicas is None else _make_strategy(row, replicas))
+
+
+def compute_state(row: Row, strategy: jaxdist.Strategy | None) -> Any:
+    """Return the state after the call of the row; without a strategy, that of Keras alone."""
+
     def make() -> Any:
         keeps = Keeps(STATES[row.state], row.aggregation, row.options)
         model = keras.Sequential([keras.Input((FEATURES,)), keeps, layers.Dense(1)])
@@ -156,11 +163,8 @@ def _train(row: Row, replicas: int | None) -> Any:
         model.compile(keras.optimizers.SGD(0.0), "mse", **more.get(row.options, {}))
         return model
 
-    if replicas is None:
+    with strategy.scope() if strategy else contextlib.nullcontext():
         model = make()
-    else:
-        with _make_strategy(row, replicas).scope():
-            model = make()
     data = (X,) if "predict" in row.method else (X, X[:, :1])
     call = getattr(model, row.method)
     if row.method.endswith("on_batch"):
