@@ -36,6 +36,17 @@ class Sums:
     gradients: Any
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """The numbers of variables, as a result of a function that JAX differentiates."""
+
+    values: frozenset[int]
+
+
+_NONE = Numbers(frozenset())
+
+
 @dataclasses.dataclass
 class Step:
     """The train, test and predict steps of a model.
@@ -61,7 +72,7 @@ class Step:
             if rows.own == 0:
                 # Zeros, but a derivative that is not finite would make them nan.
                 gradients = jax.tree.map(jnp.zeros_like, gradients)
-            own = self._find_states(rows, True, trainable, fixed, aux[1], data)
+            own = self._find_states(rows, True, trainable, fixed, aux[1], data, aux[4])
             logs, fixed, of_metrics, gradients = self._combine(
                 rows, aux, fixed, of_metrics, gradients, own
             )
@@ -76,7 +87,7 @@ class Step:
         rows = self._with_shares(rows)
         with use_rows(rows):
             _, aux = self._compute(rows, False, trainable, fixed, of_metrics, None, data)
-            own = self._find_states(rows, False, trainable, fixed, aux[1], data)
+            own = self._find_states(rows, False, trainable, fixed, aux[1], data, aux[4])
             logs, fixed, of_metrics, _ = self._combine(rows, aux, fixed, of_metrics, [], own)
         return logs, (trainable, fixed, of_metrics)
 
@@ -93,6 +104,11 @@ class Step:
             if rows.replica.strategy.layout.is_shared:
                 outputs = jax.tree.map(rows.gather, outputs)
             laws, sent = self._find_states(rows, False, trainable, fixed, new, data)
+            if rows.most * (rows.count - 1) >= rows.total:
+                # A replica without rows runs another program, so `run` finds no proof.
+                first = laws.take_kept_of_first()
+                sent.update(states.share_states(first, fixed, new, {}, rows))
+                laws = states.Laws({**laws.by_number, **first.by_number}, laws.together)
             fixed = states.merge_states(laws, fixed, new, rows.add_up(sent) if sent else {})
         return outputs, (trainable, fixed)
 
@@ -134,14 +150,14 @@ class Step:
         before = [jnp.zeros_like(v) for v in of_metrics] if sums else of_metrics
         if rows.has_shares:
             everything = None
-            loss, after, new = self._loss(
+            loss, after, later = self._loss(
                 trainable, new, before, x, y, y_pred, weight, of_call, train
             )
         else:
             everything = self._gather(x, y, y_pred, weight, rows)
             direct = gather.scale_gradient(trainable, rows.fraction)
             x_all, y_all, pred_all, weight_all = everything
-            loss, after, new = self._loss(
+            loss, after, later = self._loss(
                 direct, new, before, x_all, y_all, pred_all, weight_all, of_call, train
             )
         if sums:
@@ -156,7 +172,9 @@ class Step:
         unscaled = loss
         if train:
             loss = self._scale(loss, of_optimizer)
-        return loss, (unscaled, new, after, everything)
+        pairs = enumerate(zip(new, later, strict=True))
+        of_loss = Numbers(frozenset(n for n, (a, b) in pairs if a is not b))
+        return loss, (unscaled, later, after, everything, of_loss)
 
     def _scale(self, loss: Any, of_optimizer: Any) -> Any:
         """Return the loss as the optimizer scales it before it is differentiated."""
@@ -222,11 +240,29 @@ class Step:
         return [*shares, *(gather.scale_gradient(loss, rows.fraction) for loss in of_weights)]
 
     def _find_states(
-        self, rows: Rows, train: bool, trainable: Any, fixed: Any, new: Any, data: Any
+        self,
+        rows: Rows,
+        train: bool,
+        trainable: Any,
+        fixed: Any,
+        new: Any,
+        data: Any,
+        of_loss: Numbers = _NONE,
     ) -> tuple[states.Laws, dict[int, Any]]:
-        """Return what the step does with variables that are not trained, and what it sends."""
+        """Return what the step does with variables that are not trained, and what it sends.
+
+        Args:
+            rows: The rows of this replica.
+            train: Whether it is a step of training.
+            trainable: The values of the variables that are trained.
+            fixed: Those of the others before the step.
+            new: Those of the others after it.
+            data: The batch.
+            of_loss: The variables that `compute_loss` has assigned.
+        """
         x, _, _ = _unpack(data)
         laws = states.find_laws(self.model, self._pairs, trainable, fixed, new, x, rows, train)
+        states.check_assigned_in_loss(self.model, laws, of_loss.values)
         groups = laws.find_groups() if rows.count > 1 else []
         additions = self._compute_additions(rows, train, trainable, fixed, groups, data)
         return laws, states.share_states(laws, fixed, new, additions, rows)
@@ -255,7 +291,7 @@ class Step:
 
     def _add_up(self, rows: Rows, aux: Any, fixed: Any, gradients: Any, own: Any) -> "Sums":
         """Add up the shares of the replicas; `own` has those of `_find_states`."""
-        loss, new, after, everything = aux
+        loss, new, after, everything, _ = aux
         laws, of_states = own
         sent = {
             "gradients": gradients,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxdist._keras import has_own, keras_module, name_of
+from jaxdist._keras import find_aggregations, has_own, keras_module, name_of
 from jaxdist.errors import UnsupportedError
 
 
@@ -83,4 +83,26 @@ def check_added_up(model: Any, changed: list[Any]) -> None:
             "know what other workers have added. Only sums can be added up.\n\n"
             "Use keras.metrics.Mean or Sum there, or update the metric in compute_metrics, which "
             "runs on the coordinator."
+        )
+
+
+def check_state_of_loss(model: Any, numbers: frozenset[int]) -> None:
+    """Check that `compute_loss` assigns no state of own layers.
+
+    Args:
+        model: The model.
+        numbers: The numbers of the variables that it has assigned.
+
+    Raises:
+        UnsupportedError: It does.
+    """
+    own = find_aggregations(model)
+    paths = [model.non_trainable_variables[n].path for n in sorted(numbers) if n in own]
+    if paths:
+        raise UnsupportedError(
+            f"compute_loss of the Keras model {name_of(model)!r} assigns state of own layers: "
+            f"{paths}.\n\n"
+            "Workers of parameter servers send what a step has added to state, which is known of "
+            "the call of the model only.\n\n"
+            "Assign it in the call of the layer."
         )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxdist._keras import Law, Rows, Step, use_rows
 from jaxdist._keras_servers.accumulated import Accumulated
-from jaxdist._keras_servers.checks import check_added_up
+from jaxdist._keras_servers.checks import check_added_up, check_state_of_loss
 from jaxdist._keras_servers.seeds import Seeds
 from jaxdist._keras_servers.variables import ModelOnServers
 
@@ -44,7 +44,7 @@ class ServerStep(Step):
             if rows.own == 0:
                 # Zeros, but a derivative that is not finite would make them nan.
                 gradients = jax.tree.map(jnp.zeros_like, gradients)
-            own = self._find_states(rows, True, trainable, fixed, aux[1], data)
+            own = self._find_states(rows, True, trainable, fixed, aux[1], data, aux[4])
             added = self._find_additions(rows, True, trainable, fixed, own, data)
             results, gradients = self._finish(rows, aux, fixed, zeros, gradients, own, added)
             self._get_remote().optimizer.send(gradients)
@@ -56,7 +56,7 @@ class ServerStep(Step):
         trainable, fixed, zeros = self._read(given)
         with use_rows(rows):
             _, aux = self._compute(rows, False, trainable, fixed, zeros, None, data)
-            own = self._find_states(rows, False, trainable, fixed, aux[1], data)
+            own = self._find_states(rows, False, trainable, fixed, aux[1], data, aux[4])
             added = self._find_additions(rows, False, trainable, fixed, own, data)
             results, _ = self._finish(rows, aux, fixed, zeros, [], own, added)
         return results
@@ -101,6 +101,7 @@ class ServerStep(Step):
     ) -> tuple[dict[str, Any], Any]:
         """Send changes of variables that are not trained; return the results and gradients."""
         after, is_all = aux[2], aux[3] is not None
+        check_state_of_loss(self.model, aux[4].values)
         if is_all:
             pairs = zip(self.model.metrics_variables, zeros, after, strict=True)
             known = self._list_of_losses()

@@ -216,6 +216,55 @@ class Refuses(layers.Layer):
         return x
 
 
+class Calls(layers.Layer):
+    """Adds what a function of Python computes of the rows."""
+
+    def call(self, *args: Any, **_: Any) -> Any:
+        (x,) = args
+        if isinstance(x.shape[0], int):
+            kind = jax.ShapeDtypeStruct((), jnp.float32)
+            largest = jax.lax.stop_gradient(ops.max(x))
+            self.add_loss(jax.pure_callback(lambda a: np.float32(a), kind, largest))
+        return x
+
+
+class AddsMore(layers.Layer):
+    """Adds another loss for more rows."""
+
+    def call(self, *args: Any, **_: Any) -> Any:
+        (x,) = args
+        is_large = isinstance(x.shape[0], int) and x.shape[0] > 10
+        for factor in (1.0, 2.0) if is_large else (1.0,):
+            self.add_loss(factor * ops.mean(x))
+        return x
+
+
+class UsesMore(layers.Layer):
+    """Adds a loss of its weight for more rows."""
+
+    def build(self, *_: Any) -> None:
+        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+
+    def call(self, *args: Any, **_: Any) -> Any:
+        (x,) = args
+        is_large = isinstance(x.shape[0], int) and x.shape[0] > 10
+        self.add_loss(ops.mean(x * self.scale) if is_large else ops.mean(x))
+        return x
+
+
+class AddsUp(layers.Layer):
+    """Numbers that depend on the rows before."""
+
+    def call(self, *args: Any, **_: Any) -> Any:
+        return ops.cumsum(args[0], axis=0)
+
+
+def _make_statistics_of_sums() -> Any:
+    norm = layers.BatchNormalization(synchronized=True)
+    last = layers.Dense(3, activity_regularizer="l2")
+    return keras.Sequential([keras.Input((3,)), AddsUp(), norm, last])
+
+
 class Noisy(layers.Layer):
     """Adds a loss that depends on one random number of the replica."""
 
@@ -233,7 +282,11 @@ class Noisy(layers.Layer):
     ("layer", "batch", "why", "remedy"),
     [
         (Decides, 16, "for another number of rows", "compute_loss"),
+        (AddsMore, 16, "add other losses", "compute_loss"),
+        (UsesMore, 16, "something else for another number of rows", "compute_loss"),
         (Noisy, 16, "random numbers", "compute_loss"),
+        (Calls, 16, "pure_callback", "compute_loss"),
+        (_make_statistics_of_sums, 16, "not a sum over rows", "compute_loss"),
         (Refuses, 2, "cannot be traced for 3 rows", "for every number of rows"),
     ],
 )

@@ -1,5 +1,6 @@
 """State of a user's layer: the values of Keras alone, or an error with the name of the variable."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -149,6 +150,12 @@ def _make_strategy(row: Row, replicas: int) -> jaxdist.Strategy:
 
 
 def _train(row: Row, replicas: int | None) -> Any:
+    return compute_state(row, None if replicas is None else _make_strategy(row, replicas))
+
+
+def compute_state(row: Row, strategy: jaxdist.Strategy | None) -> Any:
+    """Return the state after the call of the row; without a strategy, that of Keras alone."""
+
     def make() -> Any:
         keeps = Keeps(STATES[row.state], row.aggregation, row.options)
         model = keras.Sequential([keras.Input((FEATURES,)), keeps, layers.Dense(1)])
@@ -156,11 +163,8 @@ def _train(row: Row, replicas: int | None) -> Any:
         model.compile(keras.optimizers.SGD(0.0), "mse", **more.get(row.options, {}))
         return model
 
-    if replicas is None:
+    with strategy.scope() if strategy else contextlib.nullcontext():
         model = make()
-    else:
-        with _make_strategy(row, replicas).scope():
-            model = make()
     data = (X,) if "predict" in row.method else (X, X[:, :1])
     call = getattr(model, row.method)
     if row.method.endswith("on_batch"):
@@ -209,3 +213,38 @@ def test_a_step_of_the_user_may_not_change_state_that_is_summed() -> None:
         model.compile("sgd", "mse")
     with refused(StateDivergenceError, "kept", "aggregation='sum'", "compute_loss"):
         model.fit(X, X[:, :1], batch_size=8, verbose=0)
+
+
+class AddsInLoss(keras.Sequential):
+    """A model whose loss adds to the state of its layer too."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        self.layers[0].state.assign_add(1.0)
+        return super().compute_loss(*args, **kwargs)
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate"])
+@pytest.mark.parametrize("aggregation", ["sum", "mean", "only_first_replica"])
+@pytest.mark.parametrize("state", ["steps", "total"])
+def test_state_that_call_and_compute_loss_assign_is_that_of_keras_alone_or_refused(
+    state: str, aggregation: str, method: str
+) -> None:
+    def compute(replicas: int) -> float:
+        with make_strategy(replicas).scope():
+            keeps = Keeps(STATES[state], aggregation)
+            model = AddsInLoss([keras.Input((FEATURES,)), keeps, layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.0), "mse")
+        getattr(model, method)(X, X[:, :1], batch_size=8, verbose=0)
+        return float(model.layers[0].state.value)
+
+    if state == "steps":
+        assert compute(2) == compute(1)
+    else:
+        with refused(StateDivergenceError, "kept", "compute_loss", "both assign"):
+            compute(2)
+
+
+@pytest.mark.parametrize("state", ["steps", "steps_as_integers", "flag", "decay"])
+def test_equal_state_of_predictions_is_kept_where_a_replica_has_no_rows(state: str) -> None:
+    row = Row(state, "none", 2, 7, "predict")
+    np.testing.assert_allclose(_train(row, 2), _train(row, None))

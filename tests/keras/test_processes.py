@@ -96,3 +96,40 @@ def test_callbacks_write_their_files_in_process_0_and_all_can_read_them_after_fi
     lines = (tmp_path / "log.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["epoch", "0", "1", "2", "3"]
     assert not (tmp_path / "backup").exists()
+
+
+# Kinds of state, aggregations, and sizes of batches; with 5 rows, replicas have different numbers.
+STATES = [
+    ("rows", "sum", 8), ("many_rows", "sum", 5), ("rows_as_integers", "sum", 5),
+    ("steps", "none", 5), ("moving_mean", "mean", 5), ("first_value", "only_first_replica", 8),
+    ("total", "none", 8),
+]  # fmt: skip
+
+
+def _keep_state_in_a_job() -> list[Any]:
+    import os
+
+    os.environ["KERAS_BACKEND"] = "jax"
+    import jaxdist
+    from tests.keras.test_own_state import Row, compute_state
+
+    strategy = jaxdist.MultiWorkerMirroredStrategy()
+    found: list[Any] = []
+    for state, aggregation, batch in STATES:
+        try:
+            found.append(compute_state(Row(state, aggregation, 4, batch), strategy))
+        except jaxdist.errors.StateDivergenceError as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.slow
+def test_two_processes_keep_the_state_of_own_layers_or_refuse_it() -> None:
+    from tests.keras.test_own_state import Row, compute_state
+
+    results = launch(_keep_state_in_a_job, 2, devices_per_process=2, timeout_seconds=300)
+    for found in results:
+        assert "kept: it has no aggregation" in found[-1]
+        for (state, aggregation, batch), value in zip(STATES[:-1], found, strict=False):
+            expected = compute_state(Row(state, aggregation, 4, batch), None)
+            np.testing.assert_allclose(value, expected, rtol=1e-5)

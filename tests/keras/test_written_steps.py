@@ -173,3 +173,9 @@ def test_state_of_a_written_step_is_that_of_keras_alone_or_refused(row: Row) -> 
     else:
         expected = _compute(row, None)
         np.testing.assert_allclose(_compute(row, row.replicas), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("state", ["rows", "fixed_rows"])
+def test_state_of_one_replica_is_refused_by_its_path(state: str) -> None:
+    with refused(StateDivergenceError, "kept", STATES[state].why, "compute_loss"):
+        _compute(Row(state, "fit", 2, 8), 2)

@@ -55,6 +55,10 @@ class Laws:
         groups = [[n] for n in numbers if n not in self.together]
         return [*groups, sorted(self.together)] if self.together else groups
 
+    def take_kept_of_first(self) -> "Laws":
+        """Return laws that take equal values from replica 0."""
+        return Laws({n: Law.FIRST for n, law in self.by_number.items() if law is Law.KEEP})
+
 
 def find_laws(
     model: Any,
@@ -125,6 +129,31 @@ def _decide_all(
         raise _make_error(model, refused, count)
     added = {n for n, law in found.items() if law is Law.ADD}
     return Laws(found, frozenset(n for n in added if not proof.reads(n) & (added - {n})))
+
+
+def check_assigned_in_loss(model: Any, laws: Laws, numbers: frozenset[int]) -> None:
+    """Check the variables that `compute_loss` has assigned.
+
+    Args:
+        model: The model.
+        laws: What the step does with variables.
+        numbers: Those that `compute_loss` has assigned.
+
+    Raises:
+        StateDivergenceError: The layers have assigned one too, to a value of each replica.
+    """
+    own = find_aggregations(model)
+    twice = [n for n in sorted(numbers) if n in own and laws.by_number[n] is not Law.KEEP]
+    if twice:
+        paths = [model.non_trainable_variables[n].path for n in twice]
+        raise StateDivergenceError(
+            f"The call and compute_loss of the Keras model {name_of(model)!r} both assign state of "
+            f"own layers: {paths}.\n\n"
+            "In the call each replica has a value of its rows. compute_loss gets all rows, and "
+            "runs before the values of the replicas are brought together.\n\n"
+            "Assign it in one of them, or make the value equal in the layer: "
+            "jaxdist.get_replica_context().all_reduce('sum', value)."
+        )
 
 
 class _Proof:

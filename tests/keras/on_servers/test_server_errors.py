@@ -225,3 +225,30 @@ def test_servers_that_are_lost_when_values_come_back_leave_the_model_its_values(
     # The servers have the two steps, and it trains on with them.
     _fit(model)
     assert int(model.optimizer.iterations.value) == 4
+
+
+@keras.saving.register_keras_serializable("tests")
+class Counted(L.Layer):
+    """A layer with a count."""
+
+    def build(self, shape: Any) -> None:
+        self.count = self.add_weight(name="count", shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x: Any) -> Any:  # pyrefly: ignore[bad-override]
+        return x
+
+
+class CountsInLoss(keras.Sequential):
+    """A model whose compute_loss counts in a layer."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        self.layers[0].count.assign_add(1.0)
+        return super().compute_loss(*args, **kwargs)
+
+
+def test_state_of_a_layer_that_compute_loss_assigns_is_refused() -> None:
+    with make_strategy().scope():
+        model = CountsInLoss([Counted(), L.Dense(3, activation="softmax")])
+        model.compile("sgd", LOSS)
+    with refused(UnsupportedError, "compute_loss", "count", "in the call of the layer"):
+        _fit(model)
