@@ -34,6 +34,7 @@ from jaxdist._compat.dispatch import check_numbers as check_numbers
 from jaxdist._compat.dispatch import fast_call_record as fast_call_record
 from jaxdist._compat.dispatch import is_checking_numbers as is_checking_numbers
 from jaxdist._compat.dispatch import make_dispatcher as make_dispatcher
+from jaxdist._compat.equations import drop_results as drop_results
 from jaxdist._compat.gpu_topology import SKIP_CUDA_CHECKS as SKIP_CUDA_CHECKS
 from jaxdist._compat.gpu_topology import compile_for_gpu_plan as compile_for_gpu_plan
 from jaxdist._compat.gpu_topology import find_cuda_plugin as find_cuda_plugin
