@@ -34,7 +34,6 @@ from jaxdist._compat.dispatch import check_numbers as check_numbers
 from jaxdist._compat.dispatch import fast_call_record as fast_call_record
 from jaxdist._compat.dispatch import is_checking_numbers as is_checking_numbers
 from jaxdist._compat.dispatch import make_dispatcher as make_dispatcher
-from jaxdist._compat.equations import drop_results as drop_results
 from jaxdist._compat.gpu_topology import SKIP_CUDA_CHECKS as SKIP_CUDA_CHECKS
 from jaxdist._compat.gpu_topology import compile_for_gpu_plan as compile_for_gpu_plan
 from jaxdist._compat.gpu_topology import find_cuda_plugin as find_cuda_plugin
@@ -73,6 +72,7 @@ from jaxdist._compat.programs import CALLS as CALLS
 from jaxdist._compat.programs import add_body_inputs as add_body_inputs
 from jaxdist._compat.programs import append_inputs as append_inputs
 from jaxdist._compat.programs import discharge_refs as discharge_refs
+from jaxdist._compat.programs import drop_results as drop_results
 from jaxdist._compat.programs import drop_unused as drop_unused
 from jaxdist._compat.programs import get_scan_counts as get_scan_counts
 from jaxdist._compat.programs import has_write_to as has_write_to

@@ -50,7 +50,6 @@ from jaxdist._program.uneven.joined_ops import (
 )
 from jaxdist._program.uneven.parts import split_by_results
 
-
 # Their rules for derivatives have been applied, and JAX cannot compute some of their results alone.
 _INLINED = frozenset({"custom_jvp_call", "custom_vjp_call"})
 
