@@ -20,7 +20,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from jaxdist import _compat
-from jaxdist._collectives.marks.fresh_trace_key import fresh_trace_key
+from jaxdist._collectives.marks.fresh_trace_key import fresh_trace_key, shared_trace_key
 from jaxdist._typing import AxisNames
 
 # This primitive exists only in the traces of single groups, so it needs no lowering. The code that
@@ -84,10 +84,7 @@ def record_gathers(log: GatherLog) -> Iterator[None]:
 @contextlib.contextmanager
 def trace_beside_step() -> Iterator[None]:
     """Trace a program that is no part of the step, as if all replicas had equally many rows."""
-    if current_log() is None:
-        yield
-        return
-    with _compat.set_in_block(_LOG, None), fresh_trace_key():
+    with _compat.set_in_block(_LOG, None), shared_trace_key():
         yield
 
 

@@ -41,6 +41,7 @@ from jaxdist._compat.gpu_topology import get_gpu_plan_options as get_gpu_plan_op
 from jaxdist._compat.gpu_topology import make_gpu_devices as make_gpu_devices
 from jaxdist._compat.lowering import compute_on_host as compute_on_host
 from jaxdist._compat.lowering import constrain_tiles as constrain_tiles
+from jaxdist._compat.lowering import mend_scatters as mend_scatters
 from jaxdist._compat.lowering import omit_open_constraints as omit_open_constraints
 from jaxdist._compat.meshes import call_with_auto_types as call_with_auto_types
 from jaxdist._compat.meshes import get_context_mesh as get_context_mesh

@@ -5,6 +5,8 @@ Without `jax_enable_x64`, JAX cuts off the integers of an array of NumPy that a 
 passes to a function of JAX; see Note [Integers of 64 bits]. Afterwards the constant holds 32 bits,
 and nothing shows what it was. So the check is where JAX converts. Nearly all conversions pass
 `dtypes.canonicalize_value`. `lax._convert_element_type` and `jnp.array` convert with NumPy before.
+What the function of a callback returns is converted while the program runs, so the callback that
+is traced checks it.
 
 The functions are replaced only while a thread is inside `check_constants`, and check only in that
 thread. Compiled programs, and code outside of jaxdist's traces, run JAX as it is.
@@ -20,13 +22,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src import api as _api
+from jax._src import callback as _callback
 from jax._src import dtypes as _dtypes
 from jax._src.lax import lax as _lax
 from jax._src.numpy import array_constructors as _array_constructors
 from jax._src.random import prng as _prng
 
 from jaxdist._compat.sources import find_callers_line
-from jaxdist._integers import find_cut_off
+from jaxdist._integers import check_fits, find_cut_off
 from jaxdist.errors import ArgumentError
 
 _NUMPY = (np.ndarray, np.generic)
@@ -107,6 +110,16 @@ def _seed(original: Callable[..., Any]) -> Callable[..., Any]:
     return random_seed
 
 
+class _CheckedCallback(_callback._FlatCallback):
+    """The function of a `pure_callback` or `io_callback`; it runs outside of the trace."""
+
+    def __call__(self, *flat_args: Any) -> Any:
+        results = super().__call__(*flat_args)
+        for result in results:
+            check_fits("jax.pure_callback or io_callback", "what its function returned", result)
+        return results
+
+
 # Where JAX looks each function up when it calls it.
 _REPLACED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (_dtypes, "canonicalize_value", _canonicalize),
@@ -115,6 +128,7 @@ _REPLACED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (_array_constructors, "array", _make_array),
     (jnp, "array", _make_array),
     (_prng, "random_seed", _seed),
+    (_callback, "_FlatCallback", lambda _: _CheckedCallback),
 )
 
 
@@ -145,11 +159,19 @@ class _Replacements:
 _replacements = _Replacements()
 
 
+# JAX makes the value of a user context part of the key of all its trace caches.
+_CHECKED = jax.make_user_context(False)
+
+
 @contextlib.contextmanager
-def check_constants() -> Iterator[None]:
+def check_constants(*, traces_anew: bool = False) -> Iterator[None]:
     """Raise in the block where JAX would cut off integers of an array of NumPy.
 
     Waits for JAX to refuse such integers itself.
+
+    Args:
+        traces_anew: Whether JAX traces functions again that it has traced outside of such blocks;
+            their constants are cut off already. In a `shard_map` over other axes it always does.
 
     Raises:
         ArgumentError: It would; see Note [Constants of 64 bits].
@@ -160,7 +182,8 @@ def check_constants() -> Iterator[None]:
     _replacements.enter()
     _here.is_checking = True
     try:
-        yield
+        with _CHECKED(True) if traces_anew else contextlib.nullcontext():
+            yield
     finally:
         _here.is_checking = False
         _replacements.leave()

@@ -1,6 +1,7 @@
 """Lowering: sharding constraints, dims split over parts of a mesh axis, host computation."""
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ import jax
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src.interpreters import mlir as _mlir
+from jax._src.lib.mlir.dialects import hlo as _hlo
 from jax._src.lib.mlir.dialects import sdy as _sdy
 from jax.experimental import compute_on as _compute_on
 
@@ -48,6 +50,36 @@ def _install() -> None:
 
     lower.of_jaxdist = True  # type: ignore[attr-defined]
     setattr(_mlir, _NAME, lower)
+
+
+# XLA of JAX 0.10 joins two slices at traced places, and forgets that the second one stays within
+# the first. It writes a single row in this way, on the slice of a value that a device has. So the
+# row of another device overwrote one of its own.
+_SCATTERS_ARE_WRONG = tuple(int(n) for n in jax.__version__.split(".")[:2]) < (0, 12)
+
+
+@functools.cache
+def mend_scatters() -> None:
+    """Lower scatters in partly manual programs with a barrier before the value written to.
+
+    It is for all programs of the process: JAX may lower a step as part of the caller's function.
+    Waits for the end of JAX 0.10.
+    """
+    if _SCATTERS_ARE_WRONG:
+        for primitive in [p for p in _mlir._lowerings if p.name.startswith("scatter")]:
+            rule = _mlir._lowerings[primitive].rule
+            _mlir.register_lowering(primitive, _with_barrier(rule))
+
+
+def _with_barrier(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def lower(context: Any, operand: Any, *rest: Any, **params: Any) -> Any:
+        around = context.module_context.axis_context
+        manual = getattr(around, "manual_axes", ())
+        if manual and len(manual) < len(around.mesh.axis_names):
+            operand = _hlo.OptimizationBarrierOp([operand]).results[0]
+        return rule(context, operand, *rest, **params)
+
+    return lower
 
 
 def _is_open(aval: Any) -> bool:

@@ -13,7 +13,13 @@ import jax
 import numpy as np
 
 from jaxdist._keras.forward.written import check_written_step
-from jaxdist._keras.models import check_interrupt, give_back_after_errors, has_own, name_of
+from jaxdist._keras.models import (
+    check_interrupt,
+    forget_losses,
+    give_back_after_errors,
+    has_own,
+    name_of,
+)
 from jaxdist._keras.rows import OnlyReplica, Rows, use_rows
 from jaxdist._keras.step import Step
 from jaxdist._keras.values.place import count_rows, is_whole, place_batch, place_state
@@ -154,6 +160,7 @@ class StepFunction:
             return new if self._kind == "predict" else new[1]
 
         def own(state: Any, batch: Any, rows: Rows) -> Any:
+            forget_losses(self._model)
             with use_rows(dataclasses.replace(rows, has_shares=False)):
                 result, new = written(state, batch)
             if self._is_written and rows.count > 1:

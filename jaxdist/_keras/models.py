@@ -78,6 +78,15 @@ def _check_backend(model: Any, what: str, name: str) -> None:
         )
 
 
+def forget_losses(model: Any) -> None:
+    """Let the layers of a model forget which losses they added in earlier calls.
+
+    Keras knows them by the `id` of arrays, and a new array may have that of one which is gone.
+    """
+    for layer in model._flatten_layers():
+        getattr(layer, "_loss_ids", set()).clear()
+
+
 def check_call(model: Any, method: str) -> Any:
     """Return the strategy of a model that is called, or None.
 

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 
 from jaxdist._keras import gather, losses, metrics
 from jaxdist._keras.forward import added, states
+from jaxdist._keras.forward.pairs import Pairs
+from jaxdist._keras.models import forget_losses
 from jaxdist._keras.rows import Rows, use_rows
 from jaxdist._keras.source import keras_module
 
@@ -43,6 +45,9 @@ class Step:
     """
 
     model: Any
+
+    def __post_init__(self) -> None:
+        self._pairs = Pairs(self.model)
 
     def train(self, state: Any, data: Any, rows: Rows) -> tuple[Any, Any]:
         """Return the logs and the new state."""
@@ -108,6 +113,7 @@ class Step:
         model = self.model
         x, y, weight = _unpack(data)
         kwargs = {"training": train} if model._call_has_training_arg else {}
+        forget_losses(model)
         with use_rows(dataclasses.replace(rows, has_shares=False)):
             y_pred, new, found = model.stateless_call(
                 trainable,
@@ -121,7 +127,7 @@ class Step:
         num_own = len(found) - sum(v.regularizer is not None for v in model.trainable_variables)
         own = found[:num_own]
         if own and rows.count > 1:
-            own = added.compute_shares(model, trainable, fixed, x, own, rows, train)
+            own = added.compute_shares(model, self._pairs, trainable, fixed, x, own, rows, train)
         of_call = self._share_losses(own, found[num_own:], rows)
         sums = metrics.have_increments(model) and rows.has_shares
         # Increments: what the variables would be if they had been zero before.
@@ -221,7 +227,7 @@ class Step:
         """Return what the step does with variables that are not trained, and what it sends."""
         x, _, _ = _unpack(data)
         given = self.model, trainable, fixed
-        laws = states.find_laws(*given, new, x, rows, train)
+        laws = states.find_laws(self.model, self._pairs, trainable, fixed, new, x, rows, train)
         rows_of_call = _add_row(x) if rows.own == 0 else x
         additions = states.compute_additions(*given, rows_of_call, laws, rows, train)
         return laws, states.share_states(laws, fixed, new, additions, rows)

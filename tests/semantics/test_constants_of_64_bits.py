@@ -285,6 +285,29 @@ def test_outside_of_steps_jax_is_as_it_was() -> None:
     assert jnp.asarray(ids)[0] == 5
 
 
+# Merge functions take handles, and NumPy computes in a function that runs op by op.
+@pytest.mark.parametrize(
+    "place", [p for p in PLACES if p not in ("a merge function", "jaxdist.function op by op")]
+)
+@pytest.mark.parametrize("kind", ["jit", "scan", "custom_jvp"])
+def test_functions_that_jax_has_traced_before_are_traced_again(kind: str, place: str) -> None:
+    ids, _ = KINDS["2**40 + 5"]
+    add: Any = jax.jit(lambda x: x + ids)
+    if kind == "custom_jvp":
+        add = jax.custom_jvp(lambda x: x + ids)
+        add.defjvp(lambda primals, tangents: (add(*primals), tangents[0]))
+
+    def turn(carry: Any, x: Any) -> Any:
+        return carry, x + ids
+
+    def call(x: Any) -> Any:
+        return add(x) if kind != "scan" else lax.scan(turn, 0, jnp.stack([x, x]))[1]
+
+    call(jnp.asarray(X))
+    with pytest.raises(ArgumentError, match="int64 with integers from 1 to 1099511627781"):
+        PLACES[place](call, X)
+
+
 def test_another_thread_that_traces_does_not_change_jax_here() -> None:
     ids, _ = KINDS["2**40 + 5"]
     inside, done = threading.Event(), threading.Event()

@@ -3,17 +3,20 @@
 Without `jax_enable_x64`, JAX keeps the lower 32 bits, so 2**40 + 5 would become 5.
 """
 
+import functools
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
 import jaxdist
-from jaxdist import IndexedSlices, PerReplica, Variable, get_replica_context
+from jaxdist import IndexedSlices, PerReplica, Variable, get_replica_context, training
 from jaxdist.errors import JaxdistError
 from tests.tables import sampled
 
@@ -101,6 +104,44 @@ def _of_function(s: Any, a: Any) -> Any:
     return s.run(_same, (next(iter(s.distribute_datasets_from_function(lambda _: [a] * 8))),))
 
 
+def _of_optax(s: Any, a: Any) -> Any:
+    return s.run(lambda state: state.count + 0, (optax.ScaleByScheduleState(count=a),))
+
+
+def _of_an_optimizer(s: Any, a: Any) -> Any:
+    optimizer = nnx.Optimizer(nnx.Dict(w=nnx.Param(jnp.ones(2))), optax.sgd(0.1), wrt=nnx.Param)
+    optimizer.step.set_value(a)
+    return s.run(lambda o: o.step[...] + 0, (optimizer,))
+
+
+def _restored(s: Any, a: Any) -> Any:
+    with tempfile.TemporaryDirectory() as folder, training.Checkpoints(folder) as checkpoints:
+        checkpoints.save(1, {"ids": a})
+        restored = checkpoints.restore({"ids": np.zeros(a.shape, a.dtype)})
+    assert restored is not None
+    found = restored.state
+    np.testing.assert_array_equal(found["ids"], a)
+    return s.run(_same, (found,))
+
+
+def _in_a_merge_function(act: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def merge(s: Any, a: Any) -> Any:
+        return s.run(lambda: get_replica_context().merge_call(lambda inner: act(inner, a)))
+
+    return merge
+
+
+def _updated(s: Any, a: Any) -> Any:
+    with s.scope():
+        variable = Variable(np.zeros(a.shape, "uint32" if a.dtype == np.uint64 else "int32"))
+    s.extended.update(variable, lambda v, x: v.assign_add(x), args=(a,))
+    return variable.value()
+
+
+def _batch_reduced(s: Any, a: Any) -> Any:
+    return s.extended.batch_reduce_to("sum", [(_each(s, a), s.extended.worker_devices[0])])
+
+
 def _assigned(s: Any, a: Any) -> Any:
     with s.scope():
         variable = Variable(np.zeros(a.shape, "uint32" if a.dtype == np.uint64 else "int32"))
@@ -143,6 +184,26 @@ WAYS: dict[str, Way] = {
     "values from a function": lambda s, a: s.run(
         _same, (s.experimental_distribute_values_from_function(_values(a)),)
     ),
+    "state of optax": _of_optax,
+    "state of an optimizer": _of_an_optimizer,
+    "a restored value": _restored,
+    "the result of a step": lambda s, a: s.run(lambda: {"a": a}),
+    "a partial": lambda s, a: s.run(functools.partial(jnp.negative, a)),
+    "all_gather of a constant": lambda s, a: s.run(
+        lambda: get_replica_context().all_gather(a, axis=0)
+    ),
+    "reduce in a merge function": _in_a_merge_function(lambda s, a: s.reduce("mean", a, axis=None)),
+    "broadcast_to in a merge function": _in_a_merge_function(
+        lambda s, a: s.extended.broadcast_to(a, s.extended.worker_devices[0])
+    ),
+    "batch_reduce_to": _batch_reduced,
+    "extended.update": _updated,
+    "update_non_slot": lambda s, a: s.extended.update_non_slot(
+        s.extended.non_slot_devices([]), _same, args=(a,)
+    ),
+    "compute_average_loss": lambda s, a: s.run(
+        lambda: jaxdist.nn.compute_average_loss(a, global_batch_size=8)
+    ),
     "Variable": _made,
     "assign": _assigned,
     "IndexedSlices": lambda s, a: IndexedSlices(np.ones(a.size), a).indices + jnp.int32(0),
@@ -158,7 +219,13 @@ WAYS: dict[str, Way] = {
     ),
 }
 # Without rows: other errors, or nothing to read.
-_NEED_ROWS = ("dataset", "run of uneven rows", "reduce of rows", "mean of a plain value")
+_NEED_ROWS = (
+    "dataset",
+    "run of uneven rows",
+    "reduce of rows",
+    "mean of a plain value",
+    "a restored value",
+)
 
 
 def _applies(way: str, of: str, kind: str) -> bool:
@@ -173,7 +240,7 @@ TABLE = [(w, s, a) for w in WAYS for s in STRATEGIES for a in ARRAYS if _applies
 
 # The default strategy is one object, which sees a new function in each row.
 @pytest.mark.filterwarnings("ignore::jaxdist.errors.RetraceWarning")
-@pytest.mark.parametrize("row", sampled(TABLE, 120, name=", ".join))
+@pytest.mark.parametrize("row", sampled(TABLE, 160, name=", ".join))
 def test_integers_that_do_not_fit_are_an_error(row: tuple[str, str, str]) -> None:
     way, of, kind = row
     array, fits = ARRAYS[kind]

@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _compat
-from jaxdist._collectives import trace_beside_step
 from jaxdist._keras.forward.conversions import Conversions
+from jaxdist._keras.forward.pairs import Pair, Pairs
 from jaxdist._keras.forward.row_rules import OWN, PART, WHOLE, Fact, Kind, Sizes
-from jaxdist._keras.forward.traced import Forward, trace_forward
 from jaxdist._keras.forward.whole import NotProvedError, Value, WholeProgram
 from jaxdist._keras.models import name_of
 from jaxdist._keras.rows import Rows
@@ -22,6 +21,7 @@ _LEAST = 2
 
 def compute_shares(
     model: Any,
+    pairs: Pairs,
     trainable: Sequence[Any],
     fixed: Sequence[Any],
     x: Any,
@@ -36,6 +36,7 @@ def compute_shares(
 
     Args:
         model: The model.
+        pairs: Its traces.
         trainable: The values of the variables that are trained.
         fixed: Those of the others.
         x: The rows of this replica.
@@ -52,11 +53,7 @@ def compute_shares(
         return own if rows.own else [jnp.zeros_like(loss) for loss in own]
     size = max(rows.own, _LEAST)
     size += size == rows.total
-    with trace_beside_step():
-        one, whole = (
-            trace_forward(model, trainable, fixed, x, Rows(n, rows.total, rows.replica), training)
-            for n in (size, rows.total)
-        )
+    pair = pairs.find(trainable, fixed, x, rows, (size, rows.total), training)
     conversions = Conversions(rows, Sizes(size, rows.total))
     leaves = [_repeat_rows(leaf, size) for leaf in jax.tree.leaves(x)]
     inputs = [
@@ -68,16 +65,15 @@ def compute_shares(
     program = WholeProgram(conversions)
     for number in range(len(added)):
         try:
-            value = _evaluate(program, one, whole, number, inputs)
+            value = _evaluate(program, pair, number, inputs)
             shares.append(_make_share(program, value, rows))
         except NotProvedError as error:
             raise _make_error(model, number, len(added), str(error)) from None
     return shares
 
 
-def _evaluate(
-    program: WholeProgram, one: Forward, whole: Forward, number: int, inputs: list[Value]
-) -> Value:
+def _evaluate(program: WholeProgram, pair: Pair, number: int, inputs: list[Value]) -> Value:
+    one, whole = pair.one, pair.more
     if len(one.losses) != len(whole.losses):
         raise NotProvedError("the layers add other losses for another number of rows")
     (own, used), (every, used_of_all) = (

@@ -3,9 +3,11 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
+from jaxdist import _compat
 from jaxdist._program import get_consts, iterate_programs, open_jaxpr
 
 # Parameters with functions that compute derivatives, which each trace makes anew. The values of
@@ -13,6 +15,8 @@ from jaxdist._program import get_consts, iterate_programs, open_jaxpr
 _OF_DERIVATIVES = frozenset(
     {"jvp_jaxpr_fun", "jvp", "fwd_jaxpr_thunk", "fwd", "bwd", "out_trees", "call_jaxpr_debug_info"}
 )
+# Those of `jax.custom_jvp`: a trace shows what they compute.
+_OF_JVP = frozenset({"jvp_jaxpr_fun", "jvp"})
 
 
 class NotAlignedError(Exception):
@@ -35,49 +39,122 @@ def find_differences(one: Any, other: Any, *, shapes: bool = True) -> frozenset[
     Raises:
         NotAlignedError: The operations are not the same ones.
     """
-    found: set[int] = set()
-    _compare(one, other, found, shapes)
-    return frozenset(found)
+    comparison = _Comparison(shapes, _OF_DERIVATIVES)
+    comparison.compare(one, other)
+    return frozenset(comparison.found)
 
 
-def _compare(one: Any, other: Any, found: set[int], shapes: bool) -> None:
-    first, second = open_jaxpr(one), open_jaxpr(other)
-    if first is second and one is other:
-        return
-    same: dict[Any, Any] = {}
-    if len(first.eqns) != len(second.eqns) or len(first.constvars) != len(second.constvars):
-        raise NotAlignedError
-    _pair(first.invars, second.invars, same)
-    _pair(first.constvars, second.constvars, same)
-    consts = zip(first.constvars, get_consts(one), get_consts(other), strict=False)
-    found.update(id(v) for v, a, b in consts if not is_same_constant(a, b))
-    for a, b in zip(first.eqns, second.eqns, strict=True):
-        if a.primitive.name != b.primitive.name:
+def are_same(one: Any, other: Any) -> bool:
+    """Whether two programs compute the same, and so do their gradients."""
+    return _find_no_difference(_Comparison(shapes=True, ignored=_OF_JVP), one, other)
+
+
+def _find_no_difference(comparison: "_Comparison", one: Any, other: Any) -> bool:
+    try:
+        comparison.compare(one, other)
+    except NotAlignedError:
+        return False
+    return not comparison.found
+
+
+class _Comparison:
+    """The comparison of two programs: `found` has the parts of the first one that differ."""
+
+    def __init__(self, shapes: bool, ignored: frozenset[str]) -> None:
+        self._shapes, self._ignored = shapes, ignored
+        self.found: set[int] = set()
+
+    def compare(self, one: Any, other: Any) -> None:
+        """Compare two programs.
+
+        Raises:
+            NotAlignedError: The operations are not the same ones.
+        """
+        first, second = open_jaxpr(one), open_jaxpr(other)
+        if first is second and one is other:
+            return
+        same: dict[Any, Any] = {}
+        if len(first.eqns) != len(second.eqns) or len(first.constvars) != len(second.constvars):
             raise NotAlignedError
-        _check_atoms(a.invars, b.invars, same, found)
-        _pair(a.outvars, b.outvars, same)
-        if _differ(a, b, found, shapes):
-            found.add(id(a))
-    _check_atoms(first.outvars, second.outvars, same, found)
+        _pair(first.invars, second.invars, same)
+        _pair(first.constvars, second.constvars, same)
+        consts = zip(first.constvars, get_consts(one), get_consts(other), strict=False)
+        self.found.update(id(v) for v, a, b in consts if not is_same_constant(a, b))
+        for a, b in zip(first.eqns, second.eqns, strict=True):
+            if a.primitive.name != b.primitive.name:
+                raise NotAlignedError
+            self._compare_atoms(a.invars, b.invars, same)
+            _pair(a.outvars, b.outvars, same)
+            if self._differ(a, b):
+                self.found.add(id(a))
+        self._compare_atoms(first.outvars, second.outvars, same)
+
+    def _compare_atoms(self, ones: Any, others: Any, same: dict[Any, Any]) -> None:
+        if len(ones) != len(others):
+            raise NotAlignedError
+        for a, b in zip(ones, others, strict=True):
+            if isinstance(a, Literal) != isinstance(b, Literal):
+                raise NotAlignedError
+            if not isinstance(a, Literal):
+                if same.get(a) is not b:
+                    raise NotAlignedError
+            elif not is_same_constant(a.val, b.val):
+                self.found.add(id(a))
+
+    def _differ(self, a: Any, b: Any) -> bool:
+        """Whether the results or parameters of two operations differ; compares programs too."""
+        is_equal = self._compare_parameters(a, b)
+        pairs = zip(a.outvars, b.outvars, strict=True)
+        return not is_equal or (
+            self._shapes and any(v.aval.shape != w.aval.shape for v, w in pairs)
+        )
+
+    def _compare_parameters(self, a: Any, b: Any) -> bool:
+        """Compare the parameters of operations; return whether all but programs are equal."""
+        if a.params.keys() != b.params.keys():
+            raise NotAlignedError
+        is_equal = True
+        for key, value in a.params.items():
+            other = b.params[key]
+            inner, others = list(iterate_programs(value)), list(iterate_programs(other))
+            if len(inner) != len(others):
+                raise NotAlignedError
+            for one, two in zip(inner, others, strict=True):
+                self.compare(one, two)
+            if not inner and key not in self._ignored:
+                is_equal = is_equal and is_same_parameter(value, other)
+        return is_equal and (self._ignored is _OF_DERIVATIVES or _have_same_rule(a, b))
+
+
+def _have_same_rule(a: Any, b: Any) -> bool:
+    """Whether two operations have the same derivative, if it is one of `jax.custom_jvp`."""
+    if a.primitive.name != "custom_jvp_call":
+        return True
+    # The rule may call the function again: gradients are those of the rule only.
+    comparison = _Comparison(shapes=True, ignored=_OF_DERIVATIVES)
+    return _find_no_difference(comparison, _trace_rule(a), _trace_rule(b))
+
+
+def _trace_rule(eqn: Any) -> Any:
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    places = [n for n, x in enumerate(avals) if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+    def differentiate(*values: Any) -> Any:
+        def call(*floats: Any) -> Any:
+            given = dict(zip(places, floats, strict=True))
+            operands = [given.get(n, x) for n, x in enumerate(values)]
+            return _compat.bind_like(eqn, operands, eqn.params)
+
+        floats = [values[n] for n in places]
+        return jax.jvp(call, floats, floats)
+
+    return jax.make_jaxpr(differentiate)(*avals)
 
 
 def _pair(ones: Any, others: Any, same: dict[Any, Any]) -> None:
     if len(ones) != len(others):
         raise NotAlignedError
     same.update(zip(ones, others, strict=True))
-
-
-def _check_atoms(ones: Any, others: Any, same: dict[Any, Any], found: set[int]) -> None:
-    if len(ones) != len(others):
-        raise NotAlignedError
-    for a, b in zip(ones, others, strict=True):
-        if isinstance(a, Literal) != isinstance(b, Literal):
-            raise NotAlignedError
-        if not isinstance(a, Literal):
-            if same.get(a) is not b:
-                raise NotAlignedError
-        elif not is_same_constant(a.val, b.val):
-            found.add(id(a))
 
 
 def is_same_constant(one: Any, other: Any) -> bool:
@@ -95,30 +172,6 @@ def is_same_constant(one: Any, other: Any) -> bool:
 def _has_numbers(value: Any) -> bool:
     dtype = getattr(value, "dtype", None)
     return dtype is None or not jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
-
-
-def _differ(a: Any, b: Any, found: set[int], shapes: bool) -> bool:
-    """Whether the results or parameters of two operations differ; compares their programs too."""
-    is_equal = _compare_inner(a, b, found, shapes)
-    pairs = zip(a.outvars, b.outvars, strict=True)
-    return not is_equal or (shapes and any(v.aval.shape != w.aval.shape for v, w in pairs))
-
-
-def _compare_inner(a: Any, b: Any, found: set[int], shapes: bool) -> bool:
-    """Compare the parameters of two operations; return whether all but programs are equal."""
-    if a.params.keys() != b.params.keys():
-        raise NotAlignedError
-    is_equal = True
-    for key, value in a.params.items():
-        other = b.params[key]
-        inner, others = list(iterate_programs(value)), list(iterate_programs(other))
-        if len(inner) != len(others):
-            raise NotAlignedError
-        for one, two in zip(inner, others, strict=True):
-            _compare(one, two, found, shapes)
-        if not inner and key not in _OF_DERIVATIVES:
-            is_equal = is_equal and is_same_parameter(value, other)
-    return is_equal
 
 
 def is_same_parameter(value: Any, other: Any) -> bool:

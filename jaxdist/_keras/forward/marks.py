@@ -5,7 +5,7 @@ Only a program that is traced for a proof has marks; the step itself does not.
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -24,9 +24,12 @@ _ASSIGNED = "jaxdist_keras_assigned_"
 _NUMBERS: ContextVar[Mapping[int, int] | None] = ContextVar("jaxdist_keras_proof", default=None)
 
 
-def trace_with_marks(numbers: Mapping[int, int]) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def trace_with_marks(numbers: Mapping[int, int]) -> Iterator[None]:
     """Let layers of Keras mark values in a block; `numbers` has the variables of the model."""
-    return _compat.set_in_block(_NUMBERS, numbers)
+    # Op by op, a mark would be gone, and a loop would be as many operations as it has rounds.
+    with _compat.enable_jit(), _compat.set_in_block(_NUMBERS, numbers):
+        yield
 
 
 def are_marked() -> bool:

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _compat
-from jaxdist._collectives import trace_beside_step
 from jaxdist._keras.forward import marks
 from jaxdist._keras.forward.owners import find_aggregations
-from jaxdist._keras.forward.traced import Forward, trace_forward
+from jaxdist._keras.forward.pairs import Pair, Pairs
+from jaxdist._keras.forward.traced import trace_forward
 from jaxdist._keras.forward.variation import may_vary
 from jaxdist._keras.models import name_of
 from jaxdist._keras.rows import Rows
@@ -52,6 +52,7 @@ class Laws:
 
 def find_laws(
     model: Any,
+    pairs: Pairs,
     trainable: Sequence[Any],
     fixed: Sequence[Any],
     new: Sequence[Any],
@@ -63,6 +64,7 @@ def find_laws(
 
     Args:
         model: The model.
+        pairs: Its traces.
         trainable: The values of the variables that are trained.
         fixed: Those of the others before the call.
         new: Those of the others after the call.
@@ -83,25 +85,38 @@ def find_laws(
         return Laws({**found, **dict.fromkeys(others, Law.KEEP)})
     # Every replica decides by the same two numbers of rows.
     size = max(rows.most, 2)
-    least = rows.total if rows.total > size else size + 1
-    with trace_beside_step():
-        one, more = (
-            trace_forward(model, trainable, fixed, x, Rows(n, least, rows.replica), training)
-            for n in (size, least)
-        )
-    proof = _Proof(one, more, frozenset(rows.replica.strategy.layout.replica_axes))
+    sizes = size, rows.total if rows.total > size else size + 1
+    pair = pairs.find(trainable, fixed, x, rows, sizes, training)
+    question = "laws", tuple(others)
+    if question not in pair.proved:
+        dtypes = {n: new[n].dtype for n in others}
+        proof = _Proof(pair, frozenset(rows.replica.strategy.layout.replica_axes))
+        pair.proved[question] = _decide_all(model, proof, aggregations, dtypes, rows.count)
+    laws: Laws = pair.proved[question]
+    return Laws({**found, **laws.by_number}, laws.together)
+
+
+def _decide_all(
+    model: Any,
+    proof: "_Proof",
+    aggregations: Mapping[int, str],
+    dtypes: Mapping[int, Any],
+    count: int,
+) -> Laws:
+    """Return the laws of the variables that have these dtypes."""
+    found: dict[int, Law] = {}
     refused: dict[int, str] = {}
-    for n in others:
+    for n, dtype in dtypes.items():
         if not proof.differs(n):
             found[n] = Law.KEEP
             continue
-        law, why = proof.decide(n, aggregations[n], new[n].dtype)
+        law, why = proof.decide(n, aggregations[n], dtype)
         if law is None:
             refused[n] = why
         else:
             found[n] = law
     if refused:
-        raise _make_error(model, refused, rows.count)
+        raise _make_error(model, refused, count)
     added = {n for n, law in found.items() if law is Law.ADD}
     return Laws(found, frozenset(n for n in added if not proof.reads(n) & (added - {n})))
 
@@ -109,8 +124,9 @@ def find_laws(
 class _Proof:
     """What two traces of one call show of its variables."""
 
-    def __init__(self, one: Forward, more: Forward, axes: frozenset[str]) -> None:
-        self._one, self._more, self._axes = one, more, axes
+    def __init__(self, pair: Pair, axes: frozenset[str]) -> None:
+        self._one, self._more, self._axes = pair.one, pair.more, axes
+        one = pair.one
         inputs = [frozenset[tuple[str, int]]()] * len(one.closed.jaxpr.invars)
         for n in range(one.num_fixed):
             inputs[one.input_of(n)] = frozenset({("old", n)})

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._keras.forward.marks import ADD_UP, mark, trace_with_marks
+from jaxdist._keras.models import forget_losses
 from jaxdist._keras.rows import Rows, use_rows
 
 
@@ -86,6 +87,7 @@ def trace_forward(
     def call(replica: Any, trainable: Any, fixed: Any, x: Any) -> Any:
         known = TracedReplica(rows.replica.strategy, rows.count, replica)
         own = Rows(rows.own, rows.total, known, has_shares=False)
+        forget_losses(model)
         with use_rows(own), trace_with_marks(numbers):
             outputs, new, added = model.stateless_call(
                 trainable, fixed, x, return_losses=True, **kwargs

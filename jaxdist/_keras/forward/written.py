@@ -11,7 +11,7 @@ from jaxdist._keras.forward.marks import trace_with_marks
 from jaxdist._keras.forward.owners import find_aggregations
 from jaxdist._keras.forward.traced import TracedReplica
 from jaxdist._keras.forward.variation import may_vary
-from jaxdist._keras.models import name_of
+from jaxdist._keras.models import forget_losses, name_of
 from jaxdist._keras.rows import Rows, use_rows
 from jaxdist.errors import StateDivergenceError
 
@@ -90,6 +90,7 @@ def _trace(
     def call(number: Any, state: Any, batch: Any) -> list[Any]:
         replica = TracedReplica(rows.replica.strategy, rows.count, number)
         own = Rows(size, size * rows.count, replica, has_shares=False)
+        forget_losses(model)
         with use_rows(own), trace_with_marks(numbers):
             return list(step(state, batch))
 

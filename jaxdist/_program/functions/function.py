@@ -145,9 +145,9 @@ class Function:
             raise
         return self._call_python(args, kwargs)
 
-    @_compat.check_constants()
     def _call_python(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._fn(*args, **kwargs)
+        with _compat.check_constants(traces_anew=_compat.is_inside_trace()):
+            return self._fn(*args, **kwargs)
 
     def _improve_error(self, error: BaseException, flat: Flat, draws: Draws) -> Exception | None:
         """Return a better error for a call that failed, or None."""

@@ -104,7 +104,7 @@ def trace_function(
     # The traced function can return only arrays, so it leaves everything else here.
     made: list[Any] = []
 
-    @_compat.check_constants()
+    @_compat.check_constants(traces_anew=True)
     def traced(state: Any, dynamic: Any) -> list[Any]:
         binding = BoundVariables(jax.tree.leaves(dynamic), origins, draws)
         copy_steps_ahead(given.flat.dynamic, dynamic)

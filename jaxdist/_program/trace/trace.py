@@ -162,6 +162,8 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: HasLayout) -> 
     partial = frozenset(layout.replica_axes)
     axes = layout.manual_axes
     is_explicit = False
+    if layout.num_logical > 1:
+        _compat.mend_scatters()
     while True:
         layouts = LayoutsOfReplica(layout, signature.inputs)
         try:
