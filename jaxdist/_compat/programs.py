@@ -187,6 +187,11 @@ def _without_ref_effects(effects: Any) -> frozenset[Any]:
     return frozenset(e for e in effects if not isinstance(e, _core.InternalMutableArrayEffect))
 
 
+def has_side_effects(eqn: Any) -> bool:
+    """Whether an equation does more than to compute its results from operands and axis indices."""
+    return any(not isinstance(e, _core.NamedAxisEffect) for e in eqn.effects)
+
+
 def drop_unused(closed: Any, keep: Sequence[int]) -> tuple[Any, list[int]]:
     """Return a program with some of its results, and only the operations that these need.
 
@@ -216,7 +221,7 @@ def drop_results(eqn: Any, keep: Collection[int]) -> tuple[Any, list[int], list[
         results than asked for where a loop needs them in its carry. None if the primitive has no
         rule for this, or the equation has effects.
     """
-    if eqn.effects:
+    if has_side_effects(eqn):
         return None
     wanted = [n in keep for n in range(len(eqn.outvars))]
     if eqn.primitive.name == "while":

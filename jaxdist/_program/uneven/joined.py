@@ -119,7 +119,7 @@ class _Join:
         self._process_region([len(ops) for ops in self.ops])
         results = self._get_slots(list(zip(*self.results, strict=True)))
         # Nobody reads the results of a debug.print, and it has to run all the same.
-        if any(op.eqn.effects for pending in self.pending for op in pending):
+        if any(_compat.has_side_effects(op.eqn) for pending in self.pending for op in pending):
             self._run_switch([])
         return results
 
@@ -223,7 +223,7 @@ class _Join:
             self.done[g] = ends[g]
 
     def _is_common(self, ops: list[Op]) -> bool:
-        if ops[0].eqn.effects or not all(is_same(ops[0], op) for op in ops[1:]):
+        if _compat.has_side_effects(ops[0].eqn) or not all(is_same(ops[0], op) for op in ops[1:]):
             return False
         return all(
             self._get_common(atoms) is not None

@@ -24,7 +24,7 @@ def split_by_results(
     """
     first = ops[0]
     count = len(first.outputs)
-    if count < 2 or any(len(op.outputs) != count or op.eqn.effects for op in ops):
+    if count < 2 or any(len(op.outputs) != count for op in ops):
         return None
     found: set[int] = set()
     for n in range(count):
