@@ -44,6 +44,7 @@ from jaxdist._compat.lowering import constrain_tiles as constrain_tiles
 from jaxdist._compat.lowering import mend_scatters as mend_scatters
 from jaxdist._compat.lowering import omit_open_constraints as omit_open_constraints
 from jaxdist._compat.meshes import call_with_auto_types as call_with_auto_types
+from jaxdist._compat.meshes import find_spec_of_type as find_spec_of_type
 from jaxdist._compat.meshes import get_context_mesh as get_context_mesh
 from jaxdist._compat.meshes import get_explicit_mesh as get_explicit_mesh
 from jaxdist._compat.meshes import outside_of_meshes as outside_of_meshes

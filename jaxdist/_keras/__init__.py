@@ -3,6 +3,7 @@
 from jaxdist._hooks import KERAS_VARIABLES as _KERAS_VARIABLES
 from jaxdist._hooks import MAKE_STRATEGY as _MAKE_STRATEGY
 from jaxdist._keras.forward.owners import find_aggregations as find_aggregations
+from jaxdist._keras.forward.states import Law as Law
 from jaxdist._keras.functions import take_batches as take_batches
 from jaxdist._keras.metrics import add_to_metrics as add_to_metrics
 from jaxdist._keras.models import give_back_after_errors as give_back_after_errors

@@ -226,11 +226,17 @@ class Step:
     ) -> tuple[states.Laws, dict[int, Any]]:
         """Return what the step does with variables that are not trained, and what it sends."""
         x, _, _ = _unpack(data)
-        given = self.model, trainable, fixed
         laws = states.find_laws(self.model, self._pairs, trainable, fixed, new, x, rows, train)
-        rows_of_call = _add_row(x) if rows.own == 0 else x
-        additions = states.compute_additions(*given, rows_of_call, laws, rows, train)
+        groups = laws.find_groups() if rows.count > 1 else []
+        additions = self._compute_additions(rows, train, trainable, fixed, groups, data)
         return laws, states.share_states(laws, fixed, new, additions, rows)
+
+    def _compute_additions(
+        self, rows: Rows, train: bool, trainable: Any, fixed: Any, groups: Any, data: Any
+    ) -> dict[int, Any]:
+        x, _, _ = _unpack(data)
+        x = _add_row(x) if rows.own == 0 else x
+        return states.compute_additions(self.model, trainable, fixed, x, groups, rows, train)
 
     def _combine(
         self, rows: Rows, aux: Any, fixed: Any, of_metrics: Any, gradients: Any, own: Any

@@ -1,8 +1,10 @@
 """Which variables that are not trained a Keras model computes from their own values."""
 
+import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxdist import _compat
 from jaxdist._keras import (
@@ -14,14 +16,27 @@ from jaxdist._keras import (
     name_of,
     use_rows,
 )
-from jaxdist._program import Dependence, growth
+from jaxdist._program import Dependence, DependenceAnalysis, growth
 from jaxdist.errors import UnsupportedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Accumulated:
+    """The numbers of variables whose next value depends on the value before.
+
+    Args:
+        numbers: All of them.
+        added: Those with floats that a step only adds to.
+    """
+
+    numbers: frozenset[int]
+    added: frozenset[int]
 
 
 def find_accumulated(
     strategy: Any, model: Any, state: Any, batch: Any, *, training: bool
-) -> frozenset[int]:
-    """Return the numbers of variables whose next value depends on the value before.
+) -> Accumulated:
+    """Return the variables whose next value depends on the value before.
 
     A moving average is one of them, and a value that a layer only notes is none. It takes one
     trace of a call of the model, and computes nothing.
@@ -55,7 +70,11 @@ def find_accumulated(
     numbers = range(len(state[1]))
     found = frozenset(n for n in numbers if n in _compat.drop_unused(closed, [n])[1])
     _check_can_be_added_up(model, closed.jaxpr, found)
-    return found
+    variables = model.non_trainable_variables
+    floats = [n for n in found if jnp.issubdtype(variables[n].dtype, jnp.inexact)]
+    jaxpr = closed.jaxpr
+    added = [n for n in floats if growth(jaxpr, jaxpr.invars[n], n) is Dependence.SUM]
+    return Accumulated(found, frozenset(added))
 
 
 def _check_can_be_added_up(model: Any, jaxpr: Any, numbers: frozenset[int]) -> None:
@@ -65,8 +84,7 @@ def _check_can_be_added_up(model: Any, jaxpr: Any, numbers: frozenset[int]) -> N
     strange = [
         model.non_trainable_variables[n].path
         for n in sorted(numbers)
-        if aggregations.get(n, "mean") != "mean"
-        and growth(jaxpr, jaxpr.invars[n], n) is Dependence.OTHER
+        if n in aggregations and not _adds_up(jaxpr, n, aggregations[n])
     ]
     if strange:
         raise UnsupportedError(
@@ -77,5 +95,28 @@ def _check_can_be_added_up(model: Any, jaxpr: Any, numbers: frozenset[int]) -> N
             "of all workers must add up.\n\n"
             "Assign only a value that does not depend on the old one, or add to it: "
             "variable.assign_add(more). Pass aggregation='mean' to add_weight for a moving "
-            "average. Or train on a strategy whose replicas are in step, such as MirroredStrategy."
+            "average, decay * old + (1 - decay) * value. Or train on a strategy whose replicas are "
+            "in step, such as MirroredStrategy."
         )
+
+
+def _adds_up(jaxpr: Any, number: int, aggregation: str) -> bool:
+    grown = growth(jaxpr, jaxpr.invars[number], number)
+    if grown is not Dependence.OTHER or aggregation != "mean":
+        return grown is not Dependence.OTHER
+    given = [Dependence.SAME if n == number else Dependence.FREE for n in range(len(jaxpr.invars))]
+    return WeightedSums().run(jaxpr, given)[number] is not Dependence.OTHER
+
+
+class WeightedSums(DependenceAnalysis):
+    """The analysis in which a sum may have a factor before the variable, as an average has."""
+
+    def operation(self, eqn: Any, inputs: list[Dependence]) -> list[Dependence]:
+        name, free = eqn.primitive.name, inputs.count(Dependence.FREE)
+        is_known = Dependence.OTHER not in inputs
+        is_sum = name in ("add", "add_any", "sub", "neg")
+        is_scaled = name == "mul" and free == 1
+        is_divided = name == "div" and inputs[1] is Dependence.FREE
+        if is_known and (is_sum or is_scaled or is_divided):
+            return [Dependence.SUM]
+        return super().operation(eqn, inputs)

@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist._keras import Rows, Step, use_rows
+from jaxdist._keras import Law, Rows, Step, use_rows
+from jaxdist._keras_servers.accumulated import Accumulated
 from jaxdist._keras_servers.checks import check_added_up
 from jaxdist._keras_servers.seeds import Seeds
 from jaxdist._keras_servers.variables import ModelOnServers
@@ -23,13 +24,13 @@ class ServerStep(Step):
     Args:
         remote: The variables on the servers.
         seeds: The states of random number generators, which are arguments.
-        accumulated: The numbers of the variables that are not trained and are computed from their
-            own values, such as moving averages; None: unknown.
+        accumulated: The variables that are not trained and are computed from their own values,
+            such as moving averages; None: unknown.
     """
 
     remote: ModelOnServers | None = None
     seeds: Seeds | None = None
-    accumulated: frozenset[int] | None = None
+    accumulated: Accumulated | None = None
 
     def send_gradients(self, data: Any, given: list[Any], rows: Rows) -> dict[str, Any]:
         """Compute a step of training; `given` are the states of the random number generators."""
@@ -44,7 +45,8 @@ class ServerStep(Step):
                 # Zeros, but a derivative that is not finite would make them nan.
                 gradients = jax.tree.map(jnp.zeros_like, gradients)
             own = self._find_states(rows, True, trainable, fixed, aux[1], data)
-            results, gradients = self._finish(rows, aux, fixed, zeros, gradients, own)
+            added = self._find_additions(rows, True, trainable, fixed, own, data)
+            results, gradients = self._finish(rows, aux, fixed, zeros, gradients, own, added)
             self._get_remote().optimizer.send(gradients)
         return results
 
@@ -55,7 +57,8 @@ class ServerStep(Step):
         with use_rows(rows):
             _, aux = self._compute(rows, False, trainable, fixed, zeros, None, data)
             own = self._find_states(rows, False, trainable, fixed, aux[1], data)
-            results, _ = self._finish(rows, aux, fixed, zeros, [], own)
+            added = self._find_additions(rows, False, trainable, fixed, own, data)
+            results, _ = self._finish(rows, aux, fixed, zeros, [], own, added)
         return results
 
     def _get_remote(self) -> Any:
@@ -77,6 +80,15 @@ class ServerStep(Step):
         trainable = [v.value() for v in remote.get(model.trainable_variables)]
         return trainable, fixed, [jnp.zeros(v.shape, v.dtype) for v in model.metrics_variables]
 
+    def _find_additions(
+        self, rows: Rows, train: bool, trainable: Any, fixed: list[Any], own: Any, data: Any
+    ) -> dict[int, Any]:
+        """Return what the step adds to variables that the replicas do not bring together."""
+        laws, sent = own
+        known = self.accumulated.added if self.accumulated else frozenset[int]()
+        groups = [[n] for n in laws.by_number if n in known and n not in sent]
+        return self._compute_additions(rows, train, trainable, fixed, groups, data)
+
     def _finish(
         self,
         rows: Rows,
@@ -85,6 +97,7 @@ class ServerStep(Step):
         zeros: list[Any],
         gradients: Any,
         own: Any,
+        added: dict[int, Any],
     ) -> tuple[dict[str, Any], Any]:
         """Send changes of variables that are not trained; return the results and gradients."""
         after, is_all = aux[2], aux[3] is not None
@@ -94,7 +107,12 @@ class ServerStep(Step):
             check_added_up(
                 self.model, [v for v, a, b in pairs if a is not b and id(v) not in known]
             )
-        sums = self._add_up(rows, aux, fixed, gradients, own)
+        accumulated = self.accumulated or Accumulated(frozenset(), frozenset())
+        # What the replicas have added together is the new value of a variable that was zero.
+        laws, _ = own
+        is_added = [laws.by_number.get(n) is Law.ADD for n in range(len(fixed))]
+        before = [jnp.zeros_like(v) if a else v for v, a in zip(fixed, is_added, strict=True)]
+        sums = self._add_up(rows, aux, before, gradients, own)
         positions = set(self.seeds.positions if self.seeds else [])
         variables = self.model.non_trainable_variables
         steps = []
@@ -102,8 +120,9 @@ class ServerStep(Step):
             if n in positions:
                 steps.append(new - old)
             elif new is not old:
+                change = new if is_added[n] else added.get(n)
                 remote = self._get_remote().get([variable])[0]
-                _send_change(remote, old, new, n in (self.accumulated or ()))
+                _send_change(remote, old, new, change, n in accumulated.numbers)
         results = {"loss": sums.loss, "metrics": sums.metrics, "seeds": steps}
         return {**results, "rows": sums.everything}, sums.gradients
 
@@ -113,14 +132,14 @@ class ServerStep(Step):
         return {id(v) for m in trackers for v in m.variables}
 
 
-def _send_change(remote: Any, old: Any, new: Any, is_sum: bool) -> None:
+def _send_change(remote: Any, old: Any, new: Any, change: Any, is_sum: bool) -> None:
     """Send what a step has changed of a variable that is not trained, such as a moving mean.
 
     Two workers that compute from one value would overwrite each other. So the difference is sent,
-    which the server adds to the value that it has. Of values that do not depend on the ones
-    before, the last one counts.
+    which the server adds to the value that it has; or the `change`, where it is known exactly. Of
+    values that do not depend on the ones before, the last one counts.
     """
     if is_sum and not jnp.issubdtype(new.dtype, jnp.bool_):
-        remote.assign_add(new - old, read_value=False)
+        remote.assign_add(new - old if change is None else change, read_value=False)
     else:
         remote.assign(new, read_value=False)

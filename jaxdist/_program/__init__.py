@@ -39,6 +39,7 @@ from jaxdist._program.op_by_op.eagerly import EAGERLY as EAGERLY
 from jaxdist._program.op_by_op.eagerly import run_eagerly as run_eagerly
 from jaxdist._program.op_by_op.eagerly import steps_run_eagerly as steps_run_eagerly
 from jaxdist._program.proof.dependence import Dependence as Dependence
+from jaxdist._program.proof.dependence import DependenceAnalysis as DependenceAnalysis
 from jaxdist._program.proof.dependence import growth as growth
 from jaxdist._program.proof.replication import ReplicationAnalysis as ReplicationAnalysis
 from jaxdist._program.proof.replication import TracedCollective as TracedCollective

@@ -55,7 +55,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 TABLE = [(c, s, a) for c in CALLS for s in STRATEGIES for a in ARRAYS]
 
 
-@pytest.mark.parametrize("row", sampled(TABLE, 16, name=", ".join))
+@pytest.mark.parametrize("row", sampled(TABLE, 10, name=", ".join))
 def test_data_that_does_not_fit_is_an_error(row: tuple[str, str, str]) -> None:
     call, of, kind = row
     array, fits = ARRAYS[kind]
@@ -70,7 +70,8 @@ def test_data_that_does_not_fit_is_an_error(row: tuple[str, str, str]) -> None:
     assert "jax_enable_x64" in str(raised.value)
 
 
-@pytest.mark.parametrize("of", STRATEGIES)
+# Not virtual replicas: JAX 0.12 has a `searchsorted` there that cannot be evaluated again.
+@pytest.mark.parametrize("of", ["2 replicas", "1 device"])
 def test_weights_of_classes_are_floats_and_may_be_large(of: str) -> None:
     with STRATEGIES[of]().scope():
         model = fit.Model(_Line())

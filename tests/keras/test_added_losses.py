@@ -293,9 +293,11 @@ def test_losses_of_earlier_calls_are_not_taken_for_those_of_this_one(replicas: i
             first = layers.Dense(2, activity_regularizer="l2")
             model = AddsInModel([keras.Input((3,)), first, layers.Dense(1)])
             model.compile("sgd", "mse")
+        model.fit(x, y, batch_size=8, verbose=0)
         if not forget:
             object.__setattr__(model, "_loss_ids", Stale())
-        return model.fit(x, y, batch_size=8, verbose=0).history["loss"]
+        # Another number of rows, so that the step is traced again.
+        return model.fit(x, y, batch_size=4, verbose=0).history["loss"]
 
     expected = train_model(make_strategy(1), True)
     np.testing.assert_allclose(train_model(make_strategy(replicas), False), expected, rtol=1e-5)

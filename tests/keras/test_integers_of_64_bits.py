@@ -85,7 +85,7 @@ def _make_model(strategy: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:The structure of `inputs`")
-@pytest.mark.parametrize("row", sampled(TABLE, 24, name=", ".join))
+@pytest.mark.parametrize("row", sampled(TABLE, 16, name=", ".join))
 def test_data_that_does_not_fit_is_an_error_that_names_it(row: tuple[str, str, str]) -> None:
     call, of, kind = row
     ids, fits = IDS[kind]

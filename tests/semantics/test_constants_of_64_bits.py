@@ -134,7 +134,7 @@ def _op_by_op(f: Callable[[Any], Any], x: Any) -> Any:
 
 def _function_op_by_op(f: Callable[[Any], Any], x: Any) -> Any:
     with jax.disable_jit():
-        return jaxdist.function(f)(x)
+        return jaxdist.function(f)(jnp.asarray(x))  # NumPy would compute with its own arrays
 
 
 def _in_jit(f: Callable[[Any], Any], x: Any) -> Any:
@@ -167,7 +167,7 @@ TABLE = [
     for kind in KINDS
     # A merge function returns handles, and takes those that JAX traces.
     if place != "a merge function" or way in ("x + a", "asarray", "where", "jit")
-    # There NumPy computes where both operands are its arrays, without JAX.
+    # There NumPy computes where all operands are its arrays, without JAX.
     if place != "jaxdist.function op by op" or "x" in way
 ]
 
@@ -187,7 +187,7 @@ def _try(call: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::jaxdist.errors.RetraceWarning")
-@pytest.mark.parametrize("row", sampled(TABLE, 150, name=", ".join))
+@pytest.mark.parametrize("row", sampled(TABLE, 90, name=", ".join))
 def test_a_step_gives_the_numbers_of_64_bits_or_an_error(row: tuple[str, str, str]) -> None:
     way, place, kind = row
     constants = KINDS[kind]
@@ -285,10 +285,7 @@ def test_outside_of_steps_jax_is_as_it_was() -> None:
     assert jnp.asarray(ids)[0] == 5
 
 
-# Merge functions take handles, and NumPy computes in a function that runs op by op.
-@pytest.mark.parametrize(
-    "place", [p for p in PLACES if p not in ("a merge function", "jaxdist.function op by op")]
-)
+@pytest.mark.parametrize("place", [p for p in PLACES if p != "a merge function"])
 @pytest.mark.parametrize("kind", ["jit", "scan", "custom_jvp"])
 def test_functions_that_jax_has_traced_before_are_traced_again(kind: str, place: str) -> None:
     ids, _ = KINDS["2**40 + 5"]

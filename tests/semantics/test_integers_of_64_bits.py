@@ -240,7 +240,7 @@ TABLE = [(w, s, a) for w in WAYS for s in STRATEGIES for a in ARRAYS if _applies
 
 # The default strategy is one object, which sees a new function in each row.
 @pytest.mark.filterwarnings("ignore::jaxdist.errors.RetraceWarning")
-@pytest.mark.parametrize("row", sampled(TABLE, 160, name=", ".join))
+@pytest.mark.parametrize("row", sampled(TABLE, 130, name=", ".join))
 def test_integers_that_do_not_fit_are_an_error(row: tuple[str, str, str]) -> None:
     way, of, kind = row
     array, fits = ARRAYS[kind]

@@ -106,8 +106,17 @@ def _losses_of_jit(layer: type[nnx.Module], mesh: Mesh) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("layer", [AutoLayer, ExplicitLayer])
-@pytest.mark.parametrize("executor", ["compiled", "under its mesh", "op by op"])
+@pytest.mark.parametrize(
+    ("layer", "executor"),
+    [
+        (AutoLayer, "compiled"),
+        pytest.param(AutoLayer, "under its mesh", marks=pytest.mark.long),
+        pytest.param(AutoLayer, "op by op", marks=pytest.mark.long),
+        (ExplicitLayer, "compiled"),
+        (ExplicitLayer, "under its mesh"),
+        pytest.param(ExplicitLayer, "op by op", marks=pytest.mark.long),
+    ],
+)
 def test_a_model_written_for_the_whole_mesh_trains_as_under_jit(
     layer: type[nnx.Module], executor: str
 ) -> None:

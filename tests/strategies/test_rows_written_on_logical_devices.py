@@ -54,7 +54,7 @@ def _make(shape: tuple[int, int], kind: str) -> jaxdist.Strategy:
     return jaxdist.MirroredStrategy(mesh=mesh, replica_axes=("data",))
 
 
-@pytest.mark.parametrize("row", sampled(ROWS, 24, name=lambda row: "-".join(map(str, row))))
+@pytest.mark.parametrize("row", sampled(ROWS, 12, name=lambda row: "-".join(map(str, row))))
 def test_rows_written_into_a_split_value_are_those_of_one_device(
     row: tuple[str, str, tuple[int, int], str],
 ) -> None:
@@ -95,7 +95,7 @@ def test_a_row_written_with_an_out_sharding_is_that_of_one_device(shape: tuple[i
         np.testing.assert_array_equal(np.asarray(have), want)
 
 
-@pytest.mark.parametrize("name", ["set", "set at a traced row", "set a number", "mapped"])
+@pytest.mark.parametrize("name", ["set", "set a number"])
 def test_rows_are_written_in_a_step_inside_of_jit(name: str) -> None:
     strategy = _make((2, 2), "auto")
     x = np.random.default_rng(0).normal(size=(2, 4, 4)).astype("float32")

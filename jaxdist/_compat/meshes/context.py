@@ -91,6 +91,12 @@ def get_explicit_mesh(value: Any) -> Any:
     return mesh if mesh is not None and mesh.explicit_axes else None
 
 
+def find_spec_of_type(value: Any) -> PartitionSpec | None:
+    """Return the sharding in the type of a traced value; None if no dim is split over an axis."""
+    spec = getattr(getattr(jax.typeof(value), "sharding", None), "spec", None)
+    return spec if spec is not None and any(e is not None for e in spec) else None
+
+
 def call_with_auto_types(
     fn: Callable[..., Sequence[Any]],
     arguments: Sequence[Any],

@@ -49,6 +49,12 @@ class Laws:
     by_number: Mapping[int, Law]
     together: frozenset[int] = frozenset()
 
+    def find_groups(self) -> list[list[int]]:
+        """Return the variables that are added to, in groups that can be zero at once."""
+        numbers = [n for n, law in self.by_number.items() if law is Law.ADD]
+        groups = [[n] for n in numbers if n not in self.together]
+        return [*groups, sorted(self.together)] if self.together else groups
+
 
 def find_laws(
     model: Any,
@@ -241,21 +247,26 @@ def compute_additions(
     trainable: Sequence[Any],
     fixed: Sequence[Any],
     x: Any,
-    laws: Laws,
+    groups: Sequence[Sequence[int]],
     rows: Rows,
     training: bool,
 ) -> dict[int, Any]:
     """Return what this replica adds to variables: their values if they had been zero before.
 
     The difference of the new and the old value would lose what is added to a large sum.
+
+    Args:
+        model: The model.
+        trainable: The values of the variables that are trained.
+        fixed: Those of the others before the call.
+        x: The rows of this replica.
+        groups: The numbers of the variables; those of a group are zero at once.
+        rows: How many rows these are.
+        training: Whether the model is called for training.
     """
-    numbers = [n for n, law in laws.by_number.items() if law is Law.ADD]
-    if not numbers or rows.count == 1:
+    if not groups:
         return {}
     forward = trace_forward(model, trainable, fixed, x, rows, training)
-    groups = [[n] for n in numbers if n not in laws.together]
-    if laws.together:
-        groups.append(sorted(laws.together))
     found: dict[int, Any] = {}
     for group in groups:
         zeroed = [jnp.zeros_like(v) if n in group else v for n, v in enumerate(fixed)]

@@ -18,7 +18,8 @@ class Dependence(enum.Enum):
 
 # Operations with one operand that keep its values, and change at most shape, dtype or layout.
 _VALUE_PRESERVING = frozenset(
-    {"broadcast_in_dim", "copy", "pcast", "pvary", "reshape", "sharding_constraint", "squeeze"}
+    {"broadcast_in_dim", "copy", "mesh_cast", "pcast", "pvary", "reshape", "reshard"}
+    | {"sharding_constraint", "squeeze"}
 )
 
 

@@ -124,6 +124,8 @@ _RATIONAL: dict[str, Callable[..., Array]] = {
     "copy": lambda x: x,
     "convert_element_type": lambda x, **_: x,
     "stop_gradient": lambda x: x,
+    "mesh_cast": lambda x, **_: x,
+    "reshard": lambda x, **_: x,
     "sharding_constraint": lambda x, **_: x,
     "integer_pow": lambda x, y: x**y,
     "squeeze": lambda x, dimensions: np.squeeze(x, dimensions),

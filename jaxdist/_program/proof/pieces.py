@@ -21,15 +21,14 @@ from typing import Any, NoReturn
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
+from jaxdist._program.jaxprs.primitives import LAYOUT_ONLY
 from jaxdist._program.proof import uncut_dims
 from jaxdist._program.proof.replication import NONE, Differs, analyse_equation
 from jaxdist._values import ELEMENTWISE, OPEN, PIECE, REDUCED_PIECES, Cut
 from jaxdist.errors import ShardedArrayError
 
 # Operations that return their operands unchanged, one result for each operand.
-SAME = frozenset(
-    {"name", "sharding_constraint", "optimization_barrier", "pvary", "pcast", REDUCED_PIECES.name}
-)
+SAME = frozenset({"name", "optimization_barrier", REDUCED_PIECES.name} | LAYOUT_ONLY)
 
 
 @dataclasses.dataclass(frozen=True)

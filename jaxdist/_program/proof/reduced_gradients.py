@@ -18,9 +18,9 @@ from jaxdist.errors import ShardedArrayError
 _LINEAR = frozenset(
     """
     add add_any broadcast_in_dim concatenate conj convert_element_type copy copy_p device_put
-    dynamic_slice dynamic_update_slice imag name neg optimization_barrier pad pcast pvary real
-    reduce_precision reduce_sum reshape rev sharding_constraint slice split squeeze stack
-    stop_gradient sub transpose unstack zeros_like
+    dynamic_slice dynamic_update_slice imag mesh_cast name neg optimization_barrier pad pcast pvary
+    real reduce_precision reduce_sum reshape reshard rev sharding_constraint slice split squeeze
+    stack stop_gradient sub transpose unstack zeros_like
     """.split()
 )
 

@@ -21,7 +21,7 @@ class Part(enum.IntEnum):
 # Operations with one operand that keep its values up to sign, shape, dtype and layout.
 _LINEAR_OPERATIONS = frozenset(
     {"broadcast_in_dim", "convert_element_type", "copy", "neg", "pcast", "pvary", "reshape"}
-    | {"sharding_constraint", "squeeze", "stop_gradient"}
+    | {"mesh_cast", "reshard", "sharding_constraint", "squeeze", "stop_gradient"}
 )
 _INDEPENDENT = frozenset({Part.CONSTANT, Part.DATA})
 _LINEAR = frozenset({Part.ITSELF, Part.MOVED, Part.UPDATED})

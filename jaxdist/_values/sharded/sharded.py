@@ -400,8 +400,13 @@ def gather_whole(value: Sharded, layout: ReplicaMesh, dtype: Any = None) -> Any:
             "Cut another dim (partition.Shard(dim), counted in the whole array), or gather it "
             "before: jaxdist.partition.gather(value)."
         )
+    # JAX cannot lower the scatter of a value whose type has a sharding, which is the transpose.
+    spec = _compat.find_spec_of_type(held)
+    if spec is not None:
+        value = make_undeclared(jax.sharding.reshard(held, jax.P()), cut)
     own = open_to_gather(value, layout)
-    return gather_opened(own if dtype is None else own.astype(dtype), cut, layout)
+    whole = gather_opened(own if dtype is None else own.astype(dtype), cut, layout)
+    return whole if spec is None else jax.sharding.reshard(whole, spec)
 
 
 def open_to_gather(value: Sharded, layout: ReplicaMesh) -> Any:
@@ -437,8 +442,10 @@ def _all_gather(own: Any, cut: Cut, layout: ReplicaMesh) -> Any:
     def gather(held: Any) -> Any:
         return jax.lax.all_gather(held, cut.over(layout), axis=cut.dim, tiled=True)
 
-    manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
-    if cut.split is None or manual != frozenset(layout.replica_axes):
+    around = jax.sharding.get_abstract_mesh()
+    is_partial = frozenset(around.manual_axes) == frozenset(layout.replica_axes)
+    # With Explicit axes the piece is whole over them here: the map would give its result a type.
+    if cut.split is None or not is_partial or around.explicit_axes:
         return gather(own)
     axes = layout.logical_axes
     spec = PartitionSpec(*[None] * cut.split, axes)

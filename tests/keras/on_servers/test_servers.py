@@ -288,6 +288,57 @@ def test_state_whose_changes_do_not_add_up_is_refused_by_its_path(
         model.fit(data.x, data.y, batch_size=8, verbose=0)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda old, x: keras.ops.maximum(old, keras.ops.max(x)),
+        lambda old, x: 0.5 * old * old + keras.ops.mean(x),
+        lambda old, x: keras.ops.sqrt(old) + keras.ops.mean(x),
+        lambda old, x: keras.ops.where(old > 1e6, old, 0.5 * old + keras.ops.mean(x)),
+        lambda old, x: 1.0 / (old + 1.0),
+    ],
+    ids=["maximum", "square", "root", "branch", "inverse"],
+)
+def test_state_that_is_called_a_mean_and_is_no_average_is_refused(
+    change: Any, workers: int
+) -> None:
+    data = make_data(16)
+    model = make_model(make_strategy(workers=workers), layers=lambda: [State(change, "mean")])
+    with refused(UnsupportedError, "state", "assign_add", "decay * old"):
+        model.fit(data.x, data.y, batch_size=8, verbose=0)
+
+
+def test_averages_whose_decay_follows_the_steps_train_on_servers() -> None:
+    data = make_data(32)
+
+    def average(old: Any, x: Any) -> Any:
+        decay = 0.5 / (1.0 + keras.ops.mean(x) ** 2)
+        return old + (1.0 - decay) * (2.0 - old) / 2.0
+
+    model = make_model(make_strategy(workers=2), layers=lambda: [State(average, "mean")])
+    model.fit(data.x, data.y, batch_size=8, shuffle=False, verbose=0)
+    assert np.isfinite(float(model.layers[0].kept.value))
+
+
+@pytest.mark.parametrize("aggregation", ["sum", None])
+@pytest.mark.parametrize("method", ["fit", "evaluate"])
+def test_what_a_step_adds_does_not_depend_on_the_value_before(
+    method: str, aggregation: str | None
+) -> None:
+    data = make_data(64)
+
+    def add(old: Any, x: Any) -> Any:
+        return old + keras.ops.sum(x)
+
+    model = make_model(make_strategy(workers=2), layers=lambda: [State(add, aggregation)])
+    model.fit(data.x, data.y, batch_size=8, verbose=0)
+    # The difference of the value after and before would be nan.
+    model.layers[0].kept.assign(np.inf)
+    getattr(model, method)(data.x, data.y, batch_size=8, verbose=0)
+    assert float(model.layers[0].kept.value) == np.inf
+
+
 def test_sums_and_averages_of_own_layers_train_on_servers() -> None:
     data = make_data(64)
 

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 import jaxdist
 from jaxdist._keras.forward.states import _Evaluation, _Reads
 from jaxdist._keras.forward.variation import _Varies
+from jaxdist._keras_servers.accumulated import WeightedSums
 from jaxdist._parameter_server.closures.dependence import Origin as Source
 from jaxdist._parameter_server.closures.dependence import SourceAnalysis
 from jaxdist._parameter_server.closures.optimizers.row_pieces import RowInterpreter
@@ -116,6 +117,12 @@ ANALYSES: dict[type, Callable[[], tuple[Any, Any, Any, Callable[[Any], bool]]]] 
     ReplicationAnalysis: lambda: (ReplicationAnalysis(AXES), AXES, NONE, bool),
     DependenceAnalysis: lambda: (
         DependenceAnalysis(),
+        Dependence.SAME,
+        Dependence.FREE,
+        lambda f: f is not Dependence.FREE,
+    ),
+    WeightedSums: lambda: (
+        WeightedSums(),
         Dependence.SAME,
         Dependence.FREE,
         lambda f: f is not Dependence.FREE,
