@@ -74,8 +74,10 @@ from jaxdist._compat.programs import CALLS as CALLS
 from jaxdist._compat.programs import add_body_inputs as add_body_inputs
 from jaxdist._compat.programs import append_inputs as append_inputs
 from jaxdist._compat.programs import discharge_refs as discharge_refs
+from jaxdist._compat.programs import drop_results as drop_results
 from jaxdist._compat.programs import drop_unused as drop_unused
 from jaxdist._compat.programs import get_scan_counts as get_scan_counts
+from jaxdist._compat.programs import has_side_effects as has_side_effects
 from jaxdist._compat.programs import has_write_to as has_write_to
 from jaxdist._compat.programs import is_mutable as is_mutable
 from jaxdist._compat.programs import is_ref as is_ref

@@ -5,7 +5,8 @@
 # Replicas with equal local shapes form a group, and jaxdist traces the step once for each group
 # (uneven.py). XLA runs one program on all devices, so `_Join` evaluates the traces together:
 #
-# - Operations that are equal in all traces, on the same values, run once, on all replicas.
+# - Operations that are equal in all traces, on the same values, run once, on all replicas. Of a
+#   call, a loop or a branch with several results, each result is judged alone (parts.py).
 # - The other operations go into the branches of a `jax.lax.switch` over the group of the replica.
 # - Collectives run between these switches, where all replicas meet: a replica in another branch
 #   would never reach a collective in this one.
@@ -47,6 +48,10 @@ from jaxdist._program.uneven.joined_ops import (
     is_equal,
     is_same,
 )
+from jaxdist._program.uneven.parts import split_by_results
+
+# Their rules for derivatives have been applied, and JAX cannot compute some of their results alone.
+_INLINED = frozenset({"custom_jvp_call", "custom_vjp_call"})
 
 
 def run_joined(
@@ -89,7 +94,7 @@ class _Join:
                 a if isinstance(a, Const) else Key(v.aval)
                 for a, v in zip(given, variables, strict=True)
             ]
-            ops, results = flatten_ops(program, atoms)
+            ops, results = flatten_ops(program, atoms, _INLINED)
             pairs = zip(atoms, given, strict=True)
             self.env.append({k: s for k, s in pairs if isinstance(s, Slot)})
             self.ops.append(ops)
@@ -114,7 +119,7 @@ class _Join:
         self._process_region([len(ops) for ops in self.ops])
         results = self._get_slots(list(zip(*self.results, strict=True)))
         # Nobody reads the results of a debug.print, and it has to run all the same.
-        if any(op.eqn.effects for pending in self.pending for op in pending):
+        if any(_compat.has_side_effects(op.eqn) for pending in self.pending for op in pending):
             self._run_switch([])
         return results
 
@@ -197,18 +202,28 @@ class _Join:
         """Run the operations that all groups share, and keep the others for the next switch."""
         regions = [ops[self.done[g] : ends[g]] for g, ops in enumerate(self.ops)]
         twins = [_align(regions[0], region) for region in regions]
-        shared: set[int] = set()
+        # What is left of an operation after its common results were computed: None if nothing is.
+        left: dict[int, Op | None] = {}
         for i in range(len(regions[0])):
             alike = [region[t[i]] for region, t in zip(regions, twins, strict=True) if i in t]
-            if len(alike) == len(regions) and self._is_common(alike):
+            if len(alike) < len(regions):
+                continue
+            if self._is_common(alike):
                 self._run_once(alike)
-                shared.update(map(id, alike))
+                left.update(dict.fromkeys(map(id, alike)))
+                continue
+            split = split_by_results(alike, self._is_common)
+            if split is not None:
+                common, others = split
+                self._run_once(common)
+                left.update(zip(map(id, alike), others, strict=True))
         for g, region in enumerate(regions):
-            self.pending[g] += [op for op in region if id(op) not in shared]
+            rest = (left.get(id(op), op) for op in region)
+            self.pending[g] += [op for op in rest if op is not None]
             self.done[g] = ends[g]
 
     def _is_common(self, ops: list[Op]) -> bool:
-        if ops[0].eqn.effects or not all(is_same(ops[0], op) for op in ops[1:]):
+        if _compat.has_side_effects(ops[0].eqn) or not all(is_same(ops[0], op) for op in ops[1:]):
             return False
         return all(
             self._get_common(atoms) is not None
