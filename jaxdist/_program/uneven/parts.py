@@ -40,7 +40,7 @@ def split_by_results(
     others = _take_all(ops, rest) if rest else []
     if others is None:
         return None
-    left = [_with_fresh(op, numbers, found) for op, numbers in others]
+    left: list[Op | None] = [_with_fresh(op, numbers, found) for op, numbers in others]
     return [op for op, _ in common], left or [None] * len(ops)
 
 
