@@ -204,6 +204,16 @@ def test_array_with_a_layout_that_a_step_closes_over_is_whole_on_each_replica(la
     assert np.asarray(found).tolist() == [0, 1, 2, 3]
 
 
+def test_array_on_another_mesh_that_a_step_closes_over_works_or_is_named() -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    other = jax.sharding.Mesh(np.asarray(jax.devices()[:2], dtype=object), ("other",))
+    where = jax.sharding.NamedSharding(other, jax.sharding.PartitionSpec("other"))
+    rows = jax.device_put(np.arange(4.0, dtype="float32"), where)
+    assert float(strategy.run(lambda: jnp.sum(rows * 2))) == 12
+    with pytest.raises(ContextError, match=r"closes over rows, .* float32\[4\] laid out as"):
+        strategy.run(lambda: jnp.where(jnp.all(jnp.isfinite(rows)), rows, 0))
+
+
 def test_module_in_a_dict_beside_a_padded_array_is_updated_at_each_step() -> None:
     strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
     params = partition.place(strategy, {"w": np.ones((7, 11), "float32")}, PADDED)
