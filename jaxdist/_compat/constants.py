@@ -24,6 +24,7 @@ import numpy as np
 from jax._src import api as _api
 from jax._src import callback as _callback
 from jax._src import dtypes as _dtypes
+from jax._src import pjit as _pjit
 from jax._src.lax import lax as _lax
 from jax._src.numpy import array_constructors as _array_constructors
 from jax._src.random import prng as _prng
@@ -37,6 +38,10 @@ _NUMPY = (np.ndarray, np.generic)
 
 class _OfThread(threading.local):
     is_checking = False
+    # Returns what JAX takes in the place of an array that a function closes over, if it is another.
+    view: Callable[[Any], Any] | None = None
+    # By the id of the array, so that it stays one constant. Arrays are kept: their ids stay taken.
+    views: dict[int, tuple[Any, Any]] = {}  # noqa: RUF012 (set anew in each block)
 
 
 _here = _OfThread()
@@ -69,11 +74,21 @@ def _holds(kept: np.dtype[Any], low: int, high: int) -> bool:
 
 def _canonicalize(original: Callable[..., Any]) -> Callable[..., Any]:
     def canonicalize_value(x: Any) -> Any:
-        if _here.is_checking and _is_numpy(x):
-            _check(x, None)
+        if _here.is_checking:
+            if _is_numpy(x):
+                _check(x, None)
+            elif _here.view is not None and isinstance(x, jax.Array):
+                x = _view(x, _here.view)
         return original(x)
 
     return canonicalize_value
+
+
+def _view(array: jax.Array, view: Callable[[Any], Any]) -> Any:
+    known = _here.views.get(id(array))
+    if known is None:
+        known = _here.views[id(array)] = (array, view(array))
+    return known[1]
 
 
 def _convert(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,6 +98,21 @@ def _convert(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(operand, new_dtype, *args, **kwargs)
 
     return convert_element_type
+
+
+def _infer(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A jitted function takes the types of its arguments before they are converted."""
+
+    def infer_params(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
+        view = _here.view if _here.is_checking else None
+        if view is not None:
+            leaves, treedef = jax.tree.flatten((args, kwargs))
+            seen = [_view(x, view) if isinstance(x, jax.Array) else x for x in leaves]
+            if any(a is not b for a, b in zip(leaves, seen, strict=True)):
+                args, kwargs = treedef.unflatten(seen)
+        return original(fun, info, args, kwargs)
+
+    return infer_params
 
 
 def _make_array(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,6 +155,7 @@ _REPLACED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (_dtypes, "canonicalize_value", _canonicalize),
     (_api, "canonicalize_value", _canonicalize),
     (_lax, "_convert_element_type", _convert),
+    (_pjit, "_infer_params", _infer),
     (_array_constructors, "array", _make_array),
     (jnp, "array", _make_array),
     (_prng, "random_seed", _seed),
@@ -164,7 +195,9 @@ _CHECKED = jax.make_user_context(False)
 
 
 @contextlib.contextmanager
-def check_constants(*, traces_anew: bool = False) -> Iterator[None]:
+def check_constants(
+    *, traces_anew: bool = False, view: Callable[[Any], Any] | None = None
+) -> Iterator[None]:
     """Raise in the block where JAX would cut off integers of an array of NumPy.
 
     Waits for JAX to refuse such integers itself.
@@ -172,6 +205,7 @@ def check_constants(*, traces_anew: bool = False) -> Iterator[None]:
     Args:
         traces_anew: Whether JAX traces functions again that it has traced outside of such blocks;
             their constants are cut off already. In a `shard_map` over other axes it always does.
+        view: Returns what JAX takes in the place of an array that the function closes over.
 
     Raises:
         ArgumentError: It would; see Note [Constants of 64 bits].
@@ -180,10 +214,10 @@ def check_constants(*, traces_anew: bool = False) -> Iterator[None]:
         yield
         return
     _replacements.enter()
-    _here.is_checking = True
+    _here.is_checking, _here.view, _here.views = True, view, {}
     try:
         with _CHECKED(True) if traces_anew else contextlib.nullcontext():
             yield
     finally:
-        _here.is_checking = False
+        _here.is_checking, _here.view, _here.views = False, None, {}
         _replacements.leave()

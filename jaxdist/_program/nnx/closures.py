@@ -18,7 +18,7 @@ from jaxdist._program.arguments.arguments import argument_name
 from jaxdist._program.arguments.retrace import source_location
 from jaxdist._program.nnx.graph import path_suffix
 from jaxdist._values import Assignable, Sharded, list_arrays, make_leak_error
-from jaxdist.errors import ArgumentTypeError, ContextError
+from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 
 # How deep the search follows functions that a step calls.
 MAX_DEPTH = 4
@@ -80,16 +80,30 @@ def _iterate_global_names(code: types.CodeType) -> Iterator[str]:
             yield from _iterate_global_names(const)
 
 
+# Parts of JAX's texts about an array whose layout an operation does not take.
+_OF_LAYOUTS = "should match the mesh of sharding"
+# Likewise about an array whose type has Explicit axes. Some functions look at the type of an array
+# of the closure before it is converted.
+_OF_TYPES = (
+    "Incompatible types for broadcasting",
+    "Closing over inputs to shard_map",
+    "0th dimension of all xs should be replicated",
+    "should match the aval mesh",
+)
+
+
 @contextlib.contextmanager
 def explain_errors(fn: Any) -> Iterator[None]:
     """Raise a named error if `fn`, called in the block, assigns to an NNX object in its closure."""
     try:
         yield
-    except (TraceContextError, ValueError, UnexpectedTracerError) as error:
+    except (TraceContextError, ValueError, NotImplementedError, UnexpectedTracerError) as error:
         raise_if_leaked(fn, error)
         # JAX and Flax have no classes for these errors; their texts tell them apart.
-        if "should match the mesh of sharding" in str(error):
+        if _OF_LAYOUTS in str(error):
             _raise_for_global_array(fn, error)
+        if isinstance(error, ShapeError) or any(text in str(error) for text in _OF_TYPES):
+            _raise_for_global_array(fn, error, are_explicit=True)
         if "different trace level" not in str(error):
             raise
         objects = {
@@ -117,11 +131,14 @@ def raise_if_leaked(fn: Any, error: Exception) -> None:
             raise leak_error(fn, dead) from error
 
 
-def _raise_for_global_array(fn: Any, error: Exception) -> None:
+def _raise_for_global_array(fn: Any, error: Exception, *, are_explicit: bool = False) -> None:
     """Raise a named error if JAX refused a closed-over array because of its sharding."""
     for name, value in find_closure_values(fn).items():
         for array in (x for leaf in list_leaves(value) for x in list_arrays(leaf)):
-            if isinstance(getattr(array, "sharding", None), NamedSharding):
+            sharding = getattr(array, "sharding", None)
+            if isinstance(sharding, NamedSharding) and (
+                not are_explicit or sharding.mesh.explicit_axes
+            ):
                 shown = f"{array.dtype}{list(array.shape)} laid out as {array.sharding.spec}"
                 raise ContextError(
                     f"The step at {source_location(fn)} closes over {name}, which holds an "

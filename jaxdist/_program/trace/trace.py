@@ -50,6 +50,7 @@ from jaxdist._values import (
     is_leaked,
     make_undeclared,
     open_containers,
+    view_auto,
 )
 from jaxdist._values import open_piece as opened_piece
 from jaxdist.errors import ArgumentTypeError, ContextError, JaxdistError, ReplicaValueError
@@ -383,7 +384,7 @@ class LocalStep:
         self.__wrapped__ = find_function_with_source(fn)
         self.__signature__ = LeafNames(functools.partial(leaf_names, fn, signature))
 
-    @_compat.check_constants()
+    @_compat.check_constants(view=view_auto)
     def __call__(self, *leaves: Any) -> list[Any]:
         signature = self.signature
         # A scalar on each replica is one element of a global [R], so it enters as a vector.
