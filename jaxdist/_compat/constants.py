@@ -214,10 +214,10 @@ def check_constants(
         yield
         return
     _replacements.enter()
-    _here.is_checking, _here.view, _here.views = True, view, {}
+    _here.is_checking, _here.view, _here.views = True, view, dict[int, Any]()
     try:
         with _CHECKED(True) if traces_anew else contextlib.nullcontext():
             yield
     finally:
-        _here.is_checking, _here.view, _here.views = False, None, {}
+        _here.is_checking, _here.view, _here.views = False, None, dict[int, Any]()
         _replacements.leave()

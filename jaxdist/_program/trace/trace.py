@@ -502,7 +502,8 @@ class LocalStep:
                 raise ArgumentTypeError(explain_ref(f"The step returned {name}, a jax.Ref"))
             if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
                 marks.append(len(arrays))
-                arrays.append(as_array("The step", name, leaf))
+                # No operation of JAX has converted an array that the step closes over.
+                arrays.append(view_auto(as_array("The step", name, leaf)))
                 paths.append(name)
             else:
                 check_result("The step", name, leaf)
