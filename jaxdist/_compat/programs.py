@@ -1,6 +1,7 @@
 """Functions that read and rewrite traced programs (jaxprs), and stage them again."""
 
 import functools
+import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -209,6 +210,9 @@ def drop_unused(closed: Any, keep: Sequence[int]) -> tuple[Any, list[int]]:
     return ClosedJaxpr(jaxpr, consts), [n for n, is_one in enumerate(is_used) if is_one]
 
 
+_RULES_TAKE_READS = len(inspect.signature(_partial_eval._default_dce_rule).parameters) == 3
+
+
 def drop_results(eqn: Any, keep: Collection[int]) -> tuple[Any, list[int], list[int]] | None:
     """Return an equation that computes only some of the results of another one.
 
@@ -229,7 +233,9 @@ def drop_results(eqn: Any, keep: Collection[int]) -> tuple[Any, list[int], list[
     rule = _partial_eval.dce_rules.get(eqn.primitive)
     if rule is None:
         return None
-    used, made = rule(wanted, eqn)
+    # JAX 0.12 also tells a rule which mutable operands are read later.
+    is_read = [[True] * len(eqn.invars)] if _RULES_TAKE_READS else []
+    used, made = rule(wanted, *is_read, eqn)
     if made is None:
         return None
     number = {id(v): n for n, v in enumerate(eqn.outvars)}
