@@ -83,7 +83,7 @@ def record_gathers(log: GatherLog) -> Iterator[None]:
 
 @contextlib.contextmanager
 def trace_beside_step() -> Iterator[None]:
-    """Trace a program that is no part of the step, as if all replicas had equally many rows."""
+    """Trace a program that is not part of the step, as if all replicas had equally many rows."""
     with _compat.set_in_block(_LOG, None), shared_trace_key():
         yield
 

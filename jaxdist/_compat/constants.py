@@ -1,4 +1,4 @@
-"""Arrays of NumPy that JAX makes constants of while jaxdist traces or runs a function.
+"""Arrays that JAX makes constants of while jaxdist traces or runs a function.
 
 # Note [Constants of 64 bits]
 Without `jax_enable_x64`, JAX cuts off the integers of an array of NumPy that a step closes over or
@@ -7,6 +7,9 @@ and nothing shows what it was. So the check is where JAX converts. Nearly all co
 `dtypes.canonicalize_value`. `lax._convert_element_type` and `jnp.array` convert with NumPy before.
 What the function of a callback returns is converted while the program runs, so the callback that
 is traced checks it.
+
+JAX also refuses arrays on a mesh with Explicit axes that a step closes over. They pass the same
+place, so a step gives a `view` of them there; see Note [Explicit axes].
 
 The functions are replaced only while a thread is inside `check_constants`, and check only in that
 thread. Compiled programs, and code outside of jaxdist's traces, run JAX as it is.
@@ -38,10 +41,7 @@ _NUMPY = (np.ndarray, np.generic)
 
 class _OfThread(threading.local):
     is_checking = False
-    # Returns what JAX takes in the place of an array that a function closes over, if it is another.
     view: Callable[[Any], Any] | None = None
-    # By the id of the array, so that it stays one constant. Arrays are kept: their ids stay taken.
-    views: dict[int, tuple[Any, Any]] = {}  # noqa: RUF012 (set anew in each block)
 
 
 _here = _OfThread()
@@ -77,18 +77,26 @@ def _canonicalize(original: Callable[..., Any]) -> Callable[..., Any]:
         if _here.is_checking:
             if _is_numpy(x):
                 _check(x, None)
-            elif _here.view is not None and isinstance(x, jax.Array):
-                x = _view(x, _here.view)
+            elif _here.view is not None:
+                x = _here.view(x)
         return original(x)
 
     return canonicalize_value
 
 
-def _view(array: jax.Array, view: Callable[[Any], Any]) -> Any:
-    known = _here.views.get(id(array))
-    if known is None:
-        known = _here.views[id(array)] = (array, view(array))
-    return known[1]
+def _keep_views(view: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that gives one view of each array, so that it stays one constant."""
+    # By the id of the array. The array is kept too, so that its id stays taken.
+    known: dict[int, tuple[Any, Any]] = {}
+
+    def find_view(value: Any) -> Any:
+        if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+            return value
+        if id(value) not in known:
+            known[id(value)] = value, view(value)
+        return known[id(value)][1]
+
+    return find_view
 
 
 def _convert(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,7 +115,7 @@ def _infer(original: Callable[..., Any]) -> Callable[..., Any]:
         view = _here.view if _here.is_checking else None
         if view is not None:
             leaves, treedef = jax.tree.flatten((args, kwargs))
-            seen = [_view(x, view) if isinstance(x, jax.Array) else x for x in leaves]
+            seen = [*map(view, leaves)]
             if any(a is not b for a, b in zip(leaves, seen, strict=True)):
                 args, kwargs = treedef.unflatten(seen)
         return original(fun, info, args, kwargs)
@@ -205,19 +213,20 @@ def check_constants(
     Args:
         traces_anew: Whether JAX traces functions again that it has traced outside of such blocks;
             their constants are cut off already. In a `shard_map` over other axes it always does.
-        view: Returns what JAX takes in the place of an array that the function closes over.
+        view: Returns the array that JAX uses instead of one that the function closes over.
 
     Raises:
         ArgumentError: It would; see Note [Constants of 64 bits].
     """
-    if _here.is_checking:
-        yield
-        return
-    _replacements.enter()
-    _here.is_checking, _here.view, _here.views = True, view, dict[int, Any]()
+    around = _here.is_checking, _here.view
+    if not _here.is_checking:
+        _replacements.enter()
+    _here.is_checking = True
+    _here.view = around[1] if view is None else _keep_views(view)
     try:
-        with _CHECKED(True) if traces_anew else contextlib.nullcontext():
+        with _CHECKED(True) if traces_anew and not around[0] else contextlib.nullcontext():
             yield
     finally:
-        _here.is_checking, _here.view, _here.views = False, None, dict[int, Any]()
-        _replacements.leave()
+        _here.is_checking, _here.view = around
+        if not around[0]:
+            _replacements.leave()

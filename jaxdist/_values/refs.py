@@ -1,4 +1,4 @@
-"""The error for a mutable array of JAX in the place of a value."""
+"""The error for a mutable array of JAX where a value is expected."""
 
 from typing import Any
 
@@ -16,6 +16,6 @@ def refuse_ref(what: str, value: Any) -> None:
     if _compat.is_mutable(value):
         raise ArgumentTypeError(
             f"{what}, a jax.Ref (a mutable array of jax.new_ref).\n\n"
-            "An array or a number is expected here, and a jax.Ref is neither: it can change.\n\n"
+            "An array or a number is expected, and a jax.Ref is neither: it can change.\n\n"
             "Pass its value: ref[...]. For state that steps change use jaxdist.Variable."
         )

@@ -1,5 +1,6 @@
 """Arrays on the user's mesh with Explicit axes that a step closes over."""
 
+import contextlib
 import itertools
 import re
 from collections.abc import Callable
@@ -74,3 +75,32 @@ def test_an_array_on_the_users_mesh_is_whole_in_a_step_that_closes_over_it(row: 
     )
     for a, b in results:
         np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+CALLS: dict[str, Callable[[jaxdist.Strategy, Any, Any], Any]] = {
+    "run": lambda strategy, step, x: strategy.run(step, (x,)),
+    "run in jit": lambda strategy, step, x: jax.jit(lambda x: strategy.run(step, (x,)))(x),
+    "run in a function": lambda strategy, step, x: jaxdist.function(
+        lambda x: strategy.run(step, (x,))
+    )(x),
+}
+
+
+@pytest.mark.parametrize("is_set", [False, True], ids=["no mesh", "set_mesh"])
+@pytest.mark.parametrize("is_global", [False, True], ids=["values", "one array"])
+@pytest.mark.parametrize("call", CALLS)
+def test_rows_enter_a_step_on_an_explicit_mesh_from_every_call(
+    call: str, is_global: bool, is_set: bool
+) -> None:
+    mesh = jax.make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4])
+    w = jax.device_put(W, NamedSharding(mesh, P("data")))
+    strategy = jaxdist.MirroredStrategy(mesh=mesh, replica_axes=("data",))
+    rows = jax.device_put(np.concatenate(X), strategy.per_replica_sharding)
+    x = PerReplica.of_global(rows) if is_global else PerReplica(X)
+
+    def step(x: Any) -> Any:
+        return jaxdist.get_replica_context().all_reduce("sum", x @ w)
+
+    with jax.set_mesh(mesh) if is_set else contextlib.nullcontext():
+        found = CALLS[call](strategy, step, x)
+    np.testing.assert_allclose(found, sum(part @ W for part in X), rtol=1e-6)

@@ -1,4 +1,4 @@
-"""A `jax.Ref` in the place of an array is a named error that says how to pass its value."""
+"""A `jax.Ref` where an array is expected is a named error that says how to pass its value."""
 
 import pathlib
 from collections.abc import Callable

@@ -18,7 +18,7 @@ from jaxdist._program.arguments.arguments import argument_name
 from jaxdist._program.arguments.retrace import source_location
 from jaxdist._program.nnx.graph import path_suffix
 from jaxdist._values import Assignable, Sharded, list_arrays, make_leak_error
-from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
+from jaxdist.errors import ArgumentTypeError, ContextError
 
 # How deep the search follows functions that a step calls.
 MAX_DEPTH = 4
@@ -89,12 +89,14 @@ _OF_TYPES = (
     "Closing over inputs to shard_map",
     "0th dimension of all xs should be replicated",
     "should match the aval mesh",
+    # Of jaxdist: JAX has taken the layout of the array for one that the step asks for.
+    "as all replicas have together",
 )
 
 
 @contextlib.contextmanager
 def explain_errors(fn: Any) -> Iterator[None]:
-    """Raise a named error if `fn`, called in the block, assigns to an NNX object in its closure."""
+    """Raise a named error where `fn`, called in the block, cannot use what it closes over."""
     try:
         yield
     except (TraceContextError, ValueError, NotImplementedError, UnexpectedTracerError) as error:
@@ -102,7 +104,7 @@ def explain_errors(fn: Any) -> Iterator[None]:
         # JAX and Flax have no classes for these errors; their texts tell them apart.
         if _OF_LAYOUTS in str(error):
             _raise_for_global_array(fn, error)
-        if isinstance(error, ShapeError) or any(text in str(error) for text in _OF_TYPES):
+        if any(text in str(error) for text in _OF_TYPES):
             _raise_for_global_array(fn, error, are_explicit=True)
         if "different trace level" not in str(error):
             raise

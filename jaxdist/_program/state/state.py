@@ -14,7 +14,7 @@ from jaxdist._program.arguments.caller import user_stack_level
 from jaxdist._program.nnx import graph_rules
 from jaxdist._program.nnx.graph import GraphShape
 from jaxdist._program.nnx.graph_rules import Combination, Rule
-from jaxdist._program.proof.dependence import Dependence, growth, growths
+from jaxdist._program.proof.dependence import Dependence, growths
 from jaxdist._program.proof.moments import is_update
 from jaxdist._program.proof.updates import Part, part_of_result
 from jaxdist._program.state.carried import is_static, named_arguments_of
@@ -63,15 +63,20 @@ def find_combinations(
     moments = _find_moments(graph, traced, places)
     found = [Combination(Rule.MOMENTS, three) for three in moments]
     done = {n for c in found for n in c.numbers}
+    grown = {
+        i: growths(traced.jaxpr, _input_variable(traced, i))
+        for i, kind in enumerate(graph.types)
+        if graph_rules.is_metric(kind)
+    }
     for i, kind in enumerate(graph.types):
         if i in done:
             continue
-        if graph_rules.is_metric(kind):
+        if i in grown:
             # Also if it does not differ: n replicas that all add 1 must add n.
-            grown = growth(traced.jaxpr, _input_variable(traced, i), i)
-            if grown is Dependence.SUM:
+            own = grown[i][i]
+            if own is Dependence.SUM:
                 found.append(Combination(Rule.SUM, (i,)))
-            elif grown is not Dependence.SAME:
+            elif own is not Dependence.SAME:
                 not_sums.append(graph.name(i))
         elif differs[i]:
             rule = graph_rules.rule_of(kind)
@@ -87,25 +92,26 @@ def find_combinations(
         raise _integer_mean_error(integers, num_replicas)
     if not_sums:
         raise _metrics_without_rule_error(not_sums, num_replicas)
-    _check_metrics_are_apart(graph, traced, found, num_replicas)
+    _check_metrics_are_apart(graph, grown, found, num_replicas)
     return tuple(found)
 
 
 def _check_metrics_are_apart(
-    graph: GraphShape, traced: TracedStep, found: Sequence[Combination], num_replicas: int
+    graph: GraphShape,
+    grown: Mapping[int, Sequence[Dependence]],
+    found: Sequence[Combination],
+    num_replicas: int,
 ) -> None:
-    """Raise if a replica adds to one metric what another metric holds."""
-    # Each replica would add it, so it would count once for each replica.
-    group = {n: c for c in found if c.rule in (Rule.SUM, Rule.MOMENTS) for n in c.numbers}
-    if not group:
-        return
-    for source, kind in enumerate(graph.types):
-        if not graph_rules.is_metric(kind):
-            continue
-        grown = growths(traced.jaxpr, _input_variable(traced, source))
-        own = group[source].numbers if source in group else (source,)
+    """Raise if a replica adds to one metric what another metric holds.
+
+    Each replica would add it, so it would count once for each replica. `grown` has for each metric
+    how the results depend on it.
+    """
+    group = {n: c.numbers for c in found for n in c.numbers if n in grown}
+    for source, results in grown.items():
+        own = group.get(source, (source,))
         for n in group:
-            if n not in own and grown[n] is not Dependence.FREE:
+            if n not in own and results[n] is not Dependence.FREE:
                 raise _metric_of_metric_error(graph.name(n), graph.name(source), num_replicas)
 
 

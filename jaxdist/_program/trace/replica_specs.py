@@ -103,8 +103,9 @@ class LayoutsOfReplica:
             if rows in self._all_rows and rows not in self._own_rows:
                 raise ShapeError(
                     f"{where} with the shape {list(shape)} and the spec {tuple(entries)}: "
-                    f"{rows} rows, as all {self._layout.num_replicas} replicas have together.\n\n"
-                    f"A step has the rows of one replica, {self._all_rows[rows]} here.\n\n"
+                    f"{rows} rows, as all replicas have together.\n\n"
+                    f"A step has the rows of one of {self._layout.num_replicas} replicas, "
+                    f"{self._all_rows[rows]} here.\n\n"
                     "Take the number of rows from the batch: x.shape[0]."
                 )
 

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _compat
 from jaxdist._integers import check_fits
-from jaxdist._mesh import ReplicaMesh
+from jaxdist._mesh import ReplicaMesh, make_auto_sharding
 from jaxdist._values.processes.put import put
 from jaxdist._values.replicas.binding import origin_of
 from jaxdist._values.replicas.numbers import check_integers, suggest_cast
@@ -348,7 +348,8 @@ def _as_array(name: object, replica: int, value: Any) -> Any:
 def _join_on_devices(rows: list[Any], layout: ReplicaMesh, *, is_traced: bool) -> jax.Array:
     # Tracers have no buffers to put together; in a trace the constraint places the rows.
     if is_traced or any(map(_is_tracer, rows)):
-        return jax.lax.with_sharding_constraint(jax.numpy.concatenate(rows), layout.per_replica)
+        place = make_auto_sharding(layout.per_replica)
+        return jax.lax.with_sharding_constraint(jax.numpy.concatenate(rows), place)
     local = rows[0].shape
     shape = (local[0] * layout.num_replicas, *local[1:])
     shared = layout.replicas_per_place

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist import _integers
+from jaxdist import _compat, _integers
 from jaxdist._validate import as_array, is_array, show
 from jaxdist._values.refs import refuse_ref
 from jaxdist._values.replicas.owned import copy_if_writable
@@ -131,7 +131,9 @@ def _check_declared_shape(name: str, declared: Any, found: tuple[int, ...]) -> N
 def cast_to_variable(variable: Any, caller: str, value: Any) -> jax.Array | np.ndarray:
     """Return `value` in the dtype of the variable, or raise an error that names both."""
     home = variable.home
-    refuse_ref(f"Variable {variable.label!r}.{caller} was given {parameter_name(caller)}", value)
+    if _compat.is_mutable(value):
+        name = parameter_name(caller)
+        refuse_ref(f"Variable {variable.label!r}.{caller} was given {name}", value)
     is_array = hasattr(value, "dtype") and hasattr(value, "shape")
     array = value if is_array else _as_array(variable, caller, value)
     if array.dtype == home.dtype and array.shape == home.shape:

@@ -532,7 +532,7 @@ def test_changing_the_keys_of_a_variables_value_is_refused() -> None:
 
 @pytest.mark.parametrize("way", sampled(WAYS[:-1], 2, name=lambda way: way.name))
 def test_an_optimizer_whose_state_holds_lists_trains_as_flax_does(way: Way) -> None:
-    # nnx.Optimizer puts an nnx.State in the place of each list that sm3 keeps.
+    # nnx.Optimizer replaces each list that sm3 keeps by an nnx.State.
     x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 
     def made() -> tuple[Any, Any]:

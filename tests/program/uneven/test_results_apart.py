@@ -123,7 +123,9 @@ OPERATIONS: dict[str, Callable[[Any, Any], Both]] = {
     ),
 }
 ROWS = {"uneven": (3, 2), "without rows": (4, 0), "three sizes": (3, 2, 1, 1)}
-TABLE = [*itertools.product(OPERATIONS, ROWS)]
+# The largest of no rows is an error of JAX.
+NOT_RUN = {("switch", "without rows")}
+TABLE = [row for row in itertools.product(OPERATIONS, ROWS) if row not in NOT_RUN]
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -134,8 +136,6 @@ def _alone(name: str, n: Any, x: Any) -> Both:
 @pytest.mark.parametrize("row", sampled(TABLE, 22, name=", ".join))
 def test_an_equal_result_beside_one_of_the_rows_is_one_array(row: tuple[str, str]) -> None:
     name, kind = row
-    if (name, kind) == ("switch", "without rows"):
-        name = "cond"  # The largest of no rows is an error of NumPy and JAX.
     rows = ROWS[kind]
     strategy = jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(len(rows))])
     parts = [np.linspace(1, 2, k, dtype=np.float32) for k in rows]
