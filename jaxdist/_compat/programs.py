@@ -230,7 +230,7 @@ def drop_results(eqn: Any, keep: Collection[int]) -> tuple[Any, list[int], list[
     wanted = [n in keep for n in range(len(eqn.outvars))]
     if eqn.primitive.name == "while":
         return _drop_of_while(eqn, wanted)
-    rule = _partial_eval.dce_rules.get(eqn.primitive)
+    rule: Any = _partial_eval.dce_rules.get(eqn.primitive)
     if rule is None:
         return None
     # JAX 0.12 also tells a rule which mutable operands are read later.

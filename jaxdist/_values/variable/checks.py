@@ -131,10 +131,10 @@ def _check_declared_shape(name: str, declared: Any, found: tuple[int, ...]) -> N
 def cast_to_variable(variable: Any, caller: str, value: Any) -> jax.Array | np.ndarray:
     """Return `value` in the dtype of the variable, or raise an error that names both."""
     home = variable.home
-    if _compat.is_mutable(value):
+    is_array = hasattr(value, "dtype") and hasattr(value, "shape")
+    if is_array and _compat.is_mutable(value):
         name = parameter_name(caller)
         refuse_ref(f"Variable {variable.label!r}.{caller} was given {name}", value)
-    is_array = hasattr(value, "dtype") and hasattr(value, "shape")
     array = value if is_array else _as_array(variable, caller, value)
     if array.dtype == home.dtype and array.shape == home.shape:
         return array
