@@ -223,8 +223,9 @@ def test_bfloat16_is_not_divided_again() -> None:
     found = on_replicas(strategy, names, partition.place(strategy, low, rules), rows)
     for derivative, own in found.items():
         assert all(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(own))
-        # Many roundings; a second division by the pieces is off by a half and more.
-        assert_equal(own, on_one_device(DERIVATIVES[derivative]), derivative, bound=0.05)
+        # Many roundings (0.053 with JAX 0.12 on some processors); a second division by the pieces
+        # is off by a half and more.
+        assert_equal(own, on_one_device(DERIVATIVES[derivative]), derivative, bound=0.1)
 
 
 def test_replicas_with_different_numbers_of_rows() -> None:
