@@ -112,6 +112,9 @@ class LayoutsOfReplica:
     def _find_memory(self, sharding: Any) -> str | None:
         """Return the memory of a layout, if it is not the usual one of the devices."""
         kind = sharding.memory_kind if isinstance(sharding, NamedSharding) else None
+        # Described devices of a plan may know no memories, so a device is asked only for a name.
+        if kind in (None, "device"):
+            return None
         usual = self._layout.mesh.devices.flat[0].default_memory().kind
         return None if kind == usual else kind
 
