@@ -7,32 +7,12 @@ programs keep their numbers then.
 from collections.abc import Callable
 from typing import Any
 
-# Norms, and states with branches or counts.
-_OPTIMIZERS = {"novograd", "sm3", "multi_steps", "clip_norm", "clip_block", "adaptive_clip"}
-_OPTIMIZERS |= {"adafactor", "lamb", "muon", "if_finite", "unit", "trust", "lars", "fromage"}
-
 
 def _has(program: Any, what: str, names: set[str]) -> bool:
     return any(f"{what} {name}" in program.features for name in names)
 
 
 EXCLUDED: dict[str, Callable[[Any], bool]] = {
-    # A false StateDivergenceError.
-    "sharded_update of some optimizers on uneven rows": lambda p: (
-        not p.is_even and "sharded_update" in p.features and _has(p, "optimizer", _OPTIMIZERS)
-    ),
-    # A false StateDivergenceError: nan literals and operations with several results.
-    "schedule-free optimizers on uneven rows": lambda p: (
-        not p.is_even and _has(p, "optimizer", {"schedule_free"})
-    ),
-    # Equal on all replicas, and a PerReplica.
-    "equal values with a literal of nan on uneven rows": lambda p: (
-        not p.is_even and (_has(p, "equal", {"nan"}) or _has(p, "over", {"median"}))
-    ),
-    # A count that was all-reduced before is equal on all replicas, and a PerReplica.
-    "indexing of columns on a replica without rows": lambda p: (
-        p.has_empty_replica and _has(p, "row", {"take", "at_set", "at_add"})
-    ),
     # A false DivergentCollectiveError, or the ValueError of JAX's `zip()`.
     "look-ups and convolutions in pieces on a replica without rows": lambda p: (
         p.has_empty_replica
