@@ -76,6 +76,7 @@ from jaxdist._compat.programs import append_inputs as append_inputs
 from jaxdist._compat.programs import discharge_refs as discharge_refs
 from jaxdist._compat.programs import drop_results as drop_results
 from jaxdist._compat.programs import drop_unused as drop_unused
+from jaxdist._compat.programs import expand_operations as expand_operations
 from jaxdist._compat.programs import get_scan_counts as get_scan_counts
 from jaxdist._compat.programs import has_side_effects as has_side_effects
 from jaxdist._compat.programs import has_write_to as has_write_to
