@@ -117,9 +117,7 @@ PROVED: dict[str, Callable[[Any, Any], Any]] = {
     "nonzero": lambda w, x: (*jnp.nonzero(w > 0.5, size=4), jnp.argwhere(w > 0.5, size=2)),
     "unique": lambda w, x: (jnp.unique(w, size=4), jnp.histogram(w, 3)[0]),
     "choice": lambda w, x: jax.random.choice(jax.random.key(0), w, (3,), p=w / w.sum()),
-    "custom_root": lambda w, x: lax.custom_root(
-        lambda v: v - w, w, lambda f, g: g, lambda g, y: y
-    ),
+    "custom_root": lambda w, x: lax.custom_root(lambda v: v - w, w, lambda f, g: g, lambda g, y: y),
     "checkpoint_name": lambda w, x: checkpoint_name(w, "w") * 2,
     "barrier": lambda w, x: lax.optimization_barrier((w, x))[0],
     "ignoring": lambda w, x: jnp.where(False, w, w) + 0 * w,
