@@ -212,7 +212,7 @@ def _trace_once(
     local = LocalStep(fn, signature, strategy, variables)
     mapped = _map_local(local, axes, signature, strategy.layout, is_explicit=is_explicit)
     try:
-        with _compat.rewrite_shardings(layouts):
+        with _compat.rewrite_shardings(layouts, key=layouts.key):
             closed = _close(mapped, signature, is_explicit=is_explicit)
     except AttributeError as error:
         if "AbstractRef" not in str(error):
