@@ -101,6 +101,7 @@ from jaxdist._compat.sources import find_shape_asked_for as find_shape_asked_for
 from jaxdist._compat.sources import find_source as find_source
 from jaxdist._compat.sources import get_current_source as get_current_source
 from jaxdist._compat.sources import hide_frames as hide_frames
+from jaxdist._compat.sources import is_called_by_layer as is_called_by_layer
 from jaxdist._compat.sources import is_from_file as is_from_file
 from jaxdist._compat.sources import is_from_folder as is_from_folder
 from jaxdist._compat.sources import is_transposed as is_transposed

@@ -27,6 +27,7 @@ from jaxdist._program.proof.local_pieces import Local, LocalPieces, is_marked
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof, check_results
 from jaxdist._program.proof.reduced_gradients import check_reduced_gradients
 from jaxdist._program.proof.replication import NONE
+from jaxdist._program.proof.uneven_mean import MeanOverReplicas
 from jaxdist._program.trace import sharded
 from jaxdist._program.trace.axis_errors import (
     axis_error,
@@ -106,8 +107,8 @@ class TracedStep:
     merge_calls: tuple[str, ...] = ()  # source lines of the merge calls at the top of the step
     # Layouts that named an axis of replicas; see Note [Replica axes in layouts].
     left_out: tuple[str, ...] = ()
-    # The source lines where replicas with different numbers of rows take a mean.
-    means: tuple[str, ...] = ()
+    # Means over replicas that have different numbers of rows.
+    means: tuple[MeanOverReplicas, ...] = ()
 
     @property
     def eqn(self) -> Any:
