@@ -94,6 +94,7 @@ from jaxdist._compat.sources import NO_SOURCE as NO_SOURCE
 from jaxdist._compat.sources import PACKAGE as PACKAGE
 from jaxdist._compat.sources import find_caller_of_library as find_caller_of_library
 from jaxdist._compat.sources import find_callers_line as find_callers_line
+from jaxdist._compat.sources import find_callers_of_library as find_callers_of_library
 from jaxdist._compat.sources import find_functions as find_functions
 from jaxdist._compat.sources import find_line_in_user_code as find_line_in_user_code
 from jaxdist._compat.sources import find_line_of_error as find_line_of_error
@@ -102,8 +103,10 @@ from jaxdist._compat.sources import find_source as find_source
 from jaxdist._compat.sources import get_current_source as get_current_source
 from jaxdist._compat.sources import hide_frames as hide_frames
 from jaxdist._compat.sources import is_called_by_layer as is_called_by_layer
+from jaxdist._compat.sources import is_called_from_folder as is_called_from_folder
 from jaxdist._compat.sources import is_from_file as is_from_file
 from jaxdist._compat.sources import is_from_folder as is_from_folder
+from jaxdist._compat.sources import is_from_library as is_from_library
 from jaxdist._compat.sources import is_transposed as is_transposed
 from jaxdist._compat.sources import with_hidden_frames as with_hidden_frames
 from jaxdist._compat.tracing import copy_thread_settings as copy_thread_settings

@@ -30,8 +30,12 @@ _LIBRARIES = tuple(f"site-packages{os.sep}{n}{os.sep}" for n in ("flax", "optax"
 
 def find_caller_of_library(eqn: Any) -> str:
     """Return the line of `find_source`; if it is in Flax, Optax or Chex, also the caller's line."""
-    first = find_source(eqn)
-    for frame in _source_info.user_frames(eqn.source_info.traceback):
+    return _find_caller_of_library(eqn.source_info)
+
+
+def _find_caller_of_library(source: Any) -> str:
+    first = _find_line(source)
+    for frame in _source_info.user_frames(source.traceback):
         name = frame.file_name
         if not name.startswith(PACKAGE) and not any(part in name for part in _LIBRARIES):
             line = f"{name}:{frame.start_line} ({frame.function_name})"
@@ -60,16 +64,36 @@ def is_from_file(eqn: Any, file: str) -> bool:
     return any(f.file_name == file for f in _source_info.user_frames(eqn.source_info.traceback))
 
 
+def is_from_library(eqn: Any, name: str) -> bool:
+    """Whether a function of an installed package made an equation, or called what did."""
+    part = f"site-packages{os.sep}{name}{os.sep}"
+    frames = _source_info.user_frames(eqn.source_info.traceback)
+    return any(part in frame.file_name for frame in frames)
+
+
 def is_from_folder(eqn: Any, folder: str) -> bool:
     """Whether a function in this folder of the package made an equation, or called what did."""
+    return _has_frame(eqn.source_info, folder)
+
+
+def is_called_from_folder(folder: str) -> bool:
+    """Whether a function in this folder of the package is among the callers of the caller."""
+    return _has_frame(_source_info.current(), folder)
+
+
+def _has_frame(source: Any, folder: str) -> bool:
     start = PACKAGE + folder.replace("/", os.sep)
-    frames = _source_info.user_frames(eqn.source_info.traceback)
-    return any(f.file_name.startswith(start) for f in frames)
+    return any(f.file_name.startswith(start) for f in _source_info.user_frames(source.traceback))
 
 
 def is_transposed(eqn: Any) -> bool:
     """Whether an operation comes from the transpose (the backward pass) of another one."""
     return "transpose(" in str(eqn.source_info.name_stack)
+
+
+def find_callers_of_library() -> str:
+    """Return the line of `find_callers_line`, with the caller's line if it is in a library."""
+    return _find_caller_of_library(_source_info.current())
 
 
 def find_callers_line() -> str:

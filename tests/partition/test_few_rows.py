@@ -41,6 +41,11 @@ def _scan(layers: Any, x: Any) -> Any:
     ]
 
 
+def _where(table: Any, x: Any) -> Any:
+    # The rows are in a dim of their own, as a table in pieces is used whole.
+    return jnp.where(x[:, None] > 0, x[:, None], table[None]).sum(1)
+
+
 def _dense(rngs: nnx.Rngs) -> Any:
     return nnx.Linear(8, 8, rngs=rngs)
 
@@ -65,6 +70,8 @@ LAYERS: dict[str, tuple[Callable[[nnx.Rngs], Any], Callable[[Any, Any, Any], Any
     "conv": (_conv, lambda m, x, t: m(x[:, :, None]).sum(1)),
     "conv transpose": (_back, lambda m, x, t: m(x[:, None]).reshape(x.shape)),
     "take": (_Table, lambda m, x, t: jnp.take(m(), t[:, 0], axis=0)),
+    "take of pieces": (_Table, lambda m, x, t: jnp.take(m.table.get_raw_value(), t[:, 0], axis=0)),
+    "where of pieces": (_Table, lambda m, x, t: _where(m.table.get_raw_value(), x)),
     "take along axis": (
         _Table,
         lambda m, x, t: jnp.take_along_axis(x @ m(), t, 1) @ jnp.ones((3, 8)),
@@ -187,6 +194,7 @@ ALWAYS = [
     Cell("conv", "labels", "fsdp", 4, 2, by_ops=False),
     Cell("dense", "contrastive", "whole", 4, 3, by_ops=False),
     Cell("where", "contrastive", "hsdp", 4, 3, by_ops=False),
+    Cell("take of pieces", "picked", "fsdp", 4, 3, by_ops=False),
     Cell("take", "picked", "fsdp", 4, 3, by_ops=True),
 ]
 OTHERS = [cell for cell in _list_cells() if cell not in ALWAYS]

@@ -271,7 +271,7 @@ def tree_map(fn: Any, *trees: Any) -> Any:
 def test_piece_that_is_taken_for_the_array_is_refused_with_the_remedy(step: Any, says: str) -> None:
     message = refused(step)
     assert says in message
-    assert "jaxdist.sharded_update(tx)" in message
+    assert "jaxdist.partition.gather(tree)" in message
 
 
 class OfLinen(nn.Module):

@@ -74,17 +74,27 @@ def _wrap(module: Any, name: str, operands: Sequence[int]) -> None:
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
+        if not _is_on():
+            return function(*args, **kwargs)
+        # A parameter in pieces is gathered here, once.
+        given = [_as_array(x) if n in operands else x for n, x in enumerate(args)]
+        result = function(*given, **kwargs)
         # A scatter of nothing returns its first operand.
-        if _is_on() and (not result.size or result is args[0]):
+        if not result.size or result is given[0]:
             for operand in operands:
-                result = _append_nothing(result, args[operand])
+                result = _append_nothing(result, given[operand])
         return result
 
     # Modules of JAX import a function by its name.
     for other in [m for n, m in sys.modules.items() if n.startswith("jax.")]:
         if getattr(other, name, None) is function:
             setattr(other, name, wrapped)
+
+
+def _as_array(x: Any) -> Any:
+    return (
+        x if isinstance(x, jax.core.Tracer) or not hasattr(x, "__jax_array__") else jnp.asarray(x)
+    )
 
 
 def _append_nothing(array: Any, of: Any) -> Any:

@@ -26,12 +26,16 @@ _MEMBERS = "jaxdist_members"
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A collective as one replica reaches it: the operation, its operands, and the line."""
+    """A collective as one replica reaches it: the operation, its operands, and the line.
+
+    `is_of_pieces` is true for the gather of an array in pieces, and the scatter of its gradient.
+    """
 
     primitive: Any
     params: dict[str, Any]
     operands: tuple[Any, ...]
     source: str
+    is_of_pieces: bool = False
 
     def __str__(self) -> str:
         listed = ", ".join(f"{x.dtype}{list(x.shape)}" for x in self.operands)
@@ -212,14 +216,24 @@ def _suggest_one_kind(requests: Sequence[Collective]) -> str:
     )
 
 
+_SAME_CONDITION = (
+    "Make the condition that decides about it the same everywhere "
+    "(flag = get_replica_context().all_reduce('sum', flag) > 0), or move the collective out "
+    "of the branch."
+)
+_GATHER_BEFORE = (
+    "A parameter in pieces is gathered where it is used: gather it before the branch or loop that "
+    "differs, model = jaxdist.partition.gather(model), and use the result inside."
+)
+
+
 def _make_divergence_error(requests: Sequence[Any]) -> DivergentCollectiveError:
+    is_of_pieces = any(getattr(request, "is_of_pieces", False) for request in requests)
     return DivergentCollectiveError(
         "strategy.run: the replicas did not come to the same collective.\n"
         f"{_describe_by_replica(requests)}\n\n"
         "A collective waits for all replicas, so all of them must reach it, in the same order.\n\n"
-        "Make the condition that decides about it the same everywhere "
-        "(flag = get_replica_context().all_reduce('sum', flag) > 0), or move the collective out "
-        "of the branch."
+        f"{_GATHER_BEFORE if is_of_pieces else _SAME_CONDITION}"
     )
 
 

@@ -180,7 +180,9 @@ class ReplicaOps:
 
     def _meet(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         operands = tuple(jnp.asarray(self._get_array(x)) for x in args)
-        request = Collective(primitive, params, operands, self._line or _compat.find_callers_line())
+        is_gather = _compat.is_called_from_folder("_values/sharded/")
+        line = _compat.find_callers_of_library() if is_gather else _compat.find_callers_line()
+        request = Collective(primitive, params, operands, self._line or line, is_gather)
         result = self.meet(request)
         # The analysis of the tape knows `all_gather`: its result is equal on all replicas.
         if primitive is UNEVEN_ALL_GATHER:

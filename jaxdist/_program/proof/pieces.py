@@ -220,8 +220,9 @@ def _explain_not_pieces(what: str, names: Sequence[str]) -> str:
         f"{what} {len(names)} array(s) in pieces that are not proved to be "
         f"pieces of one array: {', '.join(names[:10])}{more}.\n\n"
         "They are computed from values that differ between replicas for other reasons than where "
-        f"the array is cut.\n\n{_REMEDY} What is a piece for a reason that the trace does not "
-        "show is declared: Sharded(array, dim, size)."
+        f"the array is cut.\n\n{_TO_GATHER} In an optimizer, jaxdist.sharded_update(tx) in the "
+        "place of tx gives the result of whole arrays. What is a piece for a reason that the "
+        "trace does not show is declared: Sharded(array, dim, size)."
     )
 
 
@@ -241,10 +242,13 @@ def _explain_unequal_copies(eqn: Any, over: Sequence[str], axes: Sequence[str]) 
     )
 
 
-_REMEDY = (
+_OF_OPTIMIZERS = (
     "Let sharded_update do what needs whole arrays: jaxdist.sharded_update(tx) in the place of tx "
-    "gives the result of whole arrays for any optax transformation. Elsewhere gather first, "
-    "jaxdist.partition.gather(tree); value.array is the piece by itself, where that is meant."
+    "gives the result of whole arrays for any optax transformation."
+)
+_TO_GATHER = (
+    "Gather the array before, jaxdist.partition.gather(tree); value.array is the piece by itself, "
+    "where that is meant."
 )
 
 
@@ -252,12 +256,13 @@ def _refuse(eqn: Any, piece: ShardFact, why: str) -> NoReturn:
     cut = piece.cut
     where = "" if cut is None else f" (dim {cut.dim}, of {cut.size} elements)"
     source = _compat.find_source(eqn)
+    remedy = _OF_OPTIMIZERS if _compat.is_from_library(eqn, "optax") else _TO_GATHER
     raise ShardedArrayError(
         f"strategy.run{f', at {source}' if source else ''}: an operation would see the "
         f"pieces{where} that a replica holds of a sharded array in the place of the array: "
         f"{why}.\n\n"
         "The result would not be that of the whole array, and would differ between replicas."
-        f"\n\n{_REMEDY}"
+        f"\n\n{remedy}"
     )
 
 

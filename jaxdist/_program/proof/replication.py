@@ -162,6 +162,8 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
         if name in known.COLLECTIVES and named:
             # The replicas that skip the collective would make the others wait forever.
             if over & self.divergent:
+                if _compat.is_from_folder(eqn, "_values/sharded/"):
+                    raise DivergentCollectiveError(_explain_gather(eqn))
                 where = self.source or _compat.find_source(eqn)
                 raise DivergentCollectiveError(_explain_may_not_reach(where, name))
             if over:
@@ -234,6 +236,22 @@ def _explain_must_be_equal(eqn: Any) -> str:
         "All-reduce it first: get_replica_context().all_reduce('mean', value). Where it is the "
         "same for a reason that the trace does not show, say so with "
         "jaxdist.assume_replicated(value)."
+    )
+
+
+def _explain_gather(eqn: Any) -> str:
+    """Explain that a parameter in pieces is gathered where some replicas may not be."""
+    aval = max((v.aval for v in (*eqn.invars, *eqn.outvars)), key=lambda aval: aval.size)
+    what = f"The parameter {aval.dtype}{list(aval.shape)}, which is in pieces,"
+    return (
+        f"{what} is used at {_compat.find_caller_of_library(eqn)}, inside a branch or loop whose "
+        "condition may differ between replicas.\n\n"
+        "It is gathered from all replicas where it is used. Some of them would never reach that "
+        "place, and the others would wait for them forever.\n\n"
+        "Gather it before the branch or loop, and use the result inside: "
+        "model = jaxdist.partition.gather(model), in a loss that is differentiated inside of it. "
+        "If the condition is the same on all replicas for a reason that the trace does not show, "
+        "say so: jaxdist.assume_replicated(condition)."
     )
 
 

@@ -5,8 +5,10 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import jax
+
 from jaxdist._compat import ROW_NUMBERS_TAG, are_row_numbers
-from jaxdist._values import make_arithmetic_error
+from jaxdist._values import is_sharded, make_arithmetic_error
 from jaxdist.errors import ArgumentTypeError, JaxdistError, ReplicaValueError
 
 # Libraries that a transformation of optax calls, and that are not the cause.
@@ -78,14 +80,23 @@ def find_better_error(error: Exception, names: Sequence[str]) -> JaxdistError | 
             f"pieces: {first}\n\n{held}\n\n"
             "Gather it before, jaxdist.partition.gather(value), or use jax.numpy, which gathers."
         )
-    is_of_structures = "pytree" in text and "Sharded" in text
-    if is_of_structures or (_is_raised_by_optax(error) and not _is_about_call(text)):
-        found = (
-            "A function of several pytrees was given one with arrays in pieces and another with "
-            "something else in their places"
-            if is_of_structures
-            else f"A transformation of optax raised {type(error).__name__} in a step with pieces"
+    is_of_structures = "pytree" in text and ("Sharded" in text or _maps_pieces(error))
+    found = (
+        "A function of several pytrees was given one with arrays in pieces and another with "
+        "something else in their places"
+    )
+    if is_of_structures and not _passes_optimizer(error):
+        return ReplicaValueError(
+            f"{found}: {' '.join(text.split())} {held}\n\n"
+            "The pytrees of a function have pieces in the same places; only the first pytree may "
+            "have a leaf, such as None, in the place of one.\n\n"
+            "Gather the arrays before, inside of the differentiated function: "
+            "jaxdist.partition.gather(tree). Or pass the pytree with the leaves first: "
+            "jax.tree.map(fn, masks, arrays), eqx.combine(static, params)."
         )
+    if is_of_structures or (_is_raised_by_optax(error) and not _is_about_call(text)):
+        if not is_of_structures:
+            found = f"A transformation of optax raised {type(error).__name__} in a step with pieces"
         return ReplicaValueError(
             f"{found}: {' '.join(text.split())} {held}\n\n"
             "The pytrees of a function have pieces in the same places. Optimizers whose state has "
@@ -103,6 +114,25 @@ def find_better_error(error: Exception, names: Sequence[str]) -> JaxdistError | 
 def _is_about_call(text: str) -> bool:
     """Whether a call has missing or surplus arguments; then the pieces are not the cause."""
     return any(words in text for words in _OF_CALLS)
+
+
+def _maps_pieces(error: Exception) -> bool:
+    """Whether a function of pytrees raised the error, called where a pytree has pieces.
+
+    The text of JAX may name another place of the pytrees, where they do not differ.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    # JAX may have removed its own frames from the traceback.
+    callers = [f for f in frames if str(f.f_globals.get("__name__", "")).partition(".")[0] != "jax"]
+    held = [*callers[-1].f_locals.values()] if callers else []
+    return any(map(is_sharded, jax.tree.leaves(held, is_leaf=is_sharded)))
+
+
+def _passes_optimizer(error: Exception) -> bool:
+    """Whether the error was raised in a function of optax or of NNX optimizers."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    modules = (str(frame.f_globals.get("__name__", "")) for frame in frames)
+    return any(name.startswith(("optax.", "flax.nnx.training.")) for name in modules)
 
 
 def _is_raised_by_optax(error: Exception) -> bool:

@@ -35,7 +35,9 @@ def check_same_collective(
         return chosen
     lines = groups.describe(
         [
-            "nothing more" if op is None else f"{op.name} at {_compat.find_source(op.eqn)}"
+            "nothing more"
+            if op is None
+            else f"{op.name} at {_compat.find_caller_of_library(op.eqn)}"
             for op in found
         ]
     )

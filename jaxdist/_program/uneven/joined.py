@@ -18,7 +18,7 @@
 
 import difflib
 import functools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -203,54 +203,53 @@ class _Join:
         """Run the operations that all groups share, and keep the others for the next switch."""
         regions = [ops[self.done[g] : ends[g]] for g, ops in enumerate(self.ops)]
         twins = [_align(regions[0], region) for region in regions]
+        by_name = [_group_by_name(region) for region in regions]
         # What is left of an operation after its common results were computed: None if nothing is.
         left: dict[int, Op | None] = {}
-        for i in range(len(regions[0])):
-            alike = [region[t[i]] for region, t in zip(regions, twins, strict=True) if i in t]
-            is_free = len(alike) == len(regions) and not any(id(o) in left for o in alike)
-            common = (
-                alike if is_free and self._is_common(alike) else self._find_same(i, regions, left)
-            )
-            if common is not None:
-                self._run_once(common)
-                left.update(dict.fromkeys(map(id, common)))
+        for i, first in enumerate(regions[0]):
+            near = [region[t[i]] for region, t in zip(regions, twins, strict=True) if i in t]
+            is_matched = len(near) == len(regions) and not any(id(op) in left for op in near)
+            alike = near if is_matched and self._is_common(near) else None
+            if alike is None:
+                alike = self._find_alike(first, by_name, left)
+            if alike is not None:
+                self._run_once(alike)
+                left.update(dict.fromkeys(map(id, alike)))
                 continue
-            split = split_by_results(alike, self._is_common) if is_free else None
+            split = split_by_results(near, self._is_common) if is_matched else None
             if split is not None:
                 common, others = split
                 self._run_once(common)
-                left.update(zip(map(id, alike), others, strict=True))
+                left.update(zip(map(id, near), others, strict=True))
         for g, region in enumerate(regions):
             rest = (left.get(id(op), op) for op in region)
             self.pending[g] += [op for op in rest if op is not None]
             self.done[g] = ends[g]
 
-    def _find_same(
-        self, number: int, regions: Sequence[list[Op]], left: Collection[int]
+    def _find_alike(
+        self, first: Op, by_name: list[dict[str, list[Op]]], left: dict[int, Op | None]
     ) -> list[Op] | None:
-        """Return operations that give what operation `number` of the first group gives.
+        """Return operations of all groups that are the same as one of the first group, or None.
 
-        A group without rows lacks operations that the others have, so the positions may say
-        nothing. None if some group has no such operation among those that were not run.
+        Groups may have other operations around them, so they need not be in the same order.
         """
-        first = regions[0][number]
         if not all(a in self.env[0] for a in _select_keys(first.inputs)):
             return None
         found = [first]
-        for g, region in enumerate(regions[1:], 1):
-            same = (
-                op
-                for op in region
-                if op.name == first.name
-                and id(op) not in left
-                and is_same(first, op)
-                and all(
-                    self._is_same_value(g, a, b)
-                    for a, b in zip(first.inputs, op.inputs, strict=True)
-                )
+        for group in range(1, self.groups.count):
+            others = (op for op in by_name[group].get(first.name, ()) if id(op) not in left)
+            alike = (op for op in others if self._is_alike(group, first, op))
+            found += [op for op in [next(alike, None)] if op is not None]
+        return found if len(found) == self.groups.count and self._is_common(found) else None
+
+    def _is_alike(self, group: int, first: Op, op: Op) -> bool:
+        return (
+            len(first.inputs) == len(op.inputs)
+            and all(
+                self._is_same_value(group, *ab) for ab in zip(first.inputs, op.inputs, strict=True)
             )
-            found += [op for op in [next(same, None)] if op is not None]
-        return found if len(found) == len(regions) and self._is_common(found) else None
+            and is_same(first, op)
+        )
 
     def _is_common(self, ops: list[Op]) -> bool:
         if _compat.has_side_effects(ops[0].eqn) or not all(is_same(ops[0], op) for op in ops[1:]):
@@ -395,7 +394,8 @@ class _Join:
 
 def _align(first: list[Op], second: list[Op]) -> dict[int, int]:
     """Return for positions in `first` the positions in `second` that most likely correspond."""
-    # A wrong match is harmless: `_is_common` compares the operations themselves.
+    # A wrong match is harmless: `_is_common` compares the operations themselves, and
+    # `_find_alike` looks at the others.
     if [op.name for op in first] == [op.name for op in second]:
         return {i: i for i in range(len(first))}
     matcher = difflib.SequenceMatcher(
@@ -406,6 +406,13 @@ def _align(first: list[Op], second: list[Op]) -> dict[int, int]:
         for block in matcher.get_matching_blocks()
         for i in range(block.size)
     }
+
+
+def _group_by_name(ops: Iterable[Op]) -> dict[str, list[Op]]:
+    found: dict[str, list[Op]] = {}
+    for op in ops:
+        found.setdefault(op.name, []).append(op)
+    return found
 
 
 def _value(ready: Any) -> Any:

@@ -63,9 +63,10 @@ def place_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharded:
         raise ReplicaValueError(
             f"{name} is {array.dtype}{list(array.shape)}, in a node that says that it is cut along "
             f"dim {cut.dim} of {cut.size} elements.\n\n"
-            "An optimizer whose state has other shapes than the parameters (adafactor) was "
-            "initialised with parameters in pieces.\n\n"
-            "Let sharded_update make and cut its state: tx = jaxdist.sharded_update(tx)."
+            "A function of pytrees put it there, as jax.tree.map goes into a Sharded. The state "
+            "of an optimizer with other shapes than the parameters (adafactor) is made so.\n\n"
+            "Call the function on whole arrays, jaxdist.partition.gather(tree). Let sharded_update "
+            "make and cut such a state: tx = jaxdist.sharded_update(tx)."
         )
     have, need = array.shape[cut.dim], cut.rows(count) * count
     if have == cut.size < need:

@@ -76,6 +76,24 @@ def test_equal_results_are_one_array_with_the_same_bits_on_all_replicas() -> Non
     assert out.is_fully_replicated
 
 
+def test_equal_values_are_found_among_other_operations_of_each_group() -> None:
+    # Without rows, a look-up is other operations, so those after it have other positions.
+    def step(w: Any, x: Any) -> Any:
+        replica = get_replica_context()
+        rows = replica.all_reduce("sum", x.shape[0])
+
+        def loss(k: Any) -> Any:
+            return ((x * k[None]) @ replica.all_gather(x * k[None], 0).T).sum()
+
+        total = replica.all_reduce("sum", jax.grad(loss)(w))
+        return x[:, jnp.array([2, 0, 1, 1])], total, rows
+
+    _, total, rows = _strategy().run(step, (W, _parts(X[:6], (3, 2, 1, 0))))
+    assert isinstance(total, jax.Array)
+    assert isinstance(rows, jax.Array)
+    np.testing.assert_allclose(total, 2 * W * X[:6].sum(0) ** 2, rtol=1e-5)
+
+
 def test_what_is_made_of_a_local_shape_differs() -> None:
     def step(x: Any) -> Any:
         return jnp.float32(x.shape[0]), x.shape[0], "same", x.shape[1]
