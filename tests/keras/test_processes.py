@@ -136,7 +136,7 @@ def test_two_processes_keep_the_state_of_own_layers_or_refuse_it() -> None:
 
 
 # State that layers only add to: from zero, on two replicas of each of two workers.
-STATES = ("rows", "rows_as_integers", "many_rows", "total", "subtracted", "twice", "read_before")
+ADDED = ("rows", "rows_as_integers", "many_rows", "total", "subtracted", "twice", "read_before")
 
 
 def _add_to_state_in_a_job() -> list[Any]:
@@ -147,14 +147,14 @@ def _add_to_state_in_a_job() -> list[Any]:
     from tests.keras.test_own_state import Row, compute_state
 
     strategy = jaxdist.MultiWorkerMirroredStrategy()
-    return [compute_state(Row(s, "sum", 4, b), strategy) for s in STATES for b in (8, 5)]
+    return [compute_state(Row(s, "sum", 4, b), strategy) for s in ADDED for b in (8, 5)]
 
 
 @pytest.mark.slow
 def test_state_that_layers_add_to_in_two_processes_is_that_of_keras_alone() -> None:
     from tests.keras.test_own_state import Row, compute_state
 
-    expected = [compute_state(Row(s, "sum", 1, b), None) for s in STATES for b in (8, 5)]
+    expected = [compute_state(Row(s, "sum", 1, b), None) for s in ADDED for b in (8, 5)]
     for found in launch(_add_to_state_in_a_job, 2, devices_per_process=2, timeout_seconds=300):
         for got, wanted in zip(found, expected, strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-5)
