@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._keras.forward.written import check_written_step
+from jaxdist._keras.forward.written import check_written_metrics, check_written_step
 from jaxdist._keras.models import (
     check_interrupt,
     forget_losses,
@@ -159,6 +159,11 @@ class StepFunction:
             _, new = written(state, batch)
             return new if self._kind == "predict" else new[1]
 
+        def find_metrics(state: Any, batch: Any) -> Any:
+            return written(state, batch)[1][-1]
+
+        judged: set[tuple[int, int]] = set()
+
         def own(state: Any, batch: Any, rows: Rows) -> Any:
             forget_losses(self._model)
             with use_rows(dataclasses.replace(rows, has_shares=False)):
@@ -166,6 +171,11 @@ class StepFunction:
             if self._is_written and rows.count > 1:
                 fixed = new if self._kind == "predict" else new[1]
                 check_written_step(self._model, find_fixed, state, batch, fixed, rows)
+                # Once, since op by op the step is called for every batch.
+                if self._kind != "predict" and (rows.own, rows.total) not in judged:
+                    given = self._model, find_metrics, state, batch, new[-1], rows
+                    check_written_metrics(*given)
+                    judged.add((rows.own, rows.total))
             return result, ((state[0], new) if self._kind == "predict" else new)
 
         return own

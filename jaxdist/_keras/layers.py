@@ -94,7 +94,8 @@ def _compute_moments(inputs: Any, mask: Any, axes: tuple[int, ...], rows: Rows) 
     if mask is None:
         size, per_row = inputs.shape[0], math.prod(inputs.shape[a] for a in axes if a != 0)
         # Layers before this one may have made other rows out of those of the batch.
-        total = rows.total if size == max(rows.own, 1) else rows.add_up(size * is_real)
+        is_batch = size in (rows.own, max(rows.own, 1))
+        total = rows.total if is_batch else rows.add_up(size * is_real)
         weights = jnp.full((), is_real, inputs.dtype)
         count = jnp.asarray(total * per_row, inputs.dtype)
     else:

@@ -1,12 +1,14 @@
 """The strategy of each Keras model, and the model that is called now."""
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _compat, _replica
 from jaxdist._checkpoints import Interrupts
@@ -199,3 +201,33 @@ def give_back_after_errors(model: Any, kind: str, find_state: Callable[[], Any])
             model._jax_state_synced = False
             model.jax_state_sync()
         raise
+
+
+def allow_layouts(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `compute_output_spec` so that layers may give JAX a spec without a mesh.
+
+    Keras looks for the shapes of layers outside of the step, which has the strategy's mesh.
+    """
+
+    def leave_out(sharding: Any, name: str) -> Any:
+        is_spec = isinstance(sharding, PartitionSpec) and name == "with_sharding_constraint"
+        strategy = _find_strategy()
+        if not is_spec or strategy is None:
+            return sharding
+        # Only shapes count, and a layout changes none.
+        return NamedSharding(strategy.layout.auto_mesh, PartitionSpec())
+
+    @functools.wraps(compute)
+    def compute_without_layouts(*args: Any, **kwargs: Any) -> Any:
+        if _find_strategy() is None:
+            return compute(*args, **kwargs)
+        with _compat.rewrite_shardings(leave_out):
+            return compute(*args, **kwargs)
+
+    return compute_without_layouts
+
+
+def _find_strategy() -> Any:
+    """Return the strategy of the model that is called, or of the scope."""
+    model, frame = current_model(), _replica.innermost_explicit_frame()
+    return strategy_of(model) if model is not None else frame and frame.strategy

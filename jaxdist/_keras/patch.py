@@ -18,6 +18,7 @@ from jaxdist._keras.layers import (
 )
 from jaxdist._keras.losses import add_shares_to
 from jaxdist._keras.models import (
+    allow_layouts,
     check_call,
     check_source,
     current_model,
@@ -63,6 +64,8 @@ def install() -> None:
         setattr(on_jax.JAXTrainer, name, made)
     on_jax.JAXTrainer.__setattr__ = _set_state
     on_jax.JAXTrainer.jax_state_sync = _sync(on_jax.JAXTrainer.jax_state_sync)
+    backend = keras_module("backend")
+    backend.compute_output_spec = allow_layouts(backend.compute_output_spec)
     iterator = on_jax.JAXEpochIterator
     iterator._get_iterator = _read_on_host(iterator._get_iterator)
     loss = keras_module("losses.loss").Loss

@@ -255,3 +255,19 @@ def test_an_added_loss_that_is_zero_in_the_first_step_gives_the_numbers_of_keras
 
     expected = train(None, make, compile_arguments, data, BATCH)
     check_equal(train(make_strategy(3), make, compile_arguments, data, BATCH), expected)
+
+
+def _spread_out(y_true: Any, y_pred: Any) -> Any:
+    """A loss with the standard deviation over the rows, in which JAX has a nan."""
+    return ops.mean((y_true - y_pred) ** 2, -1) + ops.mean(ops.relu(1 - ops.std(y_pred, axis=0)))
+
+
+@pytest.mark.parametrize("batch_size", [8, 5])
+def test_a_standard_deviation_over_an_uneven_batch_is_that_of_keras_alone(batch_size: int) -> None:
+    make = _stack(_dense())
+
+    def compile_arguments() -> dict[str, Any]:
+        return {"loss": _spread_out}
+
+    expected = train(None, make, compile_arguments, REGRESSION, batch_size)
+    check_equal(train(make_strategy(2), make, compile_arguments, REGRESSION, batch_size), expected)

@@ -133,3 +133,28 @@ def test_two_processes_keep_the_state_of_own_layers_or_refuse_it() -> None:
         for (state, aggregation, batch), value in zip(STATES[:-1], found, strict=False):
             expected = compute_state(Row(state, aggregation, 4, batch), None)
             np.testing.assert_allclose(value, expected, rtol=1e-5)
+
+
+# State that layers only add to: from zero, on two replicas of each of two workers.
+ADDED = ("rows", "rows_as_integers", "many_rows", "total", "subtracted", "twice", "read_before")
+
+
+def _add_to_state_in_a_job() -> list[Any]:
+    import os
+
+    os.environ["KERAS_BACKEND"] = "jax"
+    import jaxdist
+    from tests.keras.test_own_state import Row, compute_state
+
+    strategy = jaxdist.MultiWorkerMirroredStrategy()
+    return [compute_state(Row(s, "sum", 4, b), strategy) for s in ADDED for b in (8, 5)]
+
+
+@pytest.mark.slow
+def test_state_that_layers_add_to_in_two_processes_is_that_of_keras_alone() -> None:
+    from tests.keras.test_own_state import Row, compute_state
+
+    expected = [compute_state(Row(s, "sum", 1, b), None) for s in ADDED for b in (8, 5)]
+    for found in launch(_add_to_state_in_a_job, 2, devices_per_process=2, timeout_seconds=300):
+        for got, wanted in zip(found, expected, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5)

@@ -1,5 +1,6 @@
 """State of own layers under a step of the user: the value of Keras alone, or a named error."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -179,3 +180,63 @@ def test_state_of_a_written_step_is_that_of_keras_alone_or_refused(row: Row) -> 
 def test_state_of_one_replica_is_refused_by_its_path(state: str) -> None:
     with refused(StateDivergenceError, "kept", STATES[state].why, "compute_loss"):
         _compute(Row(state, "fit", 2, 8), 2)
+
+
+class Counts(Own):
+    """A model whose steps update a metric."""
+
+    def __init__(self, metric: Any, update: Callable[[Any, Any], Any], *args: Any) -> None:
+        super().__init__(*args)
+        self.counted, self.update = metric, update
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.counted]
+
+    def train_step(self, *args: Any, **kwargs: Any) -> Any:
+        (_, _, _, of_metrics), (x, _) = args
+        _, (trainable, fixed, of_optimizer, _) = super().train_step(*args, **kwargs)
+        pairs = list(zip(self.counted.variables, of_metrics, strict=True))
+        with keras.StatelessScope(state_mapping=pairs) as scope:
+            self.update(self.counted, x)
+            logs = {"counted": self.counted.result()}
+        new = [scope.get_current_value(v) for v in self.counted.variables]
+        return logs, (trainable, fixed, of_optimizer, new)
+
+
+# A metric, how a step updates it, and whether its value is that of Keras alone.
+METRICS: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Any], bool]] = {
+    "rows": (keras.metrics.Sum, lambda m, x: m.update_state(1.0 * x.shape[0]), False),
+    "ones": (keras.metrics.Sum, lambda m, x: m.update_state(ops.ones(x.shape[0])), False),
+    "mean_of_rows": (keras.metrics.Mean, lambda m, x: m.update_state(1.0 * x.shape[0]), False),
+    "all_rows": (keras.metrics.Sum, lambda m, x: m.update_state(_add_up(1.0 * x.shape[0])), True),
+    "total": (keras.metrics.Sum, lambda m, x: m.update_state(_add_up(ops.sum(x))), True),
+    "gathered": (keras.metrics.Sum, lambda m, x: m.update_state(_gather(x)), True),
+    "mean_of_gathered": (keras.metrics.Mean, lambda m, x: m.update_state(_gather(x)), True),
+    "weighted": (
+        keras.metrics.Mean,
+        lambda m, x: m.update_state(_add_up(ops.sum(x)), sample_weight=1.0 * x.shape[0]),
+        True,
+    ),
+    "steps": (keras.metrics.Sum, lambda m, x: m.update_state(1.0), True),
+}
+
+
+@pytest.mark.parametrize("row", sampled([n + o for n in METRICS for o in ("", "-eagerly")], 6))
+def test_a_metric_of_a_written_step_is_that_of_keras_alone_or_refused(row: str) -> None:
+    name, _, options = row.partition("-")
+    make_metric, update, is_right = METRICS[name]
+
+    def compute(replicas: int | None) -> Any:
+        with make_strategy(replicas).scope() if replicas else contextlib.nullcontext():
+            given = [keras.Input((FEATURES,)), layers.Dense(1)]
+            model = Counts(make_metric(), update, given)
+            model.compile(keras.optimizers.SGD(0.01), "mse", run_eagerly=bool(options))
+        history = model.fit(X[:16], X[:16, :1], batch_size=8, shuffle=False, verbose=0).history
+        return history["counted"]
+
+    if is_right:
+        np.testing.assert_allclose(compute(2), compute(None), rtol=1e-5)
+    else:
+        with refused(StateDivergenceError, "sum/total" if "mean" not in name else "mean/total"):
+            compute(2)

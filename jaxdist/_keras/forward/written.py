@@ -1,4 +1,4 @@
-"""What a step that the user wrote does with state of own layers."""
+"""What a step that the user wrote does with state of own layers and with metrics."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdist import _compat
 from jaxdist._collectives import trace_beside_step
 from jaxdist._keras.forward.marks import trace_with_marks
 from jaxdist._keras.forward.owners import find_aggregations
@@ -13,6 +14,8 @@ from jaxdist._keras.forward.traced import TracedReplica
 from jaxdist._keras.forward.variation import may_vary
 from jaxdist._keras.models import forget_losses, name_of
 from jaxdist._keras.rows import Rows, use_rows
+from jaxdist._keras.source import keras_module
+from jaxdist._program import iterate_equations
 from jaxdist.errors import StateDivergenceError
 
 _ADD_UP = (
@@ -74,6 +77,69 @@ def check_written_step(
         what = "computes state from the number of rows of one replica"
         why = "Keras alone would compute it from the number of all rows"
         raise _make_error(model, counts, what, why, _ADD_UP)
+
+
+def check_written_metrics(
+    model: Any,
+    step: Callable[[Any, Any], Sequence[Any]],
+    state: Sequence[Any],
+    batch: Any,
+    new: Sequence[Any],
+    rows: Rows,
+) -> None:
+    """Check that a step of the user updates no metric with the number of rows of one replica.
+
+    It is equal on replicas with equally many rows, so `run` finds nothing. A mean whose values and
+    weights both have it as a factor is right. Where the step gathers rows, the trace does not show
+    whose number it is, and so for a step that cannot be traced for other rows.
+
+    Args:
+        model: The model.
+        step: Returns the variables of the metrics after the step.
+        state: What it is given, with these variables at the last place.
+        batch: The rows of this replica.
+        new: The variables of the metrics after the step, whose trace this is.
+        rows: How many rows these are.
+
+    Raises:
+        StateDivergenceError: It updates one with such a number.
+    """
+    variables = model.metrics_variables
+    changed = {n for n, (a, b) in enumerate(zip(state[-1], new, strict=True)) if a is not b}
+    if not changed:
+        return
+    size = max(rows.most, 2)
+    try:
+        with trace_beside_step():
+            one, more = (_trace(model, step, state, batch, n, rows) for n in (size, size + 1))
+    except Exception:
+        return
+    axes = frozenset(rows.replica.strategy.layout.replica_axes)
+    inputs = [False] * len(one.jaxpr.invars)
+    counts = {n for n in changed if may_vary((one, n), (more, n), inputs, axes)}
+    places = {id(v): n for n, v in enumerate(variables)}
+    found: list[int] = []
+    for metric in model.metrics:
+        own = {places[id(v)] for v in metric.variables if id(v) in places} & changed
+        is_mean = isinstance(metric, keras_module("metrics").Mean)
+        is_right = (is_mean and own <= counts) or any(_gathers(one, n) for n in own)
+        if own & counts and not is_right:
+            found += sorted(own & counts)
+    if found:
+        paths = [variables[n].path for n in found]
+        raise StateDivergenceError(
+            f"A step of its own class trains or evaluates the Keras model {name_of(model)!r}, and "
+            f"updates metrics with the number of rows of one replica: {paths}.\n\n"
+            "The step runs on each replica with its rows, and Keras alone would use the number of "
+            "all rows.\n\n"
+            "All-reduce it: metric.update_state(jaxdist.get_replica_context().all_reduce('sum', "
+            "1.0 * x.shape[0]))."
+        )
+
+
+def _gathers(closed: Any, number: int) -> bool:
+    program, _ = _compat.drop_unused(closed, [number])
+    return any(e.primitive.name.startswith("all_gather") for e in iterate_equations(program))
 
 
 def _trace(

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxdist import _replica
+from jaxdist import _compat, _replica
 from jaxdist._keras.rows import current_rows
 from jaxdist._keras.source import keras_module
 from jaxdist._keras.values.layouts import is_placed, sharding_in_step, take_own
@@ -19,6 +19,21 @@ from jaxdist._values import Variable, current_binding, put, use_binding
 from jaxdist.errors import ContextError, MixedStrategyError
 
 _HELD = "_jaxdist_variable"
+
+
+class _OfMetric(Variable):
+    """A `jaxdist.Variable` that has the value of a variable of a Keras metric."""
+
+    __slots__ = ()
+
+    _remedy_of_divergence = (
+        "They belong to metrics of Keras, which have one value for all replicas, and each replica "
+        "updates them with its own rows.\n\n"
+        "Update the metric with the rows of all replicas: metric.update_state("
+        "jaxdist.get_replica_context().all_gather(values, axis=0)). Or return the values, and "
+        "update it outside of the step: metric.update_state(strategy.gather(values, axis=0)). Or "
+        "use nnx.metrics in the step, or the metrics of jaxdist.fit, whose updates are added up."
+    )
 
 
 def is_held(variable: Any) -> bool:
@@ -95,9 +110,10 @@ def make_outside(initialize: Callable[..., Any]) -> Callable[..., Any]:
         if _current_step() is None or keras_module("backend").in_stateless_scope():
             initialize(self, *args, **kwargs)
             return
-        # An optimizer makes its variables when it is first applied.
-        with jax.ensure_compile_time_eval(), _replica.enter_frame(None), use_binding(None):
-            initialize(self, *args, **kwargs)
+        # An optimizer makes its variables when it is first applied, and some metrics when they are
+        # first updated. Op by op, a replica computes in a trace of its own.
+        with _replica.enter_frame(None), use_binding(None):
+            _compat.call_outside_traces(lambda: initialize(self, *args, **kwargs))
 
     return make
 
@@ -119,7 +135,9 @@ def _hold(variable: Any, strategy: Any) -> Variable:
         value = variable._value
         if is_placed(variable):
             value = put(value, sharding_in_step(variable, strategy.layout))
-        held = Variable(value, name=variable.path, trainable=variable.trainable)
+        # Keras makes only the variables of metrics with this mode.
+        kind = _OfMetric if variable.synchronization == "on_read" else Variable
+        held = kind(value, name=variable.path, trainable=variable.trainable)
     setattr(variable, _HELD, held)
     # One copy is enough, and nobody should read the old value.
     variable._value = None

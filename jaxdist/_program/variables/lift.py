@@ -247,11 +247,16 @@ def _slot_of_variable(variable: Variable, layout: ReplicaMesh) -> InSlot:
 
 def check_equal(variables: Sequence[Variable], differs: Sequence[bool], num_replicas: int) -> None:
     """Raise if a mirrored variable would differ between replicas."""
-    names = [
-        v.label for v, d in zip(variables, differs, strict=True) if d and not v.home.per_replica
-    ]
-    if not names:
+    found = [v for v, d in zip(variables, differs, strict=True) if d and not v.home.per_replica]
+    if not found:
         return
+    names = [v.label for v in found]
+    own = next((v._remedy_of_divergence for v in found if v._remedy_of_divergence), "")
+    if own:
+        raise StateDivergenceError(
+            f"strategy.run would leave {len(names)} variable(s) with a different value on each of "
+            f"{num_replicas} replicas: {', '.join(names[:10])}.\n\n{own}"
+        )
     raise StateDivergenceError(
         f"strategy.run would leave {len(names)} variable(s) with a different value on each of "
         f"{num_replicas} replicas: {', '.join(names[:10])}.\n\n"

@@ -98,6 +98,9 @@ class Variable(
         "_trainable",
     )
 
+    # How to give all replicas one value, where a class of variables has a way of its own.
+    _remedy_of_divergence = ""
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # A strategy may have variables of its own: those of parameter servers are on the servers.
         create = getattr(get_call_context().strategy, "_create_variable", None)
