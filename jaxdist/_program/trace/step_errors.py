@@ -5,9 +5,12 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import optax
+from flax import nnx
+
 from jaxdist._compat import ROW_NUMBERS_TAG, are_row_numbers
 from jaxdist._values import make_arithmetic_error
-from jaxdist.errors import ArgumentTypeError, JaxdistError, ReplicaValueError
+from jaxdist.errors import ArgumentTypeError, JaxdistError, MissingNameError, ReplicaValueError
 
 # Libraries that a transformation of optax calls, and that are not the cause.
 _BENEATH = frozenset({"jax", "jaxlib", "numpy", "jaxdist", "flax"})
@@ -42,6 +45,33 @@ def check_operands(name: str, operands: Iterable[Any], where: str) -> None:
     """
     if name in _REFUSED_LATE and any(are_row_numbers(x) for x in operands):
         raise make_arithmetic_error(f"{name}, at {where},")
+
+
+@contextlib.contextmanager
+def explain_methods_of_optimizers() -> Iterator[None]:
+    """Raise a named error where an optimizer is called as one of TensorFlow or Keras."""
+    try:
+        yield
+    except AttributeError as error:
+        is_method = error.name in ("apply_gradients", "compute_gradients", "minimize")
+        if not is_method or isinstance(error, JaxdistError):
+            raise
+        reduced = "grads = get_replica_context().all_reduce('mean', jax.grad(loss)(params))"
+        if isinstance(error.obj, nnx.Optimizer):
+            way = f"{reduced}; optimizer.update(model, grads)"
+        elif isinstance(error.obj, optax.GradientTransformation):
+            way = (
+                f"{reduced}; updates, state = tx.update(grads, state, params); "
+                "params = optax.apply_updates(params, updates)"
+            )
+        else:
+            raise
+        text = (
+            f"{type(error.obj).__name__}.{error.name} is not there.\n\n"
+            "Optimizers are those of optax and Flax, which never all-reduce.\n\n"
+            f"Write in the step: {way}."
+        )
+        raise MissingNameError(text, name=error.name, obj=error.obj) from error
 
 
 @contextlib.contextmanager
