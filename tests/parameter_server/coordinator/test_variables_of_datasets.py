@@ -26,7 +26,13 @@ def test_a_variable_in_a_dataset_function_is_an_error(in_scope: bool) -> None:
         return [np.ones(2) + float(offset)]
 
     dataset = coordinator.create_per_worker_dataset(make)
-    with refused(ClosureInputError, "InputContextError", "'offset'", "create_per_worker_dataset", "strategy.scope()"):
+    with refused(
+        ClosureInputError,
+        "InputContextError",
+        "'offset'",
+        "create_per_worker_dataset",
+        "strategy.scope()",
+    ):
         coordinator.schedule(lambda it: next(it).sum(), (iter(dataset),)).fetch()
     # Outside of dataset functions variables are made as before.
     assert float(jaxdist.Variable(2.0)) == 2
