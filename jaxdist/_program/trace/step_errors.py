@@ -97,9 +97,11 @@ def find_better_error(error: Exception, names: Sequence[str]) -> JaxdistError | 
         None if the pieces are not the cause.
     """
     is_of_arguments = isinstance(error, (TypeError, ValueError))
-    if not names or not is_of_arguments or isinstance(error, JaxdistError):
-        return None
     text = str(error)
+    # The error of trees with arrays in pieces does not know that an optimizer is the cause.
+    is_ours = isinstance(error, JaxdistError) and "An array in pieces is a pytree node" not in text
+    if not names or not is_of_arguments or is_ours:
+        return None
     first = text.partition("\n")[0]
     held = f"{len(names)} argument(s) are in pieces, such as {names[0]}."
     if "__jax_array__" in text:
