@@ -80,7 +80,7 @@ def record_gathers(log: GatherLog) -> Iterator[None]:
     """Record the collectives of a trace in `log`."""
     # JAX would otherwise reuse the jaxpr of a nested `jit` from another round, with other rows, and
     # the log would miss the gathers in it.
-    with _compat.set_in_block(_LOG, log), fresh_trace_key():
+    with _compat.set_in_block(_LOG, log), fresh_trace_key(), _compat.keep_zero_derivatives():
         yield
 
 

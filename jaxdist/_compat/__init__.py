@@ -17,7 +17,6 @@ from jaxdist._compat.binding import bind_like as bind_like
 from jaxdist._compat.binding import rewrite_derivatives as rewrite_derivatives
 from jaxdist._compat.binding import rewrite_jvp as rewrite_jvp
 from jaxdist._compat.binding import use_source_of as use_source_of
-from jaxdist._compat.constants import check_constants as check_constants
 from jaxdist._compat.coordination import get_coordination_client as get_coordination_client
 from jaxdist._compat.coordination import get_gloo_addresses as get_gloo_addresses
 from jaxdist._compat.coordination import get_process_numbers as get_process_numbers
@@ -39,6 +38,8 @@ from jaxdist._compat.gpu_topology import compile_for_gpu_plan as compile_for_gpu
 from jaxdist._compat.gpu_topology import find_cuda_plugin as find_cuda_plugin
 from jaxdist._compat.gpu_topology import get_gpu_plan_options as get_gpu_plan_options
 from jaxdist._compat.gpu_topology import make_gpu_devices as make_gpu_devices
+from jaxdist._compat.in_steps import check_constants as check_constants
+from jaxdist._compat.in_steps import keep_zero_derivatives as keep_zero_derivatives
 from jaxdist._compat.lowering import compute_on_host as compute_on_host
 from jaxdist._compat.lowering import constrain_tiles as constrain_tiles
 from jaxdist._compat.lowering import mend_scatters as mend_scatters
@@ -76,6 +77,7 @@ from jaxdist._compat.programs import append_inputs as append_inputs
 from jaxdist._compat.programs import discharge_refs as discharge_refs
 from jaxdist._compat.programs import drop_results as drop_results
 from jaxdist._compat.programs import drop_unused as drop_unused
+from jaxdist._compat.programs import expand_operations as expand_operations
 from jaxdist._compat.programs import get_scan_counts as get_scan_counts
 from jaxdist._compat.programs import has_side_effects as has_side_effects
 from jaxdist._compat.programs import has_write_to as has_write_to

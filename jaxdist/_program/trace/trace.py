@@ -223,7 +223,7 @@ def _trace_once(
     local = LocalStep(fn, signature, strategy, variables)
     mapped = _map_local(local, axes, signature, strategy.layout, is_explicit=is_explicit)
     try:
-        with _compat.rewrite_shardings(layouts):
+        with _compat.rewrite_shardings(layouts, key=layouts.key):
             closed = _close(mapped, signature, is_explicit=is_explicit)
     except AttributeError as error:
         if "AbstractRef" not in str(error):
@@ -346,7 +346,7 @@ def _map_over_replicas(
 def _close(mapped: Callable[..., Any], signature: Signature, *, is_explicit: bool) -> Any:
     """Trace a function of all inputs of a step."""
     inputs = (i.on_users_mesh() if is_explicit else _drop_layout(i) for i in signature.inputs)
-    closed = jax.make_jaxpr(mapped)(*inputs)
+    closed = _compat.expand_operations(jax.make_jaxpr(mapped)(*inputs))
     # The program may be compiled later, after the caller changed the arrays in place.
     return closed.replace(consts=[copy_if_writable(c) for c in closed.consts])
 

@@ -13,18 +13,6 @@ def _has(program: Any, what: str, names: set[str]) -> bool:
 
 
 EXCLUDED: dict[str, Callable[[Any], bool]] = {
-    # A false DivergentCollectiveError, or the ValueError of JAX's `zip()`.
-    "look-ups and convolutions in pieces on a replica without rows": lambda p: (
-        p.has_empty_replica
-        and p.placement in ("fsdp", "hsdp")
-        and (
-            _has(p, "model", {"embedding"})
-            or _has(p, "module", {"embed", "conv", "conv_transpose"})
-        )
-    ),
-    "gradients of gathered rows on a replica without rows": lambda p: (
-        p.has_empty_replica and _has(p, "over", {"grad_through_gather"})
-    ),
     # JAX's ZeroDivisionError.
     "reshape of no rows": lambda p: p.has_empty_replica and _has(p, "row", {"reshape"}),
 }
