@@ -16,6 +16,10 @@ _RUN = "A step is a function that strategy.run(step, args) runs on every replica
 
 _TOP = {
     "CentralStorageStrategy": "It is jaxdist.experimental.CentralStorageStrategy.",
+    "distribute": (
+        "The names of tf.distribute are those of jaxdist itself: tf.distribute.MirroredStrategy is "
+        "jaxdist.MirroredStrategy, and tf.distribute.experimental is jaxdist.experimental."
+    ),
     "ExponentialMovingAverage": (
         "optax has it: optax.ema as a transformation, or "
         "optax.incremental_update(new, average, step_size=1 - decay) in the step.\n\n"

@@ -32,14 +32,19 @@ def check_call_arguments(caller: str, args: Any, kwargs: Any) -> None:
     """Raise if `args` is no list or tuple, or `kwargs` is no dict."""
     # An array is iterable too: `args=x` would pass its rows as separate arguments.
     if not isinstance(args, (list, tuple)):
+        way = "Wrap a single argument: args=(value,)."
+        if kwargs is not None and not isinstance(kwargs, dict):
+            # The second argument of the function, one after the other as in a call.
+            way = "Pass all of them in one tuple: args=(a, b), not a, b."
         raise CallArgumentsError(
             f"{caller} was given args={show(args)}.\n\nargs is a list or tuple of arguments.\n\n"
-            "Wrap a single argument: args=(value,)."
+            f"{way}"
         )
     if kwargs is not None and not isinstance(kwargs, dict):
         raise CallArgumentsError(
             f"{caller} was given kwargs={show(kwargs)}.\n\n"
-            "kwargs is a dict of keyword arguments.\n\nPass kwargs={'name': value}."
+            "kwargs is a dict of keyword arguments.\n\nPass kwargs={'name': value}. Positional "
+            "arguments are in one tuple: args=(a, b)."
         )
 
 

@@ -21,7 +21,7 @@ working::
       ShardedArrayError        ValueError    a piece used as if it were the whole array
       ContextError             RuntimeError  called inside or outside the wrong context
         MixedStrategyError                   two strategies where only one can be
-        InputContextError    ValueError too  data read while a function is traced
+        InputContextError    ValueError too  data read or made in the wrong function
         SeveralProcessesError ValueError too a strategy of one process in a job of several
       AxisNameError            NameError     a mesh axis that does not exist
       DivergentCollectiveError RuntimeError  a collective that some replicas may never reach
@@ -147,7 +147,11 @@ class MixedStrategyError(ContextError):
 
 
 class InputContextError(ContextError, ValueError):
-    """Raised when a step or a traced function asks an iterator for its next batch."""
+    """Raised where data is read, or a variable made, in a function that cannot have it.
+
+    A step or a traced function asks an iterator for its next batch, or a dataset function makes a
+    variable.
+    """
 
 
 class SeveralProcessesError(ContextError, ValueError):

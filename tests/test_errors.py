@@ -68,7 +68,6 @@ WARNINGS = {
 
 # Built-ins that Python's own protocols ask for, and one in the words of JAX.
 PROTOCOLS = {
-    ("_values/sharded/sharded.py", "AttributeError"),
     ("_compat/arrays.py", "RuntimeError"),
     ("errors.py", "AttributeError"),
     # As dicts and files raise them.

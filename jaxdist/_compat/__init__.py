@@ -92,6 +92,7 @@ from jaxdist._compat.row_numbers import unwrap_row_numbers as unwrap_row_numbers
 from jaxdist._compat.row_numbers import wrap_row_numbers as wrap_row_numbers
 from jaxdist._compat.sources import NO_SOURCE as NO_SOURCE
 from jaxdist._compat.sources import PACKAGE as PACKAGE
+from jaxdist._compat.sources import explain_tree_errors as explain_tree_errors
 from jaxdist._compat.sources import find_caller_of_library as find_caller_of_library
 from jaxdist._compat.sources import find_callers_line as find_callers_line
 from jaxdist._compat.sources import find_callers_of_library as find_callers_of_library

@@ -1,13 +1,15 @@
-"""User source lines of operations and errors, and tracebacks without frames of jaxdist."""
+"""User source lines of operations and errors, tracebacks, and errors of JAX about pytrees."""
 
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 from jax._src import source_info_util as _source_info
 from jax._src import traceback_util as _traceback_util
+from jax._src import tree_util as _tree_util
+from jax.tree_util import keystr
 
 # The folder of the package; code in it is not user code.
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -196,3 +198,42 @@ def with_hidden_frames(fn: F) -> F:
             raise
 
     return cast(F, call_and_hide_frames)
+
+
+_TREE_ERROR = "_prefix_error"
+
+
+def explain_tree_errors(kind: type, explain: Callable[[str, Any, Any], Exception | None]) -> None:
+    """Let `jax.tree.map`, `jit(out_shardings=)` and others raise other errors for a class of nodes.
+
+    JAX looks for the place where two pytrees differ only after it has found that they do. Waits for
+    a public way to describe a node in such errors.
+
+    Args:
+        kind: A class of pytree nodes.
+        explain: Called with the place, the node and what the other tree has there. Returns an
+            error, or None where they do not differ.
+    """
+    original = getattr(_tree_util, _TREE_ERROR, None)
+    if original is None:
+        return
+
+    def find_error(
+        key_path: Any,
+        prefix_tree: Any,
+        full_tree: Any,
+        is_leaf: Callable[[Any], bool] | None = None,
+    ) -> Iterator[Callable[[str], Exception]]:
+        is_node = isinstance(prefix_tree, kind) and not (is_leaf and is_leaf(prefix_tree))
+        if not is_node or explain("", prefix_tree, full_tree) is None:
+            yield from original(key_path, prefix_tree, full_tree, is_leaf)
+            return
+
+        def raise_error(name: str) -> Exception:
+            # Raised here: some functions would only copy its text into an error of JAX.
+            error = explain(f"{name}{keystr(key_path)}", prefix_tree, full_tree)
+            raise error or ValueError(name)
+
+        yield raise_error
+
+    setattr(_tree_util, _TREE_ERROR, find_error)

@@ -35,6 +35,7 @@ from jaxdist._program.logical.logical_device import on_device as on_device
 from jaxdist._program.logical.logical_layout import laid_out as laid_out
 from jaxdist._program.logical.placed_work import PlacedWork as PlacedWork
 from jaxdist._program.nnx.closures import find_closure_values as find_closure_values
+from jaxdist._program.nnx.graph import is_same_but_for_states as is_same_but_for_states
 from jaxdist._program.op_by_op.eagerly import EAGERLY as EAGERLY
 from jaxdist._program.op_by_op.eagerly import run_eagerly as run_eagerly
 from jaxdist._program.op_by_op.eagerly import steps_run_eagerly as steps_run_eagerly

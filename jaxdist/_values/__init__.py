@@ -99,6 +99,7 @@ from jaxdist._values.variable.arguments import check_ids as check_ids
 from jaxdist._values.variable.arguments import check_name as check_name
 from jaxdist._values.variable.arguments import get_elements as get_elements
 from jaxdist._values.variable.assignable import Assignable as Assignable
+from jaxdist._values.variable.checks import IN_DATASET_FUNCTION as IN_DATASET_FUNCTION
 from jaxdist._values.variable.checks import cast_to_variable as cast_to_variable
 from jaxdist._values.variable.checks import check_is_real as check_is_real
 from jaxdist._values.variable.checks import check_value as check_value

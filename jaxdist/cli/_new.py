@@ -21,14 +21,15 @@ def add_new(
             "and a notebook. All of them run at once; replace the data and the model by yours."
         ),
     )
-    parser.add_argument("name", metavar="NAME", type=Path, help="the new folder")
+    parser.add_argument("name", metavar="NAME", help="the new folder")
     parser.set_defaults(command=write)
 
 
 def write(arguments: argparse.Namespace) -> int:
     """Write the project, and print its files and the next command."""
+    # As text: a `Path` of an empty text is the current folder.
     files = write_project(arguments.name)
     for path in files:
-        print(arguments.name / path.name)
+        print(Path(arguments.name) / path.name)
     print(f"\nTrain: cd {arguments.name} && python train.py")
     return 0

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from jaxdist._program import is_same_but_for_states
 from jaxdist._typing import PyTree
 from jaxdist._validate import (
     as_arrays,
@@ -157,7 +158,7 @@ def multi_step(
             # Flattened before the call: a merged module writes into the state it is merged from.
             given = tree_flatten_with_path(carried)
             after, out = _check_pair(step_fn(_merge_modules(graph, carried), batch))
-            kept = _split_modules(after)[1]
+            kept = _keep_containers(graph, given, _split_modules(after)[1])
             _check_returned("multi_step", "step_fn", (kept, out))
             _check_state_form("multi_step", "step_fn", given, kept)
             return kept, out
@@ -191,6 +192,18 @@ def _split_modules(tree: PyTree) -> tuple[Any, Any]:
     if not any(map(_is_module, jax.tree.leaves(tree, is_leaf=_is_module))):
         return None, tree
     return nnx.split(tree)
+
+
+def _keep_containers(graph: Any, before: tuple[Any, Any], after: Any) -> Any:
+    """Return a state with the lists and dicts that it had before the step.
+
+    `nnx.Optimizer.update` replaces those in its variables by an `nnx.State`.
+    """
+    if graph is None or not isinstance(after, nnx.State):
+        return after
+    leaves, structure = jax.tree.flatten(after)
+    is_same = is_same_but_for_states(before[1], structure, leaves)
+    return jax.tree.unflatten(before[1], leaves) if is_same else after
 
 
 def _merge_modules(graph: Any, carried: Any) -> Any:

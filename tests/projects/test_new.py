@@ -114,6 +114,18 @@ def test_no_file_is_replaced(tmp_path: pathlib.Path) -> None:
         write_project(tmp_path / "file")
 
 
+def test_an_empty_name_is_refused_and_writes_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The name of the current folder would do for a project.
+    folder = tmp_path / "flowers"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert main(["new", ""]) == 2
+    assert "NAME=''" in capsys.readouterr().err
+    assert not list(folder.iterdir())
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ArgumentError, match="cannot write"):

@@ -26,9 +26,6 @@ from jaxdist._parameter_server.worker.worker_index import check_on_worker as che
 from jaxdist._parameter_server.worker.worker_index import (
     experimental_get_current_worker_index as experimental_get_current_worker_index,
 )
-from jaxdist._parameter_server.worker.worker_index import (
-    is_in_dataset_function as is_in_dataset_function,
-)
 from jaxdist._parameter_server.worker.worker_index import is_on_worker as is_on_worker
 from jaxdist._parameter_server.worker.worker_index import on_worker as on_worker
 from jaxdist._parameter_server.worker.worker_index import raise_outside as raise_outside

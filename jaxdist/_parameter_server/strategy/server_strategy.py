@@ -17,7 +17,6 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server.closures.adopted import Adopted
 from jaxdist._parameter_server.closures.optimizers.move import move_optimizers
 from jaxdist._parameter_server.closures.recent import Recent
-from jaxdist._parameter_server.coordinator import is_in_dataset_function
 from jaxdist._parameter_server.strategy.links import LocalWorkerLink, Note
 from jaxdist._parameter_server.strategy.prepare import Prepared, Preparer
 from jaxdist._parameter_server.variables.make_shards import make_shards
@@ -90,12 +89,6 @@ class ServerStrategy(Strategy):
     # Variables
 
     def _create_variable(self, args: Any, kwargs: Any) -> Any:
-        if is_in_dataset_function():
-            raise ContextError(
-                "A variable was made in a function that was given to create_per_worker_dataset."
-                "\n\nEach worker calls it, again whenever it was lost, so it would make many.\n\n"
-                "Make the variable before, in strategy.scope()."
-            )
         if self._partitioner is None:
             return object.__new__(ServerVariable)
         given = _SIGNATURE.bind(None, *args, **kwargs)

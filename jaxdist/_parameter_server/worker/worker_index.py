@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
+from jaxdist._values import IN_DATASET_FUNCTION
 from jaxdist.errors import ContextError, InputContextError
 
 _INDEX: ContextVar[Any] = ContextVar("jaxdist_worker_index", default=None)
@@ -23,20 +24,18 @@ def on_worker(index: Any) -> Iterator[None]:
         index: The index, or a function that returns the traced value that represents it.
     """
     token = _INDEX.set(index)
+    # A closure is traced, and has an error of its own.
+    in_function = IN_DATASET_FUNCTION.set(isinstance(index, int))
     try:
         yield
     finally:
+        IN_DATASET_FUNCTION.reset(in_function)
         _INDEX.reset(token)
 
 
 def is_on_worker() -> bool:
     """Whether this code is part of a closure or of a dataset function."""
     return _INDEX.get() is not None
-
-
-def is_in_dataset_function() -> bool:
-    """Whether this code is part of a dataset function, and not of a function that is traced."""
-    return isinstance(_INDEX.get(), int)
 
 
 def experimental_get_current_worker_index() -> Any:

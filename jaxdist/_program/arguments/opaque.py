@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import gc
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from jaxdist.errors import ArgumentTypeError
 # The search visits at most so many objects. It ends without a result in a large cache.
 _MOST = 5_000
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), type, types.ModuleType)
+_VIEWS = (KeysView, ValuesView, ItemsView)
 _LIBRARIES = frozenset({"jax", "jaxlib", "jaxdist", "numpy", "ml_dtypes", "optax"})
 
 
@@ -33,6 +34,18 @@ def find_array(value: Any) -> str | None:
     each step that reads them.
     """
     return _find_path(value, _is_array, _iterate_parts)
+
+
+def is_iterable_leaf(value: Any) -> bool:
+    """Whether a value is an iterator, or a view of a dict: JAX warns where these are leaves."""
+    return isinstance(value, (Iterator, *_VIEWS))
+
+
+def ends_after_one_reading(value: Any) -> bool:
+    """Whether a value is a generator, or an iterator of Python such as `map` and `zip`."""
+    # Iterators of datasets are objects that a program may return.
+    of_python = type(value).__module__ in ("builtins", "itertools")
+    return of_python and isinstance(value, Iterator)
 
 
 def check_step_holds_no_arrays(caller: str, fn: Any) -> None:
@@ -122,7 +135,7 @@ def _iterate_parts(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what an object holds, with the path of each part."""
     if isinstance(value, Mapping):
         yield from ((f"[{k!r}]", v) for k, v in value.items())
-    elif isinstance(value, (list, tuple, collections.deque)):
+    elif isinstance(value, (list, tuple, collections.deque, *_VIEWS)):
         yield from ((f"[{i}]", v) for i, v in enumerate(value))
     elif isinstance(value, (set, frozenset)):
         yield from (("{...}", v) for v in value)
@@ -212,7 +225,7 @@ def hidden_tracer_message(what: str, name: str, value: Any, where: str) -> str:
 
 
 def _remedy_for_result(value: Any, kind: str) -> str:
-    if isinstance(value, (set, frozenset, collections.deque, Iterator)):
+    if isinstance(value, (set, frozenset, collections.deque, Iterator, *_VIEWS)):
         return "Return a list or a tuple of the arrays."
     if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
         return "Return the arrays, and make the function outside."

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxdist import _compat
 from jaxdist._integers import check_fits
 from jaxdist._program.arguments.arguments import Static, VariableItself, is_unit, unflatten
+from jaxdist._program.arguments.opaque import is_iterable_leaf
 from jaxdist._program.arguments.padding import has_padding
 from jaxdist._program.functions.bound_variables import BatchLeaf, BoundVariables
 from jaxdist._program.functions.call import FunctionCall
@@ -117,7 +118,11 @@ def trace_function(
                 result = fn(*args, **kwargs)
             closures.check_no_write_is_lost(bare, result)
             # A variable can be read only here. An array in pieces keeps its padding.
-            result = jax.tree.map(read, open_result(result, _is_read_whole), is_leaf=is_unit)
+            opened = open_result(result, _is_read_whole)
+            for path, leaf in jax.tree.leaves_with_path(opened, is_leaf=_is_read_whole):
+                if is_iterable_leaf(leaf):
+                    check_result("The function", "result" + jax.tree_util.keystr(path), leaf)
+            result = jax.tree.map(read, opened, is_leaf=_is_read_whole)
         after = shape.values_of(nodes) if shape is not None else []
         written = binding.collect_written()
         held, gives_padding = as_held((after, result)), has_padding((after, result))
@@ -178,8 +183,8 @@ def _check_result(result: Any) -> Any:
 
 
 def _is_read_whole(x: Any) -> bool:
-    return is_unit(x) or isinstance(x, Iterator)
+    return is_unit(x) or is_iterable_leaf(x)
 
 
 def _is_whole(x: Any) -> bool:
-    return isinstance(x, (nnx.Module, nnx.Optimizer, Assignable, Iterator))
+    return isinstance(x, (nnx.Module, nnx.Optimizer, Assignable)) or is_iterable_leaf(x)

@@ -41,7 +41,9 @@ class GraphShape:
     def leaves_of(self, nodes: tuple[Any, ...]) -> list[Any]:
         """Return the leaves of `nodes` after a step; raise if the step changed their structure."""
         after, leaves = split_objects(nodes)
-        same = after.treedef == self.treedef or _is_same_but_for_states(self, after, leaves)
+        same = after.paths == self.paths and is_same_but_for_states(
+            self.treedef, after.treedef, leaves
+        )
         if after.exact_key != self.exact_key or not same:
             raise StateDivergenceError(self._describe_change(after))
         return leaves
@@ -75,25 +77,35 @@ class GraphShape:
         )
 
 
-def _is_same_but_for_states(before: GraphShape, after: GraphShape, leaves: Sequence[Any]) -> bool:
+def is_same_but_for_states(before: Any, after: Any, leaves: Sequence[Any]) -> bool:
     """Whether the only change is that `nnx.State`s hold what lists, tuples or dicts held.
 
     `nnx.Optimizer.update` leaves them in variables whose value is such a container, as those of
     `optax.sm3` are. The caller's variables keep their containers.
+
+    Args:
+        before: The structure of the state before the step.
+        after: The structure after it.
+        leaves: The leaves after it.
     """
-    if before.paths != after.paths:
+    if before == after:
+        return True
+    if before.num_leaves != after.num_leaves:
         return False
-    pairs = zip(*(_list_values(g.treedef, leaves) for g in (before, after)), strict=True)
+    of_before, of_after = (
+        nnx.to_flat_state(jax.tree.unflatten(t, leaves)) for t in (before, after)
+    )
+    if [path for path, _ in of_before] != [path for path, _ in of_after]:
+        return False
+    values = (
+        (a.get_raw_value(), b.get_raw_value())
+        for (_, a), (_, b) in zip(of_before, of_after, strict=True)
+    )
     return all(
         jax.tree.structure(a) == jax.tree.structure(b)
         or (isinstance(b, nnx.State) and _list_keys(a) == _list_keys(b))
-        for a, b in pairs
+        for a, b in values
     )
-
-
-def _list_values(treedef: Any, leaves: Sequence[Any]) -> list[Any]:
-    state = jax.tree.unflatten(treedef, leaves)
-    return [variable.get_raw_value() for _, variable in nnx.to_flat_state(state)]
 
 
 def _list_keys(value: Any) -> list[str]:

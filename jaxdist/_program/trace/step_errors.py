@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import optax
+from flax import nnx
 
 from jaxdist._compat import ROW_NUMBERS_TAG, are_row_numbers
 from jaxdist._values import is_sharded, make_arithmetic_error
-from jaxdist.errors import ArgumentTypeError, JaxdistError, ReplicaValueError
+from jaxdist.errors import ArgumentTypeError, JaxdistError, MissingNameError, ReplicaValueError
 
 # Libraries that a transformation of optax calls, and that are not the cause.
 _BENEATH = frozenset({"jax", "jaxlib", "numpy", "jaxdist", "flax"})
@@ -47,6 +49,33 @@ def check_operands(name: str, operands: Iterable[Any], where: str) -> None:
 
 
 @contextlib.contextmanager
+def explain_methods_of_optimizers() -> Iterator[None]:
+    """Raise a named error where an optimizer is called as one of TensorFlow or Keras."""
+    try:
+        yield
+    except AttributeError as error:
+        is_method = error.name in ("apply_gradients", "compute_gradients", "minimize")
+        if not is_method or isinstance(error, JaxdistError):
+            raise
+        reduced = "grads = get_replica_context().all_reduce('mean', jax.grad(loss)(params))"
+        if isinstance(error.obj, nnx.Optimizer):
+            way = f"{reduced}; optimizer.update(model, grads)"
+        elif isinstance(error.obj, optax.GradientTransformation):
+            way = (
+                f"{reduced}; updates, state = tx.update(grads, state, params); "
+                "params = optax.apply_updates(params, updates)"
+            )
+        else:
+            raise
+        text = (
+            f"{type(error.obj).__name__}.{error.name} is not there.\n\n"
+            "Optimizers are those of optax and Flax, which never all-reduce.\n\n"
+            f"Write in the step: {way}."
+        )
+        raise MissingNameError(text, name=error.name, obj=error.obj) from error
+
+
+@contextlib.contextmanager
 def explain_row_numbers() -> Iterator[None]:
     """Raise a named error where JAX refuses to compute with the indices of `IndexedSlices`."""
     try:
@@ -69,9 +98,11 @@ def find_better_error(error: Exception, names: Sequence[str]) -> JaxdistError | 
         None if the pieces are not the cause.
     """
     is_of_arguments = isinstance(error, (TypeError, ValueError))
-    if not names or not is_of_arguments or isinstance(error, JaxdistError):
-        return None
     text = str(error)
+    # The error of trees with arrays in pieces does not know that an optimizer is the cause.
+    is_ours = isinstance(error, JaxdistError) and "An array in pieces is a pytree node" not in text
+    if not names or not is_of_arguments or is_ours:
+        return None
     first = text.partition("\n")[0]
     held = f"{len(names)} argument(s) are in pieces, such as {names[0]}."
     if "__jax_array__" in text:

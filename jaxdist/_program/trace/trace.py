@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,13 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static, explain_ref, unflatten
 from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.arguments.leaf_names import LeafNames, find_function_with_source, leaf_names
-from jaxdist._program.arguments.opaque import find_array, find_tracer, hidden_tracer_message
+from jaxdist._program.arguments.opaque import (
+    ends_after_one_reading,
+    find_array,
+    find_tracer,
+    hidden_tracer_message,
+    is_iterable_leaf,
+)
 from jaxdist._program.nnx import closures, graph_rules
 from jaxdist._program.nnx.graph import GraphShape
 from jaxdist._program.proof.local_pieces import Local, LocalPieces, is_marked
@@ -38,7 +44,11 @@ from jaxdist._program.trace.axis_errors import (
 from jaxdist._program.trace.explicit_types import explicit_types_error
 from jaxdist._program.trace.layouts import check_layouts, names_layouts
 from jaxdist._program.trace.replica_specs import LayoutsOfReplica
-from jaxdist._program.trace.step_errors import explain_row_numbers, find_better_error
+from jaxdist._program.trace.step_errors import (
+    explain_methods_of_optimizers,
+    explain_row_numbers,
+    find_better_error,
+)
 from jaxdist._replica import Frame, HasLayout, ReplicaContext, enter_frame
 from jaxdist._validate import as_array, check_keys
 from jaxdist._values import (
@@ -407,7 +417,11 @@ class LocalStep:
             # Inside: a variable among the arguments is read there as the step reads it.
             bare = closures.find_bare_variables(args, kwargs)
             try:
-                with closures.explain_errors(self.fn), explain_row_numbers():
+                with (
+                    closures.explain_errors(self.fn),
+                    explain_methods_of_optimizers(),
+                    explain_row_numbers(),
+                ):
                     result = self.fn(*args, **kwargs)
             except Exception as error:
                 # Only here the names of the arguments are known that the better error shows.
@@ -515,7 +529,8 @@ class LocalStep:
 
 
 def _is_whole(x: Any) -> bool:
-    return isinstance(x, (PerReplica, Sharded, Assignable, nnx.Module, nnx.Optimizer, Iterator))
+    is_whole = isinstance(x, (PerReplica, Sharded, Assignable, nnx.Module, nnx.Optimizer))
+    return is_whole or is_iterable_leaf(x)
 
 
 def _holds_arrays(container: Any) -> bool:
@@ -523,8 +538,14 @@ def _holds_arrays(container: Any) -> bool:
 
 
 def check_result(what: str, name: str, leaf: Any) -> None:
-    """Raise for an object that contains tracers but is no pytree."""
+    """Raise for an object that contains tracers but is no pytree, and for an iterator."""
     where = find_tracer(leaf)
+    if where is None and ends_after_one_reading(leaf):
+        raise ArgumentTypeError(
+            f"{what} returned a {type(leaf).__name__} as {name}.\n\n"
+            "An iterator can be read once, and what is no array is the same object at every call, "
+            "so later calls would return one that has ended.\n\nReturn a list or a tuple."
+        )
     if where is not None:
         raise ArgumentTypeError(hidden_tracer_message(what, name, leaf, where))
 

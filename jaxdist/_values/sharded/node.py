@@ -14,6 +14,7 @@ from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.sharded.cuts import Cut
 from jaxdist._values.sharded.sharded import Sharded, is_longer, is_sharded, make_undeclared
 from jaxdist._values.variable.assignable import Assignable
+from jaxdist.errors import ArgumentError, UnsupportedError
 
 # Note [Declaration in the key]
 # `nnx.Optimizer.update` stores a pytree node that NNX does not know as an `nnx.State`: a mapping
@@ -104,7 +105,47 @@ def _rebuild(structure: _Structure, children: Iterable[Any]) -> Any:
     # A map whose `is_leaf` stops at `Sharded` returns whole nodes, which must not be nested.
     if _is_metadata(held) or is_sharded(held):
         return held
+    if not hasattr(held, "shape"):
+        _refuse_arguments_of_orbax(held, structure.cut)
     return make_undeclared(held, structure.cut_of(held))
+
+
+def _refuse_arguments_of_orbax(held: Any, cut: Cut) -> None:
+    """Raise if Orbax makes its arguments for an array in pieces.
+
+    It loses them later, where it makes a tree of the names of the arrays.
+    """
+    if type(held).__module__.startswith("orbax.") and type(held).__name__.endswith("Args"):
+        raise UnsupportedError(
+            f"Orbax was given a pytree with an array in pieces, a jaxdist.Sharded that is cut "
+            f"along dim {cut.dim} of {cut.size} elements.\n\n"
+            "Orbax knows arrays, and a Sharded is a pytree node.\n\n"
+            "Use jaxdist.training.Checkpoints, which saves and restores it on any number of "
+            "devices. To use Orbax itself, give it the arrays: jax.tree.map(lambda x: x.whole() "
+            "if isinstance(x, jaxdist.Sharded) else x, tree, is_leaf=lambda x: isinstance(x, "
+            "jaxdist.Sharded)); and place what it restores: jaxdist.partition.place(strategy, "
+            "restored, rules)."
+        )
+
+
+def _explain_other_structure(where: str, value: Sharded, other: Any) -> ArgumentError | None:
+    """Return the error for two trees, of which one has a node where the other has no equal one."""
+    if is_sharded(other) and other.cut == value.cut:
+        return None
+    # Where JAX compares structures alone, it has a placeholder for each leaf.
+    kind = type(other).__name__.replace("PytreeLeaf", "leaf")
+    found = repr(other) if is_sharded(other) else f"a {kind}"
+    return ArgumentError(
+        f"{where}: one pytree has {value!r} here, and the other has {found}.\n\n"
+        "An array in pieces is a pytree node with one leaf, so both trees need the same node at "
+        "the same place.\n\n"
+        "Stop at these nodes, which have the shape, dtype and sharding of the whole array: "
+        "jax.tree.map(fn, tree, other, is_leaf=lambda x: isinstance(x, jaxdist.Sharded)). Or place "
+        "the other tree by the same rules: jaxdist.partition.place(strategy, other, rules)."
+    )
+
+
+_compat.explain_tree_errors(Sharded, _explain_other_structure)
 
 
 def _is_metadata(held: Any) -> bool:

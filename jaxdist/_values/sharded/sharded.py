@@ -18,10 +18,15 @@ from jaxdist._values.replicas.auto_view import compute_auto, view_on
 from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.sharded.cuts import Cut
 from jaxdist._values.sharded.piece_marks import OPEN, PIECE
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
+from jaxdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    MissingNameError,
+    ReplicaValueError,
+    ShapeError,
+)
 
-# Methods and properties for computing with an array. Those that tell where the array is placed
-# (`sharding`, `devices`) are left out: `held` has them.
+# Methods and properties for computing with an array. `devices` is left out: `held` has it.
 _ARRAY_NAMES = frozenset(
     "T mT at astype conj dot flatten max mean min ravel reshape squeeze std sum swapaxes take "
     "transpose var".split()
@@ -37,7 +42,8 @@ class Sharded(Arithmetic):
     array (`value[...]`, arithmetic, functions of `jax.numpy`), it gets the whole array, gathered
     (`partition.gather`). A scan, `vmap`, row or slice along another dim than that of the pieces
     gives a `Sharded` again. `Strategy.reduce`, `Strategy.gather`, checkpoints and, outside of
-    steps, `np.asarray` treat it as the one array that it represents.
+    steps, `np.asarray` treat it as the one array that it represents. `shape`, `dtype` and
+    `sharding` are those of this array; with padding it has no `sharding`.
 
     Shapes:
         A logical `[..., size, ...]` on `R` replicas is stored as `[..., R*p, ...]` with
@@ -262,9 +268,24 @@ class Sharded(Arithmetic):
     def __getattr__(self, name: str) -> Any:
         if name in _ARRAY_NAMES:
             return getattr(self._operand(), name)
-        raise AttributeError(
+        if name == "sharding" and not isinstance(self._held, jax.core.Tracer):
+            return self._find_sharding()
+        raise MissingNameError(
             f"Sharded has no attribute {name!r}; the one array has it: "
-            "jaxdist.partition.gather(value) inside a step, value.whole() outside."
+            "jaxdist.partition.gather(value) inside a step, value.whole() outside, and "
+            "np.asarray(value) for functions of NumPy."
+        )
+
+    def _find_sharding(self) -> Any:
+        """Return the sharding of the one array; an `AttributeError` where padding is needed."""
+        if not self._has_padding:
+            return self._held.sharding
+        raise MissingNameError(
+            f"{self!r} has no attribute 'sharding': {self.size} elements of dim {self.dim} do not "
+            f"divide over its pieces, so it is held with padding.\n\n"
+            "A sharding of JAX cuts an array into equal pieces.\n\n"
+            "Place the whole array, which pads it: jaxdist.partition.place(strategy, array, rules)."
+            " value.held.sharding is that of the padded array."
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

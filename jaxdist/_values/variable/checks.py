@@ -1,5 +1,6 @@
 """Checks of the arguments that create a variable, and of the values assigned to it."""
 
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jaxdist._values.refs import refuse_ref
 from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.variable.enums import VariableAggregation, VariableSynchronization
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, InputContextError, ShapeError
 
 # From narrow to wide: a value may be cast to a later kind, not to an earlier one.
 _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
@@ -54,6 +55,25 @@ def check_aggregation(name: str, aggregation: VariableAggregation, dtype: Any) -
         f"{aggregation.name} is for {what}: the result has the dtype of the variable.\n\n"
         "Give it a dtype that fits (dtype='float32'), or another aggregation."
     )
+
+
+# Whether this code is part of a function that makes the dataset of a worker.
+IN_DATASET_FUNCTION: ContextVar[bool] = ContextVar("jaxdist_in_dataset_function", default=False)
+
+
+def check_may_make(name: str) -> None:
+    """Raise if a variable is made in a function that makes the dataset of a worker.
+
+    Raises:
+        InputContextError: It is.
+    """
+    if IN_DATASET_FUNCTION.get():
+        raise InputContextError(
+            f"Variable {name!r} was made in a function that was given to "
+            "create_per_worker_dataset.\n\n"
+            "Each worker calls it, again whenever it was lost, so it would make many.\n\n"
+            "Make the variable before, in strategy.scope()."
+        )
 
 
 def make_initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) -> Any:

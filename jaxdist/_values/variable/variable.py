@@ -19,7 +19,12 @@ from jaxdist._values.variable.across import ACROSS
 from jaxdist._values.variable.arguments import check_name, get_elements
 from jaxdist._values.variable.assignable import Assignable
 from jaxdist._values.variable.blocks import BlockChanges
-from jaxdist._values.variable.checks import check_aggregation, check_modes, make_initial_array
+from jaxdist._values.variable.checks import (
+    check_aggregation,
+    check_may_make,
+    check_modes,
+    make_initial_array,
+)
 from jaxdist._values.variable.documented import DocumentedNames
 from jaxdist._values.variable.enums import VariableAggregation, VariableSynchronization
 from jaxdist._values.variable.operators import ValueOperators
@@ -70,7 +75,7 @@ class Variable(
         ArgumentError: No initial value, or a mode that does not exist or does not fit.
         ArgumentTypeError: The initial value is per-replica or traced.
         ShapeError: The initial value does not have the shape `shape`.
-        ContextError: Created inside a step.
+        ContextError: Created inside a step, or in a function that makes the dataset of a worker.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -103,6 +108,7 @@ class Variable(
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # A strategy may have variables of its own: those of parameter servers are on the servers.
+        check_may_make(str(kwargs.get("name") or "Variable"))
         create = getattr(get_call_context().strategy, "_create_variable", None)
         if create is None or cls is not Variable:
             return object.__new__(cls)
