@@ -78,6 +78,7 @@ from jaxdist._compat.programs import append_inputs as append_inputs
 from jaxdist._compat.programs import discharge_refs as discharge_refs
 from jaxdist._compat.programs import drop_results as drop_results
 from jaxdist._compat.programs import drop_unused as drop_unused
+from jaxdist._compat.programs import expand_operations as expand_operations
 from jaxdist._compat.programs import get_scan_counts as get_scan_counts
 from jaxdist._compat.programs import has_side_effects as has_side_effects
 from jaxdist._compat.programs import has_write_to as has_write_to
@@ -102,6 +103,7 @@ from jaxdist._compat.sources import find_shape_asked_for as find_shape_asked_for
 from jaxdist._compat.sources import find_source as find_source
 from jaxdist._compat.sources import get_current_source as get_current_source
 from jaxdist._compat.sources import hide_frames as hide_frames
+from jaxdist._compat.sources import is_called_by_layer as is_called_by_layer
 from jaxdist._compat.sources import is_called_from_folder as is_called_from_folder
 from jaxdist._compat.sources import is_from_file as is_from_file
 from jaxdist._compat.sources import is_from_folder as is_from_folder

@@ -101,6 +101,7 @@ def distribute_dataset(
         layout,
         fetches=options.experimental_fetch_to_device,
         has_exclusive_arrays=source.has_exclusive_arrays,
+        balanced=options.balance_rows,
     )
     num_replicas = layout.num_replicas
     drops = Drops(SPLIT_CALLER, num_replicas)

@@ -31,6 +31,7 @@ class _Fields(NamedTuple):
     experimental_per_replica_buffer_size: int
     partial_batch: PartialBatch
     auto_shard_policy: AutoShardPolicy | None
+    balance_rows: bool
 
 
 class InputOptions(_Fields):
@@ -53,6 +54,11 @@ class InputOptions(_Fields):
         auto_shard_policy: What each process of a job reads of the dataset of
             `experimental_distribute_dataset`: its files, its rows, or everything. None means the
             policy that a tf.data dataset has in its own options, and `AUTO` for other datasets.
+        balance_rows: Whether `experimental_distribute_dataset` divides the rows of a batch as
+            evenly as possible: 28 rows on 8 replicas are 4, 4, 4, 4, 3, 3, 3 and 3. The default
+            is the division of TensorFlow, 4, 4, 4, 4, 4, 4, 4 and 0, which leaves replicas
+            without rows more often. With the policies `FILE` and `OFF`, each process divides the
+            rows that it has read.
 
     Raises:
         ArgumentError: `experimental_replication_mode` is not an `InputReplicationMode`,
@@ -64,7 +70,8 @@ class InputOptions(_Fields):
         True
 
     Source:
-        `tf.distribute.InputOptions`; `partial_batch` and `auto_shard_policy` are new.
+        `tf.distribute.InputOptions`; `partial_batch`, `auto_shard_policy` and `balance_rows` are
+        new.
     """
 
     __slots__ = ()
@@ -77,6 +84,7 @@ class InputOptions(_Fields):
         experimental_per_replica_buffer_size: int = 1,
         partial_batch: PartialBatch = PartialBatch.UNEVEN,
         auto_shard_policy: AutoShardPolicy | None = None,
+        balance_rows: bool = False,
     ) -> "InputOptions":
         fetch = True if experimental_fetch_to_device is None else experimental_fetch_to_device
         options = super().__new__(
@@ -87,8 +95,9 @@ class InputOptions(_Fields):
             experimental_per_replica_buffer_size,
             partial_batch,
             auto_shard_policy,
+            balance_rows,
         )
-        for name in ("experimental_fetch_to_device", "experimental_place_dataset_on_device"):
+        for name in _FLAGS:
             as_flag("InputOptions", name, getattr(options, name))
         _check_buffer_size(options.experimental_per_replica_buffer_size)
         for name, kind in _ENUMS.items():
@@ -106,6 +115,7 @@ class InputOptions(_Fields):
 # Each prefetched batch takes memory; a number above this is a mistake.
 MAX_BUFFER_SIZE = 1 << 16
 
+_FLAGS = ("experimental_fetch_to_device", "experimental_place_dataset_on_device", "balance_rows")
 _ENUMS: dict[str, type[enum.Enum]] = {
     "experimental_replication_mode": InputReplicationMode,
     "partial_batch": PartialBatch,
@@ -164,7 +174,15 @@ def check_is_shared(options: InputOptions) -> None:
 
 
 def check_is_not_sharded(options: InputOptions) -> None:
-    """Check that the options leave it to the function which data a process reads."""
+    """Check that the options leave it to the function which data a process or a replica reads."""
+    if options.balance_rows:
+        raise ArgumentError(
+            "distribute_datasets_from_function was given options with balance_rows=True.\n\n"
+            "Each replica takes a whole element of the dataset of its function, and no element is "
+            "divided.\n\n"
+            "Leave balance_rows out; or use experimental_distribute_dataset, which divides global "
+            "batches."
+        )
     policy = options.auto_shard_policy
     if policy not in (None, AutoShardPolicy.OFF):
         raise ArgumentError(

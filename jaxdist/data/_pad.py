@@ -73,6 +73,18 @@ def pad_rows(leaf: Leaf, rows: int) -> Leaf:
     return copy_padded(leaf, device_dtype(leaf.dtype), rows)
 
 
+def spread_rows(leaf: Leaf, own: Sequence[slice], rows: int) -> Leaf:
+    """Return the rows of all replicas, those of each one padded with zeros to `rows`.
+
+    Shapes:
+        In: `[B, ...]`, with the slice of each of `R` replicas. Out: `[R*rows, ...]`.
+    """
+    if all(s.stop - s.start == rows for s in own):
+        return leaf
+    parts = [pad_rows(leaf[s], rows) for s in own]
+    return jnp.concatenate(parts) if isinstance(leaf, jax.Array) else np.concatenate(parts)
+
+
 def make_zeros(like: Leaf, shape: tuple[int, ...]) -> Leaf:
     """Return zeros of the dtype and the kind (NumPy or JAX) of `like`.
 

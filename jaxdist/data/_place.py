@@ -39,13 +39,26 @@ class Placer:
         layout: The mesh of the strategy.
         fetches: Whether to copy leaves to the devices.
         has_exclusive_arrays: Whether nobody else refers to the host arrays.
+        balanced: Whether the rows of a batch are divided as evenly as possible.
     """
 
-    def __init__(self, layout: ReplicaMesh, *, fetches: bool, has_exclusive_arrays: bool) -> None:
+    def __init__(
+        self,
+        layout: ReplicaMesh,
+        *,
+        fetches: bool,
+        has_exclusive_arrays: bool,
+        balanced: bool = False,
+    ) -> None:
         self._layout = layout
         self._fetches = fetches
+        self.balanced = balanced
         self.has_exclusive_arrays = has_exclusive_arrays
         self._copies = layout.platform == "cpu" or not fetches
+
+    def divide(self, rows: int) -> list[slice]:
+        """Return the rows of a global batch that each replica takes."""
+        return split_rows(rows, self._layout.num_replicas, balanced=self.balanced)
 
     def split(self, leaf: Leaf, rows: int | None = None) -> Any:
         """Return one array, padded with zeros to `rows` and split over the replicas along dim 0.
@@ -67,12 +80,12 @@ class Placer:
 
         Shapes:
             In: `[B, ...]`. Out: `PerReplica` of `[ceil(B/R), ...]`, the last ones shorter, with
-            one array for each replica.
+            one array for each replica. `divide` has the numbers.
         """
         whole, is_exclusive = self._keep_on_device(leaf), self.has_exclusive_arrays
         if isinstance(whole, np.ndarray):
             whole, is_exclusive = self._prepare_on_host(whole, is_exclusive=is_exclusive)
-        pieces = [whole[rows] for rows in split_rows(whole.shape[0], self._layout.num_replicas)]
+        pieces = [whole[rows] for rows in self.divide(whole.shape[0])]
         return self._put_each(SPLIT_CALLER, pieces, is_exclusive=is_exclusive)
 
     def place_each(self, pieces: Sequence[Leaf]) -> PerReplica:

@@ -1,5 +1,6 @@
 """Global batches that are split over the replicas."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 from jaxdist._typing import PyTree
 from jaxdist._values import Ahead
 from jaxdist.data._assembler import Assembler
+from jaxdist.data._pad import spread_rows
 from jaxdist.data._reading.ahead import RowsAhead, find_uneven_splits
 from jaxdist.data._reading.assemble import SPLIT_CALLER
 from jaxdist.data._reading.elements import Element, describe_array, format_lines
@@ -19,7 +21,7 @@ class Splitter(Assembler):
     """An `Assembler` whose elements are global batches, split over the replicas along dim 0."""
 
     def _find_uneven(self, ahead: Sequence[RowsAhead], done: int) -> Ahead:
-        return find_uneven_splits(ahead, self.num_replicas, done)
+        return find_uneven_splits(ahead, self.placer.divide, done)
 
     def __call__(self, raw: Any, index: int) -> PyTree:
         """Return the batch of element `index`."""
@@ -41,9 +43,16 @@ class Splitter(Assembler):
     def _pad(self, element: Element, index: int) -> PyTree:
         (count,) = self.fixed.fit([element], index)
         rows = self.fixed.rows
+        has_rows = any(leaf.ndim for leaf in element.leaves)
+        if self.placer.balanced and has_rows and self.num_replicas > 1:
+            own = self.placer.divide(count)
+            spread = functools.partial(spread_rows, own=own, rows=rows // self.num_replicas)
+            leaves = [self.placer.split(spread(x)) for x in element.leaves]
+            return element.treedef.unflatten(leaves), self.placer.split(
+                spread(np.ones(count, bool))
+            )
         # Scalars have no dim 0 to pad. They are allowed with one replica only.
         leaves = [self.placer.split(x, rows if x.ndim else None) for x in element.leaves]
-        has_rows = any(leaf.ndim for leaf in element.leaves)
         mask = np.arange(rows) < count if has_rows else np.asarray(True)
         return element.treedef.unflatten(leaves), self.placer.split(mask)
 

@@ -98,15 +98,22 @@ def _on_one(num_replicas: int, make: Callable[[], Any], options: Any, passes: in
 @settings(deadline=None, max_examples=examples(25))
 @given(
     count=counts, num=st.integers(1, 40), size=st.integers(1, 17), partial=keeping,
-    depth=st.integers(0, 2), policy=st.sampled_from([None, DATA]),
+    depth=st.integers(0, 2), policy=st.sampled_from([None, DATA]), balanced=st.booleans(),
 )  # fmt: skip
 def test_each_example_is_once_in_an_epoch_in_the_order_and_at_the_replica_of_one_process(
-    source: str, count: int, num: int, size: int, partial: PartialBatch, depth: int, policy: Any
+    source: str,
+    count: int,
+    num: int,
+    size: int,
+    partial: PartialBatch,
+    depth: int,
+    policy: Any,
+    balanced: bool,
 ) -> None:
     if source == "files":
         policy = DATA
     owners, make = JOBS[count], lambda: SOURCES[source](num, size)
-    options = on_host(partial, policy, depth)
+    options = on_host(partial, policy, depth)._replace(balance_rows=balanced)
     steps = join(owners, _read(owners, make, options)[0])
     assert steps == _on_one(len(owners), make, options)
     assert sorted(_flat(steps)) == list(range(num))
@@ -116,19 +123,28 @@ def test_each_example_is_once_in_an_epoch_in_the_order_and_at_the_replica_of_one
 @given(
     count=counts, num=st.integers(1, 60), of_file=st.integers(1, 9), size=st.integers(1, 17),
     partial=keeping, policy=st.sampled_from([AUTO, FILE]), shuffle=st.booleans(),
+    balanced=st.booleans(),
 )  # fmt: skip
 def test_each_example_of_files_is_once_in_each_epoch(
-    count: int, num: int, of_file: int, size: int, partial: PartialBatch, policy: Any, shuffle: bool
+    count: int,
+    num: int,
+    of_file: int,
+    size: int,
+    partial: PartialBatch,
+    policy: Any,
+    shuffle: bool,
+    balanced: bool,
 ) -> None:
     owners = JOBS[count]
     if policy is FILE:  # enough files, and rows in every process
         num, size = max(num, count * of_file), max(size, len(owners))
     make = lambda: _files(num, size, shuffle=shuffle, of_file=of_file)  # noqa: E731
-    parts, _ = _read(owners, make, on_host(partial, policy))
+    options = on_host(partial, policy)._replace(balance_rows=balanced)
+    parts, _ = _read(owners, make, options)
     steps = join(owners, parts)
     assert sorted(_flat(steps)) == list(range(num))
     assert all(len(_flat([step])) <= size for step in steps)
-    two, _ = _read(owners, make, on_host(partial, policy), passes=2)
+    two, _ = _read(owners, make, options, passes=2)
     assert sorted(_flat(join(owners, two))) == sorted([*range(num)] * 2)
     assert join(owners, two)[: len(steps)] == steps
 
@@ -152,13 +168,14 @@ def test_with_files_each_process_opens_its_own_ones_only() -> None:
 @settings(deadline=None, max_examples=examples(40))
 @given(
     count=counts, num=st.integers(1, 40), size=st.integers(1, 17), partial=keeping,
-    source=st.sampled_from(sorted(SOURCES)),
+    source=st.sampled_from(sorted(SOURCES)), balanced=st.booleans(),
 )  # fmt: skip
 def test_without_sharding_each_process_has_every_example_once_in_their_order(
-    count: int, num: int, size: int, partial: PartialBatch, source: str
+    count: int, num: int, size: int, partial: PartialBatch, source: str, balanced: bool
 ) -> None:
     make = lambda: SOURCES[source](num, size)  # noqa: E731
-    parts, _ = _read(JOBS[count], make, on_host(partial, OFF))
+    options = on_host(partial, OFF)._replace(balance_rows=balanced)
+    parts, _ = _read(JOBS[count], make, options)
     one = meshes.build(jax.devices()[:1])
     alone = [i for step in distribute_dataset(make(), one, on_host()) for i in step.tolist()]
     for steps in parts:

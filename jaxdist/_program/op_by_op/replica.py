@@ -83,7 +83,7 @@ class Replica:
             with (
                 jax.default_device(self._device),
                 _compat.op_by_op(self.ops, self.ops.stage, sizes, self._layout.auto_mesh) as trace,
-                record_gathers(self.ops.make_gather_log()),
+                record_gathers(self.ops.log),
                 # Each replica has whole arrays on one device.
                 _compat.rewrite_shardings(
                     LayoutsOfReplica(self._layout, self._inputs, _axes_of(self._layout))

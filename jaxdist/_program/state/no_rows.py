@@ -123,5 +123,18 @@ def _message(
     return (
         f"strategy.run: a mean over no rows would reach {target}, and with it all replicas.\n\n"
         f"{which} no rows in {step}, so {origin.name} at {origin.line} gives nan there. The "
-        f"rows of the replicas are {list(rows)}.\n\n{REMEDIES}"
+        f"rows of the replicas are {list(rows)}.\n\n{_list_remedies(rows)}"
+    )
+
+
+def _list_remedies(rows: Sequence[int]) -> str:
+    total, count = sum(rows), len(rows)
+    if total < count:
+        return REMEDIES
+    size, longer = divmod(total, count)
+    balanced = [size + (number < longer) for number in range(count)]
+    return (
+        "Where a dataset has divided this batch: InputOptions(balance_rows=True) divides it into "
+        f"{', '.join(map(str, balanced))} rows, and no replica is without. Or {REMEDIES[0].lower()}"
+        f"{REMEDIES[1:]}"
     )

@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from jaxdist._values import Ahead, UnevenStep
-from jaxdist.data._reading.partial_batch import split_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +33,18 @@ class HasRowsAhead(abc.ABC):
         """Return the row counts of the elements that were not read yet."""
 
 
-def find_uneven_splits(ahead: Sequence[RowsAhead], num_replicas: int, done: int) -> Ahead:
-    """Return the uneven steps after `done` steps, if all replicas share one element per step."""
+def find_uneven_splits(
+    ahead: Sequence[RowsAhead], divide: Callable[[int], Sequence[slice]], done: int
+) -> Ahead:
+    """Return the uneven steps after `done` steps, if all replicas share one element per step.
+
+    `divide` returns the rows of each replica.
+    """
     (source,) = ahead
 
     def rows_of(step: int) -> list[int] | None:
         rows = source.rows(step)
-        return None if rows is None else [s.stop - s.start for s in split_rows(rows, num_replicas)]
+        return None if rows is None else [s.stop - s.start for s in divide(rows)]
 
     return _find_uneven([source.first_short], source.count, rows_of, done)
 

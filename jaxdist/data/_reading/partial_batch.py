@@ -11,10 +11,12 @@ class PartialBatch(enum.Enum):
     Shapes:
         For a global batch of `B` rows and `R` replicas.
         `UNEVEN`: local `[ceil(B/R), ...]` on the first replicas, then one with the rest, then
-        `[0, ...]`; the leaves are `PerReplica` with one array for each replica.
+        `[0, ...]`; the leaves are `PerReplica` with one array for each replica. With
+        `InputOptions(balance_rows=True)` local `[ceil(B/R), ...]` or `[floor(B/R), ...]`.
         `PAD`: every batch, the full ones too, is `(batch, mask)`. Leaves are global
         `[P, ...]`, where `P` is the size of the first batch rounded up to a multiple of `R`; the
-        mask is a boolean `[P]`, true for real rows. The other rows are zero.
+        mask is a boolean `[P]`, true for real rows. The other rows are zero. They are at the end
+        of the batch; with `balance_rows` at the end of the rows of each replica.
 
     Cost:
         `UNEVEN`: `R` copies from the host for each leaf in place of one, and the step is
@@ -49,10 +51,11 @@ class PartialBatch(enum.Enum):
     ERROR = "ERROR"  # ShapeError, which names the sizes that are possible
 
 
-def split_rows(rows: int, num_replicas: int) -> list[slice]:
+def split_rows(rows: int, num_replicas: int, *, balanced: bool = False) -> list[slice]:
     """Return the rows of each replica: `ceil(rows / num_replicas)` each, until none are left.
 
-    This is how TensorFlow splits a batch (`PartialBatch` has the source).
+    This is how TensorFlow splits a batch (`PartialBatch` has the source). With `balanced`, two
+    replicas differ by one row at most, as the parts of `np.array_split` do.
 
     Example:
         >>> from jaxdist.data._reading.partial_batch import split_rows
@@ -60,9 +63,15 @@ def split_rows(rows: int, num_replicas: int) -> list[slice]:
         [3, 3, 3, 1]
         >>> [s.stop - s.start for s in split_rows(9, 4)]
         [3, 3, 3, 0]
+        >>> [s.stop - s.start for s in split_rows(9, 4, balanced=True)]
+        [3, 2, 2, 2]
     """
-    size = -(-rows // num_replicas)
-    ends = [min(i * size, rows) for i in range(num_replicas + 1)]
+    size, longer = divmod(rows, num_replicas)
+    if balanced:
+        ends = [i * size + min(i, longer) for i in range(num_replicas + 1)]
+    else:
+        size += longer > 0
+        ends = [min(i * size, rows) for i in range(num_replicas + 1)]
     return [slice(ends[i], ends[i + 1]) for i in range(num_replicas)]
 
 

@@ -68,7 +68,7 @@ def check_policy(options: InputOptions, dataset: Any, layout: ReplicaMesh) -> Au
     num_files, rows = None, None
     if isinstance(dataset, Files):
         by_process = dict.fromkeys(sorted({*layout.replica_owners}), 0)
-        parts = split_rows(dataset.batch_size, layout.num_replicas)
+        parts = split_rows(dataset.batch_size, layout.num_replicas, balanced=options.balance_rows)
         for owner, part in zip(layout.replica_owners, parts, strict=True):
             by_process[owner] += part.stop - part.start
         num_files, rows = len(dataset.paths), tuple(by_process.values())
@@ -95,7 +95,8 @@ def share_dataset(
 ) -> Shared:
     """Return how the processes read a dataset of global batches together."""
     partial = options.partial_batch
-    find = _Finder(SPLIT_CALLER, agreement, {"partial_batch": partial.value, "policy": policy.name})
+    same = {"partial_batch": partial.value, "policy": policy.name}
+    find = _Finder(SPLIT_CALLER, agreement, {**same, "balance_rows": str(placer.balanced)})
     num_replicas = layout.num_replicas
     dataset = source.dataset
     grain = find_grain_batches(dataset)
@@ -109,7 +110,7 @@ def share_dataset(
         return ElementReader(SPLIT_CALLER), placer, num_replicas, partial, drops, fixed
 
     if policy is AutoShardPolicy.DATA:
-        cut = _own_cut(layout, partial, size)
+        cut = _own_cut(layout, partial, size, balanced=placer.balanced)
         make = _make_own_pass(dataset, grain, source, cut) if is_own else None
         if not is_own and not source.is_in_memory:
             _LOG.info(
@@ -133,7 +134,7 @@ def share_dataset(
         def open_pieces() -> ShareReader:
             return ShareReader(PieceReader(source.open(), len(workers), size))
     else:
-        quota = [split_rows(size, num_replicas)[r] for r in layout.local_replicas]
+        quota = [placer.divide(size)[r] for r in layout.local_replicas]
         rows_of_step = sum(s.stop - s.start for s in quota)
 
         def open_pieces() -> ShareReader:
@@ -225,12 +226,12 @@ class _Finder:
         return Exchange(self.caller, agreement, {**self.same, **same, **where})
 
 
-def _own_cut(layout: ReplicaMesh, partial: PartialBatch, batch_size: int) -> Cut:
+def _own_cut(layout: ReplicaMesh, partial: PartialBatch, batch_size: int, *, balanced: bool) -> Cut:
     count = layout.num_replicas
     padded = round_up(batch_size, count) // count if partial is PartialBatch.PAD else 0
 
     def cut(total: int) -> list[slice]:
-        slices = cut_evenly(total, count, padded)
+        slices = cut_evenly(total, count, padded, balanced=balanced)
         return [slices[r] for r in layout.local_replicas]
 
     return cut

@@ -140,21 +140,24 @@ class PieceReader:
         self._reader.close()
 
 
-def cut_evenly(total: int, num_replicas: int, padded_rows: int) -> list[slice]:
+def cut_evenly(
+    total: int, num_replicas: int, padded_rows: int, *, balanced: bool = False
+) -> list[slice]:
     """Return the rows of a global batch that each replica takes.
 
     Args:
         total: Rows of the global batch.
         num_replicas: Number of replicas.
         padded_rows: Rows to which the value of each replica is padded; 0 without padding.
+        balanced: Whether two replicas differ by one row at most.
 
     Example:
         >>> from jaxdist.data._sharing.share import cut_evenly
         >>> [[s.stop - s.start for s in cut_evenly(6, 4, b)] for b in (0, 3)]
         [[2, 2, 2, 0], [3, 3, 0, 0]]
     """
-    if not padded_rows:
-        return split_rows(total, num_replicas)
+    if balanced or not padded_rows:
+        return split_rows(total, num_replicas, balanced=balanced)
     ends = [min(i * padded_rows, total) for i in range(num_replicas + 1)]
     return [slice(ends[i], ends[i + 1]) for i in range(num_replicas)]
 

@@ -51,7 +51,7 @@ class GlobalAssembler(SplitAssembler):
     _total: int = dataclasses.field(default=0, init=False)
 
     def _find_uneven(self, ahead: Sequence[RowsAhead], done: int) -> Ahead:
-        return find_uneven_splits(ahead, self.num_replicas, done)
+        return find_uneven_splits(ahead, self.placer.divide, done)
 
     def _read_slots(self, raw: Share, index: int) -> list[Slot]:
         element = self._read_element(raw, index)
@@ -69,7 +69,8 @@ class GlobalAssembler(SplitAssembler):
 
     def cut(self, total: int) -> list[slice]:
         """Return the rows of a global batch that each replica takes."""
-        return cut_evenly(total, self.num_replicas, self._rows_to_pad_to())
+        padded, balanced = self._rows_to_pad_to(), self.placer.balanced
+        return cut_evenly(total, self.num_replicas, padded, balanced=balanced)
 
     def _known_rows(self, raw: Any) -> Sequence[int | None] | None:
         if not self.is_alike and self.exchange is not None:
@@ -104,7 +105,7 @@ class LocalAssembler(SplitAssembler):
         local = self.layout.local_replicas
         if isinstance(self.source, PieceReader):
             return [-(-self.source.piece // len(local))] * len(local)
-        slices = split_rows(self.batch_size, self.num_replicas)
+        slices = self.placer.divide(self.batch_size)
         return [slices[r].stop - slices[r].start for r in local]
 
     def _read_slots(self, raw: Share, index: int) -> list[Slot]:
@@ -114,7 +115,10 @@ class LocalAssembler(SplitAssembler):
         return [_cut_element(element, part) for part in own]
 
     def _fill(self, rows: slice) -> list[slice]:
-        return fill(rows.stop - rows.start, self._sizes())
+        total, sizes = rows.stop - rows.start, self._sizes()
+        if self.placer.balanced:
+            return split_rows(total, len(sizes), balanced=True)
+        return fill(total, sizes)
 
     def _rows_to_pad_to(self) -> int:
         if self.policy is not PartialBatch.PAD:
