@@ -55,6 +55,22 @@ def test_a_parameter_in_a_loop_of_the_rows_is_gathered_before(
     np.testing.assert_allclose(got.array, expected, rtol=1e-4)
 
 
+def test_a_parameter_in_a_map_of_uneven_rows_is_gathered_before(strategy: Any) -> None:
+    layer = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    expected = layer(jnp.asarray(X[:6]))
+    partition.place(strategy, layer, partition.fsdp(min_bytes=0))
+    rows = jaxdist.PerReplica([X[:3], X[3:4], X[4:5], X[5:6]])
+    with pytest.raises(DivergentCollectiveError, match=r"partition\.gather\(model\)"):
+        strategy.run(lambda m, x: jax.lax.map(m, x), (layer, rows))
+
+    def step(layer: Any, x: Any) -> Any:
+        whole = partition.gather(layer)
+        return jax.lax.map(whole, x), jax.vmap(layer)(x)
+
+    for got in strategy.run(step, (layer, rows)):
+        np.testing.assert_allclose(np.concatenate(got.values), expected, rtol=1e-5)
+
+
 def _combine(*trees: Any) -> Any:
     """Join pytrees of which each has None where another one has a leaf, as Equinox does."""
 

@@ -175,9 +175,11 @@ class CachedGraph:
         self.dispatchers: dict[Any, dict[Any, Callable[..., Any]]] = {}
         self.shape, _ = split_objects(nodes, arguments)
         by_path: dict[Any, Any] = {}
+        places: dict[Any, Any] = {}
         self._attributes: list[dict[str, Any]] = []
         self._lists: list[Any] = []
         for path, value in nnx.iter_graph(nodes):
+            places.setdefault(path, value)
             if isinstance(value, nnx.Variable):
                 by_path.setdefault(path, value)
             elif isinstance(value, nnx.Pytree):
@@ -185,14 +187,13 @@ class CachedGraph:
             elif isinstance(value, (dict, list)):
                 self._watch(value)
         self._seen = list(self._iterate_contents())
-        missing = [p for p in self.shape.paths if p not in by_path]
-        if missing:
-            raise ArgumentTypeError(
-                "strategy.run was given NNX objects that hold arrays outside variables: "
-                f"{[self.shape.name(self.shape.paths.index(p)) for p in missing][:5]}.\n\n"
-                "Only variables can be updated in place.\n\n"
-                "Wrap the array: nnx.Param(x), or nnx.Variable(x) if it is not trained."
-            )
+        # Arrays outside of variables, such as the scales of `nnx.WeightNorm`: a variable of our own
+        # holds each, and the place where it is.
+        self._outside: list[tuple[nnx.Variable[Any], Any, Any]] = []
+        missing = [p for p in dict.fromkeys(self.shape.paths) if p not in by_path]
+        for path in missing:
+            self._outside.append(self._hold(path, places))
+            by_path[path] = self._outside[-1][0]
         self.variables = [by_path[p] for p in dict.fromkeys(self.shape.paths)]
         # The structure of each variable's value. `sow`, for instance, stores a tuple. None if each
         # value is one leaf, so that the common case pays nothing.
@@ -200,6 +201,26 @@ class CachedGraph:
         self._structures = None if all(map(treedef_is_leaf, found)) else found
         # What was read from other places: it is compared with what is written.
         self._lent: Sequence[Any] = ()
+
+    def _hold(
+        self, path: tuple[Any, ...], places: dict[Any, Any]
+    ) -> tuple[nnx.Variable[Any], Any, Any]:
+        """Return a variable for an array outside of variables, the object that has it, and its key.
+
+        Raises:
+            ArgumentTypeError: The object cannot get another array.
+        """
+        around = places.get(path[:-1])
+        is_known = isinstance(around, (nnx.Pytree, dict, list)) and path in places
+        if is_known and isinstance(places[path], jax.Array):
+            return nnx.Variable(places[path]), around, path[-1]
+        raise ArgumentTypeError(
+            "strategy.run was given NNX objects that hold arrays outside variables: "
+            f"{self.shape.name(self.shape.paths.index(path))}.\n\n"
+            "Only variables, and arrays of JAX in attributes, dicts and lists, can be updated in "
+            "place.\n\n"
+            "Wrap the array: nnx.Param(x), or nnx.Variable(x) if it is not trained."
+        )
 
     @property
     def nodes(self) -> tuple[Any, ...]:
@@ -270,6 +291,17 @@ class CachedGraph:
         except KeyboardInterrupt:
             _compat.set_variables(self.variables, values)
             raise
+        finally:
+            if self._outside:
+                self._write_outside()
+
+    def _write_outside(self) -> None:
+        for variable, around, key in self._outside:
+            if isinstance(around, nnx.Pytree):
+                setattr(around, key, variable.get_raw_value())
+            else:
+                around[key] = variable.get_raw_value()
+        self._seen = list(self._iterate_contents())
 
 
 def _is_one(value: Any) -> bool:

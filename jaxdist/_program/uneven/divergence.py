@@ -10,6 +10,8 @@ import jax.numpy as jnp
 
 from jaxdist import _compat
 from jaxdist._program.jaxprs.control_flow import Scan
+from jaxdist._program.jaxprs.subprograms import iterate_with_inner
+from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._program.uneven.groups import Groups
 from jaxdist._program.uneven.joined_loops import LOOPS, list_constants
 from jaxdist._program.uneven.joined_ops import Op, abstract, dtype_of, is_same
@@ -96,11 +98,24 @@ def check_same_loop(ops: Sequence[Op], groups: Groups) -> None:
 
     Raises:
         ShapeError: Scans have different lengths.
-        DivergentCollectiveError: The number of branches differs, or the values that are carried.
+        DivergentCollectiveError: The number of branches differs, or the values that are carried;
+            or scans of different lengths gather a parameter.
     """
     where = _compat.find_source(ops[0].eqn)
-    if len({op.eqn.params.get("length") for op in ops}) > 1:
-        raise _make_shape_error(ops, groups)
+    lengths = [op.eqn.params.get("length") for op in ops]
+    if len(set(lengths)) > 1:
+        gather = next(filter(_is_gather_of_pieces, iterate_with_inner(ops[0].eqn)), None)
+        if gather is None:
+            raise _make_shape_error(ops, groups)
+        turns = groups.describe([f"{length} turns" for length in lengths])
+        raise DivergentCollectiveError(
+            f"A {ops[0].name} at {where} uses a parameter in pieces, and has other numbers of "
+            f"turns on different replicas:\n{turns}\n\n"
+            "A parameter in pieces is gathered from all replicas where it is used, at "
+            f"{_compat.find_caller_of_library(gather)}, so all of them need as many turns.\n\n"
+            "Gather it before, model = jaxdist.partition.gather(model), inside of the function "
+            "that is differentiated; or map over the rows with jax.vmap, which gathers once."
+        )
     branches = [len(op.eqn.params.get("branches", ())) for op in ops]
     if len(set(branches)) > 1:
         counts = groups.describe([f"{count} branches" for count in branches])
@@ -122,6 +137,11 @@ def check_same_loop(ops: Sequence[Op], groups: Groups) -> None:
             "Take the collective out of the loop, or write the loop in the same way for every "
             "local shape."
         )
+
+
+def _is_gather_of_pieces(eqn: Any) -> bool:
+    is_collective = bool(get_named_axes(eqn.params))
+    return is_collective and _compat.is_from_folder(eqn, "_values/sharded/")
 
 
 def _make_shape_error(ops: Sequence[Op], groups: Groups) -> ShapeError:

@@ -63,13 +63,18 @@ def _remove_padding(value: Sharded) -> Any:
 
 
 class _Structure:
-    """The static data of a node: how its array is cut, and the rank of the array."""
+    """The static data of a node: how its array is cut, the rank of the array, and its identity.
 
-    __slots__ = ("cut", "rank")
+    An assigned array stays so as long as it is the same object: a copy of the node may hold it, and
+    what a transformation of JAX makes of it is another array.
+    """
+
+    __slots__ = ("assigned", "cut", "rank")
 
     def __init__(self, value: Sharded) -> None:
         self.cut = value.cut
         self.rank: int | None = getattr(value.held, "ndim", None)
+        self.assigned = id(value.held) if value.is_assigned else None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Structure) and self.cut == other.cut
@@ -107,7 +112,8 @@ def _rebuild(structure: _Structure, children: Iterable[Any]) -> Any:
         return held
     if not hasattr(held, "shape"):
         _refuse_arguments_of_orbax(held, structure.cut)
-    return make_undeclared(held, structure.cut_of(held))
+    is_assigned = structure.assigned == id(held)
+    return make_undeclared(held, structure.cut_of(held), is_assigned=is_assigned)
 
 
 def _refuse_arguments_of_orbax(held: Any, cut: Cut) -> None:
@@ -159,6 +165,7 @@ def _is_metadata(held: Any) -> bool:
 
 
 register_pytree_with_keys(Sharded, _flatten_with_keys, _rebuild, _flatten)
+_compat.let_variables_hold(Sharded)
 
 
 # Note [Padding in nodes]

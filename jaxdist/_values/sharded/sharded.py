@@ -80,7 +80,7 @@ class Sharded(Arithmetic):
         `DESIGN.md` §2.3; ZeRO, arXiv:1910.02054.
     """
 
-    __slots__ = ("_has_padding", "_held", "axes", "dim", "size", "split")
+    __slots__ = ("_has_padding", "_held", "_is_assigned", "axes", "dim", "size", "split")
 
     dim: int
     size: int
@@ -123,6 +123,7 @@ class Sharded(Arithmetic):
                 + (f"Pass one of {[*range(rank)]}." if rank else "Leave a scalar as it is.")
             )
         self.dim, self.size, self.axes, self.split = dim, size, axes, split
+        self._is_assigned = False
         # In a step, the constructor declares a piece (see Note [Pieces in a trace]). Nodes that
         # functions of pytrees rebuild come from `make_undeclared`, which does not.
         layout = _find_layout()
@@ -168,6 +169,16 @@ class Sharded(Arithmetic):
             True
         """
         return self._has_padding
+
+    @property
+    def is_assigned(self) -> bool:
+        """Whether a step has assigned a whole array to the node, which needs no gather.
+
+        Example:
+            >>> Sharded(np.arange(4), dim=0, size=3).is_assigned
+            False
+        """
+        return self._is_assigned
 
     @property
     def cut(self) -> Cut:
@@ -223,6 +234,8 @@ class Sharded(Arithmetic):
         layout = _find_layout()
         if layout is not None and isinstance(self._held, jax.core.Tracer):
             pieces = self.cut.pieces(layout)
+            if self._is_assigned:
+                return self._held
             if pieces > 1:
                 raise ReplicaValueError(
                     "Sharded.whole was called inside a step, where a replica has "
@@ -256,6 +269,8 @@ class Sharded(Arithmetic):
         layout = _find_layout()
         if layout is None or not isinstance(self._held, jax.core.Tracer):
             return self.whole()[index]
+        if self._is_assigned:
+            return self._held[index]
         # Rows and slices before the cut dim are taken first, so that only they are gathered.
         lead, rest, cut = self.cut.split_index(index)
         if not lead:
@@ -264,6 +279,38 @@ class Sharded(Arithmetic):
 
     def __jax_array__(self) -> Any:
         return self._operand()
+
+    def assign(self, value: Any, index: Any = ...) -> "Sharded":
+        """Return the array with other elements, as `variable[index] = value` of NNX does.
+
+        In a step all replicas assign the same value, which is cut when the step returns it.
+
+        Shapes:
+            As `array.at[index].set(value)`; with `...` the value has the shape of the array, or
+            broadcasts to it.
+
+        Cost:
+            An all-gather of the array for an index; with `...` none.
+
+        Args:
+            value: The elements.
+            index: Any index of an array.
+
+        Returns:
+            The array, cut as before.
+
+        Raises:
+            ValueError: From JAX: the value does not fit.
+
+        Example:
+            >>> Sharded(np.zeros(4), dim=0, size=3).assign(2.0).whole().tolist()
+            [2.0, 2.0, 2.0]
+        """
+        given: Any = value._operand() if is_sharded(value) else value
+        if index is not ... or jnp.shape(given) != self.shape:
+            given = jnp.asarray(self._operand()).at[index].set(given)
+        is_in_step = _find_layout() is not None
+        return make_undeclared(jnp.asarray(given), self.cut, is_assigned=is_in_step)
 
     def __getattr__(self, name: str) -> Any:
         if name in _ARRAY_NAMES:
@@ -314,10 +361,13 @@ def is_sharded(x: Any) -> bool:
     return isinstance(x, Sharded)
 
 
-def make_undeclared(array: Any, cut: Cut, *, has_padding: bool = False) -> Sharded:
+def make_undeclared(
+    array: Any, cut: Cut, *, has_padding: bool = False, is_assigned: bool = False
+) -> Sharded:
     """Make a node without `PIECE`; the analysis of the step must prove that it holds a piece."""
     value = object.__new__(Sharded)
     value._held, value._has_padding = array, has_padding
+    value._is_assigned = is_assigned
     value.dim, value.size, value.axes, value.split = cut
     return value
 
@@ -412,6 +462,8 @@ def gather_whole(value: Sharded, layout: ReplicaMesh, dtype: Any = None) -> Any:
     With `dtype`, the gather and the scatter of its gradient are in this dtype.
     """
     cut, held = value.cut, value.held
+    if value.is_assigned:
+        return held if dtype is None else held.astype(dtype)
     if cut.dim >= held.ndim or held.shape[cut.dim] != cut.size:
         raise ReplicaValueError(
             f"An array in pieces was used in a step as {held.dtype}{list(held.shape)}, in a node "

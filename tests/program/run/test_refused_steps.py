@@ -64,10 +64,10 @@ def with_variable(use: Callable[[Variable, Any], Any], **options: Any) -> Any:
 
 
 class Unwrapped(nnx.Module):
-    """Holds an array that is in no variable."""
+    """Holds an array that is in no variable, and in a tuple."""
 
     def __init__(self) -> None:
-        self.w = nnx.data(jnp.ones(2))
+        self.w = nnx.data((jnp.ones(2),))
 
 
 def permute_otherwise(x: Any) -> Any:
@@ -168,7 +168,7 @@ ROWS: dict[str, Row] = {
         ("jaxdist.function was given static_argnames=('n', 3)", "the name of a parameter"),
     ),
     "an array outside of variables": (
-        lambda: run(lambda module: module.w, Unwrapped()),
+        lambda: run(lambda module: module.w[0], Unwrapped()),
         ArgumentTypeError,
         ("hold arrays outside variables", "nnx.Param(x)"),
     ),
