@@ -25,8 +25,6 @@ EXCLUDED: dict[str, Callable[[Any], bool]] = {
     "gradients of gathered rows on a replica without rows": lambda p: (
         p.has_empty_replica and _has(p, "over", {"grad_through_gather"})
     ),
-    # JAX's ZeroDivisionError.
-    "reshape of no rows": lambda p: p.has_empty_replica and _has(p, "row", {"reshape"}),
 }
 
 # Steps that are not run op by op: the error is JAX's own, with a note that says how to go on.
