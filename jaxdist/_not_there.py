@@ -33,6 +33,11 @@ _TOP = {
         "numbers that workers read is a jaxdist.Variable in the scope, and rows of it are "
         "jaxdist.nn.embedding_lookup(table, ids)."
     ),
+    "keras": (
+        "jaxdist has no Keras of its own: import keras, with the environment variable "
+        "KERAS_BACKEND=jax, and make and compile the model in strategy.scope().\n\n"
+        "For a Flax NNX module, jaxdist.fit.Model has compile, fit, evaluate and predict."
+    ),
     "get_loss_reduction": "It is jaxdist.compat.v1.get_loss_reduction.",
 }
 _EXPERIMENTAL = {}

@@ -7,7 +7,7 @@ import math
 import numbers
 import operator
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -155,6 +155,17 @@ def check_instance(
         raise ArgumentTypeError(
             f"{caller} was given {name}={show(value)}.\n\n{name} is {what}.\n\n{remedy}"
         )
+
+
+def spell_dtype(dtype: Any) -> Any:
+    """Return `dtype`; the short name `"bf16"`, which NumPy does not know, as `"bfloat16"`."""
+    return "bfloat16" if isinstance(dtype, str) and dtype == "bf16" else dtype
+
+
+def respell(name: Any, names: Iterable[Any]) -> Any:
+    """Return the one of these names that is another spelling of the dtype `name`, else `name`."""
+    alike = (n for n in names if isinstance(name, str) and spell_dtype(n) == spell_dtype(name))
+    return next(alike, name)
 
 
 def check_text(caller: str, name: str, value: Any, example: str) -> None:

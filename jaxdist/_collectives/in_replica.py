@@ -20,7 +20,12 @@ from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp
 from jaxdist._collectives.options.users_code import annotate_errors
 from jaxdist._collectives.sums.default_sum import sum_by_default
-from jaxdist._collectives.uneven_gather import current_log, note_collective, uneven_all_gather
+from jaxdist._collectives.uneven_gather import (
+    current_log,
+    note_collective,
+    note_mean_of_pieces,
+    uneven_all_gather,
+)
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import AxisNames, PyTree
 from jaxdist._validate import as_integer
@@ -100,6 +105,8 @@ def _reduce_sharded(
     The mean over R replicas is the array itself, and the sum is R times the array.
     """
     check_numeric(caller, "value" + jax.tree_util.keystr(path), value.held)
+    if op is ReduceOp.MEAN:
+        note_mean_of_pieces()
     held = REDUCED_PIECES.bind(value.held.astype(result_dtype(op, value.held.dtype)))
     return make_undeclared(held if op is ReduceOp.MEAN else held * layout.num_replicas, value.cut)
 

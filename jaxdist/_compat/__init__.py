@@ -38,9 +38,10 @@ from jaxdist._compat.gpu_topology import compile_for_gpu_plan as compile_for_gpu
 from jaxdist._compat.gpu_topology import find_cuda_plugin as find_cuda_plugin
 from jaxdist._compat.gpu_topology import get_gpu_plan_options as get_gpu_plan_options
 from jaxdist._compat.gpu_topology import make_gpu_devices as make_gpu_devices
-from jaxdist._compat.jnp import InferredDims as InferredDims
-from jaxdist._compat.jnp import check_constants as check_constants
-from jaxdist._compat.jnp import infer_dims as infer_dims
+from jaxdist._compat.in_steps import InferredDims as InferredDims
+from jaxdist._compat.in_steps import check_constants as check_constants
+from jaxdist._compat.in_steps import infer_dims as infer_dims
+from jaxdist._compat.in_steps import keep_zero_derivatives as keep_zero_derivatives
 from jaxdist._compat.lowering import compute_on_host as compute_on_host
 from jaxdist._compat.lowering import constrain_tiles as constrain_tiles
 from jaxdist._compat.lowering import mend_scatters as mend_scatters
@@ -79,6 +80,7 @@ from jaxdist._compat.programs import append_inputs as append_inputs
 from jaxdist._compat.programs import discharge_refs as discharge_refs
 from jaxdist._compat.programs import drop_results as drop_results
 from jaxdist._compat.programs import drop_unused as drop_unused
+from jaxdist._compat.programs import expand_operations as expand_operations
 from jaxdist._compat.programs import get_scan_counts as get_scan_counts
 from jaxdist._compat.programs import has_side_effects as has_side_effects
 from jaxdist._compat.programs import has_write_to as has_write_to
@@ -102,6 +104,7 @@ from jaxdist._compat.sources import find_shape_asked_for as find_shape_asked_for
 from jaxdist._compat.sources import find_source as find_source
 from jaxdist._compat.sources import get_current_source as get_current_source
 from jaxdist._compat.sources import hide_frames as hide_frames
+from jaxdist._compat.sources import is_called_by_layer as is_called_by_layer
 from jaxdist._compat.sources import is_from_file as is_from_file
 from jaxdist._compat.sources import is_from_folder as is_from_folder
 from jaxdist._compat.sources import is_transposed as is_transposed

@@ -277,3 +277,14 @@ def _drop_of_while(eqn: Any, wanted: list[bool]) -> tuple[Any, list[int], list[i
         },
     )
     return made, numbers, _numbers(needed)
+
+
+def expand_operations(closed: Any) -> Any:
+    """Return a program without operations that JAX expands only when it compiles.
+
+    Since JAX 0.12 `jnp.searchsorted` and `jnp.nonzero` are single operations in a trace. An
+    analysis knows nothing of them, and their parameters name the mesh of the trace.
+    """
+    if not getattr(closed.jaxpr, "is_high", False):
+        return closed
+    return _partial_eval.lower_jaxpr2(closed)

@@ -39,6 +39,17 @@ def find_caller_of_library(eqn: Any) -> str:
     return first
 
 
+_LAYERS = tuple(f"site-packages{os.sep}{n}{os.sep}" for n in ("flax", "haiku", "equinox", "keras"))
+
+
+def is_called_by_layer(eqn: Any) -> bool:
+    """Whether a library of layers made an equation itself, and not the function of the user."""
+    for frame in _source_info.user_frames(eqn.source_info.traceback):
+        if not frame.file_name.startswith(PACKAGE):
+            return any(part in frame.file_name for part in _LAYERS)
+    return False
+
+
 def find_functions(eqn: Any) -> list[str]:
     """Return the qualified names of the functions that made an equation, the innermost first."""
     return [f.function_name for f in _source_info.user_frames(eqn.source_info.traceback)]

@@ -1,4 +1,4 @@
-"""Layers of Keras that depend on the replica: random numbers and synchronized statistics."""
+"""Layers of Keras that depend on the replica: random numbers, synchronized statistics, states."""
 
 import functools
 import inspect
@@ -8,10 +8,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxdist import _replica
 from jaxdist._keras.forward import marks
-from jaxdist._keras.rows import Rows, current_replica, current_rows
+from jaxdist._keras.models import name_of
+from jaxdist._keras.rows import OnlyReplica, Rows, current_replica, current_rows
 from jaxdist._keras.source import keras_module
+from jaxdist.errors import UnsupportedError
 
 # An odd number, so that its multiples by different replicas are different 32-bit words.
 _STRIDE = 0x9E3779B9
@@ -37,13 +38,16 @@ def draw_by_replica(draw: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def allow_synchronized(initialize: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `BatchNormalization.__init__` so that it takes `synchronized=True` in a scope."""
+    """Return `BatchNormalization.__init__` so that it takes `synchronized=True`.
+
+    Outside of a scope as well: a layer that was saved is loaded there, and without replicas the
+    statistics of a batch are those of all its rows.
+    """
 
     @functools.wraps(initialize)
     def make(self: Any, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
-        in_scope = _replica.current_frame() is not None
         # Keras refuses it for every backend but TensorFlow.
-        initialize(self, *args, synchronized=synchronized and not in_scope, **kwargs)
+        initialize(self, *args, **kwargs)
         self.synchronized = synchronized
 
     # Keras reads the signature to save the arguments of a layer, and does not follow wrappers.
@@ -60,24 +64,24 @@ def synchronize(moments: Callable[..., Any]) -> Callable[..., Any]:
         if self.synchronized and _is_symbolic():
             # Keras only looks for the shapes.
             return jnp.mean(inputs, axes), jnp.var(inputs, axes)
-        rows = current_rows() or _count_in_step(inputs)
-        if not self.synchronized or rows is None:
+        if not self.synchronized:
             if marks.are_marked():
                 given = (inputs,) if mask is None else (inputs, mask)
                 own = functools.partial(moments, self)
                 return marks.mark(marks.OWN_STATISTICS, lambda x, m=None: own(x, m), *given)
             return moments(self, inputs, mask)
+        rows = current_rows() or _count_in_step(inputs)
         return _compute_moments(inputs, mask, axes, rows)
 
     return moments_of_all
 
 
-def _count_in_step(inputs: Any) -> Rows | None:
-    """Return the rows of a step that the user runs with `strategy.run`, or None outside of it."""
-    replica = current_replica()
+def _count_in_step(inputs: Any) -> Rows:
+    """Return the rows of a step that the user runs with `strategy.run`; outside of it, all rows."""
+    replica, size = current_replica(), inputs.shape[0]
     if replica is None:
-        return None
-    return Rows(inputs.shape[0], replica.all_reduce("sum", inputs.shape[0]), replica)
+        return Rows(size, size, OnlyReplica(None))
+    return Rows(size, replica.all_reduce("sum", size), replica)
 
 
 def _is_symbolic() -> bool:
@@ -88,9 +92,11 @@ def _compute_moments(inputs: Any, mask: Any, axes: tuple[int, ...], rows: Rows) 
     # A replica without rows computes on a row that does not count.
     is_real = 1 if rows.own else 0
     if mask is None:
-        per_row = math.prod(inputs.shape[a] for a in axes if a != 0)
+        size, per_row = inputs.shape[0], math.prod(inputs.shape[a] for a in axes if a != 0)
+        # Layers before this one may have made other rows out of those of the batch.
+        total = rows.total if size == max(rows.own, 1) else rows.add_up(size * is_real)
         weights = jnp.full((), is_real, inputs.dtype)
-        count = jnp.asarray(rows.total * per_row, inputs.dtype)
+        count = jnp.asarray(total * per_row, inputs.dtype)
     else:
         weights = jnp.broadcast_to(mask[..., None], inputs.shape).astype(inputs.dtype) * is_real
         count = rows.add_up(jnp.sum(weights, axes)) + keras_module("backend").epsilon()
@@ -98,3 +104,49 @@ def _compute_moments(inputs: Any, mask: Any, axes: tuple[int, ...], rows: Rows) 
     shape = [1 if a in axes else n for a, n in enumerate(inputs.shape)]
     squares = jnp.square(inputs - mean.reshape(shape)) * weights
     return mean, rows.add_up(jnp.sum(squares, axes)) / count
+
+
+def check_stateful(model: Any, method: str, strategy: Any) -> None:
+    """Check that no recurrent layer of a model keeps the states of rows for the next batch.
+
+    Args:
+        model: The model.
+        method: Which of its methods is called.
+        strategy: Its strategy.
+
+    Raises:
+        UnsupportedError: One does, and the strategy splits the rows.
+    """
+    if strategy.num_replicas_in_sync == 1 and not strategy._has_servers:
+        return
+    recurrent = keras_module("layers.rnn.rnn").RNN
+    layers = [x for x in model._flatten_layers() if isinstance(x, recurrent) and x.stateful]
+    if layers:
+        called = f"{method} of the Keras model {name_of(model)!r} was called on {strategy!r}"
+        names = [f"{type(layer).__name__} {layer.name!r}" for layer in layers]
+        raise _make_stateful_error(f"{called}, and the model has", names)
+
+
+def refuse_stateful(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `RNN.call` so that a layer with `stateful=True` is refused in a step of replicas."""
+
+    @functools.wraps(call)
+    def call_checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        replica = current_replica() if self.stateful else None
+        if replica is not None and replica.num_replicas_in_sync > 1:
+            count, name = replica.num_replicas_in_sync, f"{type(self).__name__} {self.name!r}"
+            raise _make_stateful_error(f"A step of {count} replicas calls", [name])
+        return call(self, *args, **kwargs)
+
+    return call_checked
+
+
+def _make_stateful_error(what: str, layers: list[str]) -> UnsupportedError:
+    return UnsupportedError(
+        f"{what} {len(layers)} recurrent layer(s) with stateful=True: {layers}.\n\n"
+        "Such a layer begins with the states that the rows of the batch before had at its end. A "
+        "strategy splits the rows of each batch over its replicas, and the layer has one state "
+        "for all rows.\n\n"
+        "Pass the whole sequences with stateful=False. Or make the model in the scope of "
+        "jaxdist.OneDeviceStrategy()."
+    )

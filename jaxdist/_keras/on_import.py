@@ -3,6 +3,7 @@
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 import types
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from jaxdist._keras.patch import install
 from jaxdist._keras.source import is_keras_imported
+from jaxdist.errors import MissingExtraError
 
 
 def change_keras() -> None:
@@ -53,5 +55,22 @@ class _Loader(importlib.abc.Loader):
         if spec is not None:
             spec.loader = self._loader
         module.__loader__ = self._loader
-        self._loader.exec_module(module)
+        try:
+            self._loader.exec_module(module)
+        except ModuleNotFoundError as error:
+            if error.name == "tensorflow" and os.environ.get("KERAS_BACKEND") != "jax":
+                raise _make_backend_error() from error
+            raise
         install()
+
+
+def _make_backend_error() -> MissingExtraError:
+    found = os.environ.get("KERAS_BACKEND")
+    given = "is not set" if found is None else f"is {found!r}"
+    return MissingExtraError(
+        f"`import keras` needs TensorFlow, which is not installed: KERAS_BACKEND {given}.\n\n"
+        "Without it Keras takes TensorFlow as its backend. Strategies of jaxdist train models of "
+        "the JAX backend, which Keras reads once, when it is imported.\n\n"
+        "Start the program with the environment variable KERAS_BACKEND=jax, or set "
+        'os.environ["KERAS_BACKEND"] = "jax" before `import keras`.'
+    )

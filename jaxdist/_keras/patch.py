@@ -9,7 +9,13 @@ from jaxdist._hooks import MAKE_SERVER_FUNCTION
 from jaxdist._integers import check_all_fit
 from jaxdist._keras.forward.marks import mark_assigned
 from jaxdist._keras.functions import StepFunction
-from jaxdist._keras.layers import allow_synchronized, draw_by_replica, synchronize
+from jaxdist._keras.layers import (
+    allow_synchronized,
+    check_stateful,
+    draw_by_replica,
+    refuse_stateful,
+    synchronize,
+)
 from jaxdist._keras.losses import add_shares_to
 from jaxdist._keras.models import (
     check_call,
@@ -66,6 +72,8 @@ def install() -> None:
     norm = keras_module("layers.normalization.batch_normalization").BatchNormalization
     norm.__init__ = allow_synchronized(norm.__init__)
     norm._moments = synchronize(norm._moments)
+    recurrent = keras_module("layers.rnn.rnn").RNN
+    recurrent.call = refuse_stateful(recurrent.call)
     common = keras_module("backend.common.variables").Variable
     common.value = read_in_step(common.value)
     common.__init__ = make_outside(common.__init__)
@@ -110,6 +118,7 @@ def _call_in_strategy(method: Callable[..., Any]) -> Callable[..., Any]:
         if current_model() is not None:
             with use_model(self, method.__name__):
                 return method(self, *args, **kwargs)
+        check_stateful(self, method.__name__, strategy)
         share_random_state(strategy.layout, method.__name__)
         with interrupt_between_steps(), use_model(self, method.__name__):
             result = without_mesh(self, *args, **kwargs)

@@ -43,6 +43,14 @@ class Rows:
         """The largest number of rows that a replica has."""
         return -(-self.total // self.count)
 
+    @property
+    def of_all(self) -> "Rows":
+        """The rows of all replicas, of which every replica computes the same as one device.
+
+        Random numbers are those of a model without a strategy, on each replica.
+        """
+        return Rows(self.total, self.total, OnlyReplica(self.replica.strategy), has_shares=False)
+
     def add_up(self, value: Any) -> Any:
         """Return the sum of a value over the replicas."""
         return self.replica.all_reduce("sum", value)

@@ -76,9 +76,10 @@ class Step:
             logs, fixed, of_metrics, gradients = self._combine(
                 rows, aux, fixed, of_metrics, gradients, own
             )
-            trainable, of_optimizer = self.model.optimizer.stateless_apply(
-                of_optimizer, gradients, trainable
-            )
+            with use_rows(rows.of_all):
+                trainable, of_optimizer = self.model.optimizer.stateless_apply(
+                    of_optimizer, gradients, trainable
+                )
         return logs, (trainable, fixed, of_optimizer, of_metrics)
 
     def test(self, state: Any, data: Any, rows: Rows) -> tuple[Any, Any]:
@@ -157,9 +158,10 @@ class Step:
             everything = self._gather(x, y, y_pred, weight, rows)
             direct = gather.scale_gradient(trainable, rows.fraction)
             x_all, y_all, pred_all, weight_all = everything
-            loss, after, later = self._loss(
-                direct, new, before, x_all, y_all, pred_all, weight_all, of_call, train
-            )
+            with use_rows(rows.of_all):
+                loss, after, later = self._loss(
+                    direct, new, before, x_all, y_all, pred_all, weight_all, of_call, train
+                )
         if sums:
             # Metrics of Keras that count rows need one.
             if rows.own:
@@ -279,14 +281,15 @@ class Step:
     ) -> tuple[Any, Any, Any, Any]:
         """Add up the shares of the replicas; return logs, state and gradients."""
         found = self._add_up(rows, aux, fixed, gradients, own)
-        if found.everything is None:
-            logs, values = metrics.add_to_metrics(
-                self.model, of_metrics, found.metrics, found.loss, None, rows.total
-            )
-        else:
-            logs, values = metrics.compute_on_all(
-                self.model, found.metrics, found.loss, found.everything, rows.total
-            )
+        with use_rows(rows.of_all):
+            if found.everything is None:
+                logs, values = metrics.add_to_metrics(
+                    self.model, of_metrics, found.metrics, found.loss, None, rows.total
+                )
+            else:
+                logs, values = metrics.compute_on_all(
+                    self.model, found.metrics, found.loss, found.everything, rows.total
+                )
         return logs, found.fixed, values, found.gradients
 
     def _add_up(self, rows: Rows, aux: Any, fixed: Any, gradients: Any, own: Any) -> "Sums":

@@ -95,7 +95,7 @@ def compressed_update(
 
     Args:
         tx: Any optax transformation.
-        compression: `"bf16"` or `"int8"`.
+        compression: `"bf16"` (or `"bfloat16"`), or `"int8"`.
         workers: Number of groups of neighbouring replicas that exchange codes. None is one for
             each process, or slice of TPUs; with one worker nothing is compressed, which is logged.
         reduce_op: How to reduce the gradients of the replicas, `"mean"` or `"sum"`.

@@ -90,7 +90,7 @@ class Chip:
         return math.prod(self.pod)
 
     def flops_of(self, dtype: str) -> float:
-        """Return the peak of matrix products of a dtype, named as in HLO.
+        """Return the peak of matrix products of a dtype, named as in HLO or as in NumPy.
 
         Products of 8-bit floats count as those of bfloat16 on chips that have none of their own.
 
@@ -101,9 +101,9 @@ class Chip:
             [989.0, 1979.0, 494.5]
         """
         check_text("Chip.flops_of", "dtype", dtype, "bf16")
-        if dtype.startswith("f8") and self.fp8_flops is not None:
+        if dtype.startswith(("f8", "float8")) and self.fp8_flops is not None:
             return self.fp8_flops
-        if dtype == "f32" and self.tf32_flops is not None:
+        if dtype in ("f32", "float32") and self.tf32_flops is not None:
             return self.tf32_flops
         return self.flops
 

@@ -9,7 +9,7 @@ import optax
 from flax import nnx
 
 from jaxdist._strategies import Strategy
-from jaxdist._validate import as_flag, as_integer, show
+from jaxdist._validate import as_flag, as_integer, respell, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist.fit._step.losses import CALLER
 from jaxdist.fit._step.output_losses import find_losses
@@ -133,10 +133,11 @@ def _find_dtype(name: Any) -> Any:
             "Gradients in float16 underflow without a loss scale, which jaxdist does not keep.\n\n"
             "Pass mixed_precision='bfloat16', which has the range of float32."
         )
-    if not isinstance(name, str | None) or name not in _PRECISIONS:
+    found = respell(name, _PRECISIONS)
+    if not isinstance(found, str | None) or found not in _PRECISIONS:
         raise ArgumentError(
             f"{CALLER} was given mixed_precision={show(name)}.\n\n"
             "It is the dtype in which layers compute; parameters and losses stay in float32.\n\n"
             "Pass 'bfloat16' or None."
         )
-    return _PRECISIONS[name]
+    return _PRECISIONS[found]

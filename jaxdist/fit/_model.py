@@ -110,8 +110,8 @@ class Model:
             loss_weights: Numbers that the losses of the outputs are multiplied with in the sum.
             steps_per_execution: How many steps are one dispatch. Has no effect with parameter
                 servers, where each step is a function of its own; this is logged.
-            mixed_precision: "bfloat16": layers compute in bfloat16, and parameters, losses and
-                statistics stay in float32.
+            mixed_precision: "bfloat16" or "bf16": layers compute in bfloat16, and parameters,
+                losses and statistics stay in float32.
             gradient_accumulation_steps: Update the parameters after this many steps, with the mean
                 of their gradients (`optax.MultiSteps`).
             find_nonfinite: Keep the state before each step. If a loss is not finite, the model

@@ -10,7 +10,7 @@ from flax import nnx
 from jax.extend.core import Primitive
 
 from jaxdist import _compat, _replica
-from jaxdist._validate import check_has_arrays, check_instance, show
+from jaxdist._validate import check_has_arrays, check_instance, show, spell_dtype
 from jaxdist._values import GATHERED, PerReplica, Sharded, gather_whole, is_sharded
 from jaxdist.errors import ArgumentTypeError
 
@@ -88,7 +88,7 @@ def gather(tree: T, *, dtype: Any = None) -> T:
 
 def _as_floating(dtype: Any) -> Any:
     with contextlib.suppress(TypeError):
-        found = jnp.dtype(dtype)
+        found = jnp.dtype(spell_dtype(dtype))
         if jnp.issubdtype(found, jnp.floating):
             return found
     raise ArgumentTypeError(

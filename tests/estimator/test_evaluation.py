@@ -205,6 +205,11 @@ def test_predictions_without_rows_or_names_are_named_errors(folder: pathlib.Path
         ({"mode": "infer"}, ArgumentError, "no predictions"),
         ({"mode": "train", "loss": 1.0, "train_op": 3}, ArgumentTypeError, "train_op=3"),
         (
+            {"mode": "train", "loss": 1.0, "train_op": optax.MultiSteps(optax.sgd(0.1), 2)},
+            ArgumentTypeError,
+            "train_op=steps.gradient_transformation()",
+        ),
+        (
             {"mode": "eval", "loss": 1.0, "eval_metric_ops": 3},
             ArgumentTypeError,
             "eval_metric_ops=3",

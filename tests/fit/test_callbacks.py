@@ -193,10 +193,42 @@ def test_early_stopping_gives_back_the_weights_of_the_best_epoch() -> None:
         np.testing.assert_array_equal(one, other)
 
 
+class _AddsValue(fit.Callback):
+    def on_epoch_end(self, epoch: int, logs: Any) -> None:
+        logs["val_own"] = 1.0
+
+
+WATCHING = {
+    "stopping": lambda folder, name: fit.EarlyStopping(name, patience=9),
+    "rate": lambda folder, name: fit.ReduceLROnPlateau(name),
+    "saving": lambda folder, name: fit.ModelCheckpoint(folder, name, save_best_only=True),
+}
+
+
+@pytest.mark.parametrize("kind", WATCHING)
+def test_a_value_of_validation_is_refused_before_training_where_nothing_is_validated(
+    kind: str, tmp_path: pathlib.Path
+) -> None:
+    model = make_model(mirrored(1), optimizer="sgd")
+    before = model.get_weights()
+    with pytest.raises(ArgumentError, match=r"monitor='val_loss', and fit has neither"):
+        _fit(model, callbacks=[WATCHING[kind](tmp_path, "val_loss")])
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+    # A callback of the user may add the value.
+    own = [_AddsValue(), WATCHING[kind](tmp_path, "val_own")]
+    assert len(_fit(model, callbacks=own).history["loss"]) == 3
+    with pytest.raises(ArgumentError, match=r"monitor='val_loss', and the epoch has loss"):
+        _fit(model, callbacks=[_AddsValue(), WATCHING[kind](tmp_path / "other", "val_loss")])
+    kept = fit.ModelCheckpoint(tmp_path / "all", "val_loss")
+    assert len(_fit(model, callbacks=[kept]).history["loss"]) == 3
+
+
 def test_a_value_that_is_not_there_is_named() -> None:
     model = make_model(mirrored(1))
-    with pytest.raises(ArgumentError, match=r"monitor='val_loss', and the epoch has loss"):
-        _fit(model, callbacks=[fit.EarlyStopping()])
+    given: dict[str, Any] = {"validation_data": (DATA.x, DATA.y)}
+    with pytest.raises(ArgumentError, match=r"monitor='val_lose', and the epoch has loss"):
+        _fit(model, callbacks=[fit.EarlyStopping("val_lose")], **given)
     with pytest.raises(ArgumentError, match=r"mode='best'"):
         fit.EarlyStopping(mode="best")
     with pytest.raises(ArgumentError, match=r"factor=1.5"):

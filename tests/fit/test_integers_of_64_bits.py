@@ -70,8 +70,7 @@ def test_data_that_does_not_fit_is_an_error(row: tuple[str, str, str]) -> None:
     assert "jax_enable_x64" in str(raised.value)
 
 
-# Not virtual replicas: JAX 0.12 has a `searchsorted` there that cannot be evaluated again.
-@pytest.mark.parametrize("of", ["2 replicas", "1 device"])
+@pytest.mark.parametrize("of", STRATEGIES)
 def test_weights_of_classes_are_floats_and_may_be_large(of: str) -> None:
     with STRATEGIES[of]().scope():
         model = fit.Model(_Line())

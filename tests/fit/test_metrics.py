@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdist import fit
-from jaxdist.errors import ShapeError
+from jaxdist.errors import ArgumentError, ShapeError
 from tests.fit.models import make_data, make_model, mirrored
 
 COUNT = 23
@@ -142,3 +142,19 @@ def test_the_loss_is_the_first_of_the_results_and_metrics_follow_in_their_order(
     assert model.evaluate(data.x, data.y, verbose=0) == list(logs.values())
     plain = make_model(mirrored(2))
     assert isinstance(plain.evaluate(data.x, data.y, verbose=0), float)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("acuracy", "The nearest: 'accuracy'"),
+        ("precison", "The nearest: fit.Precision()"),
+        ("sparse_categorical_accuracy", "The nearest: 'accuracy'"),
+        ("rmse", "The nearest: 'root_mean_squared_error'"),
+        ("xyz", "given metrics[0]='xyz'.\n"),
+    ],
+)
+def test_an_unknown_metric_is_refused_with_the_nearest_names(name: str, near: str) -> None:
+    with pytest.raises(ArgumentError) as raised:
+        make_model(mirrored(1), metrics=[name])
+    assert near in str(raised.value)

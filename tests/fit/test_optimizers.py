@@ -121,7 +121,7 @@ def test_epochs_without_validation_do_not_count(callback: Any, tmp_path: Any) ->
         *data, validation_data=data, validation_freq=2, callbacks=[made], **given
     ).history
     assert (len(history["loss"]), len(history["val_loss"])) == (4, 2)
-    with pytest.raises(ArgumentError, match=r"monitor='val_loss', and the epoch has loss"):
+    with pytest.raises(ArgumentError, match=r"monitor='val_loss', and fit has neither"):
         model.fit(*data, callbacks=[callback(tmp_path / "another")], **given)
 
 

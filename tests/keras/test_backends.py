@@ -1,5 +1,7 @@
 """Keras reads its backend when it is imported, so each backend has a process of its own."""
 
+import importlib.util
+
 import pytest
 
 from tests.processes.job import results_of_job
@@ -44,3 +46,22 @@ def test_a_model_with_variables_in_flax_is_refused_with_the_way_to_switch() -> N
 @pytest.mark.parametrize("enabled", [{}, {"KERAS_NNX_ENABLED": "false"}])
 def test_a_model_of_the_backend_jax_is_made(enabled: dict[str, str]) -> None:
     assert _make_model(KERAS_BACKEND="jax", **enabled) == "jax"
+
+
+_IMPORT = """
+import jaxdist
+strategy = jaxdist.MirroredStrategy(["cpu:0"])
+try:
+    import keras
+except jaxdist.errors.MissingExtraError as error:
+    result = str(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is not None, reason="has TensorFlow")
+def test_keras_without_a_backend_says_what_to_set() -> None:
+    given = {"KERAS_NNX_ENABLED": None, "KERAS_BACKEND": None}
+    said = str(results_of_job(_IMPORT, 1, env=given)[0])
+    assert "`import keras` needs TensorFlow, which is not installed: KERAS_BACKEND is not" in said
+    assert 'os.environ["KERAS_BACKEND"] = "jax"' in said

@@ -36,6 +36,59 @@ def test_synchronized_batch_statistics_are_those_of_one_device() -> None:
         check_equal(train(strategy, lambda: make_model(True), compile_model, data, 9), expected)
 
 
+class FoldsRows(layers.Layer):
+    """A layer that normalizes parts of rows as if each was a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = layers.BatchNormalization(synchronized=True, momentum=0.5)
+
+    def build(self, *_: Any) -> None:
+        self.norm.build((None, 2))
+
+    def call(self, *args: Any, training: bool = False, **_: Any) -> Any:
+        (x,) = args
+        parts = self.norm(keras.ops.reshape(x, (-1, 2)), training=training)
+        return keras.ops.reshape(parts, (-1, x.shape[1]))
+
+
+@pytest.mark.parametrize("replicas", [2, 8])
+def test_synchronized_statistics_of_other_rows_than_those_of_the_batch(replicas: int) -> None:
+    def make() -> Any:
+        return keras.Sequential(
+            [keras.Input((FEATURES,)), layers.Dense(6), FoldsRows(), layers.Dense(3)]
+        )
+
+    data = make_data(11)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    expected = train(None, make, lambda: {"loss": loss}, data, 9)
+    check_equal(train(make_strategy(replicas), make, lambda: {"loss": loss}, data, 9), expected)
+
+
+def test_synchronized_statistics_are_loaded_and_trained_without_a_scope(
+    tmp_path: pathlib.Path,
+) -> None:
+    data, targets = make_data(13), np.ones((13, 2), "float32")
+    with make_strategy(4).scope():
+        norm = layers.BatchNormalization(synchronized=True)
+        model = keras.Sequential([keras.Input((FEATURES,)), norm, layers.Dense(2)])
+        model.compile("sgd", "mse")
+    model.fit(data.x, targets, batch_size=8, verbose=0)
+    expected = model.predict(data.x, verbose=0)
+    saved = tmp_path / "model.keras"
+    model.save(saved)
+    loaded, copy = keras.saving.load_model(saved), keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    for other in (loaded, copy):
+        assert other.layers[0].synchronized
+        np.testing.assert_allclose(other.predict(data.x, verbose=0), expected, rtol=1e-5)
+    # Without replicas, the statistics are those of all rows.
+    model.fit(data.x, targets, batch_size=8, shuffle=False, verbose=0)
+    loaded.fit(data.x, targets, batch_size=8, shuffle=False, verbose=0)
+    for one, other in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 def test_moving_statistics_are_means_over_the_rows_of_all_replicas() -> None:
     x = make_data(5).x
     with make_strategy(8).scope():
@@ -72,6 +125,8 @@ def _values(model: Any) -> list[Any]:
 
 def test_a_trained_model_can_be_saved_and_used_outside(tmp_path: pathlib.Path) -> None:
     data = make_data(13)
+    # The loss of these weights becomes smaller in each epoch.
+    keras.utils.set_random_seed(0)
     with make_strategy(4).scope():
         model = keras.Sequential([keras.Input((FEATURES,)), layers.Dense(2)])
         model.compile("adam", "mse")

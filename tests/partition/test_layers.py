@@ -4,6 +4,7 @@ The table is {program} x {layout}, compiled and op by op. The oracle is the same
 JAX, with all rows on one device.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -241,17 +242,32 @@ def test_replicas_with_different_numbers_of_rows() -> None:
     compare(gradients_on_replicas("hsdp", program, x=PerReplica(parts)), expected)
 
 
-def test_second_derivatives_go_through_a_scan_of_layers() -> None:
-    def sharpness(p: Any, x: Any, mean: Any = lambda t: t, whole: Any = lambda t: t) -> Any:
-        grads = whole(mean(jax.grad(_scan)(p, x)))
-        return sum(jnp.sum(jnp.sin(g * 100)) for g in jax.tree.leaves(grads))
+def _sharpness(order: int, p: Any, x: Any, mean: Any, whole: Any) -> Any:
+    """A number from derivatives of one order less, so that its gradient has this order."""
+    if order == 1:
+        return _scan(p, x)
+    grads = jax.grad(lambda p: _sharpness(order - 1, p, x, mean, whole))(p)
+    # Of a size at which a sine is no straight line.
+    bent = [jnp.sin(g * 10 ** (3 - order)) for g in jax.tree.leaves(whole(mean(grads)))]
+    return sum(map(jnp.sum, bent))
+
+
+DEEPER = [(name, n, by) for name in LAYOUTS for n in (2, 3) for by in ("compiled", "op by op")]
+
+
+@pytest.mark.parametrize("row", sampled(DEEPER, 3, name=lambda row: ", ".join(map(str, row))))
+def test_derivatives_of_derivatives_go_through_a_scan_of_layers(row: tuple[str, int, str]) -> None:
+    name, order, executor = row
 
     def program(p: Any, x: Any) -> Any:
         context = jaxdist.get_replica_context()
-        return sharpness(p, x, lambda t: context.all_reduce("mean", t), partition.gather)
+        return _sharpness(order, p, x, lambda t: context.all_reduce("mean", t), partition.gather)
 
-    expected = jax.jit(jax.value_and_grad(sharpness))(params(), ROWS)
-    compare(gradients_on_replicas("hsdp", program), expected, bound=1e-4)
+    alone = functools.partial(_sharpness, order, mean=lambda t: t, whole=lambda t: t)
+    rows = ROWS[:6] if name == "padded" else ROWS
+    expected = jax.jit(jax.value_and_grad(alone))(params(), rows)
+    with jaxdist.config.run_eagerly(executor == "op by op"):
+        compare(gradients_on_replicas(name, program), expected, bound=1e-4)
 
 
 def _all_gather_layers(p: Any) -> Any:

@@ -243,6 +243,21 @@ def test_one_row_for_each_replica_is_not_broadcast_against_all_rows() -> None:
         strategy.run(lambda x: (x + jnp.ones((8, 4), out_sharding=P("data"))).mean(), (rows,))
 
 
+def test_rows_of_all_replicas_are_found_in_a_function_that_jax_has_traced_before() -> None:
+    strategy = _make("explicit")
+
+    @jax.jit
+    def add_noise() -> jax.Array:
+        return jnp.ones((16, 4), out_sharding=P("data"))
+
+    # Sixteen rows are those of one replica here.
+    rows = jax.device_put(np.ones((64, 4), np.float32), strategy.per_replica_sharding)
+    assert strategy.run(lambda x: (x + add_noise()).sum(), (rows,)) is not None
+    fewer = jax.device_put(X[:16], strategy.per_replica_sharding)
+    with refused(ShapeError, "16 rows", "4 here"):
+        strategy.run(lambda x: x.sum() + add_noise().mean(), (fewer,))
+
+
 def test_a_parameter_with_another_number_of_rows_is_made_over_an_axis_of_replicas() -> None:
     strategy = _make("explicit")
     rows = jax.device_put(X, strategy.per_replica_sharding)

@@ -234,11 +234,11 @@ def reduce_list(request: Request, name: str, value: PerReplica) -> Any:
     arrays = [np.asarray(v) for v in value.values]
     # NumPy reads Python floats as float64. The result has the dtype that JAX would give it.
     dtype = _accumulation_dtype(result_dtype(op, jax.dtypes.canonicalize_dtype(arrays[0].dtype)))
+    over = [() if dims is None else _find_dims(name, a, dims) for a in arrays]
     if op is ReduceOp.SUM:
         check_sum(name, value, dims)
     if dims is None:
         return _reduce_on_host(op, np.stack(arrays), (0,), dtype)
-    over = [_find_dims(name, a, dims) for a in arrays]
     # The shapes may differ on the reduced dims. A mean counts every element once, and not every
     # replica.
     count = sum(math.prod(a.shape[d] for d in on) for a, on in zip(arrays, over, strict=True))

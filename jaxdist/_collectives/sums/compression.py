@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist._validate import show
+from jaxdist._validate import respell, show
 from jaxdist.errors import ArgumentError
 
 # Numbers that share one scale. The scale takes 4 bytes, 1.6 % of the bytes of the codes.
@@ -82,8 +82,9 @@ _BY_NAME: dict[str, Compression] = {"bf16": HalfPrecision(), "int8": Int8()}
 
 def find_compression(caller: str, name: Any) -> Compression:
     """Return the compression with a name, or raise an error that lists the names."""
-    if isinstance(name, str) and name in _BY_NAME:
-        return _BY_NAME[name]
+    found = respell(name, _BY_NAME)
+    if isinstance(found, str) and found in _BY_NAME:
+        return _BY_NAME[found]
     raise ArgumentError(
         f"{caller} was given compression={show(name)}.\n\n"
         f"compression is one of {', '.join(map(repr, _BY_NAME))}.\n\n"

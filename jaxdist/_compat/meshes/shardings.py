@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
@@ -22,8 +22,13 @@ _OF_VARIABLE = "_apply_sharding"
 Rewrite = Callable[[Any, str], Any]
 
 
+# What decides the rewriting is part of JAX's key for a traced function: a jitted function that was
+# traced before, with other rewriting, would keep the layouts of that trace.
+_key = jax.make_user_context(None)
+
+
 @contextlib.contextmanager
-def rewrite_shardings(rewrite: Rewrite) -> Iterator[None]:
+def rewrite_shardings(rewrite: Rewrite, key: Hashable = None) -> Iterator[None]:
     """Give JAX other shardings than the functions of the block name, in this thread.
 
     Waits for JAX to accept a spec with axes that are manual around it.
@@ -31,12 +36,14 @@ def rewrite_shardings(rewrite: Rewrite) -> Iterator[None]:
     Args:
         rewrite: Takes a sharding and the name of the function of JAX that got it. Returns what JAX
             uses instead.
+        key: Functions that JAX has traced with another key in place are traced again.
     """
     _install()
     before = getattr(_HERE, "rewrite", None)
     _HERE.rewrite = rewrite
     try:
-        yield
+        with _key(key):
+            yield
     finally:
         _HERE.rewrite = before
 

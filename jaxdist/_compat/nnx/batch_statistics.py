@@ -15,11 +15,15 @@ import jax
 import jax.numpy as jnp
 from flax.linen import normalization as _linen
 from flax.nnx.nn import normalization as _nnx
+from jax._src import source_info_util as _source_info
 
 from jaxdist._compat.tracing import set_in_block
 
 _WEIGHS: ContextVar[bool] = ContextVar("jaxdist_weighs_statistics", default=False)
 _COMPUTE = "_compute_stats"
+
+# The lines that JAX names in programs outside of steps are those of the user's code.
+_source_info.register_exclusion(__file__)
 
 
 def weigh_batch_statistics() -> AbstractContextManager[None]:

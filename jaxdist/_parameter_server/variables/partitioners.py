@@ -7,7 +7,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from jaxdist._validate import as_integer, as_list, show
+from jaxdist._validate import as_integer, as_list, show, spell_dtype
 from jaxdist.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 
 _SHAPE = "the whole shape of the variable, a list or tuple of integers"
@@ -221,7 +221,7 @@ def _count_bytes(caller: str, dtype: Any, of_text: int) -> int:
         # NumPy reads None as float64, and takes the dtype of an array.
         if dtype is None or isinstance(dtype, (jax.Array, list, dict)):
             raise TypeError
-        found = jnp.dtype(dtype)
+        found = jnp.dtype(spell_dtype(dtype))
         # "V" without fields is the kind of bfloat16 and other dtypes of JAX.
         if found.kind not in f"biufcV{_KINDS_OF_TEXT}" or found.names is not None:
             raise TypeError

@@ -4,6 +4,8 @@ import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Literal
 
 from jaxdist._program.jaxprs import primitives as known
@@ -67,6 +69,16 @@ class Environment(Generic[V]):
 def get_literal_value(literal: Any) -> Any:
     """Return the number or array of a literal."""
     return literal.val
+
+
+def read_number(value: Any) -> float | None:
+    """Return the value of a constant that is one real number; None of others and of None."""
+    if value is None or np.size(value) != 1 or np.iscomplexobj(value):
+        return None
+    array = np.asarray(value)
+    # NumPy does not count bfloat16 among its numbers.
+    is_number = array.dtype == bool or jnp.issubdtype(array.dtype, np.number)
+    return float(array.reshape(())) if is_number else None
 
 
 class Interpreter(abc.ABC, Generic[V]):

@@ -28,6 +28,7 @@ from jaxdist._program.op_by_op.replica import Replica, TapeTrace
 from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
 from jaxdist._program.proof.pieces import check_results
 from jaxdist._program.proof.replication import NONE, Differs
+from jaxdist._program.proof.uneven_mean import MeanOverReplicas
 from jaxdist._program.state.divided_metrics import warn_of_divided_metrics
 from jaxdist._program.state.metric_increments import numbers_of_metrics
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input
@@ -36,7 +37,13 @@ from jaxdist._program.state.state import check_functional_state, find_combinatio
 from jaxdist._program.trace.sharded import have_equal_copies, join_pieces, pieces_of
 from jaxdist._program.trace.trace import Signature, name_of_result, replica_axes_of
 from jaxdist._program.uneven.groups import Groups
-from jaxdist._program.uneven.uneven import check_ranks, get_signature_of_replica, join_templates
+from jaxdist._program.uneven.uneven import (
+    check_ranks,
+    find_noted_means,
+    find_uneven_means,
+    get_signature_of_replica,
+    join_templates,
+)
 from jaxdist._program.variables.lift import check_equal
 from jaxdist._replica import HasLayout
 from jaxdist._values import (
@@ -126,6 +133,12 @@ class OpByOpStep:
     def get_trace(self) -> TapeTrace:
         """Return the operations of the first replica in the form of a trace."""
         return self._replicas[0].get_trace()
+
+    def find_means(self) -> tuple[MeanOverReplicas, ...]:
+        """Return the means over replicas that have different numbers of rows."""
+        noted = find_noted_means([r.ops.log for r in self._replicas])
+        taped = [r.get_trace() for r in self._replicas]
+        return (*noted, *find_uneven_means(self._signature, taped, self._layout))
 
     def find_same_work(self) -> frozenset[int]:
         """Return the inputs that reach the results, if all replicas have done the same work."""

@@ -86,7 +86,7 @@ class Replica:
             with (
                 jax.default_device(self._device),
                 _compat.op_by_op(self.ops, self.ops.stage, sizes, self._layout.auto_mesh) as trace,
-                record_gathers(self.ops.make_gather_log()),
+                record_gathers(self.ops.log),
                 _compat.infer_dims(dims),
                 # Each replica has whole arrays on one device.
                 _compat.rewrite_shardings(

@@ -45,6 +45,8 @@ class ReplicaOps:
 
     def __init__(self, number: int, layout: ReplicaMesh, device: jax.Device) -> None:
         self.tape = Tape()
+        # It gets the sizes of gathers from the other replicas.
+        self.log: GatherLog = _ExchangedSizes(self, layout.num_replicas)
         self.scheduler: ThreadScheduler | None = None
         self.trace: Any = None
         self._number = number
@@ -201,10 +203,6 @@ class ReplicaOps:
         for axis in get_named_axes(params):
             index = index * self._layout.mesh.shape[axis] + self._indices[axis]
         return jax.device_put(np.int32(index), self._to)
-
-    def make_gather_log(self) -> GatherLog:
-        """Return a log that asks the other replicas for the sizes of gathers."""
-        return _ExchangedSizes(self, self._layout.num_replicas)
 
     # Arrays in pieces. Here every replica has the whole array, so operations on it are right
     # however it is cut. The proof on the tape finds steps that would fail when compiled.

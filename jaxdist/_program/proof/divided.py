@@ -17,7 +17,7 @@ import numpy as np
 from jaxdist._collectives import ASSUME_REPLICATED
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
-from jaxdist._program.jaxprs.interpreter import get_literal_value
+from jaxdist._program.jaxprs.interpreter import get_literal_value, read_number
 from jaxdist._program.proof.made_of_nothing import find_line
 from jaxdist._program.proof.replication import get_named_axes
 
@@ -180,13 +180,8 @@ def of_input() -> Scale:
 
 
 def _describe_constant(value: Any) -> Scale:
-    if value is None or np.iscomplexobj(value) or np.size(value) != 1:
-        return _PLAIN
-    array = np.asarray(value)
-    if array.dtype.kind not in "biuf":
-        return _PLAIN
-    number = float(array.reshape(()))
-    return Scale(number, is_count=number.is_integer())
+    number = read_number(value)
+    return _PLAIN if number is None else Scale(number, is_count=number.is_integer())
 
 
 def _is_total(name: str, inputs: Sequence[Scale]) -> bool:

@@ -1,45 +1,78 @@
 """Analysis and warning of means over replicas that have different numbers of rows."""
 
+import dataclasses
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jax.extend.core import Literal
 
 from jaxdist import _compat
 from jaxdist._program.arguments.caller import user_stack_level
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
+from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
+from jaxdist._program.jaxprs.interpreter import get_literal_value, read_number
 from jaxdist._program.proof.made_of_nothing import find_line
-from jaxdist._program.proof.replication import NONE, Differs, analyse_equation, get_named_axes
+from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._values import next_power_of_two, share_of_mean
-from jaxdist.errors import DivergentCollectiveError, StateDivergenceError, UnevenMeanWarning
+from jaxdist.errors import UnevenMeanWarning
 
-_SUMS = frozenset({"psum", "psum2", "psum_invariant", "jaxdist_all_reduce"})
+_SUMS = frozenset({"psum", "psum2", "psum_invariant"})
+_SCATTERS = frozenset({"reduce_scatter", "psum_scatter"})
 _VALUE_PRESERVING = frozenset({"convert_element_type", "reshape", "squeeze", "broadcast_in_dim"})
+# How an all-reduce packs several arrays, takes them apart, and adds them up hop by hop.
+_KEEPS_SHARES = frozenset(
+    """
+    add complex concatenate copy dynamic_slice dynamic_update_slice imag pad real slice split stack
+    transpose
+    """.split()
+)
 _FILE_OF_MEANS = share_of_mean.__code__.co_filename
 
 
-def find_lines_of_means(
-    program: Any, inputs: Sequence[Differs], axes: frozenset[str], num_replicas: int
-) -> tuple[str, ...]:
-    """Return the lines at which a program takes a mean over the replicas.
+@dataclasses.dataclass(frozen=True)
+class MeanOverReplicas:
+    """A line at which a step takes a mean over the replicas."""
+
+    line: str
+    # Whether a layer of a library does it, as a BatchNorm with an `axis_name`.
+    is_in_layer: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fact:
+    """The facts about one value of one replica."""
+
+    number: float | None = None  # the number that it is, where the trace shows it
+    of_rows: bool = False  # depends on the rows of this replica, and not through a collective only
+    is_share: bool = False  # what `all_reduce("mean")` divides before the sum
+    is_divided: bool = False  # was divided once
+    is_term: bool = False  # was divided twice, the second time by the number of replicas
+    total: MeanOverReplicas | None = None  # the sum over the replicas that it is
+
+
+def find_means(
+    program: Any, of_rows: Sequence[bool], axes: frozenset[str], num_replicas: int
+) -> tuple[MeanOverReplicas, ...]:
+    """Return the means that a program takes over the replicas.
 
     It divides a sum over the replicas, or the terms of the sum, by the number of replicas.
     `all_reduce("mean")` divides by a power of two before the sum and by the rest after it. A mean
-    of values that are equal on all replicas is that value, whatever their rows are.
+    of values that do not depend on the rows of each replica, such as pieces of parameters or what
+    an all-reduce returned, is right whatever the rows are.
 
     Args:
-        program: The traced step of one replica.
-        inputs: For each input, the axes over which it may differ.
+        program: The traced step of one replica, or its tape.
+        of_rows: For each input, whether it has the rows of one replica.
         axes: The replica axes.
         num_replicas: The number of replicas.
     """
-    return tuple(dict.fromkeys(_find_means(program, inputs, axes, num_replicas)))
+    analysis = _Means(axes, num_replicas)
+    analysis.run(program, [_Fact(of_rows=own) for own in of_rows])
+    return tuple(dict.fromkeys(analysis.found))
 
 
-def find_lines_of_averages(averaged: Sequence[Sequence[tuple[int, str]]]) -> tuple[str, ...]:
+def find_averages(averaged: Sequence[Sequence[tuple[int, str]]]) -> tuple[MeanOverReplicas, ...]:
     """Return the lines at which groups of replicas average over different numbers of rows.
 
     There each replica assumes that all replicas have as many rows as itself.
@@ -54,129 +87,150 @@ def find_lines_of_averages(averaged: Sequence[Sequence[tuple[int, str]]]) -> tup
         for line in {line for _, line in found}:
             rows.setdefault(line, []).append(sorted(n for n, at in found if at == line))
     return tuple(
-        f"{line}, where nn.compute_average_loss has no global_batch_size"
+        MeanOverReplicas(f"{line}, where nn.compute_average_loss has no global_batch_size")
         for line, of_groups in rows.items()
         if any(other != of_groups[0] for other in of_groups)
     )
 
 
-def _find_means(
-    program: Any, inputs: Sequence[Differs], axes: frozenset[str], num_replicas: int
-) -> Iterator[str]:
-    jaxpr = open_jaxpr(program)
-    facts = dict.fromkeys(jaxpr.constvars, NONE) | dict(zip(jaxpr.invars, inputs, strict=True))
-    # The sets hold variables: terms that were divided before the sum (`shares`), terms that were
-    # divided once (`own_means`), and terms that were divided twice (`terms_of_means`).
-    divided_before = next_power_of_two(num_replicas)
-    divided_after = num_replicas / divided_before
-    shares: set[Any] = set()
-    own_means: set[Any] = set()
-    terms_of_means: set[Any] = set()
-    sums: dict[Any, str] = {}
-    sums_of_shares: dict[Any, str] = {}
-    for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        first = None if not eqn.invars or isinstance(eqn.invars[0], Literal) else eqn.invars[0]
-        differs = [NONE if isinstance(v, Literal) else facts[v] for v in eqn.invars]
-        facts.update(zip(eqn.outvars, _analyse(eqn, differs, axes), strict=True))
-        if name in _SUMS and not any(differs):
-            continue
-        if name in _SUMS and (name in known.CALLS or frozenset(get_named_axes(eqn.params)) >= axes):
-            line = find_line(eqn)
-            sums.update(dict.fromkeys(eqn.outvars, line))
-            if any(not isinstance(v, Literal) and v in terms_of_means for v in eqn.invars):
-                yield line
-            elif any(not isinstance(v, Literal) and v in shares for v in eqn.invars):
-                sums_of_shares.update(dict.fromkeys(eqn.outvars, line))
-                if divided_after == 1:
-                    yield line
-        elif name in _VALUE_PRESERVING:
-            for held in (sums, sums_of_shares):
-                if first in held:
-                    held.update(dict.fromkeys(eqn.outvars, held[first]))
-            for some in (shares, own_means, terms_of_means):
-                if first in some:
-                    some.update(eqn.outvars)
-        elif _is_share(eqn, divided_before):
-            shares.update(eqn.outvars)
-        elif name == "div" and first in sums and _is_literal(eqn.invars[1], num_replicas):
-            yield sums[first]
-        elif (
-            name == "div" and first in sums_of_shares and _is_literal(eqn.invars[1], divided_after)
-        ):
-            yield sums_of_shares[first]
-        elif (divisor := _get_divisor(eqn)) is not None:
-            # One division is not enough, since 0.5 * sum(x**2) is no mean over two replicas. A
-            # mean of the replica's own rows has one division, and the mean over replicas another.
-            if first in own_means and np.isclose(divisor, num_replicas):
-                terms_of_means.update(eqn.outvars)
-            own_means.update(eqn.outvars)
-        elif name not in _SUMS:
-            for inner in subprograms(eqn):
-                inside = _facts_inside(eqn, differs, inner, axes)
-                yield from _find_means(inner, inside, axes, num_replicas)
+class _Means(ForwardAnalysis[_Fact]):
+    of_constants = _Fact()
+
+    def __init__(self, axes: frozenset[str], num_replicas: int) -> None:
+        self._axes = axes
+        self._num_replicas = num_replicas
+        self._divided_before = next_power_of_two(num_replicas)
+        self.found: list[MeanOverReplicas] = []
+
+    def literal(self, literal: Any) -> _Fact:
+        return _Fact(read_number(get_literal_value(literal)))
+
+    def constant(self, variable: Any, value: Any) -> _Fact:
+        return _Fact(read_number(value))
+
+    def join(self, eqn: Any, aval: Any, first: _Fact, second: _Fact) -> _Fact:
+        if first == second:
+            return first
+        return _Fact(
+            of_rows=first.of_rows or second.of_rows,
+            is_share=first.is_share or second.is_share,
+            is_divided=first.is_divided or second.is_divided,
+            is_term=first.is_term or second.is_term,
+            total=first.total or second.total,
+        )
+
+    def decide(self, eqn: Any, values: list[_Fact], decided_by: _Fact) -> list[_Fact]:
+        if not decided_by.of_rows:
+            return values
+        return [dataclasses.replace(v, number=None, of_rows=True) for v in values]
+
+    def call(self, eqn: Any, inputs: list[_Fact]) -> list[_Fact]:
+        # An all-reduce of jaxdist may consist of permutes.
+        if "plan" in eqn.params:
+            return [self._sum(eqn, fact) for fact in inputs]
+        return super().call(eqn, inputs)
+
+    def operation(self, eqn: Any, inputs: list[_Fact]) -> list[_Fact]:
+        name, over = eqn.primitive.name, self._axes & {*get_named_axes(eqn.params)}
+        if over and name in known.COLLECTIVES:
+            return self._collective(eqn, name, over, inputs)
+        of_rows = any(fact.of_rows for fact in inputs)
+        if name in _VALUE_PRESERVING or name in known.LAYOUT_ONLY:
+            return inputs[:1]
+        if name in known.PAIRWISE:
+            return inputs
+        if name in ("mul", "div"):
+            return [self._divide(eqn, name, inputs, of_rows)]
+        is_share = name in _KEEPS_SHARES and any(fact.is_share for fact in inputs)
+        return [_Fact(of_rows=of_rows, is_share=is_share)] * len(eqn.outvars)
+
+    def _collective(
+        self, eqn: Any, name: str, over: frozenset[str], inputs: list[_Fact]
+    ) -> list[_Fact]:
+        if name in _SUMS and over == self._axes:
+            return [self._sum(eqn, fact) for fact in inputs]
+        is_equal = name in known.REPLICATING or name in _SCATTERS
+        # An algorithm of several operations, or a sum of gradients in pieces.
+        for fact in inputs:
+            if fact.is_share and fact.of_rows and name not in known.REPLICATING - _SUMS:
+                self.found.append(_describe(eqn))
+        of_rows = not is_equal and any(fact.of_rows for fact in inputs)
+        return [_Fact(of_rows=of_rows)] * len(eqn.outvars)
+
+    def _sum(self, eqn: Any, fact: _Fact) -> _Fact:
+        if not fact.of_rows:
+            return _Fact()
+        total = _describe(eqn)
+        if fact.is_share or fact.is_term:
+            self.found.append(total)
+        return _Fact(total=total)
+
+    def _divide(self, eqn: Any, name: str, inputs: list[_Fact], of_rows: bool) -> _Fact:
+        over, under = inputs
+        if name == "mul" and over.number is not None:
+            over, under = under, over
+        if under.number is None:
+            return _Fact(of_rows=of_rows)
+        # The file distinguishes a share from a product of the user like 0.5 * x**2.
+        is_share = name == "mul" and np.isclose(under.number, 1 / self._divided_before)
+        if is_share and _compat.is_from_file(eqn, _FILE_OF_MEANS):
+            return _Fact(of_rows=of_rows, is_share=True)
+        is_count = name == "div" and np.isclose(under.number, self._num_replicas)
+        if is_count and over.total is not None:
+            self.found.append(over.total)
+            return _Fact(of_rows=of_rows)
+        if not under.number:
+            return _Fact(of_rows=of_rows)
+        divisor = under.number if name == "div" else 1 / under.number
+        # One division is not enough, since 0.5 * sum(x**2) is no mean over two replicas. A mean of
+        # the replica's own rows has one division, and the mean over replicas another.
+        is_term = over.is_divided and bool(np.isclose(divisor, self._num_replicas))
+        return _Fact(of_rows=of_rows, is_divided=True, is_term=is_term)
 
 
-def _analyse(eqn: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
-    try:
-        return analyse_equation(eqn, inputs, axes)
-    except (DivergentCollectiveError, StateDivergenceError):
-        # The analysis of the whole step decides whether this is an error.
-        return [axes] * len(eqn.outvars)
+def _describe(eqn: Any) -> MeanOverReplicas:
+    if _compat.is_called_by_layer(eqn):
+        return MeanOverReplicas(_compat.find_caller_of_library(eqn), is_in_layer=True)
+    return MeanOverReplicas(find_line(eqn))
 
 
-def _facts_inside(eqn: Any, inputs: list[Differs], inner: Any, axes: Differs) -> list[Differs]:
-    """Return for each input of an inner program the axes over which it may differ."""
-    given = inputs[1:] if eqn.primitive.name == "cond" else inputs
-    count = len(open_jaxpr(inner).invars)
-    is_call = eqn.primitive.name in known.CALLS or eqn.primitive.name == "cond"
-    return given if is_call and len(given) == count else [axes] * count
-
-
-def _is_share(eqn: Any, divided_before: float) -> bool:
-    """Whether `all_reduce("mean")` made this product of a term and a share."""
-    # The file distinguishes it from a product of the user that looks the same, like 0.5 * x**2.
-    if eqn.primitive.name != "mul" or not any(
-        _is_literal(v, 1 / divided_before) for v in eqn.invars
-    ):
-        return False
-    return _compat.is_from_file(eqn, _FILE_OF_MEANS)
-
-
-def _get_divisor(eqn: Any) -> float | None:
-    """Return the number by which an equation divides; multiplication by 1/n divides by n."""
-    if eqn.primitive.name not in ("mul", "div"):
-        return None
-    at = eqn.invars[1:] if eqn.primitive.name == "div" else eqn.invars
-    for atom in at:
-        number = float(np.asarray(atom.val)) if _is_real_number(atom) else 0.0
-        if number:
-            return number if eqn.primitive.name == "div" else 1 / number
-    return None
-
-
-def _is_real_number(atom: Any) -> bool:
-    return isinstance(atom, Literal) and np.size(atom.val) == 1 and not np.iscomplexobj(atom.val)
-
-
-def _is_literal(atom: Any, number: float) -> bool:
-    if not isinstance(atom, Literal) or np.size(atom.val) != 1:
-        return False
-    return bool(np.isclose(np.asarray(atom.val).item(), number))
-
-
-def warn_of_means(where: str, lines: Sequence[str], rows: Sequence[int], step: str) -> None:
+def warn_of_means(
+    where: str, means: Sequence[MeanOverReplicas], rows: Sequence[int], step: str
+) -> None:
     """Warn that a step takes a mean over replicas that have these numbers of rows."""
-    warnings.warn(
-        f"{where}: the replicas have {list(rows)} rows in {step}, and it takes the mean over the "
-        f"replicas at {', '.join(lines[:4])}.\n\n"
-        "Each replica counts the same there, and not each example: a row on a replica with fewer "
-        "rows counts more, and a replica without rows counts as zero.\n\n"
-        "For the mean over the examples: loss = jaxdist.nn.compute_average_loss(losses, "
-        "global_batch_size=all_reduce('sum', x.shape[0])), and all_reduce('sum', grads). To leave "
-        "such batches out: drop_remainder=True, or InputOptions(partial_batch=PartialBatch.DROP). "
-        "If it is meant, silence this with warnings.filterwarnings('ignore', "
-        "category=jaxdist.errors.UnevenMeanWarning).",
-        UnevenMeanWarning,
-        stacklevel=user_stack_level(),
+    of_step = [mean.line for mean in means if not mean.is_in_layer]
+    of_layers = [mean.line for mean in means if mean.is_in_layer]
+    lines = of_step or of_layers
+    who = "it takes" if of_step else "its layers take the statistics of a batch as"
+    parts = [
+        (
+            f"{where}: the replicas have {list(rows)} rows in {step}, and {who} the mean over the "
+            f"replicas at {', '.join(lines[:4])}."
+        ),
+        (
+            "Each replica counts the same there, and not each example: a row on a replica with "
+            "fewer rows counts more, and a replica without rows counts as zero."
+        ),
+    ]
+    if of_step:
+        parts.append(
+            "For the mean over the examples: loss = jaxdist.nn.compute_average_loss(losses, "
+            "global_batch_size=all_reduce('sum', x.shape[0])), and all_reduce('sum', grads). To "
+            f"leave such batches out: {_LEAVE_OUT}."
+        )
+    if of_layers:
+        also = f" (the layers at {', '.join(of_layers[:4])})" if of_step else ""
+        parts.append(
+            f"For the statistics of normalization layers{also}, such as BatchNorm with axis_name, "
+            "no division of the loss helps. Leave out batches whose rows do not divide evenly: "
+            f"{_LEAVE_OUT}; choose a batch size that divides the number of examples; or make the "
+            "layer without axis_name, so that each replica uses the statistics of its own rows."
+        )
+    parts[-1] += (
+        " If it is meant, silence this with warnings.filterwarnings('ignore', "
+        "category=jaxdist.errors.UnevenMeanWarning)."
     )
+    warnings.warn("\n\n".join(parts), UnevenMeanWarning, stacklevel=user_stack_level())
+
+
+_LEAVE_OUT = "drop_remainder=True, or InputOptions(partial_batch=PartialBatch.DROP)"

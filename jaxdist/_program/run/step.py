@@ -42,6 +42,7 @@ from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.program import Program
 from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.op_by_op.executor import OpByOpStep, Outcome
+from jaxdist._program.proof.uneven_mean import warn_of_means
 from jaxdist._program.run.call import Call, read, run_inside_trace
 from jaxdist._program.run.call_paths import (
     convert_arguments,
@@ -58,6 +59,7 @@ from jaxdist._program.run.mesh_of_trace import find_mesh_of_trace
 from jaxdist._program.run.programs import Programs
 from jaxdist._program.run.same_arguments import make_arguments_equal
 from jaxdist._program.run.whole_batches import WholeBatches, find_in_program
+from jaxdist._program.state.no_rows import rows_of
 from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._program.virtual.limits import check_compiled, check_inside_trace
 from jaxdist._replica import HasLayout
@@ -85,6 +87,8 @@ class Step:
         self._static_numbers = run_options.find_static_numbers(fn, options.static_argnames)
         self._programs = Programs(self._fn, self._strategy, self.donated, watch)
         self._whole_batches = WholeBatches(self._fn, self._layout)
+        # Whether a call op by op was warned that replicas with unequal rows take a mean.
+        self._has_warned_of_means = False
         self._graphs = GraphCache()
         self._fast_calls: dict[tuple[CallTemplate, int], FastCall] = {}
         # Plain attributes, because `FastCall` reads them at every call.
@@ -235,7 +239,7 @@ class Step:
             self.check_deleted(args, kwargs)
         return self._op_by_op(call, args)
 
-    def _run_op_by_op(self, call: Call, args: tuple[Any, ...]) -> Outcome:
+    def _run_op_by_op(self, call: Call, args: tuple[Any, ...], *, warns: bool) -> Outcome:
         check_compiled(self._layout)
         fn: Any = self._fn()
         strategy: Any = self._strategy()
@@ -245,11 +249,23 @@ class Step:
         with _compat.enable_jit():
             step = OpByOpStep(fn, call.signature, strategy, call.leaves)
             outcome = step.run(self.donated, source_location(fn))
+            if warns:
+                self._warn_of_means(call, step, source_location(fn))
             batches = self._whole_batches.find(call)
             if batches:
                 traced, reached = step.get_trace(), step.find_same_work()
                 self._whole_batches.check(call, batches, call.signature, traced, reached)
             return outcome
+
+    def _warn_of_means(self, call: Call, step: OpByOpStep, where: str) -> None:
+        """Warn, once for each step, of a mean over replicas with different numbers of rows."""
+        if self._has_warned_of_means or not call.signature.uneven:
+            return
+        means = step.find_means()
+        if means:
+            self._has_warned_of_means = True
+            rows = rows_of(call.signature, self._layout.num_replicas)
+            warn_of_means(where, means, rows, call.signature.step)
 
     @_compat.outside_of_meshes
     def find_invalid_number(
@@ -268,11 +284,11 @@ class Step:
             why = "With several processes"
         call = None if why else self._read(args, kwargs)
         if call is not None and not call.is_traced and not _compat.has_deleted(call.leaves):
-            self._run_op_by_op(call, args)
+            self._run_op_by_op(call, args, warns=False)
         raise NotFiniteError(_number_not_found_message(self.name, error, why)) from error
 
     def _op_by_op(self, call: Call, args: tuple[Any, ...]) -> Any:
-        outcome = self._run_op_by_op(call, args)
+        outcome = self._run_op_by_op(call, args, warns=True)
         variables = LiftedVariables(outcome.variables, (), 0)
         # Even if the first assignment is interrupted, the variables get their new values.
         try:

@@ -21,6 +21,7 @@ from jaxdist._program.proof.updates import Part, part_of_result
 from jaxdist._program.run.call import Call
 from jaxdist._program.state.carried import find_carried_arguments, named_arguments_of
 from jaxdist._program.trace.trace import Argument, Signature, TracedStep, replica_axes_of
+from jaxdist._program.variables.access import UpdateOfCopies
 from jaxdist._values import origin_of
 
 _LOG = logging.getLogger("jaxdist")
@@ -58,6 +59,9 @@ class WholeBatches:
         """
         layout = self._layout
         if layout.num_replicas == 1 or layout.described is not None:
+            return ()
+        # `extended.update` and `update_non_slot` change equal copies in the same way.
+        if isinstance(self._fn(), UpdateOfCopies):
             return ()
         # One process is enough: all of them run the same program with equal arguments.
         if layout.process.index != min(layout.device_owners.values()):

@@ -13,7 +13,7 @@
 # same on each replica. An array that is made with as many rows as all replicas have together is no
 # value of one replica, and could broadcast against one row.
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -51,6 +51,11 @@ class LayoutsOfReplica:
         self._own_rows = {i.local_shape(count)[0] for i in divided}
         self._all_rows = {i.shape[0]: i.local_shape(count)[0] for i in divided}
         self._left_out: dict[str, None] = {}
+
+    @property
+    def key(self) -> Hashable:
+        """What two layouts of one mesh have in common if they rewrite and check alike."""
+        return self._axes, frozenset(self._own_rows), frozenset(self._all_rows.items())
 
     @property
     def left_out(self) -> tuple[str, ...]:

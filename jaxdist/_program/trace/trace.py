@@ -27,6 +27,7 @@ from jaxdist._program.proof.local_pieces import Local, LocalPieces, is_marked
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof, check_results
 from jaxdist._program.proof.reduced_gradients import check_reduced_gradients
 from jaxdist._program.proof.replication import NONE
+from jaxdist._program.proof.uneven_mean import MeanOverReplicas
 from jaxdist._program.trace import sharded
 from jaxdist._program.trace.axis_errors import (
     axis_error,
@@ -106,8 +107,8 @@ class TracedStep:
     merge_calls: tuple[str, ...] = ()  # source lines of the merge calls at the top of the step
     # Layouts that named an axis of replicas; see Note [Replica axes in layouts].
     left_out: tuple[str, ...] = ()
-    # The source lines where replicas with different numbers of rows take a mean.
-    means: tuple[str, ...] = ()
+    # Means over replicas that have different numbers of rows.
+    means: tuple[MeanOverReplicas, ...] = ()
 
     @property
     def eqn(self) -> Any:
@@ -212,7 +213,7 @@ def _trace_once(
     local = LocalStep(fn, signature, strategy, variables)
     mapped = _map_local(local, axes, signature, strategy.layout, is_explicit=is_explicit)
     try:
-        with _compat.rewrite_shardings(layouts):
+        with _compat.rewrite_shardings(layouts, key=layouts.key):
             closed = _close(mapped, signature, is_explicit=is_explicit)
     except AttributeError as error:
         if "AbstractRef" not in str(error):
@@ -335,7 +336,7 @@ def _map_over_replicas(
 def _close(mapped: Callable[..., Any], signature: Signature, *, is_explicit: bool) -> Any:
     """Trace a function of all inputs of a step."""
     inputs = (i.on_users_mesh() if is_explicit else _drop_layout(i) for i in signature.inputs)
-    closed = jax.make_jaxpr(mapped)(*inputs)
+    closed = _compat.expand_operations(jax.make_jaxpr(mapped)(*inputs))
     # The program may be compiled later, after the caller changed the arrays in place.
     return closed.replace(consts=[copy_if_writable(c) for c in closed.consts])
 

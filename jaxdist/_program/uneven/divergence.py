@@ -4,13 +4,14 @@ See Note [Joined traces].
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 
 from jaxdist import _compat
 from jaxdist._program.jaxprs.control_flow import Scan
 from jaxdist._program.uneven.groups import Groups
-from jaxdist._program.uneven.joined_loops import list_constants
+from jaxdist._program.uneven.joined_loops import LOOPS, list_constants
 from jaxdist._program.uneven.joined_ops import Op, abstract, dtype_of, is_same
 from jaxdist.errors import DivergentCollectiveError, ShapeError
 
@@ -26,11 +27,11 @@ def check_same_collective(
         groups: The group of each replica.
 
     Raises:
-        DivergentCollectiveError: The operations have different names.
+        DivergentCollectiveError: The operations have different names, or operands of other ranks.
     """
     found = [None if i is None else own[i] for own, i in zip(ops, numbers, strict=True)]
     chosen = [op for op in found if op is not None]
-    if len(chosen) == len(found) and len({op.name for op in chosen}) == 1:
+    if len(chosen) == len(found) and len({*map(_get_kind, chosen)}) == 1:
         return chosen
     lines = groups.describe(
         [
@@ -38,13 +39,27 @@ def check_same_collective(
             for op in found
         ]
     )
+    is_gradient = any(_compat.is_transposed(op.eqn) for op in chosen)
     raise DivergentCollectiveError(
         "Replicas whose local shapes differ do not reach the same collectives in "
         f"strategy.run:\n{lines}\n\n"
         "Every replica has to reach every collective, in the same order.\n\n"
         "Take the collective out of the branch that reads a local shape; a replica without "
-        "rows brings zeros to a sum."
+        f"rows brings zeros to a sum.{_OF_GRADIENT if is_gradient else ''}"
     )
+
+
+# A gather has a collective in its gradient as well.
+_OF_GRADIENT = (
+    " Here the loss does not depend on a gathered value on some replicas, so its gradient has no "
+    "collective there: compute the loss with the same operations for every local shape."
+)
+
+
+def _get_kind(op: Op) -> tuple[Any, ...]:
+    # Loops may have other constants.
+    inputs = () if op.name in LOOPS else op.inputs
+    return op.name, *(jnp.ndim(abstract(x)) for x in inputs)
 
 
 def check_same_shapes(ops: Sequence[Op], groups: Groups) -> None:

@@ -18,7 +18,7 @@
 
 import difflib
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -48,6 +48,7 @@ from jaxdist._program.uneven.joined_ops import (
     is_equal,
     is_same,
 )
+from jaxdist._program.uneven.padding import list_shapes, pad_to_largest, slice_to
 from jaxdist._program.uneven.parts import split_by_results
 
 # Their rules for derivatives have been applied, and JAX cannot compute some of their results alone.
@@ -206,13 +207,15 @@ class _Join:
         left: dict[int, Op | None] = {}
         for i in range(len(regions[0])):
             alike = [region[t[i]] for region, t in zip(regions, twins, strict=True) if i in t]
-            if len(alike) < len(regions):
+            is_free = len(alike) == len(regions) and not any(id(o) in left for o in alike)
+            common = (
+                alike if is_free and self._is_common(alike) else self._find_same(i, regions, left)
+            )
+            if common is not None:
+                self._run_once(common)
+                left.update(dict.fromkeys(map(id, common)))
                 continue
-            if self._is_common(alike):
-                self._run_once(alike)
-                left.update(dict.fromkeys(map(id, alike)))
-                continue
-            split = split_by_results(alike, self._is_common)
+            split = split_by_results(alike, self._is_common) if is_free else None
             if split is not None:
                 common, others = split
                 self._run_once(common)
@@ -221,6 +224,33 @@ class _Join:
             rest = (left.get(id(op), op) for op in region)
             self.pending[g] += [op for op in rest if op is not None]
             self.done[g] = ends[g]
+
+    def _find_same(
+        self, number: int, regions: Sequence[list[Op]], left: Collection[int]
+    ) -> list[Op] | None:
+        """Return operations that give what operation `number` of the first group gives.
+
+        A group without rows lacks operations that the others have, so the positions may say
+        nothing. None if some group has no such operation among those that were not run.
+        """
+        first = regions[0][number]
+        if not all(a in self.env[0] for a in _select_keys(first.inputs)):
+            return None
+        found = [first]
+        for g, region in enumerate(regions[1:], 1):
+            same = (
+                op
+                for op in region
+                if op.name == first.name
+                and id(op) not in left
+                and is_same(first, op)
+                and all(
+                    self._is_same_value(g, a, b)
+                    for a, b in zip(first.inputs, op.inputs, strict=True)
+                )
+            )
+            found += [op for op in [next(same, None)] if op is not None]
+        return found if len(found) == len(regions) and self._is_common(found) else None
 
     def _is_common(self, ops: list[Op]) -> bool:
         if _compat.has_side_effects(ops[0].eqn) or not all(is_same(ops[0], op) for op in ops[1:]):
@@ -276,7 +306,7 @@ class _Join:
                 what later operations read.
         """
         columns = [*wanted, *self._list_needed_later(wanted)]
-        shapes = [_list_shapes(column) for column in columns]
+        shapes = [list_shapes(column) for column in columns]
         # Pass only the slots that a branch reads, each once.
         slots = list({id(s): s for s in self._iterate_read_slots(columns)}.values())
         number = {id(s): i for i, s in enumerate(slots)}
@@ -284,7 +314,7 @@ class _Join:
         def make_branch(group: int) -> Any:
             def branch(values: list[Any]) -> list[Any]:
                 env = {
-                    key: _slice_to(values[number[id(slot)]], slot.shapes[group])
+                    key: slice_to(values[number[id(slot)]], slot.shapes[group])
                     for key, slot in self.env[group].items()
                     if id(slot) in number
                 }
@@ -298,7 +328,7 @@ class _Join:
                     results = _compat.bind_like(op.eqn, [read(a) for a in op.inputs], op.eqn.params)
                     env.update(zip(op.outputs, results, strict=True))
                 return [
-                    _pad_to_largest(
+                    pad_to_largest(
                         None if column[group] is None else read(column[group]), column, shape
                     )
                     for column, shape in zip(columns, shapes, strict=True)
@@ -384,38 +414,3 @@ def _value(ready: Any) -> Any:
 
 def _select_keys(atoms: Iterable[Any]) -> list[Key]:
     return [a for a in atoms if isinstance(a, Key)]
-
-
-def _list_shapes(column: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-    """Return the shape of a column in each group; groups without a value get that of another."""
-    known = [None if a is None else tuple(jnp.shape(abstract(a))) for a in column]
-    some = next(s for s in known if s is not None)
-    return tuple(some if s is None else s for s in known)
-
-
-def _slice_to(value: Any, shape: tuple[int, ...]) -> Any:
-    if value.shape == shape:
-        return value
-    return jax.lax.slice(value, (0,) * len(shape), shape)
-
-
-def _pad_to_largest(value: Any, column: tuple[Any, ...], shapes: tuple[Any, ...]) -> Any:
-    """Pad `value` to the largest of `shapes` in each dim; return zeros if the value is None."""
-    largest = tuple(map(max, zip(*shapes, strict=True)))
-    dtype = next(dtype_of(a) for a in column if a is not None)
-    if value is None:
-        return jnp.zeros(largest, dtype)
-    return pad_to_shape(jnp.asarray(value), largest)
-
-
-def pad_to_shape(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Pad `value` with zeros at the end of each dim."""
-    if value.shape == shape:
-        return value
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        # JAX traces a pad of random keys, but cannot lower it: pad their data instead.
-        words = jax.random.key_data(value)
-        whole = pad_to_shape(words, (*shape, *words.shape[value.ndim :]))
-        return jax.random.wrap_key_data(whole, impl=jax.random.key_impl(value))
-    widths = [(0, n - have, 0) for n, have in zip(shape, value.shape, strict=True)]
-    return jax.lax.pad(value, jnp.zeros((), value.dtype), widths)

@@ -17,7 +17,7 @@ from jaxdist._collectives import GatherLog, check_together, fresh_trace_key, rec
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static
 from jaxdist._program.arguments.exact import exact
-from jaxdist._program.proof.uneven_mean import find_lines_of_averages, find_lines_of_means
+from jaxdist._program.proof.uneven_mean import MeanOverReplicas, find_averages, find_means
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input, rows_of
 from jaxdist._program.trace.trace import (
     Argument,
@@ -28,8 +28,9 @@ from jaxdist._program.trace.trace import (
     trace_again,
 )
 from jaxdist._program.uneven.groups import Groups
-from jaxdist._program.uneven.joined import Slot, pad_to_shape, run_joined
+from jaxdist._program.uneven.joined import Slot, run_joined
 from jaxdist._program.uneven.joined_ops import Const, is_equal
+from jaxdist._program.uneven.padding import pad_to_shape
 from jaxdist._replica import HasLayout
 from jaxdist._values import Kind, PerReplica, find_shapes, mark_with_shapes
 from jaxdist.errors import ShapeError, StateDivergenceError
@@ -162,12 +163,8 @@ def joined_trace(
         for i, shapes in enumerate(by_group)
         if len(set(shapes)) > 1
     }
-    has_rows = len(set(rows_of(signature, layout.num_replicas))) > 1
-    means: tuple[str, ...] = ()
-    if has_rows:
-        axes = frozenset(layout.replica_axes)
-        differs = input_differences(signature, traces[0], axes)
-        means = find_lines_of_means(traces[0].jaxpr, differs, axes, layout.num_replicas)
+    of_replicas = [traces[g] for g in groups.of_replica]
+    means = find_uneven_means(signature, of_replicas, layout)
     joined = dataclasses.replace(
         traces[0],
         template=template,
@@ -192,6 +189,37 @@ def joined_trace(
         return [s.value for s in run_joined([t.jaxpr for t in traces], given, groups)]
 
     return trace_again(joined, step, signature, layout)
+
+
+def find_noted_means(logs: Sequence[GatherLog]) -> tuple[MeanOverReplicas, ...]:
+    """Return the means over replicas with different shapes that the traces noted themselves."""
+    of_pieces = map(MeanOverReplicas, dict.fromkeys(logs[0].means_of_pieces))
+    return (*find_averages([log.averaged for log in logs]), *of_pieces)
+
+
+def find_uneven_means(
+    signature: Signature, traces: Sequence[TracedStep], layout: ReplicaMesh
+) -> tuple[MeanOverReplicas, ...]:
+    """Return the means over replicas that a step takes, if these have unequal numbers of rows.
+
+    Args:
+        signature: The signature of the step.
+        traces: The trace or tape of each replica.
+        layout: The strategy's layout.
+    """
+    rows = rows_of(signature, layout.num_replicas)
+    if len(set(rows)) < 2:
+        return ()
+    # Without rows JAX leaves operations out.
+    traced = traces[rows.index(max(rows))]
+    axes = frozenset(layout.replica_axes)
+    of_rows = [
+        type(o) is Argument and signature.inputs[o].cut is None and bool(differs)
+        for o, differs in zip(
+            traced.operands, input_differences(signature, traced, axes), strict=True
+        )
+    ]
+    return find_means(traced.jaxpr, of_rows, axes, layout.num_replicas)
 
 
 def _use_group_shapes(signature: Signature, kind: tuple[Any, ...], num_replicas: int) -> Signature:
@@ -242,8 +270,8 @@ def _trace_with_known_gathers(
             raise failed
         if failed is None and found == assumed and not is_guess:
             _check_asked(logs, groups)
-            averages = find_lines_of_averages([log.averaged for log in logs])
-            return [dataclasses.replace(t, means=averages) for t in traces]
+            means = find_noted_means(logs)
+            return [dataclasses.replace(t, means=means) for t in traces]
         assumed = found
     raise ShapeError(
         f"strategy.run: the number of rows in an all_gather did not settle in {MAX_ROUNDS} rounds "

@@ -124,6 +124,8 @@ class ExtendedV1:
                 CallerRename("strategy.run cannot take args[1]", f"{caller} cannot take args"),
                 CallerRename("strategy.run was given args[2]", f"{caller} was given kwargs"),
                 CallerRename("strategy.run cannot take args[2]", f"{caller} cannot take kwargs"),
+                CallerRename("args[1]", f"{caller}: args"),
+                CallerRename("args[2]", f"{caller}: kwargs"),
             ):
                 result = strategy.run(step, (variable, tuple(args), dict(kwargs or {})))
             return result if group else strategy.experimental_local_results(result)

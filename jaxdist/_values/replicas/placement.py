@@ -327,6 +327,23 @@ def _place_on_devices(
     )
 
 
+def _find_way(value: Any) -> str:
+    """Return how to pass to a step what a `PerReplica` cannot hold there."""
+    # `IndexedSlices` is made of values of this room, which cannot import it.
+    if hasattr(value, "dense_shape") and hasattr(value, "indices"):
+        return (
+            "Pass the rows and their indices as two arguments, PerReplica([s.values for s in "
+            "slices]) and PerReplica([s.indices for s in slices]), and make "
+            "jaxdist.IndexedSlices(values, indices, dense_shape) in the step."
+        )
+    if jax.tree.structure(value).num_leaves > 1 or isinstance(value, (dict, tuple)):
+        return (
+            "Pass a pytree whose leaves are PerReplica: jax.tree.map(lambda *leaves: "
+            "PerReplica(leaves), *value.values)."
+        )
+    return "Pass it as a plain argument instead."
+
+
 def _as_array(name: object, replica: int, value: Any) -> Any:
     # NumPy arrays stay NumPy arrays, so that each value is copied straight to its own device.
     # A class such as `np.float32` has these attributes, too.
@@ -339,7 +356,7 @@ def _as_array(name: object, replica: int, value: Any) -> Any:
             f"{type(value).__name__}: {value!r}.\n\n"
             "A step takes arrays and numbers that differ between replicas; other objects "
             "have to be the same everywhere, since one program runs on all replicas.\n\n"
-            "Pass it as a plain argument instead."
+            f"{_find_way(value)}"
         )
     check_integers(name, replica, value)
     return jax.numpy.asarray(value)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import _compat, _integers
-from jaxdist._validate import as_array, is_array, show
+from jaxdist._validate import as_array, is_array, show, spell_dtype
 from jaxdist._values.refs import refuse_ref
 from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.replicas.per_replica import PerReplica
@@ -97,7 +97,7 @@ def make_initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) ->
 def _check_dtype(name: str, dtype: Any) -> Any:
     chosen: Any = None
     try:
-        chosen = jnp.dtype(dtype)
+        chosen = jnp.dtype(spell_dtype(dtype))
         # "V" without fields is the kind of bfloat16 and other dtypes of JAX.
         is_known = chosen.kind in "biufcV" and chosen.itemsize > 0 and chosen.names is None
     except (TypeError, ValueError):

@@ -18,7 +18,7 @@ from jaxdist.estimator._model.keras_model import (
 )
 from jaxdist.estimator._model.keras_optimizer import check_optimizer
 from jaxdist.estimator._model.modules import get_module
-from jaxdist.estimator._model.spec import EstimatorSpec, ModeKeys
+from jaxdist.estimator._model.spec import EstimatorSpec, ModeKeys, check_transformation
 
 _CALLER = "estimator.Estimator"
 # Called with features, labels, mode, params and config; see `make_model_fn`.
@@ -131,8 +131,7 @@ def _check_parts(what: str, loss: Any, optimizer: Any, metrics: Mapping[str, Any
                 f"{_CALLER} was given {what}, and no {name}.\n\n{rule}\n\n{example}"
             )
     check_callable(_CALLER, loss, "loss", example)
-    kind = "an optax transformation"
-    check_instance(_CALLER, "optimizer", optimizer, optax.GradientTransformation, kind, example)
+    check_transformation(_CALLER, "optimizer", optimizer, example)
     if metrics is not None:
         remedy = "Pass {'accuracy': lambda predictions, labels: ...}."
         check_instance(_CALLER, "metrics", metrics, Mapping, "a dict of functions", remedy)

@@ -44,6 +44,18 @@ _NEEDS = {
 _HOOKS = ("training_chief_hooks", "training_hooks", "evaluation_hooks", "prediction_hooks")
 
 
+def check_transformation(caller: str, name: str, value: Any, example: str) -> None:
+    """Check that a value is an optax transformation; `example` says what to pass.
+
+    Raises:
+        ArgumentTypeError: It is something else.
+    """
+    if isinstance(value, optax.MultiSteps):
+        example = f"Pass its transformation: {name}=steps.gradient_transformation()."
+    kind, what = optax.GradientTransformation, "an optax transformation"
+    check_instance(caller, name, value, kind, what, example)
+
+
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class EstimatorSpec:
     """What a model function returns.
@@ -106,10 +118,9 @@ class EstimatorSpec:
                     f"For this mode a model function returns {' and '.join(_NEEDS[self.mode])}.\n\n"
                     f"Pass {name}={_EXAMPLES[name]}."
                 )
-        what, remedy = "an optax transformation", "Pass for instance train_op=optax.adam(1e-3)."
         if self.train_op is not None:
-            kind = optax.GradientTransformation
-            check_instance(_CALLER, "train_op", self.train_op, kind, what, remedy)
+            example = "Pass for instance train_op=optax.adam(1e-3)."
+            check_transformation(_CALLER, "train_op", self.train_op, example)
         self._check_metrics()
         for name in _HOOKS:
             given = getattr(self, name)

@@ -32,6 +32,8 @@ class Callback:
 
     model: Any = None
     params: Mapping[str, Any] = {}
+    # The `Monitor` of the value that it needs after each epoch.
+    _watched: Any = None
 
     def set_model(self, model: Any) -> None:
         """Set the model. Called before training."""
@@ -107,6 +109,11 @@ class CallbackList:
         for callback in self._callbacks:
             callback.set_model(model)
             callback.set_params(params)
+
+    @property
+    def callbacks(self) -> Sequence[Callback]:
+        """The callbacks, in the order in which they are called."""
+        return self._callbacks
 
     def has(self, method: str) -> bool:
         """Whether a callback overrides a method. The others cost nothing."""

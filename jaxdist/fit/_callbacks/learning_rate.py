@@ -74,7 +74,7 @@ class ReduceLROnPlateau(Callback):
         min_lr: float = 0.0,
     ) -> None:
         caller = "fit.ReduceLROnPlateau"
-        self._monitor = Monitor(caller, monitor, mode, min_delta)
+        self._monitor = self._watched = Monitor(caller, monitor, mode, min_delta)
         self._factor = as_number(caller, "factor", factor, least=0.0, example=0.1)
         if self._factor >= 1:
             raise ArgumentError(

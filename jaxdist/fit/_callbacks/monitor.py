@@ -1,11 +1,13 @@
 """A watched value: which of two is better, and what to say if it is not there."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxdist._validate import as_number, check_text, show
 from jaxdist.errors import ArgumentError
+from jaxdist.fit._callbacks.base import Callback
+from jaxdist.fit._callbacks.functions import LambdaCallback
 
 # Metrics of which more is better; as in Keras, others are better when they are smaller.
 _MORE_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "top_", "fmeasure")
@@ -55,6 +57,21 @@ class Monitor:
             )
         return logs[self.name]
 
+    def check(self) -> None:
+        """Check the name for a `fit` without validation.
+
+        Raises:
+            ArgumentError: It is that of a value of validation.
+        """
+        if self.name.startswith("val_"):
+            raise ArgumentError(
+                f"{self._caller} was given monitor={self.name!r}, and fit has neither "
+                "validation_data nor validation_split.\n\n"
+                "Values that begin with val_ are there after a validation.\n\n"
+                "Pass validation_data=(x, y) or validation_split=0.1 to fit, or "
+                f"monitor={self.name.removeprefix('val_')!r}."
+            )
+
     def is_better(self, value: float) -> bool:
         """Whether a value is better than the best one. A nan is not."""
         return value * self._sign < self.best * self._sign - self._delta
@@ -62,3 +79,28 @@ class Monitor:
     def reset(self, best: float | None = None) -> None:
         """Forget the best value, or set it."""
         self.best = math.inf * self._sign if best is None else best
+
+
+def check_watched(callbacks: Sequence[Callback], *, validates: bool) -> None:
+    """Check, before anything is trained, that the values which callbacks watch will exist.
+
+    A callback of the user may add values to the logs of an epoch, so only callbacks of jaxdist are
+    judged before the first epoch.
+
+    Args:
+        callbacks: All callbacks of a `fit`.
+        validates: Whether it has data for validation.
+
+    Raises:
+        ArgumentError: One watches a value of validation, and there is none.
+    """
+    if validates or any(map(_may_add_values, callbacks)):
+        return
+    for callback in callbacks:
+        if callback._watched is not None:
+            callback._watched.check()
+
+
+def _may_add_values(callback: Callback) -> bool:
+    own = type(callback).on_epoch_end.__module__.partition(".")[0]
+    return own != "jaxdist" or isinstance(callback, LambdaCallback)

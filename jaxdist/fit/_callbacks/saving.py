@@ -49,6 +49,7 @@ class ModelCheckpoint(Callback):
         caller = "fit.ModelCheckpoint"
         self._monitor = Monitor(caller, monitor, mode)
         self._only_best = as_flag(caller, "save_best_only", save_best_only)
+        self._watched = self._monitor if self._only_best else None
         self._resumes = as_flag(caller, "resume", resume)
         self._directory = as_path(caller, "directory", directory, "runs/digits")
         self._keep = as_integer(caller, "keep", keep, least=1)

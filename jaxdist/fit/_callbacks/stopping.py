@@ -37,7 +37,7 @@ class EarlyStopping(Callback):
         start_from_epoch: int = 0,
     ) -> None:
         caller = "fit.EarlyStopping"
-        self._monitor = Monitor(caller, monitor, mode, min_delta)
+        self._monitor = self._watched = Monitor(caller, monitor, mode, min_delta)
         self._patience = as_integer(caller, "patience", patience, least=0)
         self._baseline = None if baseline is None else as_number(caller, "baseline", baseline)
         self._restores = as_flag(caller, "restore_best_weights", restore_best_weights)

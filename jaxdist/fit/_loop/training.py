@@ -12,6 +12,7 @@ from jaxdist._validate import as_flag, as_integer, as_number, show
 from jaxdist._values import PerReplica
 from jaxdist.errors import ArgumentError
 from jaxdist.fit._callbacks.base import Callback, CallbackList
+from jaxdist.fit._callbacks.monitor import check_watched
 from jaxdist.fit._history import History
 from jaxdist.fit._loop import evaluation
 from jaxdist.fit._loop.arguments import (
@@ -103,6 +104,7 @@ def fit(model: Any, given: FitArguments) -> History:
     params = {"epochs": given.epochs, "steps": feed.num_steps, "verbose": verbose}
     progress = Progress(verbose, given.epochs, feed.num_steps)
     callbacks = CallbackList(_CALLER, given.callbacks, model, params)
+    check_watched(callbacks.callbacks, validates=held_out is not None)
     model.history = History(params=params)
     model.stop_training = False
     model._validates_every = None if held_out is None else given.validation_freq

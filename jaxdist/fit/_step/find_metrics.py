@@ -1,5 +1,6 @@
 """Metrics by name, and the check of what they return."""
 
+import difflib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,18 @@ _BY_NAME: dict[str, Callable[[], Metric]] = {
     "root_mean_squared_error": RootMeanSquaredError,
 }
 
+# What a user of Keras may call them.
+_CLASSES = {
+    "binary_accuracy": "fit.BinaryAccuracy()",
+    "precision": "fit.Precision()",
+    "recall": "fit.Recall()",
+    "top_k_categorical_accuracy": "fit.TopKAccuracy(5)",
+    "sparse_top_k_categorical_accuracy": "fit.TopKAccuracy(5)",
+    "categorical_accuracy": "'accuracy'",
+    "sparse_categorical_accuracy": "'accuracy'",
+    "rmse": "'root_mean_squared_error'",
+}
+
 
 def find_metrics(caller: str, name: str, metrics: Sequence[Any]) -> list[Metric]:
     """Return metrics from names, functions and metrics.
@@ -35,7 +48,7 @@ def find_metrics(caller: str, name: str, metrics: Sequence[Any]) -> list[Metric]
         if isinstance(entry, str):
             if entry not in _BY_NAME:
                 raise ArgumentError(
-                    f"{caller} was given {name}[{index}]={entry!r}.\n\n"
+                    f"{caller} was given {name}[{index}]={entry!r}.{_name_near(entry)}\n\n"
                     f"Metrics with a name are {', '.join(_BY_NAME)}.\n\n"
                     "Pass one of these, a function (y_true, y_pred) -> [b], or a fit.Metric."
                 )
@@ -61,6 +74,15 @@ def find_metrics(caller: str, name: str, metrics: Sequence[Any]) -> list[Metric]
             f"Give another name to {', '.join(twice)}: fit.Mean(function, 'another name')."
         )
     return found
+
+
+def _name_near(entry: str) -> str:
+    """Return a sentence with the nearest metrics, or nothing."""
+    ways = {name: repr(name) for name in _BY_NAME} | _CLASSES
+    near = difflib.get_close_matches(entry.lower(), ways, 3, cutoff=0.6)
+    # Several names may be those of one metric.
+    listed = ", ".join(dict.fromkeys(ways[n] for n in near))
+    return f" The nearest: {listed}." if near else ""
 
 
 def measure_sums(

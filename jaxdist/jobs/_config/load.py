@@ -10,7 +10,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from jaxdist._validate import ErrorNote, check_text, format_lines, show
+from jaxdist._validate import ErrorNote, check_text, format_lines, respell, show
 from jaxdist.errors import ArgumentTypeError, ConfigError
 from jaxdist.jobs._config.schema import LARGEST
 from jaxdist.jobs._config.sources import (
@@ -133,6 +133,8 @@ def _place(
         return _describe_unknown_key(schema, section, item)
     bare = typing.get_type_hints(section)[key]
     given = item.value
+    if typing.get_origin(bare) is Literal:
+        given = respell(given, typing.get_args(bare))
     # In an override, `name=7` is the text "7" if the entry is a text: the shell removes quotes.
     is_text = item.raw is None or isinstance(given, (str, list, dict))
     if not is_text and not _fits(given, bare) and _fits(item.raw, bare):

@@ -47,9 +47,8 @@ def differences(program: Program, one: Arrays, own: Arrays) -> dict[str, str]:
             parts = [arrays_of(meanings.in_parts(program, n)) for n in numbers_of_parts(program)]
             # What is zero in exact numbers, or differs by chance in none of few parts, is rounding.
             parts += [arrays_of(meanings.on_one_device(program, moved=s)) for s in (1, 2)]
-            if program.dtype == "bfloat16":
-                # XLA rounds less often where it fuses operations.
-                parts.append(arrays_of(meanings.on_one_device(program, compiled=False)))
+            # XLA rounds less often where it fuses operations.
+            parts += map(arrays_of, meanings.with_other_roundings(program))
         spread = [distance(a, other[name]) for other in parts if other[name].shape == a.shape]
         if not is_close(a, b, max([least, *(4 * s for s in spread)])):
             wrong[name] = f"off by {distance(a, b)}, may be {least}, in parts {spread}\n{a}\n{b}"

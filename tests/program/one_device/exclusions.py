@@ -12,20 +12,7 @@ def _has(program: Any, what: str, names: set[str]) -> bool:
     return any(f"{what} {name}" in program.features for name in names)
 
 
-EXCLUDED: dict[str, Callable[[Any], bool]] = {
-    # A false DivergentCollectiveError, or the ValueError of JAX's `zip()`.
-    "look-ups and convolutions in pieces on a replica without rows": lambda p: (
-        p.has_empty_replica
-        and p.placement in ("fsdp", "hsdp")
-        and (
-            _has(p, "model", {"embedding"})
-            or _has(p, "module", {"embed", "conv", "conv_transpose"})
-        )
-    ),
-    "gradients of gathered rows on a replica without rows": lambda p: (
-        p.has_empty_replica and _has(p, "over", {"grad_through_gather"})
-    ),
-}
+EXCLUDED: dict[str, Callable[[Any], bool]] = {}
 
 # Steps that are not run op by op: the error is JAX's own, with a note that says how to go on.
 NOT_OP_BY_OP: dict[str, Callable[[Any], bool]] = {

@@ -166,6 +166,20 @@ def _cast(model: Any, dtype: str) -> None:
 Numbers = list[tuple[Any, Any, Any]]
 
 
+def with_other_roundings(program: Program) -> list[Numbers]:
+    """Run the program in plain JAX as XLA optimizes it, without XLA's optimizations, op by op."""
+    found = [on_one_device(program, compiled=False)]
+    option = "jax_disable_most_optimizations"
+    before = jax.config.read(option)
+    try:
+        for disabled in (False, True):
+            jax.config.update(option, disabled)
+            found.append(on_one_device(program))
+    finally:
+        jax.config.update(option, before)
+    return found
+
+
 def on_one_device(program: Program, *, compiled: bool = True, moved: int = 0) -> Numbers:
     """Run the program in plain JAX, with all rows; `moved` is that of `names`."""
     found = names(program, moved)

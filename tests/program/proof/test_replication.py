@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, Mesh
 
 import jaxdist
@@ -110,6 +111,14 @@ PROVED: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "sort": lambda w, x: jnp.sort(w)[jnp.argsort(w)],
     "linalg": lambda w, x: jnp.linalg.cholesky(jnp.outer(w, w) + jnp.eye(4)) @ w,
+    # Since JAX 0.12 some of these are one operation in a trace.
+    "searchsorted": lambda w, x: jnp.searchsorted(w, w) + jnp.digitize(w, w),
+    "gradient of interp": lambda w, x: jax.grad(lambda v: jnp.interp(v, w, w * 2).sum())(w),
+    "nonzero": lambda w, x: (*jnp.nonzero(w > 0.5, size=4), jnp.argwhere(w > 0.5, size=2)),
+    "unique": lambda w, x: (jnp.unique(w, size=4), jnp.histogram(w, 3)[0]),
+    "choice": lambda w, x: jax.random.choice(jax.random.key(0), w, (3,), p=w / w.sum()),
+    "custom_root": lambda w, x: lax.custom_root(lambda v: v - w, w, lambda f, g: g, lambda g, y: y),
+    "checkpoint_name": lambda w, x: checkpoint_name(w, "w") * 2,
     "barrier": lambda w, x: lax.optimization_barrier((w, x))[0],
     "ignoring": lambda w, x: jnp.where(False, w, w) + 0 * w,
     "axis size": lambda w, x: lax.psum(1, "replica") * w,

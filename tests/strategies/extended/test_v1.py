@@ -21,7 +21,7 @@ from jaxdist.errors import (
     OutOfRangeError,
     ShapeError,
 )
-from tests.strategies.oracle import of_this_process
+from tests.strategies.oracle import of_this_process, refused
 from tests.strategies_under_test import Row
 
 
@@ -414,3 +414,22 @@ def test_options_of_xla_are_taken_and_logged_as_without_effect(
     with caplog.at_level(logging.INFO, "jaxdist"), warnings.catch_warnings():
         _two().run(lambda: 1, options=options)
     assert "no effect" in caplog.text
+
+
+def test_an_update_of_a_plain_array_is_no_whole_batch(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        variable = jaxdist.Variable(jnp.ones(2))
+    devices = strategy.extended.non_slot_devices([variable])
+    updated = strategy.extended.update_non_slot(devices, lambda x: x + 1, (jnp.ones(2),))
+    assert updated.tolist() == [2, 2]
+    strategy.extended.update(variable, lambda v, x: v.assign_add(x), (np.ones(2, "float32"),))
+    assert np.asarray(variable.value()).tolist() == [2, 2]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("given", [jnp.ones(2), np.ones(2), PerReplica([1.0, 2.0])])
+def test_state_is_not_beside_an_array(given: Any) -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    with refused(ArgumentError, "update_non_slot", "colocate_with", "non_slot_devices(variables)"):
+        strategy.extended.update_non_slot(given, lambda: 1.0)

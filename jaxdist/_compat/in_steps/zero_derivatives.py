@@ -1,0 +1,122 @@
+"""Derivatives of operations without elements, where JAX leaves them out."""
+
+# Note [Derivatives of empty results]
+# A lookup of no rows gives an empty array, which JAX makes as a constant. So JAX never computes the
+# derivative with respect to the table, and what comes before the table has no backward pass. If the
+# table was gathered from all replicas, the reduce-scatter of its gradient is missing on a replica
+# without rows, and the other replicas wait for it. A convolution of no rows, `jnp.where` and others
+# do the same. In a block of `keep_zero_derivatives` the derivative is an array of zeros, which is
+# computed like any other.
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax._src import ad_util as _ad_util
+from jax._src import source_info_util as _source_info
+from jax._src.interpreters import ad as _ad
+from jax._src.lax import convolution as _convolution
+from jax._src.numpy import indexing as _indexing
+from jax._src.numpy import util as _util
+from jax._src.ops import scatter as _scatter
+from jax.extend.core.primitives import reduce_prod_p
+
+_HERE = threading.local()
+
+# The lines that JAX names in programs outside of steps are those of the user's code.
+_source_info.register_exclusion(__file__)
+
+
+@contextlib.contextmanager
+def keep_zero_derivatives() -> Iterator[None]:
+    """Compute the derivatives of empty results in the block, in this thread.
+
+    See Note [Derivatives of empty results]. Waits for JAX to compute them.
+    """
+    _install()
+    before = _is_on()
+    _HERE.on = True
+    try:
+        yield
+    finally:
+        _HERE.on = before
+
+
+def _is_on() -> bool:
+    return getattr(_HERE, "on", False)
+
+
+@functools.cache
+def _install() -> None:
+    # The functions are global and other threads may trace at the same time, so the switch is a
+    # thread-local value.
+    _wrap(_indexing, "_gather", [0])
+    _wrap(_indexing, "_take", [0])
+    _wrap(_scatter, "_scatter_impl", [1])
+    _wrap(_util, "_where", [1, 2])
+    convolution = _convolution.conv_general_dilated_p
+    for rules in (_ad.fancy_transposes, _ad.primitive_transposes):
+        rule: Any = rules[convolution]
+        of_input, of_kernel = rule.args
+        rules[convolution] = functools.partial(rule.func, of_input, _with_zeros(of_kernel))
+    product = reduce_prod_p
+    _ad.primitive_jvps[product] = _with_tangent(_ad.primitive_jvps[product])
+
+
+def _wrap(module: Any, name: str, operands: Sequence[int]) -> None:
+    """Give a function of a module an empty result that depends on these operands."""
+    function = getattr(module, name)
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        # A scatter of nothing returns its first operand.
+        if _is_on() and (not result.size or result is args[0]):
+            for operand in operands:
+                result = _append_nothing(result, args[operand])
+        return result
+
+    # Modules of JAX import a function by its name.
+    for other in [m for n, m in sys.modules.items() if n.startswith("jax.")]:
+        if getattr(other, name, None) is function:
+            setattr(other, name, wrapped)
+
+
+def _append_nothing(array: Any, of: Any) -> Any:
+    """Return the same array, with no elements of another one appended if that is traced."""
+    if not isinstance(of, jax.core.Tracer) or not jnp.issubdtype(of.dtype, jnp.inexact):
+        return array
+    rows = of[None] if not of.ndim else of
+    nothing = jax.lax.slice_in_dim(rows, 0, 0).reshape(0).astype(array.dtype)
+    return jax.lax.concatenate([array.reshape(array.size), nothing], 0).reshape(array.shape)
+
+
+def _with_tangent(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the rule of a derivative, in which the tangent of nothing depends on its operand."""
+
+    @functools.wraps(rule)
+    def with_tangent(primals: Any, tangents: Any, **params: Any) -> Any:
+        result, tangent = rule(primals, tangents, **params)
+        [of] = tangents
+        if primals[0].size or isinstance(of, _ad_util.Zero) or not _is_on():
+            return result, tangent
+        return result, _append_nothing(_ad_util.instantiate(tangent), of)
+
+    return with_tangent
+
+
+def _with_zeros(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the rule of a transpose that gives an array in place of a symbolic zero."""
+
+    @functools.wraps(rule)
+    def with_zeros(*args: Any, **kwargs: Any) -> Any:
+        result = rule(*args, **kwargs)
+        is_zero = isinstance(result, _ad_util.Zero)
+        return _ad_util.instantiate(result) if is_zero and _is_on() else result
+
+    return with_zeros
