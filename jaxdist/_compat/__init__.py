@@ -38,7 +38,9 @@ from jaxdist._compat.gpu_topology import compile_for_gpu_plan as compile_for_gpu
 from jaxdist._compat.gpu_topology import find_cuda_plugin as find_cuda_plugin
 from jaxdist._compat.gpu_topology import get_gpu_plan_options as get_gpu_plan_options
 from jaxdist._compat.gpu_topology import make_gpu_devices as make_gpu_devices
+from jaxdist._compat.in_steps import InferredDims as InferredDims
 from jaxdist._compat.in_steps import check_constants as check_constants
+from jaxdist._compat.in_steps import infer_dims as infer_dims
 from jaxdist._compat.in_steps import keep_zero_derivatives as keep_zero_derivatives
 from jaxdist._compat.lowering import compute_on_host as compute_on_host
 from jaxdist._compat.lowering import constrain_tiles as constrain_tiles
@@ -61,6 +63,7 @@ from jaxdist._compat.nnx import set_held as set_held
 from jaxdist._compat.nnx import show_as_array as show_as_array
 from jaxdist._compat.nnx import show_distant_objects as show_distant_objects
 from jaxdist._compat.nnx import watch_made_variables as watch_made_variables
+from jaxdist._compat.nnx import weigh_batch_statistics as weigh_batch_statistics
 from jaxdist._compat.op_by_op import Handler as Handler
 from jaxdist._compat.op_by_op import HeldTracer as HeldTracer
 from jaxdist._compat.op_by_op import call_in_trace as call_in_trace

@@ -67,11 +67,29 @@ def test_batch_statistics_are_those_of_each_replica_and_used_in_an_evaluation() 
     assert net.norm.use_running_average is False
 
 
-def test_batch_norm_of_a_replica_without_examples_is_an_error_that_names_it() -> None:
+@pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "op by op"])
+def test_replicas_without_examples_take_no_part_in_batch_statistics(eagerly: bool) -> None:
     data = make_data(3)
     model = make_model(mirrored(8), _Normalized())
-    with pytest.raises(NoRowsError):
+    net: Any = model.module
+    wanted = 0.5 * np.asarray(net.hidden(data.x)).mean(0)
+    jaxdist.config.run_eagerly(eagerly)
+    try:
         model.fit(data.x, data.y, 3, verbose=0)
+    finally:
+        jaxdist.config.run_eagerly(False)
+    np.testing.assert_allclose(np.asarray(net.norm.mean[...]), wanted, rtol=1e-4, atol=1e-6)
+    assert np.isfinite(np.asarray(net.norm.scale[...])).all()
+
+
+def test_a_mean_that_the_module_takes_over_replicas_is_refused_where_one_has_no_examples() -> None:
+    class Centred(Net):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return super().__call__(x - jax.lax.pmean(x.mean(0, keepdims=True), "replica"))
+
+    data = make_data(3)
+    with pytest.raises(NoRowsError):
+        make_model(mirrored(8), Centred()).fit(data.x, data.y, 3, verbose=0)
 
 
 def test_dropout_drops_in_training_and_not_in_an_evaluation() -> None:

@@ -112,11 +112,23 @@ class OpByOpStep:
             StateDivergenceError: The step would leave state that differs between replicas.
         """
         settings = _compat.copy_thread_settings()
-        scheduler = ThreadScheduler([r.body(settings) for r in self._replicas])
+        dims = _compat.InferredDims()
+        scheduler = ThreadScheduler(
+            [r.body(settings, dims) for r in self._replicas], self._order_replicas()
+        )
         for replica in self._replicas:
             replica.ops.scheduler = scheduler
         rendezvous = Rendezvous(self._layout, self._devices)
         return self._make_outcome(scheduler.run(rendezvous.settle), donated, where)
+
+    def _order_replicas(self) -> list[int]:
+        """Return the replicas in the order in which they run: those without rows come last.
+
+        They compute what depends on rows (a -1 in a reshape) as those before them have done.
+        """
+        count = len(self._replicas)
+        has = replicas_with_rows(self._signature, count)
+        return sorted(range(count), key=lambda number: has is not None and not has[number])
 
     def get_trace(self) -> TapeTrace:
         """Return the operations of the first replica in the form of a trace."""

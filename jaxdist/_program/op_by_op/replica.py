@@ -70,11 +70,14 @@ class Replica:
         self.finals: list[Any] = []
         self._results: list[Any] = []
 
-    def body(self, settings: Callable[[], None]) -> Callable[[], list[Any]]:
+    def body(
+        self, settings: Callable[[], None], dims: _compat.InferredDims
+    ) -> Callable[[], list[Any]]:
         """Return the step as a function for a thread.
 
         Args:
             settings: Applies JAX's settings of the calling thread to the current thread.
+            dims: What -1 stands for in the reshapes of the step.
         """
 
         def run_body() -> list[Any]:
@@ -84,6 +87,7 @@ class Replica:
                 jax.default_device(self._device),
                 _compat.op_by_op(self.ops, self.ops.stage, sizes, self._layout.auto_mesh) as trace,
                 record_gathers(self.ops.log),
+                _compat.infer_dims(dims),
                 # Each replica has whole arrays on one device.
                 _compat.rewrite_shardings(
                     LayoutsOfReplica(self._layout, self._inputs, _axes_of(self._layout))

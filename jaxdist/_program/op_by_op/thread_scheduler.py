@@ -16,14 +16,19 @@ class _StoppedError(BaseException):
 
 
 class ThreadScheduler:
-    """A scheduler that runs one function for each replica, one at a time, in order.
+    """A scheduler that runs one function for each replica, one at a time.
 
     A function runs until it calls `meet`, and continues when all others have done so too. An
     exception in one function, or in the caller (Ctrl-C), ends all threads; then it is raised in
     the caller.
+
+    Args:
+        bodies: The functions.
+        order: Their numbers, in the order in which they run.
     """
 
-    def __init__(self, bodies: Sequence[Callable[[], Any]]) -> None:
+    def __init__(self, bodies: Sequence[Callable[[], Any]], order: Sequence[int]) -> None:
+        self._order = order
         self._threads = [_ReplicaThread(self, number, body) for number, body in enumerate(bodies)]
         self._paused = _Signal()
         self.is_stopping = False
@@ -40,8 +45,8 @@ class ThreadScheduler:
         """
         try:
             while True:
-                for thread in self._threads:
-                    self._run_until_pause(thread)
+                for number in self._order:
+                    self._run_until_pause(self._threads[number])
                 if all(p.is_done for p in self._threads):
                     return [p.result for p in self._threads]
                 for thread, answer in zip(

@@ -3,6 +3,7 @@
 See Note [Joined traces].
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -11,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._collectives import GatherLog, check_together, record_gathers
+from jaxdist import _compat
+from jaxdist._collectives import GatherLog, check_together, fresh_trace_key, record_gathers
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static
 from jaxdist._program.arguments.exact import exact
@@ -30,7 +32,7 @@ from jaxdist._program.uneven.joined import Slot, run_joined
 from jaxdist._program.uneven.joined_ops import Const, is_equal
 from jaxdist._program.uneven.padding import pad_to_shape
 from jaxdist._replica import HasLayout
-from jaxdist._values import PerReplica, find_shapes, mark_with_shapes
+from jaxdist._values import Kind, PerReplica, find_shapes, mark_with_shapes
 from jaxdist.errors import ShapeError, StateDivergenceError
 
 # A gather whose size depends on the gathers before it needs one more round of tracing.
@@ -244,24 +246,29 @@ def _trace_with_known_gathers(
     assumes nothing, and each further round uses the sizes that the round before has found.
     """
     assumed: tuple[tuple[int, ...], ...] = ()
-    for _ in range(MAX_ROUNDS):
+    dims = _compat.InferredDims()
+    for number in range(MAX_ROUNDS):
+        dims.has_guessed = False
         logs = [GatherLog(assumed, len(groups.of_replica)) for _ in signatures]
         traces: list[TracedStep] = []
         failed: Exception | None = None
         for group, (signature, log) in enumerate(zip(signatures, logs, strict=True)):
             try:
-                with record_gathers(log):
-                    traces.append(trace(_clear_log_at_start(fn, log), signature, strategy))
+                with record_gathers(log), _compat.infer_dims(dims) as reshapes:
+                    restarts = log.clear, reshapes.restart
+                    traces.append(trace(_call_at_start(restarts, fn), signature, strategy))
             except Exception as error:
                 error.add_note(_describe_group(groups.members(group), signature))
                 failed = failed or error
         # Not strict: after an error, a group has seen fewer gathers than the others.
         found = tuple(zip(*(logs[g].seen for g in groups.of_replica), strict=False))
+        # A group without rows may have been traced before those that show what -1 stands for.
+        is_guess = dims.has_guessed and number == 0
         # The step may fail only because the assumed sizes were wrong. So raise its error only if
         # the sizes were right.
-        if failed is not None and found == assumed[: len(found)]:
+        if failed is not None and found == assumed[: len(found)] and not is_guess:
             raise failed
-        if failed is None and found == assumed:
+        if failed is None and found == assumed and not is_guess:
             _check_asked(logs, groups)
             means = find_noted_means(logs)
             return [dataclasses.replace(t, means=means) for t in traces]
@@ -293,19 +300,63 @@ def _check_asked(logs: Sequence[GatherLog], groups: Groups) -> None:
 def _describe_group(replicas: list[int], signature: Signature) -> str:
     has_none = any(0 in slot.shape for slot in signature.inputs)
     advice = (
-        " They have no rows in this step. Where a model cannot be traced so (a reshape to "
-        "(rows, -1) cannot), write the sizes out, or pad the batch and mask the padding."
+        " They have no rows in this step. Where a model cannot be traced so, pad the batch and "
+        "mask the padding (InputOptions(partial_batch=PartialBatch.PAD)); balance_rows=True "
+        "leaves no replica of a dataset's batch without, if there are enough rows."
     )
     return f"Raised for replicas {replicas}.{advice if has_none else ''}"
 
 
-def _clear_log_at_start(fn: Callable[..., Any], log: GatherLog) -> Callable[..., Any]:
+def _call_at_start(
+    restarts: Sequence[Callable[[], None]], fn: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a step that begins with some calls; JAX may trace a step several times."""
+
     @functools.wraps(fn, updated=())
-    def clear_and_call(*args: Any, **kwargs: Any) -> Any:
-        log.clear()
+    def restart_and_call(*args: Any, **kwargs: Any) -> Any:
+        for restart in restarts:
+            restart()
         return fn(*args, **kwargs)
 
-    return clear_and_call
+    return restart_and_call
+
+
+def trace_equal_shapes(
+    fn: Callable[..., Any], signature: Signature, strategy: HasLayout
+) -> TracedStep:
+    """Trace a step whose replicas have equal shapes, also if none of them has rows."""
+    if not has_empty_input(signature, strategy.layout.num_replicas):
+        return trace(fn, signature, strategy)
+    dims = _compat.InferredDims()
+
+    def trace_so(asked: Signature) -> TracedStep:
+        with fresh_trace_key(), _compat.infer_dims(dims) as reshapes:
+            return trace(_call_at_start([reshapes.restart], fn), asked, strategy)
+
+    try:
+        traced = trace_so(signature)
+        if not dims.has_guessed:
+            return traced
+    except Exception:
+        if not dims.has_guessed:
+            raise
+    # A step with rows shows what -1 stands for in its reshapes.
+    with contextlib.suppress(Exception):
+        trace_so(_add_rows(signature, strategy.layout.num_replicas))
+    return trace_so(signature)
+
+
+def _add_rows(signature: Signature, num_replicas: int) -> Signature:
+    """Return the signature with some rows on each replica in place of none."""
+    return dataclasses.replace(
+        signature,
+        inputs=tuple(
+            dataclasses.replace(slot, shape=(2 * num_replicas, *slot.shape[1:]))
+            if slot.kind is Kind.PER_REPLICA and slot.shape[:1] == (0,)
+            else slot
+            for slot in signature.inputs
+        ),
+    )
 
 
 def check_ranks(traces: Sequence[TracedStep], groups: Groups) -> None:

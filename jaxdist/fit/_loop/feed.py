@@ -45,7 +45,7 @@ class Feed:
                 batch_size, shuffle=shuffle, seed=seed, first_epoch=first_pass
             )
             source = self._batches
-        options = InputOptions(experimental_per_replica_buffer_size=_AHEAD)
+        options = InputOptions(experimental_per_replica_buffer_size=_AHEAD, balance_rows=True)
         self._data: DistributedDataset = (
             source
             if isinstance(source, DistributedDataset)
@@ -113,6 +113,8 @@ def distribute_padded(strategy: Strategy, source: Any, batch_size: int) -> Itera
     if isinstance(source, Examples):
         source = source.make_batches(batch_size)
     options = InputOptions(
-        partial_batch=PartialBatch.PAD, experimental_per_replica_buffer_size=_AHEAD
+        experimental_per_replica_buffer_size=_AHEAD,
+        partial_batch=PartialBatch.PAD,
+        balance_rows=True,
     )
     return strategy.experimental_distribute_dataset(source, options)

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -10,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxdist._collectives import ReduceOp
+from jaxdist import _compat
+from jaxdist._collectives import ReduceOp, current_log
 from jaxdist._strategies import get_replica_context
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -119,9 +121,12 @@ class Steps:
         x, y, weight = split_batch(batch)
         check_targets(x, y)
         rows = count_rows(x)
+        # Where all replicas have equally many rows, the mean of Flax is that of the rows.
+        is_uneven = current_log() is not None
 
         def total_loss(module: nnx.Module) -> tuple[jax.Array, dict[Any, jax.Array]]:
-            outputs = self.call(module, x, is_training=True)
+            with _compat.weigh_batch_statistics() if is_uneven else nullcontext():
+                outputs = self.call(module, x, is_training=True)
             of_example = weight
             if classes is not None:
                 of_example = weigh_classes(classes, y, outputs, weight)
@@ -130,6 +135,9 @@ class Steps:
 
         find = nnx.value_and_grad(total_loss, has_aux=True)
         (_, sums), grads = find(as_view(module, is_training=True))
+        if rows == 0:
+            # They are zeros, but a factor that is a statistic of no rows makes them nan.
+            grads = jax.tree.map(lambda g: jnp.where(rows > 0, g, jnp.zeros_like(g)), grads)
         _, vector = reduce_and_update(module, optimizer, grads, rows, self._pack(sums))
         return vector
 

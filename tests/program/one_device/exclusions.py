@@ -12,10 +12,7 @@ def _has(program: Any, what: str, names: set[str]) -> bool:
     return any(f"{what} {name}" in program.features for name in names)
 
 
-EXCLUDED: dict[str, Callable[[Any], bool]] = {
-    # JAX's ZeroDivisionError.
-    "reshape of no rows": lambda p: p.has_empty_replica and _has(p, "row", {"reshape"}),
-}
+EXCLUDED: dict[str, Callable[[Any], bool]] = {}
 
 # Steps that are not run op by op: the error is JAX's own, with a note that says how to go on.
 NOT_OP_BY_OP: dict[str, Callable[[Any], bool]] = {
