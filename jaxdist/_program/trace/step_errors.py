@@ -104,6 +104,8 @@ def find_better_error(error: Exception, names: Sequence[str]) -> JaxdistError | 
     if not names or not is_of_arguments or is_ours:
         return None
     first = text.partition("\n")[0]
+    # The remedies of the other error are left out.
+    said = first if isinstance(error, JaxdistError) else " ".join(text.split())
     held = f"{len(names)} argument(s) are in pieces, such as {names[0]}."
     if "__jax_array__" in text:
         return ArgumentTypeError(
@@ -118,7 +120,7 @@ def find_better_error(error: Exception, names: Sequence[str]) -> JaxdistError | 
     )
     if is_of_structures and not _passes_optimizer(error):
         return ReplicaValueError(
-            f"{found}: {' '.join(text.split())} {held}\n\n"
+            f"{found}: {said} {held}\n\n"
             "The pytrees of a function have pieces in the same places; only the first pytree may "
             "have a leaf, such as None, in the place of one.\n\n"
             "Gather the arrays before, inside of the differentiated function: "
@@ -129,7 +131,7 @@ def find_better_error(error: Exception, names: Sequence[str]) -> JaxdistError | 
         if not is_of_structures:
             found = f"A transformation of optax raised {type(error).__name__} in a step with pieces"
         return ReplicaValueError(
-            f"{found}: {' '.join(text.split())} {held}\n\n"
+            f"{found}: {said} {held}\n\n"
             "The pytrees of a function have pieces in the same places. Optimizers whose state has "
             "other shapes than the parameters (adafactor, flatten), or that look at the dims of "
             "what a mask leaves (muon), cannot take pieces.\n\n"

@@ -41,6 +41,10 @@ class Cut(NamedTuple):
         """Return the shape of one piece; `shape` only has to be right in the other dims."""
         return (*shape[: self.dim], self.rows(pieces), *shape[self.dim + 1 :])
 
+    def is_whole(self, shape: tuple[int, ...]) -> bool:
+        """Whether an array of this shape has all elements of the cut dim."""
+        return shape[self.dim : self.dim + 1] == (self.size,)
+
     def spec(self, layout: ReplicaMesh) -> PartitionSpec:
         """Return the layout over the replica axes."""
         return PartitionSpec(*[None] * self.dim, self.over(layout))

@@ -112,7 +112,8 @@ def _rebuild(structure: _Structure, children: Iterable[Any]) -> Any:
         return held
     if not hasattr(held, "shape"):
         _refuse_arguments_of_orbax(held, structure.cut)
-    is_assigned = structure.assigned == id(held)
+    # Another array may have got the identity of one that is gone; a piece has fewer elements.
+    is_assigned = structure.assigned == id(held) and structure.cut.is_whole(held.shape)
     return make_undeclared(held, structure.cut_of(held), is_assigned=is_assigned)
 
 
