@@ -432,6 +432,7 @@ REPLACED = {
     "CentralStorageStrategy": "experimental.CentralStorageStrategy",
     "contrib.run_standard_tensorflow_server": "jaxdist.Server",
     "errors.AbortedError": "errors.PSUnavailableError",
+    "distribute": "jaxdist.MirroredStrategy",
     "keras": "KERAS_BACKEND=jax",
     "lookup": "jaxdist.nn.embedding_lookup",
     "tpu.experimental.embedding": "partition.fsdp()",

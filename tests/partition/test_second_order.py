@@ -228,6 +228,8 @@ def test_bfloat16_is_not_divided_again() -> None:
         assert_equal(own, on_one_device(DERIVATIVES[derivative]), derivative, bound=0.1)
 
 
+# The mean is right here: the loss of a replica is its share of the mean over all rows.
+@pytest.mark.filterwarnings("ignore::jaxdist.errors.UnevenMeanWarning")
 def test_replicas_with_different_numbers_of_rows() -> None:
     make, rules = LAYOUTS["fsdp"]
     strategy = make()

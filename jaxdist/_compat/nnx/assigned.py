@@ -5,35 +5,30 @@ Flax passes what is in the slot of a variable to JAX where a function takes the 
 """
 
 import functools
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from flax import nnx
 from flax.nnx.training import optimizer
 
+# What the slot of a variable holds after `variable[index] = value`; the index may be `...`.
+Assign = Callable[[Any, Any, Any], Any]
 
-class Node(Protocol):
-    """What is in the slot of a variable."""
-
-    def __jax_array__(self) -> Any:
-        """Return the array that the node stands for."""
-        ...
-
-    def assign(self, value: Any, index: Any) -> Any:
-        """Return what the slot holds after `variable[index] = value`; the index may be `...`."""
-        ...
+# By the class of a node.
+_KNOWN: dict[type[Any], Assign] = {}
 
 
-class _Known:
-    kinds: tuple[type[Any], ...] = ()
-
-
-def let_variables_hold(kind: type[Node]) -> None:
+def let_variables_hold(kind: type[Any], assign: Assign) -> None:
     """Let NNX variables that hold a node of this class be used as arrays, and assigned.
 
     Waits for Flax to ask what is in the slot of a variable.
+
+    Args:
+        kind: The class, whose nodes have `__jax_array__`.
+        assign: Takes a node, a value and an index; returns what the variable then holds.
     """
     _install()
-    _Known.kinds = (*_Known.kinds, kind)
+    _KNOWN[kind] = assign
 
 
 @functools.cache
@@ -44,15 +39,16 @@ def _install() -> None:
     @functools.wraps(as_array)
     def unwrap(self: Any) -> Any:
         value = as_array(self)
-        return value.__jax_array__() if isinstance(value, _Known.kinds) else value
+        return value.__jax_array__() if type(value) in _KNOWN else value
 
     @functools.wraps(set_value)
     def assign(self: Any, value: Any, **index: Any) -> None:
         held = self.get_raw_value()
+        write = _KNOWN.get(type(held))
         # An optimizer replaces its state as a whole, whatever that was.
-        if isinstance(held, _Known.kinds) and not isinstance(self, optimizer.OptState):
+        if write is not None and not isinstance(self, optimizer.OptState):
             if index or getattr(value, "shape", None) == held.shape:
-                value = held.assign(value, index.get("index", ...))
+                value = write(held, value, index.get("index", ...))
                 index = {}
         set_value(self, value, **index)
 

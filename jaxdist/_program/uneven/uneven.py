@@ -321,12 +321,10 @@ def _call_at_start(
     return restart_and_call
 
 
-def trace_equal_shapes(
+def trace_without_rows(
     fn: Callable[..., Any], signature: Signature, strategy: HasLayout
 ) -> TracedStep:
-    """Trace a step whose replicas have equal shapes, also if none of them has rows."""
-    if not has_empty_input(signature, strategy.layout.num_replicas):
-        return trace(fn, signature, strategy)
+    """Trace a step in which no replica has rows."""
     dims = _compat.InferredDims()
 
     def trace_so(asked: Signature) -> TracedStep:

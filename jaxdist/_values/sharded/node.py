@@ -12,7 +12,13 @@ from jax.tree_util import GetAttrKey, register_pytree_node, register_pytree_with
 from jaxdist import _compat
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.sharded.cuts import Cut
-from jaxdist._values.sharded.sharded import Sharded, is_longer, is_sharded, make_undeclared
+from jaxdist._values.sharded.sharded import (
+    Sharded,
+    assign_elements,
+    is_longer,
+    is_sharded,
+    make_undeclared,
+)
 from jaxdist._values.variable.assignable import Assignable
 from jaxdist.errors import ArgumentError, UnsupportedError
 
@@ -166,7 +172,7 @@ def _is_metadata(held: Any) -> bool:
 
 
 register_pytree_with_keys(Sharded, _flatten_with_keys, _rebuild, _flatten)
-_compat.let_variables_hold(Sharded)
+_compat.let_variables_hold(Sharded, assign_elements)
 
 
 # Note [Padding in nodes]

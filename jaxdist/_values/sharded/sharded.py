@@ -280,38 +280,6 @@ class Sharded(Arithmetic):
     def __jax_array__(self) -> Any:
         return self._operand()
 
-    def assign(self, value: Any, index: Any = ...) -> "Sharded":
-        """Return the array with other elements, as `variable[index] = value` of NNX does.
-
-        In a step all replicas assign the same value, which is cut when the step returns it.
-
-        Shapes:
-            As `array.at[index].set(value)`; with `...` the value has the shape of the array, or
-            broadcasts to it.
-
-        Cost:
-            An all-gather of the array for an index; with `...` none.
-
-        Args:
-            value: The elements.
-            index: Any index of an array.
-
-        Returns:
-            The array, cut as before.
-
-        Raises:
-            ValueError: From JAX: the value does not fit.
-
-        Example:
-            >>> Sharded(np.zeros(4), dim=0, size=3).assign(2.0).whole().tolist()
-            [2.0, 2.0, 2.0]
-        """
-        given: Any = value._operand() if is_sharded(value) else value
-        if index is not ... or jnp.shape(given) != self.shape:
-            given = jnp.asarray(self._operand()).at[index].set(given)
-        is_in_step = _find_layout() is not None
-        return make_undeclared(jnp.asarray(given), self.cut, is_assigned=is_in_step)
-
     def __getattr__(self, name: str) -> Any:
         if name in _ARRAY_NAMES:
             return getattr(self._operand(), name)
@@ -359,6 +327,18 @@ class Sharded(Arithmetic):
 def is_sharded(x: Any) -> bool:
     """Whether `x` is a `Sharded`; for `is_leaf`."""
     return isinstance(x, Sharded)
+
+
+def assign_elements(node: Sharded, value: Any, index: Any) -> Sharded:
+    """Return the array with other elements, as `variable[index] = value` of NNX does.
+
+    In a step all replicas assign the same value, which is cut when the step returns it.
+    """
+    given: Any = value._operand() if is_sharded(value) else value
+    if index is not ... or jnp.shape(given) != node.shape:
+        given = jnp.asarray(node._operand()).at[index].set(given)
+    is_in_step = _find_layout() is not None
+    return make_undeclared(jnp.asarray(given), node.cut, is_assigned=is_in_step)
 
 
 def make_undeclared(

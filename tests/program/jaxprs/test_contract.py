@@ -35,6 +35,7 @@ from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._program.proof.reduced_gradients import Reduced, ReducedGradients
 from jaxdist._program.proof.replication import NONE, ReplicationAnalysis
 from jaxdist._program.proof.same_work import SameWorkAnalysis
+from jaxdist._program.proof.uneven_mean import _Means
 from jaxdist._program.proof.updates import Part, UpdateAnalysis
 from jaxdist._program.uneven.joined_ops import FlatList
 from jaxdist._program.virtual.device import OneReplica
@@ -164,7 +165,7 @@ ANALYSES: dict[type, Callable[[], tuple[Any, Any, Any, Callable[[Any], bool]]]] 
 }
 # An unmarked result is sound there: a lost mark changes a layout or leaves out a warning, but never
 # changes a value.
-NOT_SOUND = (DividedValues, MarkAnalysis)
+NOT_SOUND = (DividedValues, MarkAnalysis, _Means)
 # Interpreters that compute values. The test compares each with JAX.
 COMPUTING = {LocalPieces, OneReplica, PieceInterpreter, TwoRuns, _Evaluation}
 # A trial of random numbers is a proof by itself (`test_state.py`); a list of operations has none.
