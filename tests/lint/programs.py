@@ -242,6 +242,15 @@ def main(strategy, source):
         train_step(strategy, 0, iterator)
 main(jaxdist.MirroredStrategy(), load())
 """,
+    "a batch that is the tuple of arguments": f"""{DATA}
+def step(x, y):
+    return jaxdist.get_replica_context().all_reduce("mean", jnp.mean((x - y) ** 2))  # JD002
+for batch in data:
+    strategy.run(step, batch)
+    strategy.run(step, args=batch)
+    strategy.run(lambda x, y: lax.pmean(x.mean(), "replica"), batch)  # JD002
+    strategy.run(lambda w, x: lax.pmean(x.mean(), "replica"), (1, *batch))  # JD002
+""",
     "an update that reduces": f"""{DATA}
 tx = jaxdist.sharded_update(optax.adam(1e-3))
 def step(params, state, batch):
@@ -315,6 +324,12 @@ def step(params, batch):
     return lax.pmean(jnp.mean(params ** 2), "replica"), batch
 for batch in data:
     strategy.run(step, (params, batch))
+""",
+    "a mean of parameters before the batch": f"""{DATA}
+def step(params, x, y):
+    return lax.pmean(jnp.mean(params ** 2), "replica"), x
+for batch in data:
+    strategy.run(step, (params, *batch))
 """,
     "sums": f"""{DATA}
 def step(batch):

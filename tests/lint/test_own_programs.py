@@ -15,6 +15,7 @@ OF_OTHERS = {"JD003", "JD004", "JD006"}
 # What is wrong on purpose, since a test or page is about it.
 ON_PURPOSE = {
     ("docs/sharp-bits.md", "JD002"),  # an uneven mean, which is an error there
+    ("docs/porting/pmap.md", "JD002"),  # a port of such a program; the page says what to do
     ("tests/collectives/test_gradients.py", "JD001"),  # an all-reduce of an all-reduce
     ("tests/parameter_server/strategy/test_version_1_workers.py", "JD008"),
     ("tests/program/arguments/test_exact.py", "JD008"),

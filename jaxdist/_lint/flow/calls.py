@@ -116,7 +116,7 @@ class Calls(Expressions):
         if function is None:
             return None
         given, named = facts.get(1, facts.get("args")), facts.get(2, facts.get("kwargs"))
-        positional = [fact for _, fact in given.items] if isinstance(given, Parts) else []
+        positional = _read_arguments(node, given, function)
         by_name = {str(k): f for k, f in named.items} if isinstance(named, Parts) else {}
         self.depth_of_steps += 1
         result = self.call(function, positional, by_name)
@@ -174,6 +174,21 @@ class Calls(Expressions):
         if callee.with_value:
             return Parts(((0, result), (1, gradient)))
         return gradient
+
+
+def _read_arguments(
+    node: ast.Call, given: Fact | None, function: Function
+) -> Sequence[Fact | None]:
+    """Return what is known of the arguments that a step gets."""
+    if not isinstance(given, Batch):
+        return [fact for _, fact in given.items] if isinstance(given, Parts) else []
+    # The batch is the tuple of all arguments, `run(step, batch)`, or of the last ones,
+    # `run(step, (state, *batch))`.
+    named = [k.value for k in node.keywords if k.arg == "args"]
+    written_as = [*node.args[1:2], *named][0]
+    others = written_as.elts[:-1] if isinstance(written_as, ast.Tuple | ast.List) else []
+    names = [*function.node.args.posonlyargs, *function.node.args.args]
+    return [*[None] * len(others), *[given] * (len(names) - len(others))]
 
 
 def _read_method(node: ast.Call, owner: Fact | None) -> Fact | None:
