@@ -104,7 +104,7 @@ RUNS = [
     for number, name in enumerate(notebooks.NAMES)
     for devices, marks in (
         (8, ()),
-        (1 + number % 2, (pytest.mark.slow,)),
+        (1 + number % 2, (pytest.mark.slow, *[pytest.mark.long] * (number % 3 > 0))),
         (2 - number % 2, (pytest.mark.slow, pytest.mark.long)),
     )
 ]

@@ -175,7 +175,7 @@ def _variables_of(module: nnx.Module) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "row", sampled(ROWS, 14, name=lambda row: f"{row[0]}, {row[1]} replicas, {row[2]}, {row[3]}")
+    "row", sampled(ROWS, 8, name=lambda row: f"{row[0]}, {row[1]} replicas, {row[2]}, {row[3]}")
 )
 def test_training_and_evaluation_are_those_of_one_array(row: Any) -> None:
     name, replicas, size, rows = row
