@@ -48,24 +48,29 @@ def check_operands(name: str, operands: Iterable[Any], where: str) -> None:
         raise make_arithmetic_error(f"{name}, at {where},")
 
 
+def _find_way_of_optimizer(error: AttributeError) -> str | None:
+    is_method = error.name in ("apply_gradients", "compute_gradients", "minimize")
+    if not is_method or isinstance(error, JaxdistError):
+        return None
+    reduced = "grads = get_replica_context().all_reduce('mean', jax.grad(loss)(params))"
+    if isinstance(error.obj, nnx.Optimizer):
+        return f"{reduced}; optimizer.update(model, grads)"
+    if isinstance(error.obj, optax.GradientTransformation):
+        return (
+            f"{reduced}; updates, state = tx.update(grads, state, params); "
+            "params = optax.apply_updates(params, updates)"
+        )
+    return None
+
+
 @contextlib.contextmanager
 def explain_methods_of_optimizers() -> Iterator[None]:
     """Raise a named error where an optimizer is called as one of TensorFlow or Keras."""
     try:
         yield
     except AttributeError as error:
-        is_method = error.name in ("apply_gradients", "compute_gradients", "minimize")
-        if not is_method or isinstance(error, JaxdistError):
-            raise
-        reduced = "grads = get_replica_context().all_reduce('mean', jax.grad(loss)(params))"
-        if isinstance(error.obj, nnx.Optimizer):
-            way = f"{reduced}; optimizer.update(model, grads)"
-        elif isinstance(error.obj, optax.GradientTransformation):
-            way = (
-                f"{reduced}; updates, state = tx.update(grads, state, params); "
-                "params = optax.apply_updates(params, updates)"
-            )
-        else:
+        way = _find_way_of_optimizer(error)
+        if way is None:
             raise
         text = (
             f"{type(error.obj).__name__}.{error.name} is not there.\n\n"

@@ -172,3 +172,10 @@ def test_a_network_that_flattens_has_the_weights_of_one_device(eagerly: bool) ->
         np.testing.assert_allclose(train(_strategy()), expected, atol=1e-5)
     finally:
         jaxdist.config.run_eagerly(False)
+
+
+def test_the_error_of_a_step_without_any_rows_is_that_of_the_step() -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    nothing = jax.device_put(np.zeros((0, 3), np.float32), strategy.per_replica_sharding)
+    with pytest.raises(TypeError, match="dot_general"):
+        strategy.run(lambda x: x @ jnp.ones((4, 2)), (nothing,))
