@@ -321,6 +321,13 @@ def _call_at_start(
     return restart_and_call
 
 
+def choose_trace(
+    signature: Signature, layout: ReplicaMesh
+) -> Callable[[Callable[..., Any], Signature, HasLayout], TracedStep]:
+    """Return the function that traces a step whose replicas have equal shapes."""
+    return trace_without_rows if has_empty_input(signature, layout.num_replicas) else trace
+
+
 def trace_without_rows(
     fn: Callable[..., Any], signature: Signature, strategy: HasLayout
 ) -> TracedStep:

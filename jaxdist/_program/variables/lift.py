@@ -8,16 +8,9 @@ from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
-from jaxdist._program.state.no_rows import has_empty_input
-from jaxdist._program.trace.trace import (
-    Argument,
-    Signature,
-    TracedStep,
-    trace,
-    trace_on_pieces,
-)
+from jaxdist._program.trace.trace import Argument, Signature, TracedStep, trace_on_pieces
 from jaxdist._program.uneven.groups import Groups
-from jaxdist._program.uneven.uneven import joined_trace, trace_without_rows, traces_of_groups
+from jaxdist._program.uneven.uneven import choose_trace, joined_trace, traces_of_groups
 from jaxdist._program.variables.step_variables import Lifting
 from jaxdist._replica import HasLayout
 from jaxdist._values import Kind, Placement, Variable, get_arrays, set_arrays
@@ -100,8 +93,7 @@ def lift(
         if signature.uneven:
             own, traces, groups = traces_of_groups(fn, asked, strategy)
         else:
-            is_empty = has_empty_input(asked, layout.num_replicas)
-            trace_so = trace_without_rows if is_empty else trace
+            trace_so = choose_trace(asked, layout)
             own, traces, groups = [asked], [trace_so(fn, asked, strategy)], None
         written, touched = _merge_variables(traces)
         need_refs = lifting.refs.union(*(t.need_refs for t in traces))
