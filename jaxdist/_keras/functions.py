@@ -12,7 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._keras.forward.written import check_written_metrics, check_written_step
+from jaxdist._keras.forward.written import (
+    WrittenStep,
+    check_written_metrics,
+    check_written_step,
+)
 from jaxdist._keras.models import (
     check_interrupt,
     forget_losses,
@@ -155,12 +159,13 @@ class StepFunction:
     def _call_model(self, written: Callable[..., Any]) -> Callable[..., Any]:
         """Return a step of Keras, or one that the user wrote, for the rows of one replica."""
 
-        def find_fixed(state: Any, batch: Any) -> Any:
+        def find_state(state: Any, batch: Any) -> Any:
             _, new = written(state, batch)
-            return new if self._kind == "predict" else new[1]
+            return split(new)
 
-        def find_metrics(state: Any, batch: Any) -> Any:
-            return written(state, batch)[1][-1]
+        def split(new: Any) -> tuple[Any, Any]:
+            """The variables that are not trained, and those of the metrics."""
+            return (new, ()) if self._kind == "predict" else (new[1], new[-1])
 
         judged: set[tuple[int, int]] = set()
 
@@ -169,12 +174,12 @@ class StepFunction:
             with use_rows(dataclasses.replace(rows, has_shares=False)):
                 result, new = written(state, batch)
             if self._is_written and rows.count > 1:
-                fixed = new if self._kind == "predict" else new[1]
-                check_written_step(self._model, find_fixed, state, batch, fixed, rows)
+                step = WrittenStep(self._model, find_state, state, batch, rows)
+                fixed, of_metrics = split(new)
+                check_written_step(step, fixed)
                 # Once, since op by op the step is called for every batch.
                 if self._kind != "predict" and (rows.own, rows.total) not in judged:
-                    given = self._model, find_metrics, state, batch, new[-1], rows
-                    check_written_metrics(*given)
+                    check_written_metrics(step, of_metrics)
                     judged.add((rows.own, rows.total))
             return result, ((state[0], new) if self._kind == "predict" else new)
 

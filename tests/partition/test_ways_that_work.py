@@ -72,7 +72,7 @@ def test_a_parameter_in_a_map_of_uneven_rows_is_gathered_before(strategy: Any) -
 
 
 def _combine(*trees: Any) -> Any:
-    """Join pytrees of which each has None where another one has a leaf, as Equinox does."""
+    """Merge pytrees. Where one has a leaf, the others have None, as in Equinox."""
 
     def first(*leaves: Any) -> Any:
         return next((leaf for leaf in leaves if leaf is not None), None)

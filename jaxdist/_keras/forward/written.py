@@ -1,5 +1,7 @@
 """What a step that the user wrote does with state of own layers and with metrics."""
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,14 +27,74 @@ _ADD_UP = (
 _TRACE = "Let the step and its layers be functions that JAX can trace for every number of rows."
 
 
-def check_written_step(
-    model: Any,
-    step: Callable[[Any, Any], Sequence[Any]],
-    state: Sequence[Any],
-    batch: Any,
-    new: Sequence[Any],
-    rows: Rows,
-) -> None:
+@dataclasses.dataclass(frozen=True)
+class WrittenStep:
+    """A step that the user wrote, with what one replica gives it.
+
+    Attributes:
+        model: The model.
+        run: Returns the variables that are not trained and those of the metrics, after the step.
+        state: What it is given: the variables that are not trained at place 1, and those of the
+            metrics, which `predict` does not have, at the last place.
+        batch: The rows of this replica.
+        rows: How many rows these are.
+    """
+
+    model: Any
+    run: Callable[[Any, Any], tuple[Sequence[Any], Sequence[Any]]]
+    state: Sequence[Any]
+    batch: Any
+    rows: Rows
+
+    @functools.cached_property
+    def traces(self) -> tuple[Any, Any]:
+        """The programs that compute all these variables for two numbers of rows."""
+        size = self.most
+        with trace_beside_step():
+            return self._trace(size), self._trace(size + 1)
+
+    @property
+    def most(self) -> int:
+        """The smaller number of rows."""
+        return max(self.rows.most, 2)
+
+    def list_counts(self, numbers: Sequence[int]) -> list[int]:
+        """Return those of the results that depend on the number of rows of a replica."""
+        one, more = self.traces
+        # The rows differ between replicas too. What `run` finds of them has errors of its own.
+        inputs = [False] * len(one.jaxpr.invars)
+        axes = frozenset(self.rows.replica.strategy.layout.replica_axes)
+        return [n for n in numbers if may_vary((one, n), (more, n), inputs, axes)]
+
+    def gathers(self, number: int) -> bool:
+        """Whether a result is computed from gathered values."""
+        program, _ = _compat.drop_unused(self.traces[0], [number])
+        return any(e.primitive.name.startswith("all_gather") for e in iterate_equations(program))
+
+    def _trace(self, size: int) -> Any:
+        numbers = {id(v): n for n, v in enumerate(self.model.non_trainable_variables)}
+
+        def call(number: Any, state: Any, batch: Any) -> list[Any]:
+            replica = TracedReplica(self.rows.replica.strategy, self.rows.count, number)
+            own = Rows(size, size * self.rows.count, replica, has_shares=False)
+            forget_losses(self.model)
+            with use_rows(own), trace_with_marks(numbers):
+                fixed, metrics = self.run(state, batch)
+            return [*fixed, *metrics]
+
+        def shape(leaf: Any) -> Any:
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+        def shape_of_rows(leaf: Any) -> Any:
+            return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
+
+        number = jax.ShapeDtypeStruct((), jnp.int32)
+        return jax.make_jaxpr(call)(
+            number, jax.tree.map(shape, self.state), jax.tree.map(shape_of_rows, self.batch)
+        )
+
+
+def check_written_step(step: WrittenStep, new: Sequence[Any]) -> None:
     """Check what a step of the user has changed in the state of own layers.
 
     `run` proves that the values of the replicas are equal. A number of rows is equal on replicas
@@ -40,53 +102,37 @@ def check_written_step(
     two numbers of rows: see `forward/variation.py`.
 
     Args:
-        model: The model.
-        step: Returns the variables that are not trained after the step.
-        state: What it is given, with the variables that are not trained at place 1.
-        batch: The rows of this replica.
+        step: The step.
         new: The variables that are not trained after the step, whose trace this is.
-        rows: How many rows these are.
 
     Raises:
         StateDivergenceError: It has changed state that is summed over the replicas, or whose value
             depends on the number of rows of a replica.
     """
-    aggregations = find_aggregations(model)
-    changed = [n for n, (a, b) in enumerate(zip(state[1], new, strict=True)) if a is not b]
+    aggregations = find_aggregations(step.model)
+    changed = [n for n, (a, b) in enumerate(zip(step.state[1], new, strict=True)) if a is not b]
     sums = [n for n in changed if aggregations.get(n) == "sum"]
     if sums:
         what = "changes state with aggregation='sum'"
         why = "returns values. What each replica has added does not follow from them"
-        raise _make_error(model, sums, what, why, _ADD_UP)
+        raise _make_error(step.model, sums, what, why, _ADD_UP)
     own = [n for n in changed if n in aggregations]
     if not own:
         return
-    size = max(rows.most, 2)
     try:
-        with trace_beside_step():
-            one, more = (_trace(model, step, state, batch, n, rows) for n in (size, size + 1))
+        counts = step.list_counts(own)
     except Exception as error:
-        what = f"changes state, and cannot be traced for {size + 1} rows in place of {rows.own}"
+        size, have = step.most + 1, step.rows.own
+        what = f"changes state, and cannot be traced for {size} rows in place of {have}"
         why = "jaxdist compares two traces to find state that belongs to one replica"
-        raise _make_error(model, own, what, why, _TRACE) from error
-    # The rows differ between replicas too. What `run` finds of them has errors of its own.
-    inputs = [False] * len(one.jaxpr.invars)
-    axes = frozenset(rows.replica.strategy.layout.replica_axes)
-    counts = [n for n in own if may_vary((one, n), (more, n), inputs, axes)]
+        raise _make_error(step.model, own, what, why, _TRACE) from error
     if counts:
         what = "computes state from the number of rows of one replica"
         why = "Keras alone would compute it from the number of all rows"
-        raise _make_error(model, counts, what, why, _ADD_UP)
+        raise _make_error(step.model, counts, what, why, _ADD_UP)
 
 
-def check_written_metrics(
-    model: Any,
-    step: Callable[[Any, Any], Sequence[Any]],
-    state: Sequence[Any],
-    batch: Any,
-    new: Sequence[Any],
-    rows: Rows,
-) -> None:
+def check_written_metrics(step: WrittenStep, new: Sequence[Any]) -> None:
     """Check that a step of the user updates no metric with the number of rows of one replica.
 
     It is equal on replicas with equally many rows, so `run` finds nothing. A mean whose values and
@@ -94,39 +140,33 @@ def check_written_metrics(
     whose number it is, and so for a step that cannot be traced for other rows.
 
     Args:
-        model: The model.
-        step: Returns the variables of the metrics after the step.
-        state: What it is given, with these variables at the last place.
-        batch: The rows of this replica.
+        step: The step.
         new: The variables of the metrics after the step, whose trace this is.
-        rows: How many rows these are.
 
     Raises:
         StateDivergenceError: It updates one with such a number.
     """
-    variables = model.metrics_variables
-    changed = {n for n, (a, b) in enumerate(zip(state[-1], new, strict=True)) if a is not b}
+    model, variables = step.model, step.model.metrics_variables
+    # The results of the traces begin with the variables that are not trained.
+    first = len(step.state[1])
+    pairs = enumerate(zip(step.state[-1], new, strict=True), first)
+    changed = [n for n, (a, b) in pairs if a is not b]
     if not changed:
         return
-    size = max(rows.most, 2)
     try:
-        with trace_beside_step():
-            one, more = (_trace(model, step, state, batch, n, rows) for n in (size, size + 1))
+        counts = {*step.list_counts(changed)}
     except Exception:
         return
-    axes = frozenset(rows.replica.strategy.layout.replica_axes)
-    inputs = [False] * len(one.jaxpr.invars)
-    counts = {n for n in changed if may_vary((one, n), (more, n), inputs, axes)}
-    places = {id(v): n for n, v in enumerate(variables)}
+    places = {id(v): n for n, v in enumerate(variables, first)}
     found: list[int] = []
     for metric in model.metrics:
-        own = {places[id(v)] for v in metric.variables if id(v) in places} & changed
+        own = {places[id(v)] for v in metric.variables if id(v) in places}.intersection(changed)
         is_mean = isinstance(metric, keras_module("metrics").Mean)
-        is_right = (is_mean and own <= counts) or any(_gathers(one, n) for n in own)
+        is_right = (is_mean and own <= counts) or any(map(step.gathers, own))
         if own & counts and not is_right:
             found += sorted(own & counts)
     if found:
-        paths = [variables[n].path for n in found]
+        paths = [variables[n - first].path for n in found]
         raise StateDivergenceError(
             f"A step of its own class trains or evaluates the Keras model {name_of(model)!r}, and "
             f"updates metrics with the number of rows of one replica: {paths}.\n\n"
@@ -135,41 +175,6 @@ def check_written_metrics(
             "All-reduce it: metric.update_state(jaxdist.get_replica_context().all_reduce('sum', "
             "1.0 * x.shape[0]))."
         )
-
-
-def _gathers(closed: Any, number: int) -> bool:
-    program, _ = _compat.drop_unused(closed, [number])
-    return any(e.primitive.name.startswith("all_gather") for e in iterate_equations(program))
-
-
-def _trace(
-    model: Any,
-    step: Callable[[Any, Any], Sequence[Any]],
-    state: Sequence[Any],
-    batch: Any,
-    size: int,
-    rows: Rows,
-) -> Any:
-    """Return the program that computes the variables for so many rows of a replica."""
-    numbers = {id(v): n for n, v in enumerate(model.non_trainable_variables)}
-
-    def call(number: Any, state: Any, batch: Any) -> list[Any]:
-        replica = TracedReplica(rows.replica.strategy, rows.count, number)
-        own = Rows(size, size * rows.count, replica, has_shares=False)
-        forget_losses(model)
-        with use_rows(own), trace_with_marks(numbers):
-            return list(step(state, batch))
-
-    def shape(leaf: Any) -> Any:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-    def shape_of_rows(leaf: Any) -> Any:
-        return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
-
-    number = jax.ShapeDtypeStruct((), jnp.int32)
-    return jax.make_jaxpr(call)(
-        number, jax.tree.map(shape, state), jax.tree.map(shape_of_rows, batch)
-    )
 
 
 def _make_error(

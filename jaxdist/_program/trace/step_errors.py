@@ -126,8 +126,8 @@ def find_better_error(error: Exception, names: Sequence[str]) -> JaxdistError | 
     if is_of_structures and not _passes_optimizer(error):
         return ReplicaValueError(
             f"{found}: {said} {held}\n\n"
-            "The pytrees of a function have pieces in the same places; only the first pytree may "
-            "have a leaf, such as None, in the place of one.\n\n"
+            "All pytrees need pieces at the same positions. Only the first pytree may have a plain "
+            "leaf, such as None, where the others have a piece.\n\n"
             "Gather the arrays before, inside of the differentiated function: "
             "jaxdist.partition.gather(tree). Or pass the pytree with the leaves first: "
             "jax.tree.map(fn, masks, arrays), eqx.combine(static, params)."

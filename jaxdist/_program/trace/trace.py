@@ -543,8 +543,9 @@ def check_result(what: str, name: str, leaf: Any) -> None:
     if where is None and ends_after_one_reading(leaf):
         raise ArgumentTypeError(
             f"{what} returned a {type(leaf).__name__} as {name}.\n\n"
-            "An iterator can be read once, and what is no array is the same object at every call, "
-            "so later calls would return one that has ended.\n\nReturn a list or a tuple."
+            "An iterator can be read only once. A result that is not an array is the same object "
+            "in every call, so later calls would return an exhausted iterator.\n\n"
+            "Return a list or a tuple."
         )
     if where is not None:
         raise ArgumentTypeError(hidden_tracer_message(what, name, leaf, where))

@@ -92,7 +92,7 @@ def check_watched(callbacks: Sequence[Callback], *, validates: bool) -> None:
         validates: Whether it has data for validation.
 
     Raises:
-        ArgumentError: One watches a value of validation, and there is none.
+        ArgumentError: A callback watches a validation value, and `fit` does not validate.
     """
     if validates or any(map(_may_add_values, callbacks)):
         return
