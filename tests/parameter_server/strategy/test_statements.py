@@ -356,7 +356,7 @@ def test_a_dataset_function_that_fails_is_the_error_of_functions_that_use_it(
         "raises": (_raise_value_error, "no such file"),
         "no dataset": (lambda: 3, "not iterable"),
         "empty": (list, "no element"),
-        "variable": (_make_variable(strategy), "variable was made"),
+        "variable": (_make_variable(strategy), "made in a function that was given to"),
         "strings": (lambda: [["a", "b"]], "an element that contains 'a'"),
     }[case]
     broken = iter(coordinator.create_per_worker_dataset(dataset_fn))
