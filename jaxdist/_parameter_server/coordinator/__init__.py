@@ -3,6 +3,7 @@
 from jaxdist._parameter_server.coordinator.cluster_coordinator import (
     ClusterCoordinator as ClusterCoordinator,
 )
+from jaxdist._parameter_server.coordinator.cluster_coordinator import call_at_exit as call_at_exit
 from jaxdist._parameter_server.coordinator.finished_numbers import (
     FinishedNumbers as FinishedNumbers,
 )

@@ -347,6 +347,12 @@ def _find_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[PerWor
 
 
 _OPEN: weakref.WeakSet[Workers] = weakref.WeakSet()
+_LAST_CALLS: list[Callable[[], None]] = []
+
+
+def call_at_exit(call: Callable[[], None]) -> None:
+    """Call a function when the process ends, after the threads of all coordinators."""
+    _LAST_CALLS.append(call)
 
 
 @atexit.register
@@ -357,3 +363,5 @@ def _stop_all() -> None:
         workers.stop()
     for workers in found:
         workers.join(_EXIT_SECONDS)
+    for call in _LAST_CALLS:
+        call()

@@ -3,9 +3,12 @@
 import logging
 import os
 import threading
+import time
+from collections.abc import Callable
 
 from jaxdist._parameter_server.transport import Message, connect
-from jaxdist.errors import ArgumentError, JaxdistError
+from jaxdist._processes import get_settings
+from jaxdist.errors import ArgumentError, ClusterError, JaxdistError
 
 _LOG = logging.getLogger("jaxdist")
 _PERIOD_SECONDS = 2.0
@@ -38,9 +41,15 @@ class Announcer:
         server: The address of the server.
         worker: The index of this worker.
         address: Where the coordinator reaches it.
+        give_up: Is called with an error if the server does not answer for `JAXDIST_JOIN_SECONDS`:
+            the job has ended. Nothing is announced afterwards.
     """
 
-    def __init__(self, server: str, worker: int, address: str) -> None:
+    def __init__(
+        self, server: str, worker: int, address: str, give_up: Callable[[JaxdistError], None]
+    ) -> None:
+        self._server, self._give_up = server, give_up
+        self._seconds = get_settings().join_seconds
         self._channel = connect(server, layer="grpc", name="ps 0")
         self._message = Message("announce", {"worker": worker, "address": address})
         self._is_stopped = threading.Event()
@@ -55,15 +64,29 @@ class Announcer:
         self._thread.join()
 
     def _work(self) -> None:
-        is_heard = True
+        is_heard, heard = True, time.monotonic()
         while not self._is_stopped.is_set():
             try:
                 self._channel.call(self._message, _CALL_SECONDS)
-                is_heard = True
+                is_heard, heard = True, time.monotonic()
             except JaxdistError as error:
                 # The server may be started later than this worker, or again.
                 if is_heard and not self._is_stopped.is_set():
                     first = str(error).partition("\n")[0]
                     _LOG.warning("The worker is not announced yet, and tries again: %s", first)
                 is_heard = False
+                silent = time.monotonic() - heard
+                if silent >= self._seconds and not self._is_stopped.is_set():
+                    self._give_up(self._make_error(silent, error))
+                    return
             self._is_stopped.wait(_PERIOD_SECONDS)
+
+    def _make_error(self, silent: float, error: JaxdistError) -> ClusterError:
+        first = str(error).partition("\n")[0]
+        return ClusterError(
+            f"The parameter server 0 at {self._server} has not answered for {silent:.0f} s "
+            f"({first}).\n\n"
+            "A worker that announces itself ends when the server is silent for "
+            f"{self._seconds:g} s (JAXDIST_JOIN_SECONDS): its job has ended, or was never there.\n\n"
+            "Start the servers before the worker, or set JAXDIST_JOIN_SECONDS to a longer time."
+        )

@@ -1,5 +1,6 @@
 """`Server`: one task of a cluster with parameter servers."""
 
+import logging
 import os
 import pathlib
 import signal
@@ -17,8 +18,15 @@ from jaxdist._parameter_server.tasks.worker_service import WorkerService
 from jaxdist._parameter_server.transport import Handler, Listener, Message, serve
 from jaxdist._parameter_server.worker.functions import check_modules
 from jaxdist._validate import as_flag, as_number, as_path, log_without_effect, show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, UnsupportedError
+from jaxdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ContextError,
+    JaxdistError,
+    UnsupportedError,
+)
 
+_LOG = logging.getLogger("jaxdist")
 _DIRECTORY = "JAXDIST_SNAPSHOT_DIRECTORY"
 
 
@@ -46,8 +54,9 @@ class Server:
             the script that this process runs.
         announce: Whether a worker tells the first parameter server every 2 s that it is there. A
             training that runs already, and whose cluster does not list the worker, then lets it
-            take part. The coordinator reaches it at its address in the cluster. None means yes for
-            a worker if the environment variable `JAXDIST_ANNOUNCE` is 1.
+            take part. The coordinator reaches it at its address in the cluster. `join` returns when
+            the process of that coordinator ends. None means yes for a worker if the environment
+            variable `JAXDIST_ANNOUNCE` is 1.
 
     Raises:
         ArgumentTypeError: `server_or_cluster_def` is none of these.
@@ -110,6 +119,8 @@ class Server:
         self._listener: Listener | None = None
         self._announcer: Announcer | None = None
         self._is_stopped = threading.Event()
+        # Why a worker that announced itself has ended without its coordinator saying so.
+        self._error: JaxdistError | None = None
         if as_flag(CALLER, "start", start):
             self.start()
 
@@ -121,6 +132,8 @@ class Server:
         """
         if self._listener is not None:
             return
+        self._is_stopped.clear()
+        self._error = None
         keep_freed_memory()
         handlers = self._make_handlers()
         try:
@@ -134,10 +147,14 @@ class Server:
     def join(self) -> None:
         """Wait for ever, or until another thread calls `stop`.
 
-        A SIGTERM stops the server, which writes a last snapshot, and then ends the process.
+        A SIGTERM stops the server, which writes a last snapshot, and then ends the process. A
+        worker that announced itself stops, and this returns, when the process of the coordinator
+        that it works for ends. After a SIGKILL of that process it waits for the next coordinator.
 
         Raises:
             ContextError: The server was not started.
+            ClusterError: This worker announces itself, and the first parameter server has not
+                answered for `JAXDIST_JOIN_SECONDS`.
 
         Source:
             `tf.distribute.Server.join`.
@@ -146,6 +163,7 @@ class Server:
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             self._is_stopped.wait()
+            self._end_alone()
             return
         received: list[int] = []
 
@@ -161,6 +179,7 @@ class Server:
         if received:
             self.stop()
             os.kill(os.getpid(), signal.SIGTERM)
+        self._end_alone()
 
     def stop(self) -> None:
         """Stop to answer, and free the address. A parameter server writes a last snapshot.
@@ -253,7 +272,7 @@ class Server:
             jax.local_devices()
             tasks = self._def.cluster.as_dict().get("ps", [])
             servers = tasks if isinstance(tasks, list) else []
-            self._worker = WorkerService(task, index, servers, self._modules)
+            self._worker = WorkerService(task, index, servers, self._modules, self._end_with_chief)
             return self._worker.make_handlers()
         return {"hello": lambda request: Message("hello", {"task": task})}
 
@@ -275,7 +294,25 @@ class Server:
         host, _, port = self._def.address.rpartition(":")
         # The address of the cluster is what others reach; only port 0 is none.
         address = self._def.address if port != "0" else f"{host}:{listener.address.split(':')[-1]}"
-        return Announcer(self._def.cluster.task_address("ps", 0), self._def.task_index, address)
+        server = self._def.cluster.task_address("ps", 0)
+        return Announcer(server, self._def.task_index, address, self._give_up)
+
+    def _end_with_chief(self) -> None:
+        # Other workers are listed by the job, which ends them.
+        if self._announces:
+            _LOG.warning("%r ends: the training that it took part in has ended.", self)
+            self._is_stopped.set()
+
+    def _give_up(self, error: JaxdistError) -> None:
+        self._error = error
+        self._is_stopped.set()
+
+    def _end_alone(self) -> None:
+        """Stop, if this worker has ended by itself; `stop` sets the event too, and is no end."""
+        if self._listener is not None:
+            self.stop()
+        if self._error is not None:
+            raise self._error
 
     def _list_indices(self, job: str) -> list[int]:
         cluster = self._def.cluster

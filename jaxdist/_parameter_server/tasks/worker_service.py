@@ -41,13 +41,19 @@ class WorkerService:
         servers: The addresses of the parameter servers as this task reaches them; empty if the
             coordinator says them.
         modules: The modules whose functions a coordinator may name.
+        end: Is called when the process of the coordinator ends. It does not wait.
     """
 
     def __init__(
-        self, task: str, index: int, servers: Sequence[str], modules: Sequence[str]
+        self,
+        task: str,
+        index: int,
+        servers: Sequence[str],
+        modules: Sequence[str],
+        end: Callable[[], None],
     ) -> None:
         self._task, self._index = task, index
-        self._servers, self._modules = list(servers), list(modules)
+        self._servers, self._modules, self._end = list(servers), list(modules), end
         self._incarnation = secrets.token_hex(8)
         self._lock = threading.Lock()
         self._session: Session | None = None
@@ -61,6 +67,7 @@ class WorkerService:
             "make": (MakeFields, self._make),
             "wait": (ClientFields, self._wait),
             "cancel": (ClientFields, self._cancel),
+            "end": (ClientFields, self._end_with_client),
         }
         return {name: _make_handler(name, *pair) for name, pair in handlers.items()}
 
@@ -125,6 +132,12 @@ class WorkerService:
         if session is not None:
             session.cancel(fields.number)
         return Message("cancel", {"state": "done"})
+
+    def _end_with_client(self, fields: ClientFields, message: Message) -> Message:
+        if self._find(fields.client) is None:
+            return _STRANGER
+        self._end()
+        return Message("end", {"state": "done"})
 
     def _find(self, client: str) -> Session | None:
         session = self._session

@@ -53,6 +53,43 @@ def test_a_worker_that_announces_itself_takes_part_and_each_step_counts_once() -
         assert end["ran_on"]["1"] >= 20
         assert end["lost"] == 0
         assert "Worker 1 has joined, and takes functions now." in chief.wait()
+        # It ends with the chief; the job ends the workers that it lists.
+        assert (
+            "ends: the training that it took part in has ended" in cluster.tasks["worker 1"].wait()
+        )
+        assert cluster.tasks["worker 1"].process.returncode == 0
+        assert cluster.tasks["worker 0"].process.poll() is None
+
+
+@pytest.mark.slow
+def test_a_worker_that_announced_itself_outlives_a_killed_chief_and_ends_with_the_next() -> None:
+    with make_cluster("200", script=SCRIPT, workers=1) as cluster:
+        chief = cluster.start_all()
+        chief.wait_for("first")
+        _start_new_worker(cluster)
+        chief.tell()
+        _wait_for_line(chief, "Worker 1 has joined")
+        chief.kill()
+        # The next chief does not list it.
+        cluster.addresses["worker"].pop()
+        chief = cluster.start("chief 0")
+        chief.wait_for("first")
+        chief.tell()
+        assert chief.wait_for("end")["ran_on"]["1"] >= 20
+        assert "works for another coordinator from now on" in cluster.tasks["worker 1"].wait()
+        assert cluster.tasks["worker 1"].process.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_worker_that_announced_itself_ends_when_its_server_is_gone() -> None:
+    with make_cluster("1", script=SCRIPT, workers=1) as cluster:
+        cluster.environment["JAXDIST_JOIN_SECONDS"] = "3"
+        cluster.environment["JAXDIST_ANNOUNCE"] = "1"
+        cluster.start("worker 0")
+        written = cluster.tasks["worker 0"].wait()
+        assert cluster.tasks["worker 0"].process.returncode == 1
+        server = cluster.addresses["ps"][0]
+        assert f"ClusterError: The parameter server 0 at {server} has not answered for" in written
 
 
 @pytest.mark.slow
@@ -223,6 +260,33 @@ def test_the_environment_says_whether_workers_announce_themselves(
     monkeypatch.setenv("JAXDIST_ANNOUNCE", "yes")
     with pytest.raises(ArgumentError, match=r"JAXDIST_ANNOUNCE is 'yes'"):
         jaxdist.Server(cluster, "worker", 0)
+
+
+def test_a_worker_that_gave_up_may_be_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ps, worker = (f"127.0.0.1:{port}" for port in find_free_ports(2))
+    cluster = {"ps": [ps], "worker": [worker]}
+    monkeypatch.setenv("JAXDIST_JOIN_SECONDS", "1")
+    server = jaxdist.Server(cluster, "worker", 0, announce=True)
+    with pytest.raises(
+        ClusterError, match=rf"(?s)at {ps} has not answered .*Start the servers before"
+    ):
+        server.join()
+    with pytest.raises(ContextError, match="the server does not run"):
+        server.join()
+    parameters = jaxdist.Server(cluster, "ps", 0)
+    try:
+        monkeypatch.setenv("JAXDIST_JOIN_SECONDS", "60")
+        server.start()
+        joined = threading.Thread(target=server.join, daemon=True)
+        joined.start()
+        joined.join(0.2)
+        assert joined.is_alive()
+        server.stop()
+        joined.join(30)
+        assert not joined.is_alive()
+    finally:
+        server.stop()
+        parameters.stop()
 
 
 def test_only_workers_with_servers_announce_themselves() -> None:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from jaxdist._parameter_server.coordinator import WorkerLink
+from jaxdist._parameter_server.strategy.links.ending import ENDINGS
 from jaxdist._parameter_server.strategy.links.local_link import LocalWorkerLink
 from jaxdist._parameter_server.strategy.links.remote_link import RemoteWorkerLink
 from jaxdist._parameter_server.transport import Channel, Message, connect
@@ -142,6 +143,7 @@ class RemoteJoining:
                 )
                 continue
             self._answered.add((index, address))
+            ENDINGS.note(address, link.client)
             if is_new:
                 found.append(link)
         return found

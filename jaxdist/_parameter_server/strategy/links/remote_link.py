@@ -55,6 +55,7 @@ class RemoteWorkerLink:
         losses: Where it notes which servers have counted a closure.
 
     Attributes:
+        client: The id of the coordinator's run.
         platform: The platform of the worker, as `jax.export` names it; known after `hello`.
     """
 
@@ -68,7 +69,7 @@ class RemoteWorkerLink:
     ) -> None:
         self._index, self._channel, self._greeting = index, channel, greeting
         self._find_server, self._losses = find_server, losses
-        self._client = greeting.client
+        self.client = greeting.client
         self._attempts, self._numbers = itertools.count(1), itertools.count(1)
         self._incarnation = ""
         self.platform = ""
@@ -119,7 +120,7 @@ class RemoteWorkerLink:
                 self._load(traced, shapes)
             self._latest[program] = known
             fields = RunFields(
-                client=self._client,
+                client=self.client,
                 attempt=next(self._attempts),
                 digest=traced.digest,
                 number=number,
@@ -161,7 +162,7 @@ class RemoteWorkerLink:
     def create_resource(self, resource: Any) -> Made:
         """Make a dataset, or an iterator over one."""
         fields = MakeFields(
-            client=self._client,
+            client=self.client,
             attempt=next(self._attempts),
             number=next(self._numbers),
             forget=self._take_forgotten(),
@@ -189,7 +190,7 @@ class RemoteWorkerLink:
         self._channel.close()
 
     def _cancel(self, number: int) -> None:
-        message = Message("cancel", {"client": self._client, "number": number})
+        message = Message("cancel", {"client": self.client, "number": number})
         try:
             self._channel.call(message, _CANCEL_SECONDS)
         except JaxdistError as error:
@@ -198,7 +199,7 @@ class RemoteWorkerLink:
 
     def _load(self, traced: TracedClosure, shapes: Sequence[Any]) -> None:
         places = {name: self._find_server(name) for name in list_variables(traced)}
-        reply = self._call(make_load(self._client, traced, places, shapes))
+        reply = self._call(make_load(self.client, traced, places, shapes))
         self._check_state(reply)
         self._loaded.add(traced.digest)
 
@@ -232,7 +233,7 @@ class RemoteWorkerLink:
         message = Message(method, to_fields(fields), tuple(arrays))
         # Results are numbers most often. The worker keeps those that are longer.
         found = self._reach(lambda: self._channel.call_briefly(message))
-        wait = {"client": self._client, "attempt": fields.attempt}
+        wait = {"client": self.client, "attempt": fields.attempt}
         reply = self._call(Message("wait", wait)) if found is None else found
         while reply.fields["state"] == "running":
             reply = self._call(Message("wait", wait))
