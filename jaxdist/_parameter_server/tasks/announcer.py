@@ -87,6 +87,7 @@ class Announcer:
             f"The parameter server 0 at {self._server} has not answered for {silent:.0f} s "
             f"({first}).\n\n"
             "A worker that announces itself ends when the server is silent for "
-            f"{self._seconds:g} s (JAXDIST_JOIN_SECONDS): its job has ended, or was never there.\n\n"
+            f"{self._seconds:g} s (JAXDIST_JOIN_SECONDS): its job has ended, or was never "
+            "there.\n\n"
             "Start the servers before the worker, or set JAXDIST_JOIN_SECONDS to a longer time."
         )
