@@ -36,7 +36,8 @@ class Endings:
     def tell(self) -> None:
         """Tell the workers at once; wait up to 5 s for those that do not answer."""
         with self._lock:
-            found, self._clients = self._clients, {}
+            found = dict(self._clients)
+            self._clients.clear()
         threads = [
             threading.Thread(target=_tell_end, args=pair, name="jaxdist-ending", daemon=True)
             for pair in found.items()
