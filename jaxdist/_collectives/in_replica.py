@@ -23,7 +23,6 @@ from jaxdist._collectives.sums.default_sum import sum_by_default
 from jaxdist._collectives.uneven_gather import (
     current_log,
     note_collective,
-    note_mean_of_pieces,
     uneven_all_gather,
 )
 from jaxdist._mesh import ReplicaMesh
@@ -105,8 +104,6 @@ def _reduce_sharded(
     The mean over R replicas is the array itself, and the sum is R times the array.
     """
     check_numeric(caller, "value" + jax.tree_util.keystr(path), value.held)
-    if op is ReduceOp.MEAN:
-        note_mean_of_pieces()
     held = REDUCED_PIECES.bind(value.held.astype(result_dtype(op, value.held.dtype)))
     return make_undeclared(held if op is ReduceOp.MEAN else held * layout.num_replicas, value.cut)
 

@@ -44,8 +44,7 @@ class GatherLog:
     `assumed` has the rows of all replicas for each all-gather, from the round before. `seen` has
     the rows that this trace passed. `asked` has all collectives, so that an error can name values
     that do not fit. `averaged` has the rows and lines of averages that assume `num_replicas * rows`
-    rows in total, and `means_of_pieces` the lines of means of arrays in pieces. See
-    Note [Gathers of uneven rows].
+    rows in total. See Note [Gathers of uneven rows].
     """
 
     assumed: tuple[tuple[int, ...], ...]
@@ -53,14 +52,12 @@ class GatherLog:
     seen: list[int] = dataclasses.field(default_factory=list)
     asked: list[CollectiveCall] = dataclasses.field(default_factory=list)
     averaged: list[tuple[int, str]] = dataclasses.field(default_factory=list)
-    means_of_pieces: list[str] = dataclasses.field(default_factory=list)
 
     def clear(self) -> None:
         """Remove all records, because the trace starts again."""
         self.seen.clear()
         self.asked.clear()
         self.averaged.clear()
-        self.means_of_pieces.clear()
 
     def next(self, rows: int) -> tuple[int, ...]:
         """Return the rows of every replica in the next all-gather, and record the own `rows`."""
@@ -109,13 +106,6 @@ def note_averaged(rows: int) -> None:
     log = current_log()
     if log is not None:
         log.averaged.append((rows, _compat.find_callers_line()))
-
-
-def note_mean_of_pieces() -> None:
-    """Record that the caller takes the mean over the replicas of an array in pieces."""
-    log = current_log()
-    if log is not None:
-        log.means_of_pieces.append(_compat.find_callers_line())
 
 
 def uneven_all_gather(

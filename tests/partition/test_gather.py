@@ -138,7 +138,8 @@ def test_last_uneven_batch_and_a_scan_of_steps_take_parameters_in_pieces() -> No
         return jax.tree.map(lambda p, g: p - g, params, grads)
 
     rows = [np.ones((2, 3), "float32"), np.full((1, 3), 4, "float32")]
-    found = strategy.run(step, (params, PerReplica(rows)))
+    with pytest.warns(jaxdist.errors.UnevenMeanWarning, match="the gradient of arrays in pieces"):
+        found = strategy.run(step, (params, PerReplica(rows)))
     np.testing.assert_array_equal(found["w"].whole(), np.full((3, 2), 1 - (2 + 4) / 2))
 
     even = jax.device_put(np.ones((4, 3), "float32"), strategy.per_replica_sharding)

@@ -14,7 +14,7 @@ from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
 from jaxdist._program.jaxprs.interpreter import get_literal_value, read_number
 from jaxdist._program.proof.made_of_nothing import find_line
 from jaxdist._program.proof.replication import get_named_axes
-from jaxdist._values import next_power_of_two, share_of_mean
+from jaxdist._values import OPEN, PIECE, next_power_of_two, share_of_mean
 from jaxdist.errors import UnevenMeanWarning
 
 _SUMS = frozenset({"psum", "psum2", "psum_invariant"})
@@ -27,6 +27,13 @@ _KEEPS_SHARES = frozenset(
     transpose
     """.split()
 )
+# A gradient in pieces stays the mean over the replicas through these, until it is used.
+_KEEPS_MEANS = (
+    _KEEPS_SHARES
+    | frozenset("add_any all_gather div mul name neg reduce_precision rev select_n sub".split())
+    | {OPEN.name, PIECE.name}
+)
+_TELLS_NO_NUMBER = frozenset("eq ge gt is_finite le lt ne".split())
 _FILE_OF_MEANS = share_of_mean.__code__.co_filename
 
 
@@ -49,6 +56,10 @@ class _Fact:
     is_divided: bool = False  # was divided once
     is_term: bool = False  # was divided twice, the second time by the number of replicas
     total: MeanOverReplicas | None = None  # the sum over the replicas that it is
+    scattered: MeanOverReplicas | None = None  # the sum over the replicas that it is a piece of
+    # The mean over the replicas that it is a piece of, as long as nothing uses it. A sum over the
+    # replicas (`all_reduce("sum", grads)` under FSDP) is made of it by a product.
+    unused: MeanOverReplicas | None = None
 
 
 def find_means(
@@ -56,7 +67,8 @@ def find_means(
 ) -> tuple[MeanOverReplicas, ...]:
     """Return the means that a program takes over the replicas.
 
-    It divides a sum over the replicas, or the terms of the sum, by the number of replicas.
+    It divides a sum over the replicas, or the terms of the sum, by the number of replicas. So does
+    the gradient of an array in pieces; `all_reduce("sum")` multiplies it again.
     `all_reduce("mean")` divides by a power of two before the sum and by the rest after it. A mean
     of values that do not depend on the rows of each replica, such as pieces of parameters or what
     an all-reduce returned, is right whatever the rows are.
@@ -68,7 +80,8 @@ def find_means(
         num_replicas: The number of replicas.
     """
     analysis = _Means(axes, num_replicas)
-    analysis.run(program, [_Fact(of_rows=own) for own in of_rows])
+    results = analysis.run(program, [_Fact(of_rows=own) for own in of_rows])
+    analysis.found.extend(fact.unused for fact in results if fact.unused is not None)
     return tuple(dict.fromkeys(analysis.found))
 
 
@@ -117,6 +130,8 @@ class _Means(ForwardAnalysis[_Fact]):
             is_divided=first.is_divided or second.is_divided,
             is_term=first.is_term or second.is_term,
             total=first.total or second.total,
+            scattered=first.scattered or second.scattered,
+            unused=first.unused or second.unused,
         )
 
     def decide(self, eqn: Any, values: list[_Fact], decided_by: _Fact) -> list[_Fact]:
@@ -139,6 +154,9 @@ class _Means(ForwardAnalysis[_Fact]):
             return inputs[:1]
         if name in known.PAIRWISE:
             return inputs
+        unused = next((fact.unused for fact in inputs if fact.unused is not None), None)
+        if unused is not None and name not in _TELLS_NO_NUMBER:
+            return self._use(eqn, name, inputs, unused)
         if name in ("mul", "div"):
             return [self._divide(eqn, name, inputs, of_rows)]
         is_share = name in _KEEPS_SHARES and any(fact.is_share for fact in inputs)
@@ -155,7 +173,36 @@ class _Means(ForwardAnalysis[_Fact]):
             if fact.is_share and fact.of_rows and name not in known.REPLICATING - _SUMS:
                 self.found.append(_describe(eqn))
         of_rows = not is_equal and any(fact.of_rows for fact in inputs)
-        return [_Fact(of_rows=of_rows)] * len(eqn.outvars)
+        results = [_Fact(of_rows=of_rows)] * len(eqn.outvars)
+        if name in _SCATTERS or name in _SUMS:
+            scattered = [self._find_scattered(eqn, name, fact) for fact in inputs]
+            return [
+                dataclasses.replace(r, scattered=s) for r, s in zip(results, scattered, strict=True)
+            ]
+        unused = next((fact.unused for fact in inputs if fact.unused is not None), None)
+        return results if unused is None else self._use(eqn, name, inputs, unused)
+
+    def _find_scattered(self, eqn: Any, name: str, fact: _Fact) -> MeanOverReplicas | None:
+        """Return the sum that a scatter makes, or a sum over other axes of a scattered sum."""
+        if name in _SUMS:
+            return fact.scattered
+        if not fact.of_rows:
+            return None
+        # The line that gathered the array, whose gradient the scatter makes.
+        line = getattr(eqn, "line", "") or _compat.find_caller_of_library(eqn)
+        return MeanOverReplicas(f"{line.partition(', in ')[0]} (the gradient of arrays in pieces)")
+
+    def _use(
+        self, eqn: Any, name: str, inputs: list[_Fact], unused: MeanOverReplicas
+    ) -> list[_Fact]:
+        """Return the facts of an operation with a mean that nothing has used yet."""
+        is_again_a_sum = name == "mul" and any(f.number == self._num_replicas for f in inputs)
+        if is_again_a_sum:
+            return [_Fact()]
+        if name in _KEEPS_MEANS:
+            return [_Fact(unused=unused)] * len(eqn.outvars)
+        self.found.append(unused)
+        return [_Fact()] * len(eqn.outvars)
 
     def _sum(self, eqn: Any, fact: _Fact) -> _Fact:
         if not fact.of_rows:
@@ -179,6 +226,8 @@ class _Means(ForwardAnalysis[_Fact]):
         if is_count and over.total is not None:
             self.found.append(over.total)
             return _Fact(of_rows=of_rows)
+        if is_count and over.scattered is not None:
+            return _Fact(unused=over.scattered)
         if not under.number:
             return _Fact(of_rows=of_rows)
         divisor = under.number if name == "div" else 1 / under.number

@@ -193,8 +193,7 @@ def joined_trace(
 
 def find_noted_means(logs: Sequence[GatherLog]) -> tuple[MeanOverReplicas, ...]:
     """Return the means over replicas with different shapes that the traces noted themselves."""
-    of_pieces = map(MeanOverReplicas, dict.fromkeys(logs[0].means_of_pieces))
-    return (*find_averages([log.averaged for log in logs]), *of_pieces)
+    return find_averages([log.averaged for log in logs])
 
 
 def find_uneven_means(

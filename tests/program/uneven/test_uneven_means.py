@@ -181,18 +181,51 @@ def test_a_mean_of_gradients_in_pieces_is_warned_of(num_replicas: int, eagerly: 
     assert len(_warned(step, args, eagerly=eagerly, strategy=strategy)) == 1
 
 
+def _sum_of_replicas(grads: Any) -> Any:
+    return _ctx().all_reduce("sum", grads)
+
+
+# What a step does with the gradient of arrays in pieces, which is the mean over the replicas.
+_OF_PIECES: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "nothing": (lambda grads: grads, 1),
+    "mean": (lambda grads: _ctx().all_reduce("mean", grads), 1),
+    "a part": (lambda grads: jax.tree.map(lambda g: g / 7, grads), 1),
+    "norm": (lambda grads: optax.global_norm(jaxdist.partition.gather(grads)), 1),
+    "sum": (_sum_of_replicas, 0),
+    "a part of the sum": (lambda grads: _sum_of_replicas(jax.tree.map(lambda g: g / 7, grads)), 0),
+    "sum of two": (lambda grads: _sum_of_replicas(jax.tree.map(lambda g: g + 2 * g, grads)), 0),
+    "norm of the sum": (
+        lambda grads: optax.global_norm(jaxdist.partition.gather(_sum_of_replicas(grads))),
+        0,
+    ),
+    "whether it is finite": (
+        lambda grads: jnp.isfinite(jaxdist.partition.gather(grads)["w"]).all(),
+        0,
+    ),
+}
+
+
 @pytest.mark.parametrize("eagerly", [False, True])
-def test_the_mean_that_fsdp_takes_of_gradients_is_warned_of(eagerly: bool) -> None:
-    strategy = _strategy(4)
-    params = partition.place(strategy, {"w": jnp.full((12, 6), 0.1)}, partition.fsdp(min_bytes=0))
+@pytest.mark.parametrize("layout", ["fsdp", "hsdp"])
+@pytest.mark.parametrize("use", _OF_PIECES)
+def test_the_mean_that_fsdp_takes_of_gradients_is_warned_of_where_it_is_used(
+    use: str, layout: str, eagerly: bool
+) -> None:
+    call, count = _OF_PIECES[use]
+    rules: Any = partition.fsdp(min_bytes=0)
+    if layout == "hsdp":
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("outer", "inner"))
+        strategy = jaxdist.MirroredStrategy(mesh=mesh, replica_axes=("outer", "inner"))
+        rules = partition.fsdp(min_bytes=0, axes=("inner",))
+    else:
+        strategy = _strategy(4)
+    params = partition.place(strategy, {"w": jnp.full((12, 6), 0.1)}, rules)
 
     def step(params: Any, x: Any) -> Any:
-        grads = jax.grad(lambda p: ((x @ p["w"]) ** 2).mean())(params)
-        grads = _ctx().all_reduce("mean", grads)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+        return call(jax.grad(lambda p: ((x @ p["w"]) ** 2).sum() / 7)(params))
 
     args = (params, _batch(strategy, 7, 12))
-    assert len(_warned(step, args, eagerly=eagerly, strategy=strategy)) == 1
+    assert len(_warned(step, args, eagerly=eagerly, strategy=strategy)) == count
 
 
 class _Linen(linen.Module):
