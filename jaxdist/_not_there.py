@@ -1,13 +1,16 @@
 """Documented names that jaxdist does not have, and what replaces each of them.
 
 Reading one raises `errors.MissingNameError`, an `AttributeError`, so `hasattr` returns False.
+Importing one (`import jaxdist.keras`, `from jaxdist import keras`) raises
+`errors.MissingModuleError`, an `ImportError`.
 """
 
 import sys
 from collections.abc import Mapping
+from importlib.abc import MetaPathFinder
 from typing import Any, NoReturn
 
-from jaxdist.errors import MissingNameError
+from jaxdist.errors import MissingModuleError, MissingNameError
 
 # Parts of `tf.distribute` that jaxdist will have later; each text explains several names.
 
@@ -188,6 +191,22 @@ def explain_missing(module: str) -> None:
 
     # Set by name, not by `def`: a type checker accepts every name of a module that defines it.
     vars(sys.modules[module])["__getattr__"] = read
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())
+
+
+class _Finder(MetaPathFinder):
+    """The last finder of Python's imports, which is asked for modules that nobody has found.
+
+    `from module import name` asks it too, if the module has no such attribute.
+    """
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+        module, _, name = fullname.rpartition(".")
+        table = MISSING.get(module, {})
+        if name in table:
+            # Without `name`: Python ignores an error of `from module import name` that has it.
+            raise MissingModuleError(f"{module}.{name} is not there.\n\n{table[name]}")
 
 
 def missing_member(owner: Any, name: str, table: Mapping[str, str]) -> AttributeError:

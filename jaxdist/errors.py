@@ -341,6 +341,10 @@ class MissingExtraError(JaxdistError, ImportError):
     """Raised when an optional package is needed but not installed."""
 
 
+class MissingModuleError(JaxdistError, ImportError):
+    """Raised when a documented name is imported that does not exist, as `MissingNameError`."""
+
+
 class MissingNameError(JaxdistError, AttributeError):
     """Raised when a documented name does not exist; the message says what replaces it."""
 

@@ -57,6 +57,7 @@ TREE = {
     "UnauthenticatedError": PermissionError,
     "UnknownError": RuntimeError,
     "MissingExtraError": ImportError,
+    "MissingModuleError": ImportError,
     "MissingNameError": AttributeError,
 }
 WARNINGS = {

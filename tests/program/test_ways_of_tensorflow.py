@@ -10,7 +10,12 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import PerReplica
-from jaxdist.errors import ArgumentTypeError, CallArgumentsError, MissingNameError
+from jaxdist.errors import (
+    ArgumentTypeError,
+    CallArgumentsError,
+    MissingModuleError,
+    MissingNameError,
+)
 from tests.strategies.oracle import refused
 
 
@@ -71,6 +76,30 @@ def test_other_missing_attributes_stay_errors_of_python() -> None:
     with pytest.raises(AttributeError, match="apply_gradients") as error:
         _strategy().run(lambda x: x.apply_gradients(), (PerReplica([1.0, 2.0]),))
     assert not isinstance(error.value, MissingNameError)
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("import jaxdist.distribute as dist", "jaxdist.MirroredStrategy"),
+        ("from jaxdist import distribute", "jaxdist.MirroredStrategy"),
+        ("from jaxdist.distribute import MirroredStrategy", "jaxdist.MirroredStrategy"),
+        ("from jaxdist import keras", "KERAS_BACKEND=jax"),
+        ("from jaxdist.keras import layers", "KERAS_BACKEND=jax"),
+        ("from jaxdist.compat.v1 import TPUStrategy", "it is jaxdist.TPUStrategy"),
+    ],
+)
+def test_an_import_of_a_documented_name_says_what_replaces_it(statement: str, said: str) -> None:
+    with refused(MissingModuleError, "is not there", said):
+        exec(statement, {})
+
+
+def test_an_import_of_a_name_that_nobody_documents_is_an_error_of_python() -> None:
+    for statement in ("from jaxdist import nothing", "import jaxdist.nothing"):
+        with pytest.raises(ImportError, match="nothing") as caught:
+            exec(statement, {})
+        assert not isinstance(caught.value, MissingModuleError)
+    assert not hasattr(jaxdist, "keras")
 
 
 def test_the_names_of_tf_distribute_are_those_of_jaxdist() -> None:
