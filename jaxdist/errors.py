@@ -49,6 +49,7 @@ working::
       UnknownError             RuntimeError  another task raised an error that is none of these
       MissingExtraError        ImportError   an optional package that is not installed
 
+      MissingModuleError       ImportError    an import of a documented name that is not there
       MissingNameError         AttributeError a documented name that jaxdist does not have
 
     DividedMetricWarning       UserWarning   a metric of values that are divided by all rows
