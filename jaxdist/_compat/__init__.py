@@ -58,6 +58,7 @@ from jaxdist._compat.nnx import DistantValue as DistantValue
 from jaxdist._compat.nnx import find_lent as find_lent
 from jaxdist._compat.nnx import get_held as get_held
 from jaxdist._compat.nnx import is_distant as is_distant
+from jaxdist._compat.nnx import leave_out_padding as leave_out_padding
 from jaxdist._compat.nnx import let_variables_hold as let_variables_hold
 from jaxdist._compat.nnx import set_held as set_held
 from jaxdist._compat.nnx import show_as_array as show_as_array

@@ -4,11 +4,15 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from jaxdist._strategies import Strategy
 from jaxdist._validate import CallerRename, show
 from jaxdist.data import Batches, DistributedDataset, InputOptions, PartialBatch
 from jaxdist.errors import ArgumentError
 from jaxdist.fit._loop.arguments import Examples
+from jaxdist.fit._step.steps import PaddedBatch
 
 # Reading ahead by two: one batch is copied to the devices while another one is read.
 _AHEAD = 2
@@ -45,11 +49,15 @@ class Feed:
                 batch_size, shuffle=shuffle, seed=seed, first_epoch=first_pass
             )
             source = self._batches
-        options = InputOptions(experimental_per_replica_buffer_size=_AHEAD, balance_rows=True)
+        is_distributed = isinstance(source, DistributedDataset)
+        self._is_padded = _needs_equal_rows(strategy) and _can_be_padded(source)
+        options = InputOptions(
+            experimental_per_replica_buffer_size=_AHEAD,
+            partial_batch=PartialBatch.PAD if self._is_padded else PartialBatch.UNEVEN,
+            balance_rows=True,
+        )
         self._data: DistributedDataset = (
-            source
-            if isinstance(source, DistributedDataset)
-            else strategy.experimental_distribute_dataset(source, options)
+            source if is_distributed else strategy.experimental_distribute_dataset(source, options)
         )
         self._rest: Iterator[Any] | None = None
 
@@ -65,16 +73,20 @@ class Feed:
         if self._steps is None:
             self.passes += 1
             with CallerRename("experimental_distribute_dataset", "fit.Model.fit"):
-                return iter(self._data)
+                return self._iterate()
         if self._rest is None:
             self._rest = self._endless()
         return itertools.islice(self._rest, self._steps)
+
+    def _iterate(self) -> Iterator[Any]:
+        batches = iter(self._data)
+        return itertools.starmap(PaddedBatch, batches) if self._is_padded else batches
 
     def _endless(self) -> Iterator[Any]:
         while True:
             self.passes += 1
             is_empty = True
-            for batch in self._data:
+            for batch in self._iterate():
                 is_empty = False
                 yield batch
             if is_empty:
@@ -103,15 +115,35 @@ class Feed:
         return f"Its batch has the examples {show(indices) if len(indices) > 64 else indices}."
 
 
+def _needs_equal_rows(strategy: Strategy) -> bool:
+    """Whether all replicas run one program, so that the last batch is padded."""
+    layout = strategy.layout
+    return layout.num_logical > 1 or layout.num_virtual is not None
+
+
+def _can_be_padded(source: Any) -> bool:
+    """Whether no batch is larger than the first, to whose size all are padded."""
+    if isinstance(source, Batches):
+        return True
+    if not isinstance(source, (list, tuple)):
+        return False
+    rows = [jnp.shape(leaf)[:1] for batch in source for leaf in jax.tree.leaves(batch)[:1]]
+    return bool(rows) and rows[0] == max(rows)
+
+
 def distribute_padded(strategy: Strategy, source: Any, batch_size: int) -> Iterable[Any]:
     """Return `(batch, mask)` for evaluation; all batches have one size, so one program runs.
 
-    A distributed dataset has divided its batches already: their mask is None.
+    A distributed dataset has divided its batches already: their mask is None, and so is that of
+    batches in a list whose first one is not the largest.
     """
-    if isinstance(source, DistributedDataset):
-        return ((batch, None) for batch in source)
     if isinstance(source, Examples):
         source = source.make_batches(batch_size)
+    if isinstance(source, (list, tuple)) and not _can_be_padded(source):
+        options = InputOptions(experimental_per_replica_buffer_size=_AHEAD, balance_rows=True)
+        source = strategy.experimental_distribute_dataset(source, options)
+    if isinstance(source, DistributedDataset):
+        return ((batch, None) for batch in source)
     options = InputOptions(
         experimental_per_replica_buffer_size=_AHEAD,
         partial_batch=PartialBatch.PAD,

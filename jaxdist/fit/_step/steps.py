@@ -1,9 +1,10 @@
 """What one step of training, evaluation or prediction does inside a replica."""
 
+import contextlib
+import dataclasses
 import inspect
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,9 +13,10 @@ import numpy as np
 from flax import nnx
 
 from jaxdist import _compat
-from jaxdist._collectives import ReduceOp, current_log
+from jaxdist._collectives import ReduceOp, current_log, fresh_trace_key
 from jaxdist._strategies import get_replica_context
 from jaxdist._validate import show
+from jaxdist._values import is_sharded
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.fit._step.classes import weigh_classes
 from jaxdist.fit._step.find_metrics import measure_sums
@@ -28,8 +30,33 @@ LOSS, ROWS, PART = "loss", "rows", "loss of an output"
 Layout = tuple[tuple[tuple[str, str], tuple[int, ...]], ...]
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PaddedBatch:
+    """A batch for replicas that need equally many rows.
+
+    Attributes:
+        batch: The batch, with padding.
+        is_real: Whether a row is none of the padding, `[b]`.
+    """
+
+    batch: Any
+    is_real: Any
+
+    def fill(self) -> Any:
+        """Return the batch with copies of a real row, which layers can compute, as padding."""
+
+        def fill_leaf(leaf: jax.Array) -> jax.Array:
+            is_real = self.is_real.reshape(-1, *[1] * (jnp.ndim(leaf) - 1))
+            return jnp.where(is_real, leaf, leaf[:1])
+
+        return jax.tree.map(fill_leaf, self.batch)
+
+
 def split_batch(batch: Any) -> tuple[Any, Any, Any]:
     """Return `x`, `y` and the weights of a batch; those that it does not have are None."""
+    if isinstance(batch, PaddedBatch):
+        batch = batch.batch
     if not isinstance(batch, (tuple, list)):
         return batch, None, None
     if not 1 <= len(batch) <= 3:
@@ -118,26 +145,31 @@ class Steps:
 
         `classes` are classes and their weights, or None.
         """
-        x, y, weight = split_batch(batch)
+        is_real = batch.is_real if isinstance(batch, PaddedBatch) else None
+        x, y, weight = split_batch(batch if is_real is None else batch.fill())
         check_targets(x, y)
-        rows = count_rows(x)
-        # Where all replicas have equally many rows, the mean of Flax is that of the rows.
-        is_uneven = current_log() is not None
+        size = count_rows(x)
+        rows = size if is_real is None else jnp.sum(is_real, dtype=jnp.float32)
 
         def total_loss(module: nnx.Module) -> tuple[jax.Array, dict[Any, jax.Array]]:
-            with _compat.weigh_batch_statistics() if is_uneven else nullcontext():
+            with _use_real_rows(is_real):
                 outputs = self.call(module, x, is_training=True)
             of_example = weight
             if classes is not None:
                 of_example = weigh_classes(classes, y, outputs, weight)
-            sums = self._measure(y, outputs, of_example, None, rows)
+            sums = self._measure(y, outputs, of_example, is_real, size)
             return sums[LOSS, ""], sums
 
         find = nnx.value_and_grad(total_loss, has_aux=True)
         (_, sums), grads = find(as_view(module, is_training=True))
-        if rows == 0:
-            # They are zeros, but a factor that is a statistic of no rows makes them nan.
-            grads = jax.tree.map(lambda g: jnp.where(rows > 0, g, jnp.zeros_like(g)), grads)
+        if size == 0 or is_real is not None:
+            # They are zeros, but a factor that is a statistic of no rows makes them nan. Those in
+            # pieces are sums over the replicas already.
+            grads = jax.tree.map(
+                lambda g: g if is_sharded(g) else jnp.where(rows > 0, g, jnp.zeros_like(g)),
+                grads,
+                is_leaf=is_sharded,
+            )
         _, vector = reduce_and_update(module, optimizer, grads, rows, self._pack(sums))
         return vector
 
@@ -232,6 +264,20 @@ class Steps:
             parts = {part: v for (i, part), v in found.items() if i == str(index)}
             logs[name] = float(metric.result(parts))
         return logs
+
+
+@contextlib.contextmanager
+def _use_real_rows(is_real: jax.Array | None) -> Iterator[None]:
+    """Let the statistics of normalization layers be those of the rows of a batch."""
+    context = get_replica_context()
+    rows = (
+        _compat.weigh_batch_statistics(has_equal_rows=current_log() is None)
+        if is_real is None or context is None
+        else _compat.leave_out_padding(is_real, context.strategy.layout.replica_axes)
+    )
+    # A jitted function of the module that was traced elsewhere has other statistics.
+    with rows, fresh_trace_key():
+        yield
 
 
 def call_in_dtype(
