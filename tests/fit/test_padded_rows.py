@@ -225,3 +225,39 @@ def test_statistics_of_linen_are_those_of_all_rows(make: Callable[[], Any]) -> N
         models[-1].fit(x, y, 8, shuffle=False, verbose=0)
     for have, want in zip(*(_variables_of(m.module) for m in models), strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-6)
+
+
+class _RelativeError(fit.Metric):
+    """Is nan for an example of zeros."""
+
+    def sums(self, y_true: Any, y_pred: Any, weight: jax.Array) -> dict[str, jax.Array]:
+        size = jax.numpy.linalg.norm(y_pred, axis=-1)
+        ratios = jax.numpy.abs(y_pred[:, 0]) / size
+        return {"sum": jax.numpy.sum(weight * ratios), "rows": jax.numpy.sum(weight)}
+
+    def result(self, sums: Any) -> float:
+        return float(sums["sum"] / sums["rows"])
+
+
+@pytest.mark.parametrize("make", [_make_grid, lambda: mirrored(4)])
+@pytest.mark.parametrize("rows", [1, 3, 9, 11])
+def test_a_metric_of_the_user_that_is_nan_on_zeros_is_that_of_the_examples(
+    rows: int, make: Callable[[], Any]
+) -> None:
+    class Biasless(nnx.Module):
+        def __init__(self) -> None:
+            self.out = nnx.Linear(4, 3, use_bias=False, rngs=nnx.Rngs(0))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.out(x[:, 0])
+
+    x, y = _data(rows)
+    found = []
+    for strategy in (make(), mirrored(1)):
+        with strategy.scope():
+            model = fit.Model(Biasless())
+        model.compile(optax.sgd(0.0), LOSS, metrics=[_RelativeError("relative")])
+        trained = model.fit(x, y, 8, shuffle=False, verbose=0).history["relative"]
+        found.append([*trained, *model.evaluate(x, y, 8, verbose=0)])
+    assert np.isfinite(found[1]).all()
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)

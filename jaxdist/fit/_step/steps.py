@@ -178,7 +178,7 @@ class Steps:
 
         `mask` is 0 for padding, or None without padding.
         """
-        x, y, weight = split_batch(batch)
+        x, y, weight = split_batch(batch if mask is None else PaddedBatch(batch, mask).fill())
         check_targets(x, y)
         view = as_view(module, is_training=False)
         outputs = self.call(view, x, is_training=False)
@@ -235,7 +235,11 @@ class Steps:
                 given = weight if metric._takes_all_weights and weight is not None else of_example
             for name, value in sorted(measure_sums(metric, y, outputs, given, rows).items()):
                 sums[str(index), name] = value
-        return sums
+        if mask is None:
+            return sums
+        # A replica that has only padding adds nothing, also where its numbers are nan.
+        has_rows = jnp.any(counts > 0)
+        return {key: jnp.where(has_rows, x, jnp.zeros_like(x)) for key, x in sums.items()}
 
     def _pack(self, sums: dict[tuple[str, str], jax.Array]) -> jax.Array:
         # The loss is first. JAX sorts the keys of a dict that passes through `grad`, and those of
