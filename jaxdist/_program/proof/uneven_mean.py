@@ -154,7 +154,7 @@ class _Means(ForwardAnalysis[_Fact]):
             return inputs[:1]
         if name in known.PAIRWISE:
             return inputs
-        unused = next((fact.unused for fact in inputs if fact.unused is not None), None)
+        unused = _find_unused(inputs)
         if unused is not None and name not in _TELLS_NO_NUMBER:
             return self._use(eqn, name, inputs, unused)
         if name in ("mul", "div"):
@@ -165,6 +165,9 @@ class _Means(ForwardAnalysis[_Fact]):
     def _collective(
         self, eqn: Any, name: str, over: frozenset[str], inputs: list[_Fact]
     ) -> list[_Fact]:
+        unused = _find_unused(inputs)
+        if unused is not None:
+            return self._use(eqn, name, inputs, unused)
         if name in _SUMS and over == self._axes:
             return [self._sum(eqn, fact) for fact in inputs]
         is_equal = name in known.REPLICATING or name in _SCATTERS
@@ -173,14 +176,10 @@ class _Means(ForwardAnalysis[_Fact]):
             if fact.is_share and fact.of_rows and name not in known.REPLICATING - _SUMS:
                 self.found.append(_describe(eqn))
         of_rows = not is_equal and any(fact.of_rows for fact in inputs)
-        results = [_Fact(of_rows=of_rows)] * len(eqn.outvars)
         if name in _SCATTERS or name in _SUMS:
-            scattered = [self._find_scattered(eqn, name, fact) for fact in inputs]
-            return [
-                dataclasses.replace(r, scattered=s) for r, s in zip(results, scattered, strict=True)
-            ]
-        unused = next((fact.unused for fact in inputs if fact.unused is not None), None)
-        return results if unused is None else self._use(eqn, name, inputs, unused)
+            sums = [self._find_scattered(eqn, name, fact) for fact in inputs]
+            return [_Fact(of_rows=of_rows, scattered=one) for one in sums]
+        return [_Fact(of_rows=of_rows)] * len(eqn.outvars)
 
     def _find_scattered(self, eqn: Any, name: str, fact: _Fact) -> MeanOverReplicas | None:
         """Return the sum that a scatter makes, or a sum over other axes of a scattered sum."""
@@ -235,6 +234,10 @@ class _Means(ForwardAnalysis[_Fact]):
         # the replica's own rows has one division, and the mean over replicas another.
         is_term = over.is_divided and bool(np.isclose(divisor, self._num_replicas))
         return _Fact(of_rows=of_rows, is_divided=True, is_term=is_term)
+
+
+def _find_unused(facts: Sequence[_Fact]) -> MeanOverReplicas | None:
+    return next((fact.unused for fact in facts if fact.unused is not None), None)
 
 
 def _describe(eqn: Any) -> MeanOverReplicas:
