@@ -13,12 +13,14 @@ from flax.nnx.training import optimizer
 
 # What the slot of a variable holds after `variable[index] = value`; the index may be `...`.
 Assign = Callable[[Any, Any, Any], Any]
+# Makes a node of the `nnx.State` that Flax has made of it, and returns anything else as it is.
+Restore = Callable[[Any], Any]
 
 # By the class of a node.
-_KNOWN: dict[type[Any], Assign] = {}
+_KNOWN: dict[type[Any], tuple[Assign, Restore]] = {}
 
 
-def let_variables_hold(kind: type[Any], assign: Assign) -> None:
+def let_variables_hold(kind: type[Any], assign: Assign, restore: Restore) -> None:
     """Let NNX variables that hold a node of this class be used as arrays, and assigned.
 
     Waits for Flax to ask what is in the slot of a variable.
@@ -26,9 +28,10 @@ def let_variables_hold(kind: type[Any], assign: Assign) -> None:
     Args:
         kind: The class, whose nodes have `__jax_array__`.
         assign: Takes a node, a value and an index; returns what the variable then holds.
+        restore: Makes a node of the `nnx.State` that `nnx.Optimizer.update` puts in its place.
     """
     _install()
-    _KNOWN[kind] = assign
+    _KNOWN[kind] = assign, restore
 
 
 @functools.cache
@@ -44,7 +47,7 @@ def _install() -> None:
     @functools.wraps(set_value)
     def assign(self: Any, value: Any, **index: Any) -> None:
         held = self.get_raw_value()
-        write = _KNOWN.get(type(held))
+        write, _ = _KNOWN.get(type(held), (None, None))
         # An optimizer replaces its state as a whole, whatever that was.
         if write is not None and not isinstance(self, optimizer.OptState):
             if index or getattr(value, "shape", None) == held.shape:
@@ -52,4 +55,18 @@ def _install() -> None:
                 index = {}
         set_value(self, value, **index)
 
+    of_optimizer: Any = nnx.Optimizer
+    update = of_optimizer.update
+
+    @functools.wraps(update)
+    def update_and_restore(self: Any, *args: Any, **kwargs: Any) -> Any:
+        updates = update(self, *args, **kwargs)
+        # A later update in the same step takes the nodes.
+        for _, variable in nnx.iter_graph(self.opt_state):
+            if isinstance(variable, nnx.Variable) and type(variable.get_raw_value()) is nnx.State:
+                for _, restore in _KNOWN.values():
+                    variable.set_raw_value(restore(variable.get_raw_value()))
+        return updates
+
     kind.__jax_array__, kind.set_value = unwrap, assign
+    of_optimizer.update = update_and_restore

@@ -172,7 +172,7 @@ def _is_metadata(held: Any) -> bool:
 
 
 register_pytree_with_keys(Sharded, _flatten_with_keys, _rebuild, _flatten)
-_compat.let_variables_hold(Sharded, assign_elements)
+_compat.let_variables_hold(Sharded, assign_elements, from_state)
 
 
 # Note [Padding in nodes]
