@@ -9,7 +9,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _compat
-from jaxdist._integers import check_fits
+from jaxdist._integers import check_fits, find_cut_off
 from jaxdist._mesh import ReplicaMesh, make_auto_sharding
 from jaxdist._values.processes.put import put
 from jaxdist._values.replicas.binding import origin_of
@@ -348,7 +348,9 @@ def _as_array(name: object, replica: int, value: Any) -> Any:
     # NumPy arrays stay NumPy arrays, so that each value is copied straight to its own device.
     # A class such as `np.float32` has these attributes, too.
     if hasattr(value, "dtype") and hasattr(value, "ndim") and not callable(value):
-        check_fits("A PerReplica", f"{name} with the value on replica {replica}", value)
+        # Before the name, which most calls do not need.
+        if find_cut_off(value) is not None:
+            check_fits("A PerReplica", f"{name} with the value on replica {replica}", value)
         return value
     if not isinstance(value, (bool, int, float, complex, list)):
         raise ReplicaValueError(
