@@ -3,6 +3,8 @@
 import abc
 import dataclasses
 import html
+import itertools
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
@@ -19,13 +21,56 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     numbers: frozenset[str] = frozenset()
 
-    def lines(self) -> Iterator[str]:
-        """Yield lines of aligned text."""
+    def lines(self, width: int | None = None) -> Iterator[str]:
+        """Yield lines of aligned text.
+
+        Args:
+            width: The columns of the screen; None for as many as the table needs. Texts wrap
+                between words, and numbers never. Where that is not enough, each row becomes a block
+                of lines.
+        """
         yield self.title
+        widths = self._find_widths(width)
+        if widths is None:
+            yield from self._blocks(width or 0)
+            return
+        for row in (self.columns, *self.rows):
+            cells = [
+                [cell] if column in self.numbers else _wrap(cell, own)
+                for cell, own, column in zip(row, widths, self.columns, strict=True)
+            ]
+            for line in itertools.zip_longest(*cells, fillvalue=""):
+                yield "  " + "  ".join(self._align(line, widths)).rstrip()
+
+    def _find_widths(self, width: int | None) -> list[int] | None:
+        """Return the width of each column, or None if the words of a row do not fit."""
         cells = [self.columns, *self.rows]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
-        for row in cells:
-            yield "  " + "  ".join(self._align(row, widths)).rstrip()
+        most = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
+        between = 2 * len(self.columns)
+        if width is None or between + sum(most) <= width:
+            return most
+        widths = [
+            own if column in self.numbers else max(_longest_word(row[i]) for row in cells)
+            for i, (column, own) in enumerate(zip(self.columns, most, strict=True))
+        ]
+        spare = width - between - sum(widths)
+        if spare < 0:
+            return None
+        # The narrowest columns first: a wide one wraps anyway.
+        order = sorted(range(len(widths)), key=lambda i: most[i])
+        for left, i in zip(range(len(order), 0, -1), order, strict=True):
+            more = min(most[i] - widths[i], spare if left == 1 else max(spare // left, 0))
+            widths[i] += more
+            spare -= more
+        return widths
+
+    def _blocks(self, width: int) -> Iterator[str]:
+        """Yield each row as its first cell, and below it the others with their columns."""
+        for first, *others in self.rows:
+            yield f"  {first}"
+            for column, cell in zip(self.columns[1:], others, strict=True):
+                lines = _wrap(f"{column}: {cell}", width - 4)
+                yield from (f"    {'  ' * (n > 0)}{line}" for n, line in enumerate(lines))
 
     def _align(self, row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
         """Yield the cells of a row, padded to the widths."""
@@ -56,11 +101,24 @@ class Table:
         return table
 
 
-def as_text(parts: Iterable[Table | str]) -> str:
-    """Return tables and sentences as text."""
+def _wrap(text: str, width: int) -> list[str]:
+    """Break a text between words into lines; a word that is longer has a line of its own."""
+    lines = textwrap.wrap(text, max(width, 1), break_long_words=False, break_on_hyphens=False)
+    return lines or [""]
+
+
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)
+
+
+def as_text(parts: Iterable[Table | str], width: int | None = None) -> str:
+    """Return tables and sentences as text, for a screen with so many columns."""
     lines: list[str] = []
     for part in parts:
-        lines += part.lines() if isinstance(part, Table) else [part]
+        if isinstance(part, Table):
+            lines += part.lines(width)
+        else:
+            lines += [part] if width is None else _wrap(part, width)
     return "\n".join(lines)
 
 
