@@ -1,12 +1,14 @@
 """Tables of reports wrap between words, and never within a number."""
 
+import io
 import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from jaxdist._reports import Table, as_text
+from jaxdist._reports import Report, Table, as_text
 
 _WORDS = st.text(st.characters(codec="ascii", categories=["L", "Nd"]), min_size=1, max_size=12)
 _CELLS = st.lists(_WORDS, min_size=1, max_size=8).map(" ".join)
@@ -50,3 +52,26 @@ def test_columns_of_numbers_stay_aligned(width: int) -> None:
     lines = list(Table("T", ("what", "bytes"), rows, frozenset({"bytes"})).lines(width))
     ends = {len(line) for line in lines[1:] if re.search(r"\d$|bytes$", line)}
     assert len(ends) == 1
+
+
+class _Report(Report):
+    def parts(self) -> list[Table | str]:
+        rows = (("hidden.kernel", "[1024, 512]", "2,097,152"), ("out", "[3]", "12"))
+        numbers, whole = frozenset({"bytes of a device"}), frozenset({"shape"})
+        table = Table("Arrays", ("array", "shape", "bytes of a device"), rows, numbers, whole)
+        return [table, "A sentence that is longer than a narrow screen.\n    Indented: a remedy."]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
+def test_print_and_rich_print_show_the_same(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    report, out = _Report(), io.StringIO()
+    Console(file=out, width=width).print(report)
+    assert out.getvalue().rstrip("\n") == str(report)
+    assert max(map(len, str(report).splitlines())) <= width
+    assert "[1024, 512]" in str(report)
+    assert "\n    Indented: a remedy." in str(report)
+
+
+def test_a_pipe_gets_lines_that_do_not_wrap() -> None:
+    assert str(_Report()) == _Report().text()

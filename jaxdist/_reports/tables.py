@@ -4,22 +4,31 @@ import abc
 import dataclasses
 import html
 import itertools
+import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows of cells below a title. The columns named in `numbers` are aligned to the right."""
+    """Rows of cells below a title.
+
+    Attributes:
+        title: The title.
+        columns: The names of the columns.
+        rows: The cells.
+        numbers: Columns that are aligned to the right, and do not wrap.
+        whole: Other columns that do not wrap, such as shapes.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numbers: frozenset[str] = frozenset()
+    whole: frozenset[str] = frozenset()
 
     def lines(self, width: int | None = None) -> Iterator[str]:
         """Yield lines of aligned text.
@@ -34,13 +43,17 @@ class Table:
         if widths is None:
             yield from self._blocks(width or 0)
             return
-        for row in (self.columns, *self.rows):
+        for number, row in enumerate((self.columns, *self.rows)):
             cells = [
-                [cell] if column in self.numbers else _wrap(cell, own)
+                [cell] if number and column in self._unbroken else _wrap(cell, own)
                 for cell, own, column in zip(row, widths, self.columns, strict=True)
             ]
             for line in itertools.zip_longest(*cells, fillvalue=""):
                 yield "  " + "  ".join(self._align(line, widths)).rstrip()
+
+    @property
+    def _unbroken(self) -> frozenset[str]:
+        return self.numbers | self.whole
 
     def _find_widths(self, width: int | None) -> list[int] | None:
         """Return the width of each column, or None if the words of a row do not fit."""
@@ -50,8 +63,14 @@ class Table:
         if width is None or between + sum(most) <= width:
             return most
         widths = [
-            own if column in self.numbers else max(_longest_word(row[i]) for row in cells)
-            for i, (column, own) in enumerate(zip(self.columns, most, strict=True))
+            max(
+                _longest_word(column),
+                *(
+                    len(r[i]) if column in self._unbroken else _longest_word(r[i])
+                    for r in self.rows
+                ),
+            )
+            for i, column in enumerate(self.columns)
         ]
         spare = width - between - sum(widths)
         if spare < 0:
@@ -89,22 +108,19 @@ class Table:
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         )
 
-    def rich(self) -> RichTable:
-        """Return the table for rich."""
-        table = RichTable(title=self.title, title_justify="left", title_style="bold")
-        for column in self.columns:
-            justify = "right" if column in self.numbers else "left"
-            table.add_column(column, justify=justify, overflow="fold")
-        for row in self.rows:
-            # As Text, because rich reads brackets in a string as markup, and shapes have brackets.
-            table.add_row(*map(Text, row))
-        return table
-
 
 def _wrap(text: str, width: int) -> list[str]:
     """Break a text between words into lines; a word that is longer has a line of its own."""
     lines = textwrap.wrap(text, max(width, 1), break_long_words=False, break_on_hyphens=False)
     return lines or [""]
+
+
+def _wrap_indented(line: str, width: int) -> list[str]:
+    """Break a line, and indent what follows as its beginning. A line that fits stays as it is."""
+    if len(line) <= width:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    return [indent + own for own in _wrap(line.strip(), width - len(indent))]
 
 
 def _longest_word(text: str) -> int:
@@ -117,8 +133,11 @@ def as_text(parts: Iterable[Table | str], width: int | None = None) -> str:
     for part in parts:
         if isinstance(part, Table):
             lines += part.lines(width)
+        elif width is None:
+            lines.append(part)
         else:
-            lines += [part] if width is None else _wrap(part, width)
+            for line in part.split("\n"):
+                lines += _wrap_indented(line, width)
     return "\n".join(lines)
 
 
@@ -134,9 +153,24 @@ def _format_block(text: str) -> str:
     return f"<{tag}>{html.escape(text)}</{tag}>"
 
 
-def as_rich(parts: Iterable[Table | str]) -> RenderableType:
-    """Return tables and sentences for rich."""
-    return Group(*(p.rich() if isinstance(p, Table) else Text(p) for p in parts))
+def find_screen_width() -> int | None:
+    """Return the columns of the terminal that the output goes to; None if it goes elsewhere.
+
+    The environment variable `COLUMNS` says otherwise.
+    """
+    return shutil.get_terminal_size((0, 0)).columns or None
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfConsole:
+    """Tables and sentences for rich, as wide as its console."""
+
+    parts: tuple[Table | str, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        # As Text, because rich reads brackets in a string as markup, and shapes have brackets.
+        for line in as_text(self.parts, options.max_width).split("\n"):
+            yield Text(line, overflow="ignore", no_wrap=True)
 
 
 class Report(abc.ABC):
@@ -157,7 +191,7 @@ class Report(abc.ABC):
         return as_text(self.parts())
 
     def __str__(self) -> str:
-        return self.text()
+        return as_text(self.parts(), find_screen_width())
 
     __repr__ = __str__
 
@@ -165,4 +199,4 @@ class Report(abc.ABC):
         return as_html(self.parts())
 
     def __rich__(self) -> RenderableType:
-        return as_rich(self.parts())
+        return _OfConsole(tuple(self.parts()))
