@@ -115,6 +115,17 @@ def _wrap(text: str, width: int) -> list[str]:
     return lines or [""]
 
 
+def join_items(items: Iterable[str], width: int, between: str, *, indent: int) -> list[str]:
+    """Join items into lines of a width, none of which breaks an item; later lines are indented."""
+    lines: list[str] = []
+    for item in items:
+        if lines and len(lines[-1]) + len(between) + len(item) <= width:
+            lines[-1] += between + item
+        else:
+            lines.append(" " * indent * bool(lines) + item)
+    return lines
+
+
 def _wrap_indented(line: str, width: int) -> list[str]:
     """Break a line, and indent what follows as its beginning. A line that fits stays as it is."""
     if len(line) <= width:

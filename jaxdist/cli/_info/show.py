@@ -3,14 +3,14 @@
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 from rich.console import Console
 
 from jaxdist._processes import get_current_process
-from jaxdist._reports import Table, as_text
+from jaxdist._reports import Table, as_text, join_items
 from jaxdist.cli._info.gpus import list_gpu_facts, list_gpu_settings
 from jaxdist.cli._info.processes import list_settings
 from jaxdist.jobs import versions
@@ -53,8 +53,9 @@ def _list_all() -> Iterator[Table | str]:
 
 
 def _list_briefly(width: int) -> Iterator[Table | str]:
-    named = [f"{name} {version}" for name, version in versions().items()]
-    yield from ("Versions", *_join(named, width))
+    named = [f"{name} {version}," for name, version in versions().items()]
+    lines = join_items(["Versions:", *named[:-1], named[-1].rstrip(",")], width, " ", indent=2)
+    yield from lines
     grouped: dict[tuple[str, str], list[jax.Device]] = {}
     for device in jax.devices():
         memory = describe_device_memory(device)
@@ -74,19 +75,6 @@ def _list_briefly(width: int) -> Iterator[Table | str]:
     if missing:
         yield from ("Missing extras are installed with", *missing)
     yield "More, such as the settings of several processes: jaxdist info --all"
-
-
-def _join(items: Iterable[str], width: int) -> list[str]:
-    """Join items by commas into lines that do not break any of them."""
-    lines: list[str] = []
-    for item in items:
-        if lines and len(lines[-1]) + len(item) + 3 <= width:
-            lines[-1] += f", {item}"
-        else:
-            if lines:
-                lines[-1] += ","
-            lines.append(f"  {item}")
-    return lines
 
 
 def _name_devices(devices: Sequence[jax.Device]) -> str:
