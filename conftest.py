@@ -21,6 +21,8 @@ from collections.abc import Iterator
 
 # Tests of accelerators are run with JAX_PLATFORMS set from outside.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# xdist tells its workers a width of the screen, to which reports would fit themselves.
+os.environ.pop("COLUMNS", None)
 
 import flax.nnx as nnx
 import hypothesis

@@ -7,6 +7,8 @@ import math
 import numbers
 import operator
 import os
+import re
+import urllib.parse
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -184,7 +186,12 @@ def check_text(caller: str, name: str, value: Any, example: str) -> None:
 
 
 def as_path(caller: str, name: str, value: Any, example: str) -> str:
-    """Return `value` as the text of a path."""
+    """Return `value` as the text of a path of the local file system.
+
+    Raises:
+        ArgumentTypeError: It is no text, and no `os.PathLike`.
+        ArgumentError: It is empty, or has a scheme other than `file`.
+    """
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
         raise ArgumentTypeError(
             f"{caller} was given {name}={show(value)}.\n\n{name} is a path, as a text or a "
@@ -198,7 +205,40 @@ def as_path(caller: str, name: str, value: Any, example: str) -> str:
             f"{name} is a path with at least one character, and no null character.\n\n"
             f"Pass for instance {name}={example!r}."
         )
-    return str(path)
+    return as_local_path(f"{caller} was given {name}={path!r}", path)
+
+
+# `pathlib.Path("gs://bucket/run")` has one slash. A scheme of one letter is a drive of Windows.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+_MOUNTS = {"gs": "gcsfuse", "gcs": "gcsfuse", "s3": "mount-s3", "s3a": "mount-s3"}
+
+
+def as_local_path(found: str, path: str) -> str:
+    """Return a path of the local file system; `file:///folder` is `/folder`.
+
+    Args:
+        found: The beginning of the error: who was given which path.
+        path: The path.
+
+    Raises:
+        ArgumentError: It has another scheme, such as that of a bucket.
+    """
+    match = _SCHEME.match(path)
+    if match is None:
+        return path
+    scheme = match[1].lower()
+    parts = urllib.parse.urlsplit(path)
+    if scheme == "file" and parts.netloc in ("", "localhost"):
+        return urllib.parse.unquote(parts.path)
+    mount = _MOUNTS.get(scheme)
+    by = "" if mount is None else f", with {mount} for instance,"
+    raise ArgumentError(
+        f"{found}, which has the scheme {match[1]!r}.\n\n"
+        "A path is one of the local file system, or file:///folder; buckets and other addresses "
+        "are not written to.\n\n"
+        f"Mount it{by} and pass the folder where it is mounted. Or pass a local folder, and copy "
+        "that."
+    )
 
 
 def as_array(caller: str, name: str, value: Any) -> jax.Array:

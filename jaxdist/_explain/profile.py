@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdist._reports import Report, Table, plural, seconds, share
+from jaxdist._validate import as_local_path
 from jaxdist.errors import NotFoundError
 
 # The annotations of a traced loop: the step, and what the host does in it.
@@ -123,7 +124,9 @@ def read_step_times(folder: str | Path, name: str, categories: Mapping[str, str]
     Raises:
         NotFoundError: The folder has no profile, or the profile has no step.
     """
-    path = _find_file(Path(folder))
+    path = _find_file(
+        Path(as_local_path(f"A profile was looked for in {str(folder)!r}", str(folder)))
+    )
     with gzip.open(path, "rt") as file:
         events: list[dict[str, Any]] = json.load(file)["traceEvents"]
     steps = sorted((e["ts"], e["ts"] + e["dur"]) for e in _select(events, STEP))

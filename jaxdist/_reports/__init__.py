@@ -16,8 +16,9 @@ from jaxdist._reports.sweep import Sweep as Sweep
 from jaxdist._reports.tables import Report as Report
 from jaxdist._reports.tables import Table as Table
 from jaxdist._reports.tables import as_html as as_html
-from jaxdist._reports.tables import as_rich as as_rich
 from jaxdist._reports.tables import as_text as as_text
+from jaxdist._reports.tables import find_screen_width as find_screen_width
+from jaxdist._reports.tables import join_items as join_items
 from jaxdist._reports.words import plural as plural
 from jaxdist._reports.words import seconds as seconds
 from jaxdist._reports.words import share as share

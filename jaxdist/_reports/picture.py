@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxdist._reports.places import Places
 from jaxdist._reports.words import plural
+from jaxdist._validate import as_local_path
 from jaxdist.errors import ArgumentError, MissingExtraError
 
 # Rows and columns of a plane that are printed, and planes that are printed. A terminal has room for
@@ -161,9 +162,9 @@ def picture_path(path: str | Path) -> Path:
             matplotlib does not know the suffix.
     """
     formats = make_figure(1, 1).canvas.get_supported_filetypes()
-    target = Path(path)
-    folder = target.absolute().parent
     wanted = f"A picture was to be written to {str(path)!r}"
+    target = Path(as_local_path(wanted, str(path)))
+    folder = target.absolute().parent
     if not folder.is_dir():
         raise ArgumentError(
             f"{wanted}, and there is no folder {str(folder)!r}.\n\n"

@@ -19,6 +19,7 @@ from jaxdist import _mesh, _reports, cost
 from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._strategies import MultiWorkerMirroredStrategy
+from jaxdist._validate import as_path
 from jaxdist.cli._measure import COUNTS, MAX_BYTES, measure
 from jaxdist.cluster_resolver import TFConfigClusterResolver, list_training_tasks
 from jaxdist.errors import ArgumentError, BackendStartedError
@@ -96,6 +97,8 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
             "Pass for instance --rounds 5."
         )
     # Before the measurement, which would be lost.
+    if arguments.save:
+        arguments.save = as_path("jaxdist bench", "--save", arguments.save, "links.json")
     if arguments.save and not pathlib.Path(arguments.save).absolute().parent.is_dir():
         raise ArgumentError(
             f"--save {arguments.save}: there is no folder "

@@ -110,7 +110,12 @@ def _make_parser() -> argparse.ArgumentParser:
         help="versions, devices, topology, memory, extras",
         description="Print versions, devices, topology, memory, and what each extra would add.",
     )
-    info.set_defaults(command=lambda _: show_info())
+    info.add_argument(
+        "--all",
+        action="store_true",
+        help="each device, the settings of several processes, and the commands of all extras",
+    )
+    info.set_defaults(command=lambda arguments: show_info(shows_all=arguments.all))
     chips = commands.add_parser(
         "chips",
         parents=[shared],

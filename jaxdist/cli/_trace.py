@@ -11,6 +11,7 @@ from rich.console import Console
 from jaxdist import hlo, jobs
 from jaxdist._devices import chips
 from jaxdist._explain import BATCH, DISPATCH, STEP, StepTimes, read_step_times
+from jaxdist._validate import as_path
 from jaxdist.cli._job_arguments import add_job_arguments
 from jaxdist.cli._train import ask_for_cpu_devices
 from jaxdist.data import batches
@@ -62,6 +63,8 @@ def trace(arguments: argparse.Namespace) -> int:
             f"--steps {arguments.steps} was given.\n\n"
             f"--steps is a number from 1 to {_MOST_STEPS}.\n\nLeave it out for 5 steps."
         )
+    folder = as_path("jaxdist trace", "--directory", arguments.directory, "profile")
+    arguments.directory = Path(folder)
     loaded = jobs.load_job_config(arguments.config, arguments.overrides)
     config = loaded.values
     if jobs.has_cluster(config) or config.strategy.kind == "parameter_server":

@@ -454,7 +454,7 @@ class Estimator:
 
     def _choose(self, caller: str, path: Any) -> CheckpointChoice:
         if path is not None:
-            as_path(caller, "checkpoint_path", path, "runs/a/checkpoints/100")
+            path = as_path(caller, "checkpoint_path", path, "runs/a/checkpoints/100")
             return find_checkpoint(f"{caller} was given checkpoint_path={path!r}, and", path)
         return find_checkpoint(caller, self._folder.path)
 

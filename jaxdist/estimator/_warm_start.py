@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 
 from jaxdist._checkpoints import Checkpoints, put_into, to_plain
-from jaxdist._validate import as_path, check_instance, check_text
+from jaxdist._validate import as_local_path, as_path, check_instance, check_text
 from jaxdist.errors import ArgumentError, CheckpointError, ShapeError
 from jaxdist.estimator._model import Built
 from jaxdist.estimator._running import CheckpointChoice, ModelFolder
@@ -72,7 +72,7 @@ def find_checkpoint(caller: str, path: Any) -> CheckpointChoice:
     Raises:
         CheckpointError: There is none.
     """
-    folder = pathlib.Path(path)
+    folder = pathlib.Path(as_local_path(f"{caller} was given {path!r}", str(path)))
     if folder.name.isdigit() and folder.is_dir():
         return CheckpointChoice(folder.parent, int(folder.name))
     latest = ModelFolder(folder, None, 1).find_latest()

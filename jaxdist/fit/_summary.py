@@ -1,14 +1,15 @@
 """`summary()`: the layers of a module, with shapes, parameters, shardings and bytes."""
 
 import dataclasses
-import io
+import html
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 from flax import nnx
-from rich.console import Console
-from rich.table import Table
+
+from jaxdist._reports import Report, Table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Row:
     is_parameter: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class Summary:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Summary(Report):
     """What `Model.summary` returns: print it, or look at it in a notebook.
 
     Attributes:
@@ -68,14 +69,12 @@ class Summary:
         """The bytes of all variables and the optimizer on the fullest device."""
         return sum(row.bytes_per_device for row in self.rows) + self.optimizer_bytes
 
-    def __rich__(self) -> Table:
-        table = Table(title=self.title, caption=self._footer(), title_justify="left")
-        for name in ("variable", "layer", "shape", "dtype", "sharding"):
-            table.add_column(name, overflow="fold")
-        table.add_column("elements", justify="right")
-        table.add_column("bytes of a device", justify="right")
-        for row in self.rows:
-            table.add_row(
+    def parts(self) -> Iterator[Table | str]:
+        """Return the table of variables, and the totals."""
+        of_sizes = ("elements", "bytes of a device")
+        columns = ("variable", "layer", "shape", "dtype", "sharding", *of_sizes)
+        rows = tuple(
+            (
                 row.path,
                 row.layer,
                 str(list(row.shape)),
@@ -84,25 +83,17 @@ class Summary:
                 f"{row.elements:,}",
                 f"{row.bytes_per_device:,}",
             )
-        return table
-
-    def _footer(self) -> str:
-        return (
+            for row in self.rows
+        )
+        whole = frozenset({"shape", "sharding"})
+        yield Table(self.title, columns, rows, frozenset(of_sizes), whole)
+        yield (
             f"{self.parameters:,} parameters; on each device {self.bytes_per_device:,} bytes, of "
             f"which the optimizer has {self.optimizer_bytes:,}"
         )
 
-    def __str__(self) -> str:
-        text = io.StringIO()
-        Console(file=text, width=110).print(self)
-        return text.getvalue().rstrip()
-
-    __repr__ = __str__
-
     def _repr_html_(self) -> str:
-        console = Console(file=io.StringIO(), record=True, width=110)
-        console.print(self)
-        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        return f"<pre>{html.escape(self.text())}</pre>"
 
 
 def summarize(module: nnx.Module, compiled: Any) -> Summary:

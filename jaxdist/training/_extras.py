@@ -95,7 +95,7 @@ EXTRAS = (
     ),
     Extra("cloudpickle", "cloudpickle", "`testing.launch` of functions of a notebook"),
     Extra("ray", "ray", "`jaxdist launch --on ray`"),
-    Extra("keras", "keras", "compile and fit of Keras models, which are not there yet"),
+    Extra("keras", "keras", "compile, fit, evaluate and predict of Keras models"),
 )
 
 

@@ -25,20 +25,40 @@ class _Device:
         return self.stats
 
 
-def _shown(width: int = 200) -> str:
+def _shown(width: int = 200, *, shows_all: bool = True) -> str:
     out = io.StringIO()
-    assert show_info(Console(file=out, width=width)) == 0
+    assert show_info(Console(file=out, width=width), shows_all=shows_all) == 0
     return out.getvalue()
 
 
-def test_info_shows_versions_devices_topology_and_memory() -> None:
-    shown = _shown()
+@pytest.mark.parametrize("shows_all", [False, True])
+def test_info_shows_versions_devices_topology_and_memory(shows_all: bool) -> None:
+    shown = _shown(shows_all=shows_all)
     assert jax.__version__ in shown
-    for number in range(8):
-        assert str(jax.devices()[number]) in shown
+    named = jax.devices() if shows_all else [jax.devices()[0], jax.devices()[-1]]
+    for device in named:
+        assert str(device) in shown
     assert "1 (this is 0)" in shown
     assert "8, 8 of this process" in shown
     assert "GiB" in shown
+    assert ("JAXDIST_QUIET_SECONDS" in shown) == shows_all
+
+
+def test_info_fits_one_screen_of_80_columns() -> None:
+    lines = _shown(80, shows_all=False).splitlines()
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("shows_all", [False, True])
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_words_and_numbers_of_info_are_whole(width: int, shows_all: bool) -> None:
+    shown, wide = _shown(width, shows_all=shows_all), _shown(400, shows_all=shows_all)
+    assert max(map(len, shown.splitlines())) <= width
+    # A wide screen wraps nothing. In the blocks of a narrow one, each cell but the first follows
+    # the name of its column.
+    missing = {w.strip(":,") for w in wide.split()} - {w.strip(":,") for w in shown.split()}
+    assert missing <= {"setting"}
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -48,10 +68,15 @@ def test_info_shows_every_extra_with_the_whole_install_command_in_one_line(width
         assert any(extra.install_command in line for line in lines), extra.name
 
 
-def test_info_says_which_extras_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shows_all", [False, True])
+def test_info_says_which_extras_are_missing(
+    shows_all: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    [line] = [line for line in _shown().splitlines() if "install scikit-learn" in line]
-    assert "no" in line.split("│")[3]
+    lines = _shown(shows_all=shows_all).splitlines()
+    [line] = [line for line in lines if line.startswith("  scikit-learn ")]
+    assert line.split()[1] == "no"
+    assert any("pip install scikit-learn" in line for line in lines)
 
 
 def test_memory_is_that_of_the_device_where_the_backend_tells() -> None:

@@ -95,7 +95,7 @@ def test_recommended_settings_are_shown_beside_what_is_set() -> None:
 def test_info_has_the_tables_only_where_jax_has_gpus(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _info._make_gpu_tables() == []
+    assert not list(_info._list_gpus())
 
     class Client:
         platform_version = "cuda 12090"
@@ -107,6 +107,6 @@ def test_info_has_the_tables_only_where_jax_has_gpus(
     gpu: Any = Gpu()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "local_devices", lambda: [gpu])
-    titles = [table.title for table in _info._make_gpu_tables()]
+    titles = [table.title for table in _info._list_gpus()]
     assert titles[0] == "GPUs"
     assert "config.gpu_flags" in str(titles[1])

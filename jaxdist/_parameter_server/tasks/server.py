@@ -17,7 +17,7 @@ from jaxdist._parameter_server.tasks.server_def import CALLER, ServerDef, read_s
 from jaxdist._parameter_server.tasks.worker_service import WorkerService
 from jaxdist._parameter_server.transport import Handler, Listener, Message, serve
 from jaxdist._parameter_server.worker.functions import check_modules
-from jaxdist._validate import as_flag, as_number, as_path, log_without_effect, show
+from jaxdist._validate import as_flag, as_local_path, as_number, as_path, log_without_effect, show
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -108,11 +108,16 @@ class Server:
             why = f"a task of the job {self._def.job_name!r} calls no dataset functions"
             log_without_effect(CALLER, "modules", why)
         if snapshot_directory is not None:
-            as_path(CALLER, "snapshot_directory", snapshot_directory, "snapshots")
+            snapshot_directory = as_path(
+                CALLER, "snapshot_directory", snapshot_directory, "snapshots"
+            )
         if snapshot_directory is not None and self._def.job_name != "ps":
             why = f"a task of the job {self._def.job_name!r} has no variables"
             log_without_effect(CALLER, "snapshot_directory", why)
-        self._directory = snapshot_directory or os.environ.get(_DIRECTORY) or None
+        given = os.environ.get(_DIRECTORY)
+        if given:
+            given = as_local_path(f"The environment variable {_DIRECTORY} is {given!r}", given)
+        self._directory = snapshot_directory or given or None
         self._seconds = as_number(CALLER, "snapshot_seconds", snapshot_seconds, least=0.0)
         self._variables: VariableServer | None = None
         self._worker: WorkerService | None = None

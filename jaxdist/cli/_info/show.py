@@ -3,62 +3,88 @@
 import os
 import platform
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from jaxdist._processes import get_current_process
+from jaxdist._reports import Table, as_text, join_items
 from jaxdist.cli._info.gpus import list_gpu_facts, list_gpu_settings
 from jaxdist.cli._info.processes import list_settings
 from jaxdist.jobs import versions
 from jaxdist.training import EXTRAS
 
 
-def show_info(console: Console | None = None) -> int:
+def show_info(console: Console | None = None, *, shows_all: bool = False) -> int:
     """Print versions, devices, topology, memory, and extras.
+
+    Args:
+        console: Where to; its width decides how tables wrap.
+        shows_all: Whether each device, each setting and the commands of all extras are listed. If
+            not, the text fits on a screen of 80 columns and 50 lines.
 
     Cost:
         Starts the backend of JAX. No collective.
     """
     console = console or Console(file=sys.stdout)
-    for table in (
-        _make_versions_table(),
-        _make_devices_table(),
-        _make_topology_table(),
-        *_make_gpu_tables(),
-        _make_processes_table(),
-        _make_extras_table(),
-    ):
-        console.print(table)
+    parts = list(_list_all() if shows_all else _list_briefly(console.width))
+    text = as_text(parts, console.width)
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
-def _make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for column in columns:
-        # Users copy the command from the screen, so it must not wrap.
-        table.add_column(column, overflow="fold", no_wrap=column == "install")
-    for row in rows:
-        # Text, because rich parses brackets in a string as markup and hides their contents.
-        table.add_row(*map(Text, row))
-    return table
-
-
-def _make_versions_table() -> Table:
-    return _make_table("Versions", ("package", "version"), versions().items())
-
-
-def _make_devices_table() -> Table:
-    rows = [
+def _list_all() -> Iterator[Table | str]:
+    yield Table("Versions", ("package", "version"), tuple(versions().items()))
+    devices = [
         (str(d), d.device_kind, str(d.process_index), describe_device_memory(d))
         for d in jax.devices()
     ]
     columns = ("device", "kind", "process", "memory")
-    return _make_table(f"Devices ({jax.default_backend()})", columns, rows)
+    yield Table(f"Devices ({jax.default_backend()})", columns, tuple(devices))
+    yield Table("Topology", ("what", "value"), tuple(_list_topology()))
+    yield from _list_gpus()
+    rows = tuple((r.name, r.now, r.who, r.why) for r in list_settings(jax.default_backend()))
+    yield Table("Several processes", ("setting", "now", "who sets it", "what it does"), rows)
+    yield _make_extras_table()
+    yield "Extras are installed with"
+    yield from (f"  {e.install_command}" for e in EXTRAS)
+
+
+def _list_briefly(width: int) -> Iterator[Table | str]:
+    named = [f"{name} {version}," for name, version in versions().items()]
+    lines = join_items(["Versions:", *named[:-1], named[-1].rstrip(",")], width, " ", indent=2)
+    yield from lines
+    grouped: dict[tuple[str, str], list[jax.Device]] = {}
+    for device in jax.devices():
+        memory = describe_device_memory(device)
+        grouped.setdefault((device.device_kind, memory), []).append(device)
+    rows = [
+        (str(len(devices)), _name_devices(devices), kind, memory)
+        for (kind, memory), devices in grouped.items()
+    ]
+    title = f"Devices ({jax.default_backend()})"
+    columns = ("count", "devices", "kind", "memory of each")
+    yield Table(title, columns, tuple(rows), frozenset({"count"}))
+    yield Table("Topology", ("what", "value"), tuple(_list_topology(of_each_device=False)))
+    if jax.default_backend() == "gpu":
+        yield next(_list_gpus())
+    yield _make_extras_table()
+    missing = [f"  {e.install_command}" for e in EXTRAS if not e.is_installed]
+    if missing:
+        yield from ("Missing extras are installed with", *missing)
+    yield "More, such as the settings of several processes: jaxdist info --all"
+
+
+def _name_devices(devices: Sequence[jax.Device]) -> str:
+    names = list(map(str, devices))
+    return ", ".join(names) if len(names) < 4 else f"{names[0]} to {names[-1]}"
+
+
+def _make_extras_table() -> Table:
+    rows = [(e.name, (e.version or "yes") if e.is_installed else "no", e.adds) for e in EXTRAS]
+    return Table("Extras", ("extra", "here", "adds"), tuple(rows))
 
 
 def describe_device_memory(device: jax.Device) -> str:
@@ -88,49 +114,36 @@ def get_host_memory_bytes() -> int | None:
         return None
 
 
-def _make_topology_table() -> Table:
+def _list_topology(*, of_each_device: bool = True) -> Iterator[tuple[str, str]]:
     devices, process = jax.devices(), get_current_process()
-    rows = [
-        ("processes", f"{process.count} (this is {process.index})"),
-        ("devices", f"{jax.device_count()}, {jax.local_device_count()} of this process"),
-        ("host", f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"),
-    ]
+    yield "processes", f"{process.count} (this is {process.index})"
+    yield "devices", f"{jax.device_count()}, {jax.local_device_count()} of this process"
+    yield "host", f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     # Only TPUs have a slice index and coordinates.
     slices = {getattr(d, "slice_index", None) for d in devices} - {None}
     if slices:
-        rows.append(("slices", str(len(slices))))
+        yield "slices", str(len(slices))
     placed = [d for d in devices if getattr(d, "coords", None) is not None]
-    rows += [(f"coords of {d}", _format_coords(d)) for d in placed]
     if not placed:
-        rows.append(("coords", "none: these devices have no places in a torus"))
-    return _make_table("Topology", ("what", "value"), rows)
+        yield "coords", "none: these devices have no places in a torus"
+    elif of_each_device:
+        yield from ((f"coords of {d}", _format_coords(d)) for d in placed)
+    else:
+        yield "coords", f"{_format_coords(placed[0])} to {_format_coords(placed[-1])}"
 
 
 def _format_coords(device: Any) -> str:
     return f"{tuple(device.coords)} core {getattr(device, 'core_on_chip', 0)}"
 
 
-def _make_gpu_tables() -> list[Table]:
+def _list_gpus() -> Iterator[Table]:
     if jax.default_backend() != "gpu":
-        return []
+        return
     device = jax.local_devices()[0]
-    facts = _make_table("GPUs", ("what", "value"), list_gpu_facts(device.client.platform_version))
-    settings = _make_table(
+    facts = tuple(list_gpu_facts(device.client.platform_version))
+    yield Table("GPUs", ("what", "value"), facts)
+    yield Table(
         "Recommended for GPUs (config.gpu_flags gives them as lines for a shell)",
         ("setting", "recommended", "now", "training", "when it helps, and who says so"),
-        list_gpu_settings(device.device_kind),
+        tuple(list_gpu_settings(device.device_kind)),
     )
-    return [facts, settings]
-
-
-def _make_processes_table() -> Table:
-    rows = [(r.name, r.now, r.who, r.why) for r in list_settings(jax.default_backend())]
-    return _make_table("Several processes", ("setting", "now", "who sets it", "what it does"), rows)
-
-
-def _make_extras_table() -> Table:
-    rows = [
-        (e.name, e.adds, (e.version or "yes") if e.is_installed else "no", e.install_command)
-        for e in EXTRAS
-    ]
-    return _make_table("Extras", ("extra", "adds", "here", "install"), rows)

@@ -5,6 +5,7 @@ import pathlib
 import sys
 
 from jaxdist._launching import ClusterJob, Patience, Program, connect_to_ray, launch_cluster
+from jaxdist._validate import as_path
 from jaxdist.cli._launch_command.files import print_task_file
 from jaxdist.errors import ArgumentError
 
@@ -149,6 +150,9 @@ def launch_with_servers(arguments: argparse.Namespace, program: Program) -> int:
         options += ["--snapshot-seconds", str(arguments.snapshot_seconds)]
     plain = [sys.executable, "-m", "jaxdist", "server", *options]
     directory = arguments.snapshot_directory
+    if directory is not None:
+        directory = as_path("jaxdist launch", "--snapshot-directory", directory, "snapshots")
+        arguments.snapshot_directory = directory
     grace = arguments.grace_seconds
     job = ClusterJob(
         program.command,

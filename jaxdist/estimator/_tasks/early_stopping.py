@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxdist._validate import (
     as_integer,
+    as_local_path,
     as_number,
     as_path,
     check_callable,
@@ -191,7 +192,11 @@ def _check_common(
 
 
 def _find_folder(estimator: Estimator, given: Any) -> Any:
-    return estimator.eval_dir() if given is None else given
+    return (
+        estimator.eval_dir()
+        if given is None
+        else as_local_path(f"eval_dir is {given!r}", str(given))
+    )
 
 
 def _read(caller: str, values: dict[str, float], name: str) -> float:

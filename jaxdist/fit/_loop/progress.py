@@ -8,7 +8,9 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
+from rich.table import Column
 
+from jaxdist._reports import join_items
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError
 from jaxdist.fit._loop.totals import Totals
@@ -60,13 +62,19 @@ class Progress:
 
     def __enter__(self) -> Self:
         if self._verbose == 1:
+            # Only the last column gives way: it ends with dots where the screen is too narrow.
+            title = f"epoch {self._epochs}/{self._epochs}"
+            first = Column(no_wrap=True, min_width=len(title))
+            last = Column(no_wrap=True, overflow="ellipsis", ratio=1)
             columns = (
-                TextColumn("{task.fields[epoch]}"),
-                BarColumn(),
+                TextColumn("{task.fields[epoch]}", table_column=first),
+                BarColumn(bar_width=min(40, self._console.width // 4)),
                 MofNCompleteColumn(),
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", table_column=last),
             )
-            self._bar = Bar(*columns, console=self._console, auto_refresh=False)
+            self._bar = Bar(
+                *columns, console=self._console, auto_refresh=False, expand=True, transient=True
+            )
             self._bar.start()
         return self
 
@@ -93,20 +101,15 @@ class Progress:
             self._drawn = now
 
     def end(self, logs: Mapping[str, float]) -> None:
-        """End an epoch with its logs."""
-        seconds = time.perf_counter() - self._began
-        text = f"{format_logs(logs)}  {seconds:.1f} s"
+        """End an epoch with its logs: in place of the bar, in as many lines as they need."""
+        seconds = f"{time.perf_counter() - self._began:.1f} s"
+        title = f"epoch {self._epoch + 1}/{self._epochs}"
         if self._bar is not None:
-            self._bar.update(
-                self._task,
-                completed=self._num_steps or self._bar.tasks[self._task].completed,
-                description=text,
-                refresh=True,
-            )
+            self._bar.remove_task(self._task)
+            self._bar.refresh()
+            items = [title, seconds, *(format_logs({name: x}) for name, x in logs.items())]
+            text = "\n".join(join_items(items, self._console.width, "  ", indent=4))
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
         elif self._verbose == 2:
-            self._console.print(
-                f"epoch {self._epoch + 1}/{self._epochs}  {text}",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+            text = f"{title}  {format_logs(logs)}  {seconds}"
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -10,9 +10,16 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from jaxdist._validate import ErrorNote, check_text, format_lines, respell, show
-from jaxdist.errors import ArgumentTypeError, ConfigError
-from jaxdist.jobs._config.schema import LARGEST
+from jaxdist._validate import (
+    ErrorNote,
+    as_local_path,
+    check_text,
+    format_lines,
+    respell,
+    show,
+)
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ConfigError
+from jaxdist.jobs._config.schema import LARGEST, LocalPath, LocalPathOrNone
 from jaxdist.jobs._config.sources import (
     GivenValue,
     check_sources,
@@ -140,7 +147,7 @@ def _place(
     if not is_text and not _fits(given, bare) and _fits(item.raw, bare):
         given = item.raw
     try:
-        values[item.section][key] = msgspec.convert(given, kinds[key])
+        value = msgspec.convert(given, kinds[key])
     except msgspec.ValidationError:
         if not _fits(given, bare):
             rule, found = f"must be {_describe_type(bare)}", _describe_given(item)
@@ -148,6 +155,12 @@ def _place(
             rule = next(_iterate_broken_rules(given, kinds[key]))
             found = f"{_shorten(item.value)} was given."
         return f"{item.where}: {name} {rule}, and {found}"
+    if kinds[key] in (LocalPath, LocalPathOrNone):
+        try:
+            value = as_local_path(f"{name} is {value!r}", value)
+        except ArgumentError as error:
+            return f"{item.where}: {' '.join(str(error).split())}"
+    values[item.section][key] = value
     origins[name] = item.where
     return None
 

@@ -26,6 +26,9 @@ Positive = Annotated[float, Meta(gt=0, le=LARGEST)]
 PositiveOrZero = Annotated[float, Meta(ge=0, le=LARGEST)]
 Fraction = Annotated[float, Meta(gt=0, lt=1)]
 Text = Annotated[str, Meta(min_length=1)]
+# A path of the local file system; `load_config` makes one of file:///folder, and refuses buckets.
+LocalPath = Annotated[str, Meta(min_length=1, title="a path")]
+LocalPathOrNone = Annotated[str, Meta(title="a path")]
 
 
 class Change(enum.Enum):
@@ -120,7 +123,7 @@ class TrainingConfig:
 class CheckpointConfig:
     """Where and how often to save, and whether to resume from an existing checkpoint."""
 
-    directory: Text = entry("runs/digits_mirrored/checkpoints", change=Change.FREE)
+    directory: LocalPath = entry("runs/digits_mirrored/checkpoints", change=Change.FREE)
     every: Count = entry(100, change=Change.FREE)
     keep: Count = entry(3, change=Change.FREE)
     resume: bool = entry(True, change=Change.FREE)
@@ -130,9 +133,9 @@ class CheckpointConfig:
 class OutputConfig:
     """The files at the end of a run. With an empty `picture`, none is drawn."""
 
-    directory: Text = entry("runs/digits_mirrored", change=Change.FREE)
-    metrics: Text = entry("metrics.json", change=Change.FREE)
-    picture: str = entry("learning_curve.png", change=Change.FREE)
+    directory: LocalPath = entry("runs/digits_mirrored", change=Change.FREE)
+    metrics: LocalPath = entry("metrics.json", change=Change.FREE)
+    picture: LocalPathOrNone = entry("learning_curve.png", change=Change.FREE)
 
 
 @dataclasses.dataclass(frozen=True)

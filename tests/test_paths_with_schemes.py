@@ -1,0 +1,145 @@
+"""A path with a scheme is an error where it is given, and never a local folder of that name."""
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxdist
+from jaxdist import cost, estimator, fit, jobs
+from jaxdist._validate import as_local_path
+from jaxdist.cli import main
+from jaxdist.errors import ArgumentError, ConfigError
+from jaxdist.training import Checkpoints
+
+
+def _make_model() -> fit.Model:
+    model = fit.Model(nnx.Linear(2, 1, rngs=nnx.Rngs(0)))
+    model.compile("sgd", "mse")
+    return model
+
+
+def _make_estimator(**given: Any) -> Any:
+    return estimator.Estimator(lambda features, labels, mode: None, **given)
+
+
+def _draw(path: Any) -> Any:
+    return jaxdist.explain(jaxdist.MirroredStrategy()).save_png(path)
+
+
+def _serve(path: Any) -> Any:
+    return jaxdist.Server(
+        {"ps": ["127.0.0.1:0"], "worker": ["127.0.0.1:0"]}, "ps", 0, snapshot_directory=path
+    )
+
+
+CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "digits_mirrored.toml"
+
+
+def _load(entry: str) -> Callable[[Any], Any]:
+    return lambda path: jobs.load_job_config(CONFIG, [f"{entry}={path}"])
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "Checkpoints": Checkpoints,
+    "ModelCheckpoint": fit.ModelCheckpoint,
+    "CSVLogger": fit.CSVLogger,
+    "JSONLogger": fit.JSONLogger,
+    "TensorBoard": fit.TensorBoard,
+    "Profiler": fit.Profiler,
+    "Model.save": lambda path: _make_model().save(path),
+    "Model.load": lambda path: _make_model().load(path),
+    "Estimator": lambda path: _make_estimator(model_dir=path),
+    "RunConfig": lambda path: estimator.RunConfig(model_dir=path),
+    "warm_start_from": lambda path: _make_estimator(warm_start_from=path),
+    "read_eval_metrics": estimator.experimental.read_eval_metrics,
+    "save_png": _draw,
+    "Server": _serve,
+    "save_links": lambda path: cost.save_links(path, ()),
+    "load_links": cost.load_links,
+    "load_config": jobs.load_job_config,
+    "output.directory": _load("output.directory"),
+    "checkpoint.directory": _load("checkpoint.directory"),
+    "output.metrics": _load("output.metrics"),
+    "output.picture": _load("output.picture"),
+}
+COMMANDS = {
+    "new": "new gs://bucket/flowers",
+    "trace": f"trace {CONFIG} --directory gs://bucket/run",
+    "train": "train gs://bucket/job.toml",
+    "bench": "bench collectives --save gs://bucket/links.json",
+    "launch": "launch --ps 1 --workers 1 --snapshot-directory gs://bucket/run -m timeit",
+}
+PATHS: dict[str, Any] = {
+    "gs": "gs://bucket/run",
+    "s3": "s3://bucket/run.csv",
+    "memory": "memory://bucket/run",
+    "path": pathlib.Path("gs://bucket/run"),
+    "upper": "GS://bucket/run",
+    "host": "file://elsewhere/run",
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _list_made(folder: pathlib.Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_scheme_is_an_error_where_the_path_is_given(
+    way: str, path: str, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(
+        (ArgumentError, ConfigError), match=r"has the scheme '(?i:gs|s3|memory|file)'"
+    ):
+        WAYS[way](PATHS[path])
+    assert _list_made(tmp_path) == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_prints_the_error(
+    command: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(COMMANDS[command].split()) == 2
+    assert "has the scheme 'gs'" in capsys.readouterr().err
+    assert _list_made(tmp_path) == []
+
+
+def test_the_environment_names_no_bucket_for_snapshots(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXDIST_SNAPSHOT_DIRECTORY", "gs://bucket/run")
+    with pytest.raises(ArgumentError, match=r"JAXDIST_SNAPSHOT_DIRECTORY is 'gs://bucket/run'"):
+        jaxdist.Server({"ps": ["127.0.0.1:0"]}, start=False)
+    assert _list_made(tmp_path) == []
+
+
+@pytest.mark.parametrize("make", [lambda f: f.as_uri(), lambda f: f"file:{f}", pathlib.Path])
+def test_a_file_address_is_the_local_folder(
+    make: Callable[[pathlib.Path], Any], tmp_path: pathlib.Path
+) -> None:
+    folder = tmp_path / "a run"
+    with Checkpoints(make(folder)) as checkpoints:
+        checkpoints.save(1, {"w": np.arange(3.0)})
+    assert _list_made(tmp_path) == ["a run"]
+    assert _list_made(folder)
+    model = _make_model()
+    log = folder / "log.csv"
+    x = np.ones((4, 2), "float32")
+    model.fit(x, x[:, :1], verbose=0, callbacks=[fit.CSVLogger(make(log))])
+    assert log.exists()
+    config = jobs.load_job_config(CONFIG, [f"output.directory={make(folder)}"]).values
+    assert config.output.directory == str(folder)
+
+
+@pytest.mark.parametrize("path", ["a:b", "runs/gs://x", "C:/runs", "x:y/z", "2://x"])
+def test_other_paths_are_local(path: str) -> None:
+    assert as_local_path("It is given", path) == path

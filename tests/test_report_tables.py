@@ -1,0 +1,77 @@
+"""Tables of reports wrap between words, and never within a number."""
+
+import io
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from jaxdist._reports import Report, Table, as_text
+
+_WORDS = st.text(st.characters(codec="ascii", categories=["L", "Nd"]), min_size=1, max_size=12)
+_CELLS = st.lists(_WORDS, min_size=1, max_size=8).map(" ".join)
+
+
+@st.composite
+def _tables(draw: st.DrawFn) -> Table:
+    count = draw(st.integers(1, 5))
+    columns = tuple(f"c{i}" for i in range(count))
+    rows = draw(st.lists(st.tuples(*[_CELLS] * count), min_size=1, max_size=4))
+    numbers = frozenset(draw(st.sets(st.sampled_from(columns))))
+    return Table("A title", columns, tuple(rows), numbers)
+
+
+@given(_tables(), st.integers(20, 120))
+def test_a_table_has_all_words_and_fits_where_each_of_them_does(table: Table, width: int) -> None:
+    lines = list(table.lines(width))
+    words = sorted(word for row in table.rows for cell in row for word in cell.split())
+    found = sorted(" ".join(lines[1:]).split())
+    for word in words:
+        assert word in found
+    is_narrow = all(len(c) <= width - 12 for row in table.rows for c in row)
+    if is_narrow:
+        assert max(map(len, lines)) <= width
+    # Numbers are whole.
+    for row in table.rows:
+        for column, cell in zip(table.columns, row, strict=True):
+            if column in table.numbers and is_narrow:
+                assert any(cell in line for line in lines)
+
+
+@given(_tables())
+def test_without_a_width_each_row_is_one_line(table: Table) -> None:
+    assert len(list(table.lines())) == 2 + len(table.rows)
+    assert as_text([table]) == as_text([table], 10_000)
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80])
+def test_columns_of_numbers_stay_aligned(width: int) -> None:
+    rows = (("a name of several words", "1,234,567"), ("short", "9"))
+    lines = list(Table("T", ("what", "bytes"), rows, frozenset({"bytes"})).lines(width))
+    ends = {len(line) for line in lines[1:] if re.search(r"\d$|bytes$", line)}
+    assert len(ends) == 1
+
+
+class _Report(Report):
+    def parts(self) -> list[Table | str]:
+        rows = (("hidden.kernel", "[1024, 512]", "2,097,152"), ("out", "[3]", "12"))
+        numbers, whole = frozenset({"bytes of a device"}), frozenset({"shape"})
+        table = Table("Arrays", ("array", "shape", "bytes of a device"), rows, numbers, whole)
+        return [table, "A sentence that is longer than a narrow screen.\n    Indented: a remedy."]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
+def test_print_and_rich_print_show_the_same(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    report, out = _Report(), io.StringIO()
+    Console(file=out, width=width).print(report)
+    assert out.getvalue().rstrip("\n") == str(report)
+    assert max(map(len, str(report).splitlines())) <= width
+    assert "[1024, 512]" in str(report)
+    assert "\n    Indented: a remedy." in str(report)
+
+
+def test_a_pipe_gets_lines_that_do_not_wrap() -> None:
+    assert str(_Report()) == _Report().text()
