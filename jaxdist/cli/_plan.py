@@ -92,7 +92,7 @@ def plan(arguments: argparse.Namespace) -> int:
     job = jobs.load_job(arguments.config, arguments.overrides)
     console = Console(file=sys.stdout)
     found = _make_plan(job, topology, arguments)
-    console.print(found.text(), markup=False, highlight=False, soft_wrap=True)
+    console.print(str(found), markup=False, highlight=False, soft_wrap=True)
     best = found.best if isinstance(found, Sweep) else found
     if arguments.png is not None and best is not None:
         written = best.figure(arguments.png)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from jaxdist._reports import Table, as_text
+from jaxdist._reports import Table, as_text, find_screen_width
 from jaxdist.cost import CHIPS, Chip
 
 _COLUMNS = ("chip", "bf16", "fp8", "float32", "memory", "HBM", "fast links", "network", "group")
@@ -27,7 +27,8 @@ def show_chips(console: Console | None = None) -> int:
     console = console or Console(file=sys.stdout)
     rows = tuple(_describe(chip) for chip in CHIPS.values())
     table = Table("Published peaks of a chip", _COLUMNS, rows, frozenset(_COLUMNS[1:]))
-    text = as_text([table, *(f"  {line}" for line in _UNITS), "Sources", *_list_sources()])
+    parts = [table, *(f"  {line}" for line in _UNITS), "Sources", *_list_sources()]
+    text = as_text(parts, find_screen_width())
     console.print(text, markup=False, highlight=False, soft_wrap=True)
     return 0
 
