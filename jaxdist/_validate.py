@@ -227,9 +227,11 @@ def as_local_path(found: str, path: str) -> str:
     if match is None:
         return path
     scheme = match[1].lower()
-    parts = urllib.parse.urlsplit(path)
-    if scheme == "file" and parts.netloc in ("", "localhost"):
-        return urllib.parse.unquote(parts.path)
+    # Not `urlsplit`, which would cut a name off at `#` or `?`.
+    rest = path[match.end() - 1 :]
+    host, slash, name = rest[2:].partition("/") if rest.startswith("//") else ("", "/", rest[1:])
+    if scheme == "file" and host in ("", "localhost") and slash:
+        return urllib.parse.unquote(f"/{name}")
     mount = _MOUNTS.get(scheme)
     by = "" if mount is None else f", with {mount} for instance,"
     raise ArgumentError(

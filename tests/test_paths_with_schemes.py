@@ -140,6 +140,21 @@ def test_a_file_address_is_the_local_folder(
     assert config.output.directory == str(folder)
 
 
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("file:///runs/a#1", "/runs/a#1"),
+        ("file:///runs/what?", "/runs/what?"),
+        ("file:///100%25/a%20b", "/100%/a b"),
+        ("file://localhost/runs", "/runs"),
+        ("FILE:/runs", "/runs"),
+        ("file:///", "/"),
+    ],
+)
+def test_the_whole_name_of_a_file_address_is_kept(given: str, found: str) -> None:
+    assert as_local_path("It is given", given) == found
+
+
 @pytest.mark.parametrize("path", ["a:b", "runs/gs://x", "C:/runs", "x:y/z", "2://x"])
 def test_other_paths_are_local(path: str) -> None:
     assert as_local_path("It is given", path) == path

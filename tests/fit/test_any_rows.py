@@ -174,15 +174,11 @@ def _variables_of(module: nnx.Module) -> list[np.ndarray]:
     return [np.asarray(v) for v in jax.tree.leaves(nnx.state(module, (nnx.Param, nnx.BatchStat)))]
 
 
-@pytest.mark.parametrize(
-    "row", sampled(ROWS, 8, name=lambda row: f"{row[0]}, {row[1]} replicas, {row[2]}, {row[3]}")
-)
-def test_training_and_evaluation_are_those_of_one_array(row: Any) -> None:
-    name, replicas, size, rows = row
+def train_and_compare(strategy: Any, name: str, size: int, rows: int) -> fit.Model:
+    """Train a model for an epoch; it counts each example once, and has the numbers of one array."""
     x, y = _data(rows)
-    kind = EXACT.get(name) or OF_A_REPLICA[name]
-    with mirrored(replicas).scope():
-        model = fit.Model(kind(AXIS))
+    with strategy.scope():
+        model = fit.Model((EXACT.get(name) or OF_A_REPLICA[name])(AXIS))
     model.compile(optax.sgd(0.2, momentum=0.9), LOSS, metrics=[_Counted("counted")])
     found = model.fit(x, y, size, shuffle=False, verbose=0).history
     assert np.isfinite(found["loss"][0])
@@ -194,6 +190,16 @@ def test_training_and_evaluation_are_those_of_one_array(row: Any) -> None:
         for have, want in zip(variables, wanted, strict=True):
             np.testing.assert_allclose(have, want, rtol=2e-3, atol=2e-5)
     assert all(np.isfinite(v).all() for v in variables)
+    return model
+
+
+@pytest.mark.parametrize(
+    "row", sampled(ROWS, 8, name=lambda row: f"{row[0]}, {row[1]} replicas, {row[2]}, {row[3]}")
+)
+def test_training_and_evaluation_are_those_of_one_array(row: Any) -> None:
+    name, replicas, size, rows = row
+    x, y = _data(rows)
+    model = train_and_compare(mirrored(replicas), name, size, rows)
     plain = nnx.clone(model.module)
     plain.eval()
     outputs = plain(x)

@@ -25,6 +25,7 @@ from tests.fit.test_any_rows import (
     _data,
     _train_plainly,
     _variables_of,
+    train_and_compare,
 )
 from tests.tables import sampled
 
@@ -50,19 +51,7 @@ ROWS = [(kind, name, *size) for kind in STRATEGIES for name in NAMES for size in
 )
 def test_training_on_padded_batches_is_that_of_one_array(row: Any) -> None:
     kind, name, size, rows = row
-    x, y = _data(rows)
-    with STRATEGIES[kind]().scope():
-        model = fit.Model((EXACT.get(name) or OF_A_REPLICA[name])(AXIS))
-    model.compile(optax.sgd(0.2, momentum=0.9), LOSS, metrics=[_Counted("counted")])
-    found = model.fit(x, y, size, shuffle=False, verbose=0).history
-    assert found["counted"] == [rows * 1000 + y.sum()]
-    variables = _variables_of(model.module)
-    if name in EXACT:
-        wanted, losses = _train_plainly(name, size, rows)
-        np.testing.assert_allclose(found["loss"][0], sum(losses) / rows, rtol=1e-4)
-        for have, want in zip(variables, wanted, strict=True):
-            np.testing.assert_allclose(have, want, rtol=2e-3, atol=2e-5)
-    assert all(np.isfinite(v).all() for v in variables)
+    train_and_compare(STRATEGIES[kind](), name, size, rows)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7])

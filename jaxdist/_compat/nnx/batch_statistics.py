@@ -58,7 +58,7 @@ def leave_out_padding(is_real: jax.Array, axes: tuple[str, ...]) -> AbstractCont
     device that has only padding uses the mean of the statistics of the others.
 
     Args:
-        is_real: Whether a row is none of the padding, `[rows]`.
+        is_real: True for real rows, False for padding, `[rows]`.
         axes: The axes over which other devices have other rows.
     """
     return _use_rows(_Rows(is_real=is_real, axes=axes))
@@ -90,10 +90,10 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         reduced = [axes] if isinstance(axes, int) else [*axes]
         is_of_rows = any(axis % x.ndim == 0 for axis in reduced)
         is_real = rows.is_real if rows is not None and is_of_rows else None
-        is_left = rows is None or (axis_name is None and is_real is None)
-        # The mean of Flax is that of all rows.
-        is_right = rows is not None and rows.is_even and mask is None
-        if is_left or is_right or not use_mean or jnp.iscomplexobj(x):
+        # Over equally many values on each device, the mean of Flax is that of all of them.
+        is_uneven = rows is not None and (mask is not None or not rows.is_even)
+        weighs = is_real is not None or (axis_name is not None and is_uneven)
+        if rows is None or not weighs or not use_mean or jnp.iscomplexobj(x):
             return original(x, axes, dtype, axis_name, axis_index_groups, mask=mask, **given)
         count: Any = math.prod(x.shape[axis] for axis in reduced)
         if is_real is not None:

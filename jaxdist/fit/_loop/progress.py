@@ -72,14 +72,14 @@ class Progress:
                 MofNCompleteColumn(),
                 TextColumn("{task.description}", table_column=last),
             )
-            self._bar = Bar(
-                *columns, console=self._console, auto_refresh=False, expand=True, transient=True
-            )
+            self._bar = Bar(*columns, console=self._console, auto_refresh=False, expand=True)
             self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
+            # The bar of an epoch that did not end stays on the screen.
+            self._bar.live.transient = not self._bar.tasks
             self._bar.stop()
             self._bar = None
 

@@ -37,7 +37,7 @@ class PaddedBatch:
 
     Attributes:
         batch: The batch, with padding.
-        is_real: Whether a row is none of the padding, `[b]`.
+        is_real: True for real rows, False for padding, `[b]`.
     """
 
     batch: Any

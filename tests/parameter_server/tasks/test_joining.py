@@ -41,6 +41,16 @@ def _wait_for_line(chief: Task, text: str) -> None:
         chief.wait_for("round")
 
 
+def _start_until_worker_1_has_joined(cluster: Cluster) -> Task:
+    """Start all tasks, and a worker that they do not list; return the chief, which runs rounds."""
+    chief = cluster.start_all()
+    chief.wait_for("first")
+    _start_new_worker(cluster)
+    chief.tell()
+    _wait_for_line(chief, "Worker 1 has joined")
+    return chief
+
+
 @pytest.mark.slow
 def test_a_worker_that_announces_itself_takes_part_and_each_step_counts_once() -> None:
     with make_cluster("200", script=SCRIPT, workers=1) as cluster:
@@ -64,11 +74,7 @@ def test_a_worker_that_announces_itself_takes_part_and_each_step_counts_once() -
 @pytest.mark.slow
 def test_a_worker_that_announced_itself_outlives_a_killed_chief_and_ends_with_the_next() -> None:
     with make_cluster("200", script=SCRIPT, workers=1) as cluster:
-        chief = cluster.start_all()
-        chief.wait_for("first")
-        _start_new_worker(cluster)
-        chief.tell()
-        _wait_for_line(chief, "Worker 1 has joined")
+        chief = _start_until_worker_1_has_joined(cluster)
         chief.kill()
         # The next chief does not list it.
         cluster.addresses["worker"].pop()
@@ -95,11 +101,7 @@ def test_a_worker_that_announced_itself_ends_when_its_server_is_gone() -> None:
 @pytest.mark.slow
 def test_a_worker_that_joined_and_is_killed_comes_back_with_its_dataset() -> None:
     with make_cluster("3000", script=SCRIPT, workers=1) as cluster:
-        chief = cluster.start_all()
-        chief.wait_for("first")
-        _start_new_worker(cluster)
-        chief.tell()
-        _wait_for_line(chief, "Worker 1 has joined")
+        chief = _start_until_worker_1_has_joined(cluster)
         for _ in range(2):
             cluster.tasks["worker 1"].kill()
             _wait_for_line(chief, "Worker 1 was lost")
