@@ -4,12 +4,20 @@ import abc
 import dataclasses
 import html
 import itertools
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
+
+# What stays on one line: a number and its unit, two numbers with "x" between them, a shape.
+_UNIT = r"(?:[KMGT]i?B|B|bytes?|[mu]?s|[kMGTP]?FLOP(?:/s)?|[kMGTP]?B/s)"
+_TOGETHER = re.compile(
+    rf"\d {_UNIT}(?![\w/])|[\d,.]+(?: x [\d,.]+)+|[\[(][\d:][\d:, ]{{0,30}}[\])]"
+)
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +96,7 @@ class Table:
         for first, *others in self.rows:
             yield f"  {first}"
             for column, cell in zip(self.columns[1:], others, strict=True):
-                lines = _wrap(f"{column}: {cell}", width - 4)
+                lines = _wrap(f"{column}: {cell}", width - 4) if cell else []
                 yield from (f"    {'  ' * (n > 0)}{line}" for n, line in enumerate(lines))
 
     def _align(self, row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
@@ -111,15 +119,24 @@ class Table:
 
 def _wrap(text: str, width: int) -> list[str]:
     """Break a text between words into lines; a word that is longer has a line of its own."""
+    text = _keep_numbers(text)
     lines = textwrap.wrap(text, max(width, 1), break_long_words=False, break_on_hyphens=False)
-    return lines or [""]
+    return [line.replace(_NO_BREAK, " ") for line in lines] or [""]
 
 
-def join_items(items: Iterable[str], width: int, between: str, *, indent: int) -> list[str]:
-    """Join items into lines of a width, none of which breaks an item; later lines are indented."""
+def _keep_numbers(text: str) -> str:
+    """Return the text with spaces that do not break within numbers with units, and shapes."""
+    return _TOGETHER.sub(lambda found: found[0].replace(" ", _NO_BREAK), text)
+
+
+def join_items(items: Iterable[str], width: int | None, between: str, *, indent: int) -> list[str]:
+    """Join items into lines of a width, none of which breaks an item; later lines are indented.
+
+    Without a width it is one line.
+    """
     lines: list[str] = []
     for item in items:
-        if lines and len(lines[-1]) + len(between) + len(item) <= width:
+        if lines and (width is None or len(lines[-1]) + len(between) + len(item) <= width):
             lines[-1] += between + item
         else:
             lines.append(" " * indent * bool(lines) + item)
@@ -135,7 +152,8 @@ def _wrap_indented(line: str, width: int) -> list[str]:
 
 
 def _longest_word(text: str) -> int:
-    return max(map(len, text.split()), default=0)
+    # Not `split()`, which also splits at the spaces that do not break.
+    return max(map(len, _keep_numbers(text).split(" ")))
 
 
 def as_text(parts: Iterable[Table | str], width: int | None = None) -> str:
