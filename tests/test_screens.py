@@ -253,13 +253,14 @@ def test_nothing_wraps_in_a_pipe(
 
 
 @pytest.mark.parametrize("verbose", [1, 2])
-def test_progress_of_fit_keeps_its_numbers(verbose: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_of_fit_keeps_its_numbers(verbose: int) -> None:
     logs = {"loss": 7.0912, "root_mean_squared_error": 2.6631, "val_loss": 7.0351}
     for width in (*WIDTHS, None):
         out = io.StringIO()
         console = Console(file=out, width=width, force_terminal=width is not None)
-        monkeypatch.setattr("jaxdist.fit._loop.progress.Console", lambda found=console: found)
-        with Progress(verbose, 10, 5) as progress:
+        progress = Progress(verbose, 10, 5)
+        progress._console = console
+        with progress:
             progress.begin(9)
             progress.end(logs)
         shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
