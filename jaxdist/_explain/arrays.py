@@ -14,6 +14,8 @@ from jaxdist._explain.shards import Index, Leaf, format_index, name_device, name
 from jaxdist._reports import Report, Table, plural, share, size
 
 ROLES = ("parameters", "optimizer", "batch", "other")
+# Tables and pictures divide the memory by at most so many uses.
+_MOST_USES = 6
 # A terminal shows about so many arrays and parts.
 _MOST_ARRAYS = 16
 _MOST_PARTS = 32
@@ -52,6 +54,24 @@ class ArraysReport(Report):
                 held[shard.device, leaf.role] += shard.num_bytes
         return dict(held)
 
+    @functools.cached_property
+    def _by_use(self) -> dict[str, dict[jax.Device, int]]:
+        """The bytes of each use on each device. The smallest of many uses are `other`."""
+        held: dict[str, dict[jax.Device, int]] = {role: {} for role in ROLES}
+        whole: collections.Counter[str] = collections.Counter()
+        for leaf in self.leaves:
+            whole[leaf.use] += sum(shard.num_bytes for shard in leaf.shards)
+        kept = {use for use, _ in whole.most_common(_MOST_USES)}
+        # Roles first, then names in their order, and the rest at the end.
+        rest = held.pop("other")
+        for leaf in self.leaves:
+            of = rest
+            if leaf.use != "other" and (leaf.use in kept or leaf.use in ROLES):
+                of = held.setdefault(leaf.use, {})
+            for shard in leaf.shards:
+                of[shard.device] = of.get(shard.device, 0) + shard.num_bytes
+        return {use: by_device for use, by_device in (*held.items(), ("other", rest)) if by_device}
+
     def bytes_on(self, device: jax.Device, role: str | None = None) -> int:
         """Return the bytes of the arrays on one device; of one role, if one is given."""
         roles = ROLES if role is None else (role,)
@@ -74,7 +94,7 @@ class ArraysReport(Report):
             MissingExtraError: matplotlib is not installed.
             ArgumentError: No picture can be written to the path.
         """
-        held = {d: {r: self.bytes_on(d, r) for r in ROLES} for d in self.devices}
+        held = {d: {u: n.get(d, 0) for u, n in self._by_use.items()} for d in self.devices}
         return draw_arrays(path, self._title, self._by_size(), held)
 
     @property
@@ -103,10 +123,10 @@ class ArraysReport(Report):
 
     def _memory(self) -> Table:
         """Return the table of memory. Devices with equal rows are one row."""
-        used = [r for r in ROLES if any(self.bytes_on(d, r) for d in self.devices)]
+        used = [use for use, found in self._by_use.items() if any(found.values())]
         by_row: dict[tuple[int, ...], list[jax.Device]] = {}
         for device in self.devices:
-            row = tuple(self.bytes_on(device, r) for r in used)
+            row = tuple(self._by_use[use].get(device, 0) for use in used)
             by_row.setdefault(row, []).append(device)
         columns = ("each of", *used, "in all")
         return Table(
@@ -129,7 +149,7 @@ class ArraysReport(Report):
                 (
                     leaf.name,
                     leaf.array,
-                    leaf.role,
+                    leaf.use,
                     size(leaf.num_bytes),
                     size(leaf.device_bytes),
                     share(leaf.device_bytes / most) if most else "",

@@ -126,7 +126,7 @@ def draw_arrays(
         path: The file.
         title: The title.
         leaves: The arrays, the most important first.
-        held: For each device, the bytes of each role.
+        held: For each device, the bytes of each use.
     """
     target = picture_path(path)
     # Layers of a model have equal arrays, and one picture shows them all.
@@ -152,16 +152,17 @@ def draw_arrays(
 
 
 def _draw_memory(axis: Any, held: dict[jax.Device, dict[str, int]]) -> None:
-    """Draw a bar for each device with its bytes by role."""
+    """Draw a bar for each device with its bytes by use."""
     devices = sorted(held, key=lambda d: (d.platform, d.id))[:_MOST_BARS]
     most = max((sum(held[d].values()) for d in devices), default=0)
     factor, unit = _choose_unit(most)
     for row, device in enumerate(devices):
         left = 0.0
-        for number, (role, count) in enumerate(held[device].items()):
+        for number, (use, count) in enumerate(held[device].items()):
             if count:
                 colour = _colour(number)
-                axis.barh(row, count / factor, left=left, color=colour, label=role, height=0.8)
+                label = _shorten(use)
+                axis.barh(row, count / factor, left=left, color=colour, label=label, height=0.8)
                 left += count / factor
     axis.set_yticks(range(len(devices)), [name_device(d) for d in devices], fontsize=7)
     axis.set_ylim(len(devices) - 0.4, -0.6)

@@ -36,6 +36,8 @@ class Leaf:
         shards: The parts. Empty for an array on the host, and for a shape without devices.
         axes: For each dim, the names of the mesh axes that cut it.
         memory: The kind of memory, such as `device`.
+        use: What tables and pictures call its use: its role, and for an `other` one in a plain
+            dict, list or tuple the outermost name there, such as `params` or `[0]`.
     """
 
     name: str
@@ -48,6 +50,10 @@ class Leaf:
     shards: tuple[Shard, ...] = ()
     axes: tuple[tuple[str, ...], ...] = ()
     memory: str = "device"
+    use: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "use", self.use or self.role)
 
     @property
     def num_bytes(self) -> int:

@@ -17,6 +17,8 @@ _UNIT = r"(?:[KMGT]i?B|B|bytes?|[mu]?s|[kMGTP]?FLOP(?:/s)?|[kMGTP]?B/s)"
 _TOGETHER = re.compile(
     rf"\d {_UNIT}(?![\w/])|[\d,.]+(?: x [\d,.]+)+|[\[(][\d:][\d:, ]{{0,30}}[\])]"
 )
+# A text in a column that is narrower is harder to read than a block of lines.
+_NARROWEST = 16
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -74,7 +76,9 @@ class Table:
             max(
                 _longest_word(column),
                 *(
-                    len(r[i]) if column in self._unbroken else _longest_word(r[i])
+                    len(r[i])
+                    if column in self._unbroken
+                    else max(_longest_word(r[i]), min(len(r[i]), _NARROWEST))
                     for r in self.rows
                 ),
             )

@@ -103,9 +103,12 @@ def test_arrays_of_any_rank_are_drawn(figures: list[Any], tmp_path: pathlib.Path
     memory, *panels = check_figure(figures[-1], path)
     assert memory.get_xlabel() == "bytes on the device"
     assert [t.get_text() for t in memory.get_yticklabels()] == [f"cpu:{n}" for n in range(8)]
-    # A bar is as long as the bytes of a device.
-    held = sum(x.addressable_shards[0].data.nbytes for x in tree.values())
-    assert {p.get_width() for p in memory.patches} == {held}
+    # A bar is as long as the bytes of a device, and has a piece for each name.
+    held = [x.addressable_shards[0].data.nbytes for x in tree.values()]
+    assert sorted(p.get_width() for p in memory.patches) == sorted(held * 8)
+    names = {text.get_text() for text in memory.get_legend().get_texts()}
+    assert len(names) == len(tree)
+    assert all(name.startswith("...") and name[-1].isdigit() for name in names)
     assert len(panels) == min(len(tree), 6)
     by_boxes = {len(axis.patches) for axis in panels}
     assert by_boxes == {1, 2, 4}

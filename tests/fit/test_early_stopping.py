@@ -24,6 +24,7 @@ class _SetLosses(fit.Callback):
         logs["loss"] = self._losses[epoch]
 
 
+_STAYS = "The weights of epoch 4 stay (restore_best_weights=False)."
 _WORSE = [3.0, 0.51234, 1.0, 2.0, 0.1]
 
 
@@ -36,13 +37,7 @@ _WORSE = [3.0, 0.51234, 1.0, 2.0, 0.1]
             4,
             "the best is loss 0.5123 of epoch 2. The weights of epoch 2 are restored.",
         ),
-        (
-            _WORSE,
-            False,
-            4,
-            "the best is loss 0.5123 of epoch 2. The weights of epoch 4 stay "
-            + "(restore_best_weights=False).",
-        ),
+        (_WORSE, False, 4, f"the best is loss 0.5123 of epoch 2. {_STAYS}"),
         (
             [math.nan, math.inf, 1.0],
             True,
