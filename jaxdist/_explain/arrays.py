@@ -10,7 +10,15 @@ import jax
 
 from jaxdist._explain.draw import draw_arrays
 from jaxdist._explain.findings import Finding, show_findings
-from jaxdist._explain.shards import Index, Leaf, format_index, name_device, name_devices
+from jaxdist._explain.replicas import Replicas
+from jaxdist._explain.shards import (
+    Index,
+    Leaf,
+    format_index,
+    name_device,
+    name_devices,
+    name_numbers,
+)
 from jaxdist._reports import Report, Table, plural, share, size
 
 ROLES = ("parameters", "optimizer", "batch", "other")
@@ -28,6 +36,7 @@ class ArraysReport(Report):
     Args:
         leaves: The arrays, in the order of the pytree. One array at two places is listed once.
         findings: What is worth a change.
+        replicas: The replicas of the devices of the strategy, if one was given.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -39,6 +48,7 @@ class ArraysReport(Report):
 
     leaves: tuple[Leaf, ...]
     findings: tuple[Finding, ...] = ()
+    replicas: Replicas = dataclasses.field(default_factory=Replicas)
 
     @functools.cached_property
     def devices(self) -> tuple[jax.Device, ...]:
@@ -95,7 +105,7 @@ class ArraysReport(Report):
             ArgumentError: No picture can be written to the path.
         """
         held = {d: {u: n.get(d, 0) for u, n in self._by_use.items()} for d in self.devices}
-        return draw_arrays(path, self._title, self._by_size(), held)
+        return draw_arrays(path, self._title, self._by_size(), held, self.replicas)
 
     @property
     def _title(self) -> str:
@@ -118,7 +128,7 @@ class ArraysReport(Report):
             small = sum(leaf.num_bytes for leaf in rest)
             yield f"  and {plural(len(rest), 'smaller array')}, {size(small)}"
         if len(self.leaves) == 1 and self.leaves[0].shards:
-            yield from show_parts(self.leaves[0])
+            yield from show_parts(self.leaves[0], self.replicas)
         yield from show_findings(self.findings)
 
     def _memory(self) -> Table:
@@ -161,14 +171,20 @@ class ArraysReport(Report):
         )
 
 
-def show_parts(leaf: Leaf) -> Iterator[Table | str]:
+def show_parts(leaf: Leaf, replicas: Replicas) -> Iterator[Table | str]:
     """Yield the table of the parts of one array, and a grid of them if two dims are cut."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
+    colours: list[int] = []
     for index, devices in list(leaf.holders.items())[:_MOST_PARTS]:
         held = next(s.num_bytes for s in leaf.shards if s.index == index)
-        rows.append((format_index(index, leaf.stored), f"{held:,}", name_devices(devices)))
-    columns = ("part", "bytes", "on")
-    yield Table(f"Parts of {leaf.name}", columns, tuple(rows), frozenset({"bytes"}))
+        of = replicas.find(devices)
+        row = (format_index(index, leaf.stored), f"{held:,}", name_devices(devices))
+        rows.append((*row, name_numbers(of)) if replicas.of else row)
+        colours.append(replicas.find_colour(of))
+    columns = ("part", "bytes", "on", *(("replica",) if replicas.of else ()))
+    numbers = frozenset({"bytes"})
+    title = f"Parts of {leaf.name}"
+    yield Table(title, columns, tuple(rows), numbers, coloured="replica", colours=tuple(colours))
     if leaf.num_parts > _MOST_PARTS:
         yield f"  and {plural(leaf.num_parts - _MOST_PARTS, 'part')} more"
     if leaf.stored != leaf.shape:

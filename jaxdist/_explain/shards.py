@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -188,3 +189,19 @@ def name_devices(devices: "tuple[jax.Device, ...] | list[jax.Device]") -> str:
         words.append(f"{name_device(first)}{more}")
         start = end
     return ", ".join(words)
+
+
+def name_numbers(numbers: Iterable[int]) -> str:
+    """Return numbers as text; of neighbours the first and the last.
+
+    Example:
+        >>> name_numbers([0, 1, 2, 5]), name_numbers([3]), name_numbers([])
+        ('0 to 2, 5', '3', '')
+    """
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxdist
 from jaxdist import partition
 from jaxdist._explain import draw
+from jaxdist._explain.replicas import Replicas
 from jaxdist._explain.shards import Leaf
 from jaxdist._explain.topology import Chips
 from jaxdist.cluster_resolver import TPUClusterResolver
@@ -69,9 +70,17 @@ def test_a_strategy_is_drawn_with_its_processes_and_chips(
     replicas, chips = check_figure(figures[-1], path)
     assert words_of(replicas) == {f"cpu:{n}" for n in range(8)}
     assert words_of(chips) == {str(n) for n in range(8)}
-    assert len(chips.lines) == 10  # the links
-    legend = [t.get_text() for t in chips.get_legend().get_texts()]
-    assert legend == ["10 links between neighbours", "8 chips used"]
+    boxes, *lines = [c for c in chips.collections if len(c.get_paths())][::-1]
+    assert sum(len(c.get_segments()) for c in lines) == 10  # the links
+    for axis in (replicas, chips):
+        legend = [t.get_text() for t in axis.get_legend().get_texts()]
+        assert legend[:8] == [f"replica {n}" for n in range(8)]
+    assert legend[8:] == ["link between replicas"]
+    # A replica has one colour in both panels.
+    colours = [patch.get_facecolor() for patch in replicas.patches]
+    assert len({*colours}) == 8
+    at = {name: number for number, name in enumerate(text.get_text() for text in chips.texts)}
+    assert [tuple(boxes.get_facecolor()[at[str(n)]]) for n in range(8)] == colours
     assert (chips.get_xlabel(), chips.get_ylabel()) == ("x of the chip", "y of the chip")
 
 
@@ -86,7 +95,7 @@ def test_chips_of_any_slice_are_drawn(
     ]
     chips = Chips(shape, {place: (n, 0) for n, place in enumerate(places)})
     cells = [(n, 0, [f"tpu:{n}"]) for n in range(count)]
-    path = draw.draw_strategy(tmp_path / "chips.png", "chips", cells, chips)
+    path = draw.draw_strategy(tmp_path / "chips.png", "chips", cells, chips.grid.colours, chips)
     check_figure(figures[-1], path)
 
 
@@ -140,7 +149,9 @@ def test_arrays_on_the_host_are_drawn_as_no_memory(
     figures: list[Any], tmp_path: pathlib.Path
 ) -> None:
     leaf = Leaf("x", "other", "float32", (4,), (4,), 4, "on the host")
-    path = draw.draw_arrays(tmp_path / "none.png", "none", [leaf], {jax.devices()[0]: {"other": 0}})
+    path = draw.draw_arrays(
+        tmp_path / "none.png", "none", [leaf], {jax.devices()[0]: {"other": 0}}, Replicas()
+    )
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
