@@ -194,13 +194,15 @@ _COMMANDS = {
     "chips": ["chips"],
     "resolve": ["resolve"],
     "lint": ["lint", "train.py"],
+    "plan": ["plan", "no.toml", "--topology", "v5p:4x4x4"],
+    "plan --sweep": ["plan", "no.toml", "--topology", "v5p:4x4x4", "--sweep"],
     "bench": ["bench", "collectives", "--devices", "2", "--sizes", "64", "8MiB", "--rounds", "1"],
 }
 
 
 @pytest.fixture
 def _prepared(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program for `lint`, a job for `resolve`, and times for `bench`."""
+    """A program for `lint`, a job for `resolve`, times for `bench`, and plans."""
     (tmp_path / "train.py").write_text(_PROGRAM)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TF_CONFIG", json.dumps(_CLUSTER))
@@ -209,6 +211,11 @@ def _prepared(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = tuple(cost.Sample(n, size, 1.23456e-3 * n) for n, size in sizes)
     measured = Measurements(samples, 3.2e9, 1.4)
     monkeypatch.setattr("jaxdist.cli._bench.measure", lambda *_: measured)
+    monkeypatch.setattr("jaxdist.jobs.load_job", lambda *_: None)
+    made = lambda _job, _topology, given: (  # noqa: E731
+        make_sweep() if given.sweep else make_plan()
+    )
+    monkeypatch.setattr("jaxdist.cli._plan._make_plan", made)
 
 
 @pytest.mark.usefixtures("_prepared")
@@ -250,6 +257,22 @@ def test_nothing_wraps_in_a_pipe(
     monkeypatch.delenv("COLUMNS", raising=False)
     main(_COMMANDS[command])
     assert len(capsys.readouterr().out.splitlines()) == lines
+
+
+@pytest.mark.usefixtures("_prepared")
+def test_a_plan_has_replicas_in_colours_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(_COMMANDS["plan"]) == 0
+    plain = capsys.readouterr().out
+    for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm"), ("COLORTERM", "truecolor")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(_COMMANDS["plan"]) == 0
+    coloured = capsys.readouterr().out
+    assert "\x1b[38;2;" in coloured
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
 
 
 @pytest.mark.parametrize("verbose", [1, 2])
