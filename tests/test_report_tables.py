@@ -54,6 +54,20 @@ def test_columns_of_numbers_stay_aligned(width: int) -> None:
     assert len(ends) == 1
 
 
+def test_titles_and_names_of_several_words_wrap_too() -> None:
+    rows = (("a name of more words than a narrow screen has room for", "1,234,567,890 bytes"),)
+    title = "Memory of a device while a step with a long name runs"
+    table = Table(title, ("what", "bytes in all of it"), rows, frozenset({"bytes in all of it"}))
+    assert list(table.lines(30)) == [
+        "Memory of a device while a",
+        "step with a long name runs",
+        "  a name of more words than a",
+        "  narrow screen has room for",
+        "    bytes in all of it:",
+        "      1,234,567,890 bytes",
+    ]
+
+
 class _Report(Report):
     def parts(self) -> list[Table | str]:
         rows = (("hidden.kernel", "[1024, 512]", "2,097,152"), ("out", "[3]", "12"))

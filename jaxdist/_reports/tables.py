@@ -74,7 +74,8 @@ class Table(Block):
                 between words, and numbers never. Where that is not enough, each row becomes a block
                 of lines.
         """
-        yield Text(self.title)
+        title = [self.title] if width is None else _wrap_indented(self.title, width)
+        yield from map(Text, title)
         widths = self._find_widths(width)
         if widths is None:
             yield from self._blocks(width or 0)
@@ -139,9 +140,10 @@ class Table(Block):
     def _blocks(self, width: int) -> Iterator[Text]:
         """Yield each row as its first cell, and below it the others with their columns."""
         for number, (first, *others) in enumerate(self.rows):
-            lines = [(self.columns[0], f"  {first}")]
+            head = _wrap(first, width - 2)
+            lines = [(self.columns[0], f"  {head[0]}"), *(("", f"  {line}") for line in head[1:])]
             for column, cell in zip(self.columns[1:], others, strict=True):
-                wrapped = _wrap(f"{column}: {cell}", width - 4) if cell else []
+                wrapped = _wrap(f"{column}: {cell}", width - 6) if cell else []
                 lines += [
                     (column if not n else "", f"    {'  ' * (n > 0)}{line}")
                     for n, line in enumerate(wrapped)
