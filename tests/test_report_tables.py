@@ -87,5 +87,18 @@ def test_print_and_rich_print_show_the_same(width: int, monkeypatch: pytest.Monk
     assert "\n    Indented: a remedy." in str(report)
 
 
+def test_rich_does_not_cut_off_a_name_that_is_longer_than_the_screen() -> None:
+    name, out = "file_" * 30, io.StringIO()
+    table = Table("T", ("array", "bytes"), ((name, "12"),), frozenset({"bytes"}))
+
+    class Long(Report):
+        def parts(self) -> list[Table | str]:
+            return [table, f"Profile: {name}"]
+
+    Console(file=out, width=60).print(Long())
+    assert out.getvalue().replace("\n", "").count(name) == 2
+    assert max(map(len, out.getvalue().splitlines())) <= 60
+
+
 def test_a_pipe_gets_lines_that_do_not_wrap() -> None:
     assert str(_Report()) == _Report().text()

@@ -12,8 +12,9 @@ from jaxdist._reports.colours import PALETTE, choose_colours, colour_html, list_
 from jaxdist._reports.tables import Block, as_text
 from jaxdist._reports.words import plural
 
-# Rows and columns of a plane that are printed. A terminal has room for about that many.
-_WIDEST = 16
+# Columns and rows of a plane that are printed. A terminal has room for about that many, and the
+# largest NVLink domain has 18 hosts.
+_WIDEST, _TALLEST = 16, 18
 # So many chips are printed, but at least two planes.
 _MOST_CHIPS, _FEWEST_PLANES = 64, 2
 # Where no width is known, planes are side by side in so many columns.
@@ -124,7 +125,7 @@ class Grid(Block):
 
     def _panels(self, plane: int, width: int | None) -> Iterator[list[Text]]:
         """Yield the lines of a plane; of one that is too wide, those of several columns each."""
-        x, y = min(self.replicas.shape[0], _WIDEST), min(self.replicas.shape[1], _WIDEST)
+        x, y = min(self.replicas.shape[0], _WIDEST), min(self.replicas.shape[1], _TALLEST)
         # Over all rows, so that also the rows that are printed line up with each other.
         size = max(len(self.cell(i, j, plane)) for i in range(x) for j in range(y))
         room = (width or _USUAL_WIDTH) - _INDENT

@@ -263,8 +263,12 @@ class _OfConsole:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         # As Text, because rich reads brackets in a string as markup, and shapes have brackets.
         for line in _list_texts(self.parts, options.max_width):
-            line.overflow, line.no_wrap = "ignore", True
-            yield line
+            # Rich cuts off what is wider than the console: one name that is longer continues on the
+            # next line, as it does on a terminal.
+            for start in range(0, max(len(line), 1), options.max_width):
+                piece = line[start : start + options.max_width]
+                piece.overflow, piece.no_wrap = "ignore", True
+                yield piece
 
 
 class Report(abc.ABC):
