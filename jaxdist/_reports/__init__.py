@@ -1,5 +1,10 @@
 """What is shown: tables, pictures and numbers as text; plans of steps for TPUs and GPUs."""
 
+from jaxdist._reports.notebook import LiveOutput as LiveOutput
+from jaxdist._reports.notebook import has_notebook as has_notebook
+from jaxdist._reports.notebook import is_of_notebook as is_of_notebook
+from jaxdist._reports.notebook import make_console as make_console
+from jaxdist._reports.notebook import print_line as print_line
 from jaxdist._reports.parts import Expected as Expected
 from jaxdist._reports.parts import Memory as Memory
 from jaxdist._reports.parts import Times as Times

@@ -228,7 +228,7 @@ class Model:
             batch_size: The size of a global batch, 32 unless given; not with a dataset.
             epochs: The number of the last epoch, from `initial_epoch`.
             verbose: 1 shows a bar, 2 prints a line for each epoch, 0 nothing; "auto" is 1 on a
-                terminal, and else 2.
+                terminal and in a notebook, and else 2.
             callbacks: Callbacks, in the order in which they are called.
             validation_split: The fraction of the last examples that is held out. Not used with
                 `validation_data`.
