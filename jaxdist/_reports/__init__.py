@@ -1,6 +1,7 @@
 """What is shown: tables, pictures and numbers as text; plans of steps for TPUs and GPUs."""
 
 from jaxdist._reports.notebook import LiveOutput as LiveOutput
+from jaxdist._reports.notebook import as_fixed_width as as_fixed_width
 from jaxdist._reports.notebook import has_notebook as has_notebook
 from jaxdist._reports.notebook import is_of_notebook as is_of_notebook
 from jaxdist._reports.notebook import make_console as make_console

@@ -1,4 +1,4 @@
-"""Outputs of notebooks: which process has one, its console, and an output that is updated."""
+"""Notebooks: which process has one, its console, lines as HTML, and an output that is updated."""
 
 import html
 import importlib
@@ -48,6 +48,15 @@ def is_of_notebook(console: Console) -> bool:
     """Return whether what a console prints is the output of a cell."""
     is_shown = console.is_jupyter and not console.quiet and console.file is sys.stdout
     return is_shown and has_notebook()
+
+
+def as_fixed_width(text: str) -> str:
+    """Return lines as HTML that keeps spaces, and never breaks a line."""
+    # JupyterLab shows a plain `pre` in the font of the page, and wraps its lines.
+    return f'<pre style="{_FIXED}">{html.escape(text)}</pre>'
+
+
+_FIXED = "font-family: monospace; white-space: pre; overflow-x: auto; margin: 0; line-height: 1.3"
 
 
 def print_line(console: Console, text: str) -> None:
@@ -121,8 +130,7 @@ class LiveOutput:
             items = [title, f"{done}/{'?' if total is None else total}", *make_texts()]
             texts.append("  ".join(items))
             bar = _format_bar(items, done, total)
-        lines = html.escape("\n".join(self._lines))
-        shown = f'<pre style="{_OF_LINES}">{lines}</pre>' if lines else ""
+        shown = as_fixed_width("\n".join(self._lines)) if self._lines else ""
         data = {"text/plain": "\n".join(texts), "text/html": shown + bar}
         if self._handle is None:
             display: Any = importlib.import_module("IPython.display").display
@@ -132,15 +140,14 @@ class LiveOutput:
         self._drawn, self._is_sent = self._clock(), True
 
 
-# Frontends would wrap lines that are wider than the cell.
-_OF_LINES = "white-space: pre; overflow-x: auto; margin: 0; line-height: 1.4"
-
-
 def _format_bar(items: Sequence[str], done: int, total: int | None) -> str:
     """Return the title, the bar and the other items as HTML."""
-    title, *others = (f'<span style="white-space: nowrap">{html.escape(x)}</span>' for x in items)
+    title, *others = (f'<span style="{_OF_ITEM}">{html.escape(x)}</span>' for x in items)
     # Without a value, a browser would move the bar of a saved notebook for ever.
     bars = [] if total is None else [f'<progress value="{done}" max="{total}"></progress>']
     # Browsers break between these, and never within one.
-    inner = "  ".join([title, *bars, *others])
-    return f'<div style="font-family: monospace; white-space: pre-wrap">{inner}</div>'
+    return f'<div style="font-family: monospace">{" ".join([title, *bars, *others])}</div>'
+
+
+# A margin, since converters make one space of two.
+_OF_ITEM = "white-space: nowrap; margin-right: 1ch"

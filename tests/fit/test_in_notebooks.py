@@ -1,4 +1,4 @@
-"""What `fit` shows in a notebook: one output that is updated, and no widgets."""
+"""What `fit` and reports show in a notebook: one output each, and no widgets."""
 
 import html
 import re
@@ -13,7 +13,8 @@ from jaxdist._reports import notebook as of_notebooks
 from tools.notebooks import make_environment
 
 _BEFORE = """
-import contextlib, io, time
+import contextlib, io
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -128,6 +129,41 @@ def test_the_bar_of_an_epoch_that_an_error_ends_stays(kernel: _Kernel) -> None:
     # Two steps are known; the error came in the third one.
     assert re.fullmatch(r"epoch 1/3  3/6  loss [\d.e-]+  mae [\d.e-]+", last["text/plain"])
     assert '<progress value="3" max="6">' in last["text/html"]
+
+
+_REPORTS = """
+def step(w, x):
+    return w - 0.1 * jaxdist.get_replica_context().all_reduce("sum", w * x.mean())
+
+strategy = model.strategy
+args = (jnp.ones(3), jax.device_put(x, strategy.per_replica_sharding))
+program = strategy.lower(step, args)
+"""
+
+
+def test_a_report_as_the_last_line_is_one_output(kernel: _Kernel) -> None:
+    kernel.run_quietly(_REPORTS)
+    for source, words in (
+        ("model.summary()", "kernel"),
+        ("jaxdist.explain(strategy)", "MirroredStrategy: 2 replicas"),
+        ("jaxdist.explain({'weights': args[0]})", "Memory of a device"),
+        ("jaxdist.explain(program)", "Collectives of step"),
+        ("program.explain()", "Asked for"),
+        ("program", "Program step for 2 replica(s)"),
+        ("strategy.check_gradients(step, args)", "GradientReport: 2 replicas"),
+    ):
+        [(kind, content)] = kernel.run(source)
+        assert kind == "execute_result", source
+        assert set(content["data"]) == {"text/plain", "text/html"}
+        for text in content["data"].values():
+            assert text.count(words) == 1, source
+        # What a frontend without HTML shows has no line that it would break; a program is no
+        # report, and its text does not know the width.
+        if source != "program":
+            assert max(map(len, content["data"]["text/plain"].splitlines())) <= 100
+        [(kind, printed)] = kernel.run(f"print({source})")
+        assert kind == "stream"
+        assert printed["text"].strip() == content["data"]["text/plain"].strip()
 
 
 def test_lines_are_text_of_stdout(kernel: _Kernel) -> None:
