@@ -2,7 +2,9 @@
 
 from jaxdist._reports.notebook import LiveOutput as LiveOutput
 from jaxdist._reports.notebook import as_fixed_width as as_fixed_width
+from jaxdist._reports.notebook import can_redraw as can_redraw
 from jaxdist._reports.notebook import has_notebook as has_notebook
+from jaxdist._reports.notebook import is_in_cell as is_in_cell
 from jaxdist._reports.notebook import is_of_notebook as is_of_notebook
 from jaxdist._reports.notebook import make_console as make_console
 from jaxdist._reports.notebook import print_line as print_line

@@ -3,6 +3,7 @@
 import html
 import importlib
 import io
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,21 @@ def has_notebook() -> bool:
     It is false below `contextlib.redirect_stdout` and `%%capture`.
     """
     return is_kernel() and not isinstance(sys.stdout, (io.StringIO, io.TextIOWrapper))
+
+
+def is_in_cell() -> bool:
+    """Return whether a cell has started this process, as `!python train.py` does.
+
+    Such a cell gives it a terminal, and a saved notebook keeps each drawing of a bar.
+    """
+    # What kernels set for the programs of cells, whatever the frontend.
+    wanted = {"TERM": "xterm-color", "PAGER": "cat", "GIT_PAGER": "cat"}
+    return not is_kernel() and wanted.items() <= os.environ.items()
+
+
+def can_redraw(console: Console) -> bool:
+    """Return whether what a console has drawn can be drawn over, as a bar has to be."""
+    return console.is_terminal and not is_in_cell()
 
 
 def make_console() -> Console:

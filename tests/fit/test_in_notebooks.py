@@ -203,6 +203,29 @@ def test_the_bar_of_a_job_is_one_output_and_a_file_gets_lines(kernel: _Kernel) -
     assert "step 4/4  loss 0.5000" in result["data"]["text/plain"]
 
 
+_PROGRAM = """
+import sys, rich.console
+from jaxdist.fit._loop.progress import as_verbose
+from jaxdist.jobs._run.progress import TrainingProgress
+with TrainingProgress(4, console=rich.console.Console(), unit="images") as progress:
+    progress.report(4, loss=0.5, speed=1000.0, seconds_left=0.0)
+print(sys.stdout.isatty(), as_verbose("fit", "auto"))
+"""
+
+
+def test_a_program_that_a_cell_starts_prints_lines(kernel: _Kernel) -> None:
+    # It has a terminal, and a saved notebook would keep each drawing of a bar.
+    # Python warns that "!" forks beside the threads of JAX, and starts the command at once.
+    kernel.run_quietly(
+        "import pathlib, sys, warnings; warnings.filterwarnings('ignore', 'os.fork')"
+    )
+    kernel.run_quietly(f"pathlib.Path('program.py').write_text({_PROGRAM!r});")
+    found = kernel.run("!{sys.executable} program.py")
+    text = "".join(content["text"] for _, content in found)
+    lines = ["step 4/4  loss 0.5000  1,000 images/s  0:00:00 left", "True 2"]
+    assert text.splitlines() == lines
+
+
 class _Sent:
     """What `IPython.display.display` and its handles send."""
 

@@ -9,7 +9,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from jaxdist._reports import LiveOutput, has_notebook, join_items, make_console, print_line
+from jaxdist._reports import (
+    LiveOutput,
+    has_notebook,
+    is_in_cell,
+    join_items,
+    make_console,
+    print_line,
+)
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError
 from jaxdist.fit._loop.totals import Totals
@@ -20,7 +27,8 @@ _SECONDS_BETWEEN_DRAWINGS = 0.1
 def as_verbose(caller: str, verbose: Any) -> int:
     """Return 0, 1 or 2."""
     if isinstance(verbose, str) and verbose == "auto":
-        return 1 if sys.stdout.isatty() or has_notebook() else 2
+        is_terminal = sys.stdout.isatty() and not is_in_cell()
+        return 1 if is_terminal or has_notebook() else 2
     if isinstance(verbose, (bool, int)) and verbose in (0, 1, 2):
         return int(verbose)
     raise ArgumentError(

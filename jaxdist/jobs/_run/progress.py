@@ -8,7 +8,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from jaxdist._reports import LiveOutput, is_of_notebook, print_line
+from jaxdist._reports import LiveOutput, can_redraw, is_of_notebook, print_line
 
 _SECONDS_BETWEEN_DRAWINGS = 0.1
 
@@ -100,7 +100,7 @@ class TrainingProgress:
         if is_of_notebook(self._console):
             self._output = LiveOutput(self._clock)
             self._draw_output(self._output, self._first_step)
-        elif self._console.is_terminal:
+        elif can_redraw(self._console):
             columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
             self._bar = Progress(*columns, console=self._console, auto_refresh=False)
             self._bar.add_task("compiling", total=self._num_steps, completed=self._first_step)
