@@ -13,7 +13,7 @@ from jaxdist._explain.shards import name_device, name_devices
 from jaxdist._explain.topology import Chips
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import Compilation
-from jaxdist._reports import Report, Table, plural
+from jaxdist._reports import Report, Table, plural, shorten_source
 
 _MOST_REPLICAS = 16
 _MOST_COMPILATIONS = 16
@@ -141,8 +141,3 @@ class StrategyReport(Report):
             ),
             frozenset({"programs"}),
         )
-
-
-def shorten_source(source: str) -> str:
-    """Return `file:line` relative to the working directory if the file is inside of it."""
-    return source.removeprefix(f"{Path.cwd()}/")

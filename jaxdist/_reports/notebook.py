@@ -4,6 +4,7 @@ import html
 import importlib
 import io
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,12 +19,30 @@ _SECONDS_BETWEEN_UPDATES = 0.1
 _MOST_LINES = 100
 
 
+def _find_shell() -> Any:
+    """Return IPython's object of this process, or None."""
+    # Looked up, never imported: where it is not loaded, this is no kernel.
+    find = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return None if find is None else find()
+
+
 def is_kernel() -> bool:
     """Return whether this process is the kernel of a notebook; IPython in a terminal is not."""
-    # Looked up, never imported: where it is not loaded, this is no kernel.
-    find_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    shell = None if find_shell is None else find_shell()
-    return getattr(shell, "kernel", None) is not None
+    return getattr(_find_shell(), "kernel", None) is not None
+
+
+def name_cells(text: str) -> str:
+    """Return a text with `In[4]`, as tracebacks name it, in place of the file of a cell."""
+    find_name = getattr(getattr(_find_shell(), "compile", None), "format_code_name", None)
+    if find_name is None:
+        return text
+
+    def name(found: re.Match[str]) -> str:
+        # A label ("Cell") and a name, or None for other files.
+        names = find_name(found[0])
+        return found[0] if names is None else str(names[1])
+
+    return re.sub(r"[^\s:]+\.py\b", name, text)
 
 
 def has_notebook() -> bool:

@@ -293,7 +293,7 @@ class Model:
             x: As for `fit`.
             y: As for `fit`.
             batch_size: As for `fit`.
-            verbose: 1 or 2 print the result; "auto" is 2.
+            verbose: 0 prints nothing; "auto", 1 and 2 print the result.
             sample_weight: As for `fit`.
             steps: How many batches are read; None is all.
             callbacks: Callbacks whose `on_test_` methods are called.
@@ -333,7 +333,7 @@ class Model:
         Args:
             x: As for `fit`; a dataset may have batches `(x, y)`, of which `y` is not used.
             batch_size: As for `fit`.
-            verbose: 1 shows progress on a terminal.
+            verbose: As in Keras; `predict` shows nothing, whatever it is.
             steps: How many batches are read; None is all.
             callbacks: Callbacks whose `on_predict_` methods are called.
 

@@ -157,10 +157,13 @@ def test_a_report_as_the_last_line_is_one_output(kernel: _Kernel) -> None:
         assert set(content["data"]) == {"text/plain", "text/html"}
         for text in content["data"].values():
             assert text.count(words) == 1, source
-        # What a frontend without HTML shows has no line that it would break; a program is no
-        # report, and its text does not know the width.
-        if source != "program":
-            assert max(map(len, content["data"]["text/plain"].splitlines())) <= 100
+        # What a frontend without HTML shows has no line that it would break.
+        assert max(map(len, content["data"]["text/plain"].splitlines())) <= 100
+        # A cell has the name that tracebacks give it; its file is temporary.
+        is_of_step = "program" in source
+        for text in content["data"].values():
+            assert bool(re.search(r"In\[\d+\]:2 \(step\)", text)) == is_of_step
+            assert "ipykernel" not in text
         [(kind, printed)] = kernel.run(f"print({source})")
         assert kind == "stream"
         assert printed["text"].strip() == content["data"]["text/plain"].strip()
