@@ -113,3 +113,8 @@ class Progress:
         elif self._verbose == 2:
             text = f"{title}  {format_logs(logs)}  {seconds}"
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar; nothing for an empty text."""
+        if text and self._verbose:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
