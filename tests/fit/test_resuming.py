@@ -21,7 +21,9 @@ import jaxdist
 from jaxdist import fit
 from jaxdist._checkpoints import Checkpoints, put_into, to_plain
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError
-from tests.fit.models import make_data, mirrored
+from tests.fit.models import make_data, make_model, mirrored
+from tests.parameter_server.strategy.making import make_strategy
+from tests.strategies_under_test import STRATEGIES
 from tests.tables import sampled
 
 DATA = make_data(20)
@@ -427,3 +429,26 @@ def test_a_script_that_is_killed_again_and_again_ends_as_one_that_is_not(
     got = json.loads((tmp_path / "killed" / "result.json").read_text())
     assert got["weights"] == wanted["weights"]
     assert got["loss"] == wanted["loss"][-len(got["loss"]) :]
+
+
+_STRATEGIES: dict[str, Callable[[], Any]] = {
+    **{row.name: row.make for row in STRATEGIES},
+    "a worker and two servers": lambda: make_strategy(servers=2, workers=1),
+}
+
+
+@pytest.mark.parametrize("name", sampled(list(_STRATEGIES), 5))
+def test_every_strategy_resumes_within_an_epoch(name: str, tmp_path: pathlib.Path) -> None:
+    def train(folder: str, *, kill: int = 0) -> Any:
+        model = make_model(_STRATEGIES[name](), optimizer="adam")
+        save = fit.ModelCheckpoint(tmp_path / folder, resume=True, save_freq=1)
+        return model, model.fit(DATA.x, DATA.y, 8, 2, callbacks=[save, _Kill(kill)], verbose=0)
+
+    model, history = train("whole")
+    for kill in (2, 4):
+        with pytest.raises(_Killed):
+            train("killed", kill=kill)
+    other, rest = train("killed")
+    np.testing.assert_allclose(rest.history["loss"], history.history["loss"][-1:], rtol=1e-6)
+    for mine, theirs in zip(other.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7)

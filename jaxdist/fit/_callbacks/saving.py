@@ -107,7 +107,7 @@ class ModelCheckpoint(Callback):
         self._monitor = Monitor(_CALLER, monitor, mode)
         self._only_best = as_flag(_CALLER, "save_best_only", save_best_only)
         self._watched = self._monitor if self._only_best else None
-        self.resumes = as_flag(_CALLER, "resume", resume)
+        self._resumes = as_flag(_CALLER, "resume", resume)
         self._directory = as_path(_CALLER, "directory", directory, "runs/digits")
         self._keep = as_integer(_CALLER, "keep", keep, least=1)
         self._every = _as_save_freq(save_freq)
@@ -119,11 +119,11 @@ class ModelCheckpoint(Callback):
             )
         self._opened: Checkpoints | None = None
         # `fit` sets it.
-        self.find_position: Callable[[], Position] | None = None
+        self._find_position: Callable[[], Position] | None = None
 
     def epochs_done(self) -> int:
         """Return the number of complete epochs of the newest checkpoint; 0 without one."""
-        newest = self.read_newest()
+        newest = self._read_newest()
         return 0 if newest is None else newest.epochs
 
     def restore(self, model: Any) -> int:
@@ -144,10 +144,10 @@ class ModelCheckpoint(Callback):
                 f"{_CALLER}.restore was given model={show(model)}.\n\n"
                 "It is a compiled fit.Model.\n\nPass the model whose checkpoints these are."
             )
-        position = self.restore_position(model)
+        position = self._restore_position(model)
         return 0 if position is None else position.epochs
 
-    def read_newest(self) -> Position | None:
+    def _read_newest(self) -> Position | None:
         """Return the position of the newest checkpoint without its arrays; None without one.
 
         Raises:
@@ -166,9 +166,9 @@ class ModelCheckpoint(Callback):
         known.update((name, notes[name]) for name in _IN_NOTES if name in notes)
         return Position(**known)
 
-    def restore_position(self, model: Any) -> Position | None:
+    def _restore_position(self, model: Any) -> Position | None:
         """Read the newest checkpoint into a model, and return its position; None without one."""
-        newest = self.read_newest()
+        newest = self._read_newest()
         if newest is None:
             return None
         arrays = make_empty_arrays(newest.callbacks)
@@ -194,7 +194,7 @@ class ModelCheckpoint(Callback):
             self._opened = Checkpoints(self._directory, keep=self._keep)
         return self._opened
 
-    def check_begin(self, epoch: int, steps: int, *, resumed: bool) -> None:
+    def _check_begin(self, epoch: int, steps: int, *, resumed: bool) -> None:
         """Check that the checkpoints of a training are above those that are there.
 
         Args:
@@ -215,16 +215,11 @@ class ModelCheckpoint(Callback):
         raise make_step_error(_CALLER, noun, first + 1, folder, saved, resume)
 
     @property
-    def directory(self) -> Path:
-        """Where the checkpoints are."""
-        return Path(self._directory)
-
-    @property
-    def saves_steps(self) -> bool:
+    def _saves_steps(self) -> bool:
         """Whether it saves after a number of steps."""
         return self._every is not None
 
-    def is_due(self, before: int, after: int) -> bool:
+    def _is_due(self, before: int, after: int) -> bool:
         """Whether it saves after the steps from `before` to `after`, which one dispatch ran."""
         return self._every is not None and before // self._every < after // self._every
 
@@ -246,10 +241,10 @@ class ModelCheckpoint(Callback):
                 return
             self._monitor.best = value
         # Without `fit` only the epoch is known.
-        find = self.find_position or (lambda: Position(epoch + 1, logs=dict(logs)))
-        self.save(find())
+        find = self._find_position or (lambda: Position(epoch + 1, logs=dict(logs)))
+        self._save(find())
 
-    def save(self, position: Position) -> None:
+    def _save(self, position: Position) -> None:
         """Save the model at a position, which numbers the checkpoint."""
         number = position.epochs if self._every is None else position.steps
         best = self._monitor.best if self._only_best else None
@@ -264,7 +259,7 @@ class ModelCheckpoint(Callback):
         self._checkpoints.wait_until_finished()
 
     def close(self) -> None:
-        self.find_position = None
+        self._find_position = None
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.close()

@@ -47,7 +47,7 @@ class Start:
             text = f"resumes after epoch {self.epoch}"
             if self.position.step:
                 text += f" and {self.position.step} steps of epoch {self.epoch + 1}"
-        text = f"{text} ({self.saver.directory})"
+        text = f"{text} ({self.saver._directory})"
         _LOG.info("fit: %s.", text)
         progress.say(text)
 
@@ -59,8 +59,8 @@ def find_start(model: Any, callbacks: Sequence[Callback], initial_epoch: int | N
         CheckpointError: Its checkpoints would not be above those that are there.
     """
     savers = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
-    found = [(saver, saver.read_newest()) for saver in savers]
-    resumable = [(s, p) for s, p in found if s.resumes and p is not None]
+    found = [(saver, saver._read_newest()) for saver in savers]
+    resumable = [(s, p) for s, p in found if s._resumes and p is not None]
     if resumable:
         saver, position = max(resumable, key=lambda pair: (pair[1].epochs, pair[1].step))
         continues = initial_epoch in (None, position.epochs)
@@ -71,7 +71,7 @@ def find_start(model: Any, callbacks: Sequence[Callback], initial_epoch: int | N
         start = Start(Position(initial_epoch or 0), savers)
     if model.writes_checkpoints:
         for saver in savers:
-            saver.check_begin(start.epoch, start.position.steps, resumed=bool(resumable))
+            saver._check_begin(start.epoch, start.position.steps, resumed=bool(resumable))
     return start
 
 
@@ -83,7 +83,7 @@ def load(model: Any, callbacks: Sequence[Callback], start: Start) -> None:
     """
     if start.saver is None:
         return
-    saved = start.saver.restore_position(model)
+    saved = start.saver._restore_position(model)
     if saved is None:
         return
     states: dict[str, list[Any]] = {}

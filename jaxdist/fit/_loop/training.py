@@ -114,7 +114,7 @@ def fit(model: Any, given: FitArguments) -> History:
         seed=given.seed,
         first_pass=model._passes,
         steps=given.steps_per_epoch,
-        notes_positions=any(saver.saves_steps for saver in start.savers),
+        notes_positions=any(saver._saves_steps for saver in start.savers),
         continues=start.position if start.continues else None,
     )
     progress = Progress(verbose, given.epochs, num_steps)
@@ -182,7 +182,7 @@ class _Loop:
         self._position = start.position
         self._savers = start.savers if model.writes_checkpoints else ()
         for saver in self._savers:
-            saver.find_position = self._find_position
+            saver._find_position = self._find_position
 
     def run_epoch(self, epoch: int) -> dict[str, float]:
         """Run all steps of an epoch, and return its loss and metrics."""
@@ -212,7 +212,7 @@ class _Loop:
                 if model.stop_training:
                     break
             done = before.steps - before.step + step
-            is_due = [saver.is_due(done - len(group), done) for saver in self._savers]
+            is_due = [saver._is_due(done - len(group), done) for saver in self._savers]
             due = list(itertools.compress(self._savers, is_due))
             data = self._feed.get_state(step) if due else (0, None)
         if not model.stop_training:
@@ -254,7 +254,7 @@ class _Loop:
         )
         position = self._add_states(position)
         for saver in savers:
-            saver.save(position)
+            saver._save(position)
 
 
 def group_batches(batches: Iterable[Any], most: int) -> Iterator[list[Any]]:
