@@ -1,7 +1,7 @@
 """The loop of `fit`: epochs, dispatches of one or several steps, callbacks and validation."""
 
+import contextlib
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -100,61 +100,31 @@ def fit(model: Any, given: FitArguments) -> History:
     params = {"epochs": given.epochs, "steps": num_steps, "verbose": verbose}
     callbacks = CallbackList(_CALLER, given.callbacks, model, params)
     check_watched(callbacks.callbacks, validates=held_out is not None)
-    try:
-        start = find_start(model, callbacks.callbacks, given.initial_epoch)
-    except BaseException:
-        callbacks.close()
-        raise
-    model._passes = start.position.passes if start.continues else max(model._passes, start.epoch)
-    feed = Feed(
-        model.strategy,
-        source,
-        batch_size=size,
-        shuffle=given.shuffle,
-        seed=given.seed,
-        first_pass=model._passes,
-        steps=given.steps_per_epoch,
-        notes_positions=any(saver._saves_steps for saver in start.savers),
-        continues=start.position if start.continues else None,
-    )
-    progress = Progress(verbose, given.epochs, num_steps)
-    model.history = History(params=params)
-    model.stop_training = False
-    model._validates_every = None if held_out is None else given.validation_freq
-    table = None if classes is None else make_class_weights(classes)
-    loop = _Loop(model, compiled, feed, callbacks, progress, table, start)
     validate = _make_validation(model, given, held_out, size, callbacks)
-    logs: dict[str, float] = dict(start.position.logs)
-    with Interrupts() as interrupts, progress:
-        loop.check_interrupt = interrupts.check
+    with contextlib.closing(callbacks):
+        start = find_start(model, callbacks.callbacks, given.initial_epoch)
+        continues = start.position if start.continues else None
+        feed = Feed(
+            model.strategy,
+            source,
+            batch_size=size,
+            shuffle=given.shuffle,
+            seed=given.seed,
+            first_pass=max(model._passes, start.epoch) if continues is None else continues.passes,
+            steps=given.steps_per_epoch,
+            notes_positions=any(saver._saves_steps for saver in start.savers),
+            continues=continues,
+        )
+        model.history = History(params=params)
+        model.stop_training = False
+        model._validates_every = None if held_out is None else given.validation_freq
+        table = None if classes is None else make_class_weights(classes)
+        progress = Progress(verbose, given.epochs, num_steps)
+        loop = _Loop(model, compiled, feed, callbacks, progress, table, start)
         try:
-            callbacks.call("on_train_begin", {})
-            first, step = start.epoch, start.position.step
-            if step and first < given.epochs:
-                callbacks.call("on_epoch_begin", first, {})
-            load(model, callbacks.callbacks, start)
-            if start.savers:
-                # A state that cannot be saved is an error now, and not after the first epoch.
-                describe_states(callbacks.callbacks)
-            start.tell(progress, given.epochs, stopped=model.stop_training)
-            for epoch in range(first, 0 if model.stop_training else given.epochs):
-                if epoch > first or not step:
-                    callbacks.call("on_epoch_begin", epoch, {})
-                progress.begin(epoch)
-                logs = loop.run_epoch(epoch)
-                if validate is not None and (epoch + 1) % given.validation_freq == 0:
-                    logs |= {f"val_{name}": value for name, value in validate().items()}
-                model.history.add(epoch, logs)
-                progress.end(logs)
-                loop.end_epoch(epoch, logs)
-                # Also one that came in the last step of the last epoch is not lost.
-                interrupts.check()
-                if model.stop_training:
-                    break
-            callbacks.call("on_train_end", logs)
+            loop.run(given.epochs, validate, given.validation_freq)
         finally:
             model._passes = feed.passes
-            callbacks.close()
             # Also after Ctrl-C or an error: no step may still change the model.
             compiled.runner.wait()
     return model.history
@@ -177,14 +147,54 @@ class _Loop:
         self._callbacks, self._progress, self._classes = callbacks, progress, classes
         self._begins = callbacks.has("on_train_batch_begin")
         self._ends = callbacks.has("on_train_batch_end")
-        self.check_interrupt: Callable[[], None] = lambda: None
+        self._start = start
         # The last complete epoch, or the step that the first one continues after.
         self._position = start.position
         self._savers = start.savers if model.writes_checkpoints else ()
         for saver in self._savers:
             saver._find_position = self._find_position
 
-    def run_epoch(self, epoch: int) -> dict[str, float]:
+    def run(
+        self, epochs: int, validate: Callable[[], dict[str, float]] | None, validation_freq: int
+    ) -> None:
+        """Run the epochs that are left of a number of epochs."""
+        model, callbacks, progress, start = (
+            self._model,
+            self._callbacks,
+            self._progress,
+            self._start,
+        )
+        logs: dict[str, float] = dict(start.position.logs)
+        with Interrupts() as interrupts, progress:
+            callbacks.call("on_train_begin", {})
+            first, is_begun = start.epoch, start.position.step > 0
+            if is_begun and first < epochs:
+                callbacks.call("on_epoch_begin", first, {})
+            load(model, callbacks.callbacks, start)
+            if start.savers:
+                # A state that cannot be saved is an error now, and not after the first epoch.
+                describe_states(callbacks.callbacks)
+            start.tell(progress, epochs, stopped=model.stop_training)
+            for epoch in range(first, 0 if model.stop_training else epochs):
+                if epoch > first or not is_begun:
+                    callbacks.call("on_epoch_begin", epoch, {})
+                progress.begin(epoch)
+                logs = self._run_epoch(epoch, interrupts)
+                if validate is not None and (epoch + 1) % validation_freq == 0:
+                    logs |= {f"val_{name}": value for name, value in validate().items()}
+                model.history.add(epoch, logs)
+                progress.end(logs)
+                self._position = dataclasses.replace(
+                    self._position, epochs=epoch + 1, logs=dict(logs)
+                )
+                callbacks.call("on_epoch_end", epoch, logs)
+                # Also one that came in the last step of the last epoch is not lost.
+                interrupts.check()
+                if model.stop_training:
+                    break
+            callbacks.call("on_train_end", logs)
+
+    def _run_epoch(self, epoch: int, interrupts: Interrupts) -> dict[str, float]:
         """Run all steps of an epoch, and return its loss and metrics."""
         compiled, model, before = self._compiled, self._model, self._position
         totals = Totals(compiled.runner, compiled.steps, self._feed.describe_batch, before.sums)
@@ -196,7 +206,7 @@ class _Loop:
             # Before the next step, because the end of an epoch is saved with its validation.
             if due:
                 self._save(due, before, step, data, totals)
-            self.check_interrupt()
+            interrupts.check()
             if self._begins:
                 self._callbacks.call("on_train_batch_begin", step, {})
             old = StateBefore(model, group) if compiled.find_nonfinite else None
@@ -212,20 +222,15 @@ class _Loop:
                 if model.stop_training:
                     break
             done = before.steps - before.step + step
-            is_due = [saver._is_due(done - len(group), done) for saver in self._savers]
-            due = list(itertools.compress(self._savers, is_due))
-            data = self._feed.get_state(step) if due else (0, None)
+            due = [saver for saver in self._savers if saver._is_due(done - len(group), done)]
+            if due:
+                data = self._feed.get_state(step)
         if not model.stop_training:
             self._feed.check_not_empty(step, epoch, before.step)
         compiled.runner.wait()
         totals.fetch()
         self._position = Position(epoch, steps=before.steps - before.step + step)
         return totals.logs()
-
-    def end_epoch(self, epoch: int, logs: dict[str, float]) -> None:
-        """Note that an epoch and its validation are complete, and call the callbacks."""
-        self._position = dataclasses.replace(self._position, epochs=epoch + 1, logs=dict(logs))
-        self._callbacks.call("on_epoch_end", epoch, logs)
 
     def _find_position(self) -> Position:
         passes, data = self._feed.get_state()
