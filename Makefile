@@ -1,7 +1,7 @@
 # Run `make setup` once before the other targets. PYTHON=... uses another environment.
 PYTHON ?= .venv/bin/python
 
-.PHONY: setup check test test-all test-rest test-long docs bench accelerator size map raises notebooks
+.PHONY: setup check test test-all test-rest test-long docs wheel bench accelerator size map raises notebooks
 
 setup:  ## create a virtual environment with the pinned tools
 	python3 -m venv .venv
@@ -43,6 +43,9 @@ docs:  ## build the site in build/site, check every link and run every code bloc
 
 notebooks:  ## run all notebooks on 8 CPU devices and save their outputs; with NAMES="own_data porting" these
 	$(PYTHON) -m tools.notebooks $(NAMES)
+
+wheel:  ## build a wheel and an sdist into dist/
+	$(PYTHON) -m build --no-isolation --outdir dist .
 
 bench:  ## measure every claim, one line per claim
 	$(PYTHON) -m benchmarks

@@ -18,7 +18,7 @@ ROWS = [
     {"_first_import", "_typing", "errors"},
     {"_integers"},
     {"_compat", "_hooks", "_not_there", "_validate"},
-    {"_devices", "_gpu_settings", "_lint", "_mesh", "_processes", "_projects", "hlo"},
+    {"_devices", "_examples", "_gpu_settings", "_lint", "_mesh", "_processes", "_projects", "hlo"},
     {"tpu", "cluster_resolver", "cost", "_launching"},
     {"_gpus", "_reports", "_resolve"},
     {"_values", "_collectives"},
