@@ -66,8 +66,8 @@ except importlib.metadata.PackageNotFoundError:  # in Colab and Kaggle
     # JAX and its plugins stay as they are. If pip says that they conflict with jaxdist, write
     # "jax[tpu]", "jax[cuda12]" or "jax" (CPU) in place of {{keep}}, and restart the session.
     names = {{d.name for d in importlib.metadata.distributions()}} - {{None}}
-    jax = sorted(name for name in names if name.startswith(("jax", "libtpu")))
-    keep = " ".join(f"{{name}}=={{importlib.metadata.version(name)}}" for name in jax)
+    ours = sorted(name for name in names if name.startswith(("jax", "libtpu")))
+    keep = " ".join(f"{{name}}=={{importlib.metadata.version(name)}}" for name in ours)
     %pip install --quiet "{{wheel}}[{extras}]" {{keep}}
 
 import jaxdist
