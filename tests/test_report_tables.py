@@ -54,6 +54,20 @@ def test_columns_of_numbers_stay_aligned(width: int) -> None:
     assert len(ends) == 1
 
 
+def test_titles_and_names_of_several_words_wrap_too() -> None:
+    rows = (("a name of more words than a narrow screen has room for", "1,234,567,890 bytes"),)
+    title = "Memory of a device while a step with a long name runs"
+    table = Table(title, ("what", "bytes in all of it"), rows, frozenset({"bytes in all of it"}))
+    assert list(table.lines(30)) == [
+        "Memory of a device while a",
+        "step with a long name runs",
+        "  a name of more words than a",
+        "  narrow screen has room for",
+        "    bytes in all of it:",
+        "      1,234,567,890 bytes",
+    ]
+
+
 class _Report(Report):
     def parts(self) -> list[Table | str]:
         rows = (("hidden.kernel", "[1024, 512]", "2,097,152"), ("out", "[3]", "12"))
@@ -71,6 +85,19 @@ def test_print_and_rich_print_show_the_same(width: int, monkeypatch: pytest.Monk
     assert max(map(len, str(report).splitlines())) <= width
     assert "[1024, 512]" in str(report)
     assert "\n    Indented: a remedy." in str(report)
+
+
+def test_rich_does_not_cut_off_a_name_that_is_longer_than_the_screen() -> None:
+    name, out = "file_" * 30, io.StringIO()
+    table = Table("T", ("array", "bytes"), ((name, "12"),), frozenset({"bytes"}))
+
+    class Long(Report):
+        def parts(self) -> list[Table | str]:
+            return [table, f"Profile: {name}"]
+
+    Console(file=out, width=60).print(Long())
+    assert out.getvalue().replace("\n", "").count(name) == 2
+    assert max(map(len, out.getvalue().splitlines())) <= 60
 
 
 def test_html_has_a_table_with_whole_numbers_sentences_and_aligned_lines() -> None:

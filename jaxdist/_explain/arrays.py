@@ -10,10 +10,20 @@ import jax
 
 from jaxdist._explain.draw import draw_arrays
 from jaxdist._explain.findings import Finding, show_findings
-from jaxdist._explain.shards import Index, Leaf, format_index, name_device, name_devices
+from jaxdist._explain.replicas import Replicas
+from jaxdist._explain.shards import (
+    Index,
+    Leaf,
+    format_index,
+    name_device,
+    name_devices,
+    name_numbers,
+)
 from jaxdist._reports import Report, Table, plural, share, size
 
 ROLES = ("parameters", "optimizer", "batch", "other")
+# Tables and pictures divide the memory by at most so many uses.
+_MOST_USES = 6
 # A terminal shows about so many arrays and parts.
 _MOST_ARRAYS = 16
 _MOST_PARTS = 32
@@ -26,6 +36,7 @@ class ArraysReport(Report):
     Args:
         leaves: The arrays, in the order of the pytree. One array at two places is listed once.
         findings: What is worth a change.
+        replicas: The replicas of the devices of the strategy, if one was given.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -37,6 +48,7 @@ class ArraysReport(Report):
 
     leaves: tuple[Leaf, ...]
     findings: tuple[Finding, ...] = ()
+    replicas: Replicas = dataclasses.field(default_factory=Replicas)
 
     @functools.cached_property
     def devices(self) -> tuple[jax.Device, ...]:
@@ -51,6 +63,24 @@ class ArraysReport(Report):
             for shard in leaf.shards:
                 held[shard.device, leaf.role] += shard.num_bytes
         return dict(held)
+
+    @functools.cached_property
+    def _by_use(self) -> dict[str, dict[jax.Device, int]]:
+        """The bytes of each use on each device. The smallest of many uses are `other`."""
+        held: dict[str, dict[jax.Device, int]] = {role: {} for role in ROLES}
+        whole: collections.Counter[str] = collections.Counter()
+        for leaf in self.leaves:
+            whole[leaf.use] += sum(shard.num_bytes for shard in leaf.shards)
+        kept = {use for use, _ in whole.most_common(_MOST_USES)}
+        # Roles first, then names in their order, and the rest at the end.
+        rest = held.pop("other")
+        for leaf in self.leaves:
+            of = rest
+            if leaf.use != "other" and (leaf.use in kept or leaf.use in ROLES):
+                of = held.setdefault(leaf.use, {})
+            for shard in leaf.shards:
+                of[shard.device] = of.get(shard.device, 0) + shard.num_bytes
+        return {use: by_device for use, by_device in (*held.items(), ("other", rest)) if by_device}
 
     def bytes_on(self, device: jax.Device, role: str | None = None) -> int:
         """Return the bytes of the arrays on one device; of one role, if one is given."""
@@ -74,8 +104,8 @@ class ArraysReport(Report):
             MissingExtraError: matplotlib is not installed.
             ArgumentError: No picture can be written to the path.
         """
-        held = {d: {r: self.bytes_on(d, r) for r in ROLES} for d in self.devices}
-        return draw_arrays(path, self._title, self._by_size(), held)
+        held = {d: {u: n.get(d, 0) for u, n in self._by_use.items()} for d in self.devices}
+        return draw_arrays(path, self._title, self._by_size(), held, self.replicas)
 
     @property
     def _title(self) -> str:
@@ -98,15 +128,15 @@ class ArraysReport(Report):
             small = sum(leaf.num_bytes for leaf in rest)
             yield f"  and {plural(len(rest), 'smaller array')}, {size(small)}"
         if len(self.leaves) == 1 and self.leaves[0].shards:
-            yield from show_parts(self.leaves[0])
+            yield from show_parts(self.leaves[0], self.replicas)
         yield from show_findings(self.findings)
 
     def _memory(self) -> Table:
         """Return the table of memory. Devices with equal rows are one row."""
-        used = [r for r in ROLES if any(self.bytes_on(d, r) for d in self.devices)]
+        used = [use for use, found in self._by_use.items() if any(found.values())]
         by_row: dict[tuple[int, ...], list[jax.Device]] = {}
         for device in self.devices:
-            row = tuple(self.bytes_on(device, r) for r in used)
+            row = tuple(self._by_use[use].get(device, 0) for use in used)
             by_row.setdefault(row, []).append(device)
         columns = ("each of", *used, "in all")
         return Table(
@@ -129,7 +159,7 @@ class ArraysReport(Report):
                 (
                     leaf.name,
                     leaf.array,
-                    leaf.role,
+                    leaf.use,
                     size(leaf.num_bytes),
                     size(leaf.device_bytes),
                     share(leaf.device_bytes / most) if most else "",
@@ -141,14 +171,20 @@ class ArraysReport(Report):
         )
 
 
-def show_parts(leaf: Leaf) -> Iterator[Table | str]:
+def show_parts(leaf: Leaf, replicas: Replicas) -> Iterator[Table | str]:
     """Yield the table of the parts of one array, and a grid of them if two dims are cut."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
+    colours: list[int] = []
     for index, devices in list(leaf.holders.items())[:_MOST_PARTS]:
         held = next(s.num_bytes for s in leaf.shards if s.index == index)
-        rows.append((format_index(index, leaf.stored), f"{held:,}", name_devices(devices)))
-    columns = ("part", "bytes", "on")
-    yield Table(f"Parts of {leaf.name}", columns, tuple(rows), frozenset({"bytes"}))
+        of = replicas.find(devices)
+        row = (format_index(index, leaf.stored), f"{held:,}", name_devices(devices))
+        rows.append((*row, name_numbers(of)) if replicas.of else row)
+        colours.append(replicas.find_colour(of))
+    columns = ("part", "bytes", "on", *(("replica",) if replicas.of else ()))
+    numbers = frozenset({"bytes"})
+    title = f"Parts of {leaf.name}"
+    yield Table(title, columns, tuple(rows), numbers, coloured="replica", colours=tuple(colours))
     if leaf.num_parts > _MOST_PARTS:
         yield f"  and {plural(leaf.num_parts - _MOST_PARTS, 'part')} more"
     if leaf.stored != leaf.shape:

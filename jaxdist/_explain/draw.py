@@ -7,16 +7,26 @@ from typing import Any
 
 import jax
 
-from jaxdist._explain.shards import Leaf, name_device
+from jaxdist._explain.replicas import Replicas
+from jaxdist._explain.shards import Leaf, name_device, name_numbers
 from jaxdist._explain.topology import Chips
-from jaxdist._reports import make_figure, picture_path, plural, size
+from jaxdist._reports import (
+    CHIP_INCHES,
+    PALETTE,
+    draw_plane,
+    list_patches,
+    make_figure,
+    make_legend,
+    picture_path,
+    plural,
+    size,
+)
 
 # More panels or bars than this cannot be read.
 _MOST_PANELS = 6
 _MOST_BARS = 32
 _MOST_NAMED = 128
 _MOST_PLANES = 4
-_CHIP_INCHES = 0.6
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
 
 
@@ -24,14 +34,16 @@ def draw_strategy(
     path: str | Path,
     title: str,
     cells: Sequence[tuple[int, int, Sequence[str]]],
+    colours: Sequence[int],
     chips: Chips | None,
 ) -> Path:
-    """Draw replicas by process, and chips with their links.
+    """Draw replicas in their colours, and chips with their links.
 
     Args:
         path: The file.
         title: The title.
         cells: For each replica its number, its process, and the names of its devices.
+        colours: The place in the palette for each replica.
         chips: The chips of TPUs.
     """
     target = picture_path(path)
@@ -39,79 +51,64 @@ def draw_strategy(
     logical = max(len(devices) for _, _, devices in cells)
     tall = min(len(cells), _MOST_BARS)
     wide = max(3.5, 1.1 * logical + 2)
+    # Planes are below each other, beside the tall panel of the replicas.
+    rows = max(1, min(planes, 2))
+    columns = -(-planes // rows)
     chips_wide, chips_tall = 0.0, 0.0
     if chips is not None:
-        chips_wide = max(3.6, _CHIP_INCHES * chips.shape[0] + 2.2)
-        chips_tall = _CHIP_INCHES * chips.shape[1] + 1.6
-    height = max(2.8, 0.36 * tall + 1.6, chips_tall)
-    figure = make_figure(wide + 1.8 + chips_wide * planes, height)
-    widths = [wide, *[chips_wide] * planes]
-    axes = figure.subplots(1, 1 + planes, squeeze=False, width_ratios=widths)[0]
-    _draw_replicas(axes[0], cells[:tall], logical)
+        # Each has a legend beside it.
+        chips_wide = CHIP_INCHES * chips.shape[0] + 2.6
+        chips_tall = CHIP_INCHES * chips.shape[1] + 1.2
+    height = max(2.8, 0.36 * tall + 1.6, chips_tall * rows + 0.4)
+    figure = make_figure(wide + 1.8 + chips_wide * columns, height)
+    grid = figure.add_gridspec(rows, 1 + columns, width_ratios=[wide, *[chips_wide] * columns])
+    axis = figure.add_subplot(grid[:, 0])
+    _draw_replicas(axis, cells[:tall], logical, colours)
     if len(cells) > tall:
-        axes[0].set_title(f"the first {tall} of {len(cells)} replicas", fontsize=8)
+        axis.set_title(f"the first {tall} of {len(cells)} replicas", fontsize=8)
     for plane in range(planes):
         if chips is not None:
-            _draw_chips(axes[1 + plane], chips, plane)
+            place = grid[plane // columns, 1 + plane % columns]
+            _draw_chips(figure.add_subplot(place), chips, plane)
     figure.suptitle(title, fontsize=9)
     figure.savefig(target)
     return target
 
 
-def _draw_replicas(axis: Any, cells: Sequence[tuple[int, int, Sequence[str]]], wide: int) -> None:
-    """Draw a row for each replica with a box for each logical device, coloured by process."""
+def _draw_replicas(
+    axis: Any, cells: Sequence[tuple[int, int, Sequence[str]]], wide: int, colours: Sequence[int]
+) -> None:
+    """Draw a row for each replica with a box for each logical device, in its colour."""
     processes = sorted({process for _, process, _ in cells})
-    for row, (_, process, devices) in enumerate(cells):
+    for row, (replica, _, devices) in enumerate(cells):
+        back, front = PALETTE[colours[replica]]
         for column, name in enumerate(devices):
-            colour = _colour(processes.index(process))
-            label = f"process {process}"
-            axis.barh(row, 0.92, left=column - 0.46, height=0.86, color=colour, label=label)
+            axis.barh(row, 0.92, left=column - 0.46, height=0.86, color=back)
             if len(cells) * wide <= _MOST_NAMED:
-                axis.text(column, row, name, ha="center", va="center", fontsize=7, color="white")
+                axis.text(column, row, name, ha="center", va="center", fontsize=7, color=front)
     axis.set_xlim(-0.6, wide - 0.4)
     axis.set_ylim(len(cells) - 0.4, -0.6)
     axis.set_xticks(range(wide))
-    axis.set_yticks(range(len(cells)), [str(number) for number, _, _ in cells], fontsize=7)
+    names = [
+        f"{replica}" if len(processes) == 1 else f"{replica} (process {process})"
+        for replica, process, _ in cells
+    ]
+    axis.set_yticks(range(len(cells)), names, fontsize=7)
     axis.set_xlabel("logical device")
     axis.set_ylabel("replica")
-    _add_legend(axis)
+    patches = list_patches(colours)
+    _place_legend(axis, [patch for patch, _ in patches], [label for _, label in patches])
 
 
 def _draw_chips(axis: Any, chips: Chips, plane: int) -> None:
     """Draw one plane of chips with its links, and with the replicas of the cores."""
-    used = {place[:3] for place in chips.replicas}
-    here = [(a, b) for a, b in chips.links if a[2] == plane and b[2] == plane]
-    up = sum(a[2] == plane and b[2] != plane for a, b in chips.links)
-    for number, (a, b) in enumerate(here):
-        label = f"{plural(len(here), 'link')} between neighbours" if not number else None
-        axis.plot([a[0], b[0]], [a[1], b[1]], color="0.6", linewidth=1.5, zorder=1, label=label)
-    x, y, _, _ = chips.shape
-    # In points: a mark takes at most half of the room of a chip.
-    area = min(28.0, 0.5 * _CHIP_INCHES * 72) ** 2
-    for kind, colour in (("used", "tab:blue"), ("not used", "0.85")):
-        at = [
-            (i, j)
-            for i in range(x)
-            for j in range(y)
-            if ((i, j, plane) in used) == (kind == "used")
-        ]
-        if at:
-            label = f"{plural(len(at), 'chip')} {kind}"
-            axis.scatter(*zip(*at, strict=True), s=area, color=colour, zorder=2, label=label)
-    for i in range(x):
-        for j in range(y):
-            name = chips.cell(i, j, plane)
-            small = 6 if len(name) < 5 else 4.5
-            axis.text(i, j, name, ha="center", va="center", fontsize=small, color="white", zorder=3)
-    title = f"z = {plane}" + (f", {plural(up, 'link')} to z = {plane + 1}" if up else "")
-    axis.set_title(title, fontsize=8)
-    axis.set_xlim(-0.6, x - 0.4)
-    axis.set_ylim(y - 0.4, -0.6)
-    axis.set_xticks(range(x))
-    axis.set_yticks(range(y))
+    draw_plane(axis, chips.grid, plane)
+    up = chips.grid.count_links_up(plane)
+    links = f", {plural(up, 'link')} to z = {plane + 1}" if up else ""
+    axis.set_title(f"z = {plane}{links}", fontsize=8)
     axis.set_xlabel("x of the chip")
     axis.set_ylabel("y of the chip")
-    _add_legend(axis)
+    _place_legend(axis, *make_legend(chips.grid))
 
 
 def draw_arrays(
@@ -119,6 +116,7 @@ def draw_arrays(
     title: str,
     leaves: Sequence[Leaf],
     held: dict[jax.Device, dict[str, int]],
+    replicas: Replicas,
 ) -> Path:
     """Draw the parts of arrays, and the memory of each device.
 
@@ -126,7 +124,8 @@ def draw_arrays(
         path: The file.
         title: The title.
         leaves: The arrays, the most important first.
-        held: For each device, the bytes of each role.
+        held: For each device, the bytes of each use.
+        replicas: The replicas of the devices. A part that one replica has is in its colour.
     """
     target = picture_path(path)
     # Layers of a model have equal arrays, and one picture shows them all.
@@ -143,7 +142,7 @@ def draw_arrays(
     _draw_memory(axes[0], held)
     for axis, equal in zip(axes[1:], placed, strict=False):
         more = f", and {len(equal) - 1} like it" if len(equal) > 1 else ""
-        _draw_parts(axis, equal[0], more)
+        _draw_parts(axis, equal[0], more, replicas)
     for axis in axes[panels:]:
         axis.set_axis_off()
     figure.suptitle(title, fontsize=9)
@@ -152,16 +151,17 @@ def draw_arrays(
 
 
 def _draw_memory(axis: Any, held: dict[jax.Device, dict[str, int]]) -> None:
-    """Draw a bar for each device with its bytes by role."""
+    """Draw a bar for each device with its bytes by use."""
     devices = sorted(held, key=lambda d: (d.platform, d.id))[:_MOST_BARS]
     most = max((sum(held[d].values()) for d in devices), default=0)
     factor, unit = _choose_unit(most)
     for row, device in enumerate(devices):
         left = 0.0
-        for number, (role, count) in enumerate(held[device].items()):
+        for number, (use, count) in enumerate(held[device].items()):
             if count:
                 colour = _colour(number)
-                axis.barh(row, count / factor, left=left, color=colour, label=role, height=0.8)
+                label = _shorten(use)
+                axis.barh(row, count / factor, left=left, color=colour, label=label, height=0.8)
                 left += count / factor
     axis.set_yticks(range(len(devices)), [name_device(d) for d in devices], fontsize=7)
     axis.set_ylim(len(devices) - 0.4, -0.6)
@@ -174,7 +174,7 @@ def _draw_memory(axis: Any, held: dict[jax.Device, dict[str, int]]) -> None:
     _add_legend(axis)
 
 
-def _draw_parts(axis: Any, leaf: Leaf, more_arrays: str) -> None:
+def _draw_parts(axis: Any, leaf: Leaf, more_arrays: str, replicas: Replicas) -> None:
     """Draw the parts of one array: the first two dims that are cut, or the last two of it."""
     cut = [dim for dim, ranges in enumerate(leaf.cuts) if len(ranges) > 1]
     others = [dim for dim in range(len(leaf.stored)) if dim not in cut]
@@ -190,12 +190,18 @@ def _draw_parts(axis: Any, leaf: Leaf, more_arrays: str) -> None:
     for number, ((y, x), devices) in enumerate(boxes.items()):
         shown = name_device(devices[0])
         label = f"part {number}: {plural(len(devices), 'device')}"
+        fill, front = _colour(number), "white"
+        of = replicas.find(devices)
+        if of:
+            label = f"part {number}: replica{'s' * (len(of) > 1)} {name_numbers(of)}"
+            colour = replicas.find_colour(of)
+            fill, front = PALETTE[colour] if colour >= 0 else ("0.4", "white")
         axis.barh(
             (y[0] + y[1]) / 2,
             x[1] - x[0],
             left=x[0],
             height=y[1] - y[0],
-            color=_colour(number),
+            color=fill,
             edgecolor="white",
             label=label,
         )
@@ -203,7 +209,7 @@ def _draw_parts(axis: Any, leaf: Leaf, more_arrays: str) -> None:
             more = f" and {len(devices) - 1} more" if len(devices) > 1 else ""
             middle = (x[0] + x[1]) / 2, (y[0] + y[1]) / 2
             text = shown + more
-            axis.text(*middle, text, ha="center", va="center", fontsize=6, color="white")
+            axis.text(*middle, text, ha="center", va="center", fontsize=6, color=front)
     axis.set_xlim(0, width)
     axis.set_ylim(height, 0)
     axis.set_xlabel("one element" if right is None else f"dim {right}")
@@ -270,15 +276,17 @@ def draw_program(path: str | Path, title: str, rows: Sequence[tuple[str, int]]) 
 
 
 def _add_legend(axis: Any) -> None:
-    """Add a legend below the axes with each label once."""
+    """Add a legend beside the axes with each label once."""
     handles, labels = axis.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
+    _place_legend(axis, list(once.values()), list(once))
+
+
+def _place_legend(axis: Any, handles: list[Any], labels: list[str]) -> None:
     axis.legend(
-        once.values(),
-        once.keys(),
+        handles,
+        labels,
         fontsize=6,
-        # Marks of chips are larger than a line of text.
-        markerscale=0.4,
         loc="upper left",
         bbox_to_anchor=(1.01, 1.0),
         borderaxespad=0.0,

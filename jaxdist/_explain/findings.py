@@ -68,10 +68,11 @@ def _find_replicated(leaves: Sequence[Leaf]) -> Iterator[Finding]:
     for leaf in whole:
         if leaf.role in cut and leaf.role != "batch" and leaf.device_bytes >= LARGE:
             piece = -(-leaf.device_bytes // leaf.num_copies)
+            what = "arrays" if leaf.role == "other" else leaf.role
             yield Finding(
                 "replicated",
                 f"{leaf.name}, {leaf.array}, is whole on each of {leaf.num_copies} devices "
-                f"({size(leaf.device_bytes)}), while other {leaf.role} are cut.",
+                f"({size(leaf.device_bytes)}), while other {what} are cut.",
                 f"A rule of jaxdist.partition.Shard for it leaves {size(piece)} on each device.",
                 leaf.device_bytes - piece,
             )

@@ -44,18 +44,18 @@ def collect_leaves(value: PyTree, layout: ReplicaMesh | None) -> list[Found]:
     """
     seen: set[int] = set()
     found: list[Found] = []
-    for name, role, node in _iterate(value):
+    for name, role, use, node in _iterate(value):
         held = _get_held(node)
         if id(held) in seen:
             continue
         # Two names for one array need memory once.
         seen.add(id(held))
-        found += _read(name, role, node, layout)
+        found += _read(name, role, use, node, layout)
     return found
 
 
-def _iterate(value: PyTree) -> Iterator[tuple[str, str, Any]]:
-    """Yield the name, the role and the value of each leaf."""
+def _iterate(value: PyTree) -> Iterator[tuple[str, str, str, Any]]:
+    """Yield the name, the role, the use (see `Leaf`) and the value of each leaf."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_node)
     for path, node in leaves:
         name = jax.tree_util.keystr(path)
@@ -70,12 +70,27 @@ def _iterate(value: PyTree) -> Iterator[tuple[str, str, Any]]:
         elif _is_optax_state(node):
             inner, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_value)
             for more, leaf in inner:
-                yield f"{name}{jax.tree_util.keystr(more)}", "optimizer", _unbox(leaf)
+                full = f"{name}{jax.tree_util.keystr(more)}"
+                yield full, "optimizer", "optimizer", _unbox(leaf)
         else:
-            yield name, _find_role(node, path), _unbox(node)
+            role = _find_role(node, path)
+            use = name_outermost(path) if role == "other" else role
+            yield name, role, use or role, _unbox(node)
 
 
-def _iterate_graph(name: str, node: Any) -> Iterator[tuple[str, str, Any]]:
+def name_outermost(path: tuple[Any, ...]) -> str:
+    """Return the first name of a path, such as `params`, or `[0]` in a list; empty if it has none.
+
+    Example:
+        >>> [(path, _)] = jax.tree_util.tree_flatten_with_path({"params": {"w": 1}})[0]
+        >>> name_outermost(path), name_outermost(path[1:]), name_outermost(())
+        ('params', 'w', '')
+    """
+    is_named = path and not isinstance(path[0], jax.tree_util.SequenceKey)
+    return jax.tree_util.keystr(path[:1], simple=bool(is_named))
+
+
+def _iterate_graph(name: str, node: Any) -> Iterator[tuple[str, str, str, Any]]:
     """Yield the variables of an NNX object."""
     # A variable that the object holds twice is one array.
     seen: set[int] = set()
@@ -83,17 +98,18 @@ def _iterate_graph(name: str, node: Any) -> Iterator[tuple[str, str, Any]]:
         if isinstance(variable, nnx.Variable) and id(variable) not in seen:
             seen.add(id(variable))
             full = "/".join(map(str, path))
-            yield f"{name}/{full}" if name else full, _find_role(variable, path), _unbox(variable)
+            role = _find_role(variable, path)
+            yield f"{name}/{full}" if name else full, role, role, _unbox(variable)
 
 
-def _iterate_keras(name: str, node: Any) -> Iterator[tuple[str, str, Any]]:
+def _iterate_keras(name: str, node: Any) -> Iterator[tuple[str, str, str, Any]]:
     """Yield the variables of an object of Keras that have a value."""
     for found in list_variables(node):
         # While a model trains, `fit` has the values.
         if found.array is not None:
             role = "parameters" if found.role == "parameter" else found.role
             path = found.variable.path
-            yield f"{name}/{path}" if name else path, role, found.array
+            yield f"{name}/{path}" if name else path, role, role, found.array
 
 
 def _find_role(node: Any, path: tuple[Any, ...]) -> str:
@@ -132,11 +148,11 @@ def _get_held(node: Any) -> Any:
     return node.array if isinstance(node, PerReplica) and node.is_global else node
 
 
-def _read(name: str, role: str, node: Any, layout: ReplicaMesh | None) -> Iterator[Found]:
+def _read(name: str, role: str, use: str, node: Any, layout: ReplicaMesh | None) -> Iterator[Found]:
     """Yield a leaf for a value; for values of replicas that are stored one by one, one for each."""
     if isinstance(node, PerReplica) and not node.is_global:
         for number, value in enumerate(node.values):
-            yield from _read(f"{name}.values[{number}]", role, value, layout)
+            yield from _read(f"{name}.values[{number}]", role, use, value, layout)
         return
     array = _get_held(node)
     if not _is_array(array):
@@ -153,6 +169,7 @@ def _read(name: str, role: str, node: Any, layout: ReplicaMesh | None) -> Iterat
         tuple(node.shape) if isinstance(node, Sharded) else shape,
         shape,
         size,
+        use=use,
     )
     if isinstance(array, jax.Array) and array.is_deleted():
         yield make("donated or deleted"), node
@@ -200,13 +217,13 @@ def has_arrays(value: PyTree) -> bool:
     """Whether a pytree has an array, or an NNX object with one."""
     return any(
         _is_array(_get_held(node)) or isinstance(node, PerReplica) or is_sharded(node)
-        for _, _, node in _iterate(value)
+        for _, _, _, node in _iterate(value)
     )
 
 
 def find_tracer(value: PyTree) -> str | None:
     """Return the name of a leaf that is traced, or None."""
-    for name, _, node in _iterate(value):
+    for name, _, _, node in _iterate(value):
         if isinstance(_get_held(node), jax.core.Tracer):
             return name or "the array"
     return None

@@ -80,8 +80,7 @@ class ProgramReport(Report):
     def rows(self) -> list[tuple[str, int]]:
         """Return the names and the bytes of the table of memory, without the sum."""
         m = self.memory
-        roles = {a.leaf.role: None for a in self.arguments}
-        named = [(f"arguments: {role}", self.argument_bytes(role)) for role in roles]
+        named = [(f"arguments: {use}", num_bytes) for use, num_bytes in self._by_use().items()]
         # A program has no memory for an argument that it does not use, and on TPUs the layout of
         # an argument may add padding.
         rest = m.arguments - sum(n for _, n in named)
@@ -132,6 +131,13 @@ class ProgramReport(Report):
         yield from self.communication.parts()
         yield from show_findings(self.findings)
 
+    def _by_use(self) -> dict[str, int]:
+        """Return the bytes of each use on a device."""
+        found: dict[str, int] = {}
+        for a in self.arguments:
+            found[a.leaf.use] = found.get(a.leaf.use, 0) + a.leaf.device_bytes
+        return found
+
     def _by_size(self) -> list[ProgramArgument]:
         return sorted(self.arguments, key=lambda a: -a.leaf.device_bytes)
 
@@ -143,7 +149,7 @@ class ProgramReport(Report):
                 (
                     a.leaf.name,
                     a.leaf.array,
-                    a.leaf.role,
+                    a.leaf.use,
                     size(a.leaf.device_bytes),
                     a.leaf.describe(),
                     "yes" if a.is_donated else "no",
@@ -203,4 +209,6 @@ def _make_leaf(name: str, role: str, slot: InSlot) -> Leaf:
         slot.kind.value,
         tuple(list_shards(slot.sharding, shape, item)),
         list_axes(slot.sharding, len(shape)),
+        # Arguments of which nothing is known have the name of their argument, such as `args[1]`.
+        use=name.partition("]")[0] + "]" if role == "other_state" and name[:5] == "args[" else "",
     )

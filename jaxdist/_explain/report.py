@@ -7,7 +7,8 @@ from jaxdist._explain.arrays import ArraysReport
 from jaxdist._explain.findings import find_in_arrays, find_in_compilations
 from jaxdist._explain.leaves import collect_leaves, find_tracer, has_arrays
 from jaxdist._explain.program import ProgramReport, explain_program
-from jaxdist._explain.strategy import ReplicaRow, StrategyReport
+from jaxdist._explain.replicas import Replicas, list_replicas
+from jaxdist._explain.strategy import ReplicaRow, StrategyReport, choose_colours
 from jaxdist._explain.topology import Chips
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._parameter_server import ParameterServerStrategy
@@ -108,7 +109,14 @@ def explain(
         )
     layout = None if strategy is None else strategy.layout
     found = collect_leaves(value, layout)
-    return ArraysReport(tuple(leaf for leaf, _ in found), tuple(find_in_arrays(found, layout)))
+    findings = tuple(find_in_arrays(found, layout))
+    replicas = Replicas()
+    if strategy is not None:
+        chips, _ = _find_chips(strategy, strategy.layout)
+        replicas = list_replicas(
+            strategy.layout, choose_colours(strategy.layout.num_replicas, chips)
+        )
+    return ArraysReport(tuple(leaf for leaf, _ in found), findings, replicas)
 
 
 def _explain_strategy(strategy: Strategy) -> StrategyReport:

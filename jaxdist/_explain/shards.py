@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -36,6 +37,8 @@ class Leaf:
         shards: The parts. Empty for an array on the host, and for a shape without devices.
         axes: For each dim, the names of the mesh axes that cut it.
         memory: The kind of memory, such as `device`.
+        use: What tables and pictures call its use: its role, and for an `other` one in a plain
+            dict, list or tuple the outermost name there, such as `params` or `[0]`.
     """
 
     name: str
@@ -48,6 +51,10 @@ class Leaf:
     shards: tuple[Shard, ...] = ()
     axes: tuple[tuple[str, ...], ...] = ()
     memory: str = "device"
+    use: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "use", self.use or self.role)
 
     @property
     def num_bytes(self) -> int:
@@ -182,3 +189,19 @@ def name_devices(devices: "tuple[jax.Device, ...] | list[jax.Device]") -> str:
         words.append(f"{name_device(first)}{more}")
         start = end
     return ", ".join(words)
+
+
+def name_numbers(numbers: Iterable[int]) -> str:
+    """Return numbers as text; of neighbours the first and the last.
+
+    Example:
+        >>> name_numbers([0, 1, 2, 5]), name_numbers([3]), name_numbers([])
+        ('0 to 2, 5', '3', '')
+    """
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import jax
 
+from jaxdist import _reports
 from jaxdist._explain.draw import draw_strategy
 from jaxdist._explain.findings import Finding, show_findings
 from jaxdist._explain.shards import name_device, name_devices
 from jaxdist._explain.topology import Chips
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import Compilation
-from jaxdist._reports import Report, Table, plural, shorten_source
+from jaxdist._reports import Block, Report, Table, plural, shorten_source
 
 _MOST_REPLICAS = 16
 _MOST_COMPILATIONS = 16
@@ -57,7 +58,9 @@ class StrategyReport(Report):
     findings: tuple[Finding, ...] = ()
 
     def save_png(self, path: str | Path) -> Path:
-        """Draw the devices of each replica by process, and the chips of TPUs with their links.
+        """Draw the devices of each replica, and the chips of TPUs with their links.
+
+        Colours are those of the replicas.
 
         Raises:
             MissingExtraError: matplotlib is not installed.
@@ -67,7 +70,7 @@ class StrategyReport(Report):
             (row.replica, row.process, [name_device(d) for d in row.devices])
             for row in self.replicas
         ]
-        return draw_strategy(path, self._title, cells, self.chips)
+        return draw_strategy(path, self._title, cells, self._colours, self.chips)
 
     @property
     def _title(self) -> str:
@@ -82,7 +85,7 @@ class StrategyReport(Report):
             + ("1 process" if processes == 1 else f"{processes} processes")
         )
 
-    def parts(self) -> Iterator[Table | str]:
+    def parts(self) -> Iterator[Block | str]:
         """Yield tables and sentences."""
         yield self._title
         yield self._mesh()
@@ -92,7 +95,7 @@ class StrategyReport(Report):
         if len(self.replicas) > _MOST_REPLICAS:
             yield f"  and {plural(len(self.replicas) - _MOST_REPLICAS, 'replica')} more"
         if self.chips is not None:
-            yield "\n".join(self.chips.lines())
+            yield self.chips.grid
         yield from self.notes
         if self.compilations:
             yield self._compiled()
@@ -125,8 +128,13 @@ class StrategyReport(Report):
         ]
         columns = ("replica", "process", "logical devices", "x, y, z, core")
         if self.chips is None:
-            return Table("Replicas", columns[:3], tuple(r[:3] for r in rows))
-        return Table("Replicas", columns, tuple(rows))
+            columns, rows = columns[:3], [row[:3] for row in rows]
+        colours = tuple(self._colours[row.replica] for row in self.replicas[:_MOST_REPLICAS])
+        return Table("Replicas", columns, tuple(rows), coloured=columns[0], colours=colours)
+
+    @property
+    def _colours(self) -> tuple[int, ...]:
+        return choose_colours(len(self.replicas), self.chips)
 
     def _compiled(self) -> Table:
         # Equal rows are functions that the same code made.
@@ -141,3 +149,10 @@ class StrategyReport(Report):
             ),
             frozenset({"programs"}),
         )
+
+
+def choose_colours(num_replicas: int, chips: Chips | None) -> tuple[int, ...]:
+    """Return the place in the palette for each replica; neighbours on chips differ."""
+    if chips is not None and chips.grid.num_replicas == num_replicas:
+        return chips.grid.colours
+    return _reports.choose_colours(num_replicas)

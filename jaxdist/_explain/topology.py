@@ -2,16 +2,12 @@
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
 
-from jaxdist._reports import plural
+from jaxdist._reports import Grid, plural
 
-# A terminal shows about so many chips side by side, and planes.
-_WIDEST = 8
-_MOST_PLANES = 2
 Place = tuple[int, int, int]
 
 
@@ -35,61 +31,32 @@ class Chips:
         x, y, z, _ = self.shape
         return x * y * z
 
-    @functools.cached_property
+    @property
     def links(self) -> tuple[tuple[Place, Place], ...]:
         """The links between neighbours: pairs of chips.
 
         Links that close a ring are not among them: JAX does not report which slices have them.
         """
-        x, y, z, _ = self.shape
-        depth = z // self.num_slices
-        found = []
-        for chip in itertools.product(range(x), range(y), range(z)):
-            for axis in range(3):
-                other = list(chip)
-                other[axis] += 1
-                is_same_slice = chip[2] // depth == other[2] // depth
-                if other[axis] < self.shape[axis] and is_same_slice:
-                    found.append((chip, (other[0], other[1], other[2])))
-        return tuple(found)
+        return self.grid.links
 
-    def cell(self, x: int, y: int, z: int) -> str:
-        """Return the replicas of a chip, one for each core; `-` for a core that is not used."""
-        split = len({part for _, part in self.replicas.values()}) > 1
-        words = []
-        for core in range(self.shape[3]):
-            found = self.replicas.get((x, y, z, core))
-            name = "-" if found is None else f"{found[0]}.{found[1]}" if split else str(found[0])
-            words.append(name)
-        return ",".join(words)
+    @functools.cached_property
+    def grid(self) -> Grid:
+        """The chips as a report shows them."""
+        replicas, logical = np.full(self.shape, -1), np.full(self.shape, -1)
+        for place, found in self.replicas.items():
+            replicas[place], logical[place] = found
+        x, y, z, cores = self.shape
+        planes = [f"z = {k}" for k in range(z)]
+        grid = Grid(replicas, logical, planes, self.num_slices)
+        what = "replica.logical device" if grid.is_split else "replica"
+        links = f"{plural(len(grid.links), 'link')} between neighbours"
+        chips = f"{plural(self.num_chips, 'chip')} ({x} x {y} x {z})"
+        head = (
+            f"Topology: {chips} of {plural(cores, 'core')}, {links}",
+            f"  {what} of each core; x to the right, y down; without links that close a ring",
+        )
+        return dataclasses.replace(grid, head=head)
 
     def lines(self) -> Iterator[str]:
         """Yield the chips as text, with a line for each link in x and y."""
-        x, y, z, cores = self.shape
-        what = "replica.logical device" if self._is_split else "replica"
-        yield (
-            f"Topology: {plural(self.num_chips, 'chip')} ({x} x {y} x {z}) of "
-            f"{plural(cores, 'core')}, {plural(len(self.links), 'link')} between neighbours"
-        )
-        yield f"  {what} of each core; x to the right, y down; without links that close a ring"
-        for plane in range(min(z, _MOST_PLANES)):
-            yield f"  z = {plane}"
-            yield from self._plane(plane)
-        if z > _MOST_PLANES:
-            yield f"  and {plural(z - _MOST_PLANES, 'plane')} more"
-
-    @property
-    def _is_split(self) -> bool:
-        return any(part for _, part in self.replicas.values())
-
-    def _plane(self, z: int) -> Iterator[str]:
-        x, y = min(self.shape[0], _WIDEST), min(self.shape[1], _WIDEST)
-        cells = np.array([[self.cell(i, j, z) for i in range(x)] for j in range(y)])
-        width = max(len(cell) for cell in cells.ravel())
-        more = " ..." if self.shape[0] > _WIDEST else ""
-        for j in range(y):
-            yield "    " + " -- ".join(cell.center(width) for cell in cells[j]).rstrip() + more
-            if j + 1 < y:
-                yield "    " + "    ".join("|".center(width) for _ in range(x)).rstrip()
-        if self.shape[1] > _WIDEST:
-            yield f"    and {plural(self.shape[1] - _WIDEST, 'row')} more"
+        return self.grid.lines()

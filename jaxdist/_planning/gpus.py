@@ -9,7 +9,7 @@ from jaxdist import _mesh as meshes
 from jaxdist._gpus import GpuCluster, cluster_of
 from jaxdist._planning.needs import read_memory_fraction
 from jaxdist._planning.target import Target
-from jaxdist._reports import Places
+from jaxdist._reports import Joined, Places
 from jaxdist._strategies import MirroredStrategy
 from jaxdist.errors import ArgumentTypeError, TopologyError
 
@@ -86,13 +86,16 @@ def _make_places(cluster: GpuCluster, size: int) -> Places:
         firsts = range(0, cluster.domains, rows)
         planes = tuple(_name_hosts(first, rows) for first in firsts)
         down = "host" if len(planes) == 1 else "host of the panel"
+        joined = Joined.ROWS
     else:
         shape = (cluster.gpus, cluster.hosts, cluster.domains, 1)
         domain = host // cluster.hosts
         where = np.stack([gpu, host % cluster.hosts, domain, 0 * number], axis=-1)
         planes = tuple(f"NVLink domain {n}" for n in range(cluster.domains))
         down = "host"
-    return Places(where.reshape(-1, size, 4), shape, planes, "GPU", ("GPU of the host", down))
+        joined = Joined.PLANES
+    axes = ("GPU of the host", down)
+    return Places(where.reshape(-1, size, 4), shape, planes, "GPU", axes, joined=joined)
 
 
 def _name_hosts(first: int, count: int) -> str:

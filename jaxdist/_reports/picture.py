@@ -9,17 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from jaxdist._reports.places import Places
-from jaxdist._reports.words import plural
+from jaxdist._reports.grid import Grid
+from jaxdist._reports.grid_picture import (
+    CHIP_INCHES,
+    SMALL_CHIP_INCHES,
+    draw_plane,
+    is_numbered,
+    make_legend,
+)
+from jaxdist._reports.places import Joined, Places
 from jaxdist._validate import as_local_path
 from jaxdist.errors import ArgumentError, MissingExtraError
 
-# Rows and columns of a plane that are printed, and planes that are printed. A terminal has room for
-# about that many.
-_WIDEST = 16
-_MOST_PLANES = 2
-# In a picture with more chips than this, the numbers would overlap.
-_MOST_NUMBERED = 256
+_MOST_COLUMNS = 6
+# A wider picture would be shrunk where it is shown.
+_WIDEST_INCHES = 16.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,40 +49,30 @@ class Picture:
         logical[places] = np.arange(cores.shape[1])[None, :]
         return replicas, logical
 
+    @functools.cached_property
+    def grid(self) -> Grid:
+        """The chips as a report shows them."""
+        replicas, logical = self.grids
+        places, cores = self.assignment, self.assignment.shape[3]
+        of = f"its {cores} cores" if cores > 1 else f"each {places.chip}"
+        right, down = (name.split()[0] for name in places.axes)
+        joined = {
+            Joined.NEIGHBOURS: "Lines are links of neighbours, without those that close a ring",
+            Joined.ROWS: f"NVLink joins the {places.chip}s of a row",
+            Joined.PLANES: f"NVLink joins all {places.chip}s of a domain",
+        }
+        head = (
+            f"Assignment ({right} to the right, {down} down, {self._what} of {of})",
+            f"  {joined[places.joined]}",
+        )
+        has_links = places.joined is Joined.NEIGHBOURS
+        return Grid(
+            replicas, logical, places.planes, places.num_slices, has_links, head, places.chip
+        )
+
     def lines(self) -> Iterator[str]:
         """Yield planes of chips as text. Of many planes, only the first ones."""
-        replicas, _ = self.grids
-        x, y, z, cores = replicas.shape
-        of = f"its {cores} cores" if cores > 1 else f"each {self.assignment.chip}"
-        right, down = (name.split()[0] for name in self.assignment.axes)
-        yield f"Assignment ({right} to the right, {down} down, {self._what} of {of})"
-        # The other planes look alike, and a pod has up to 24.
-        for plane in range(min(z, _MOST_PLANES)):
-            yield f"  {self.assignment.planes[plane]}"
-            yield from self._plane(plane, x, y)
-        if z > _MOST_PLANES:
-            chips = f"{self.assignment.chip}s"
-            yield f"  and {plural(z - _MOST_PLANES, 'plane')} more of {x} x {y} {chips}"
-
-    def _plane(self, plane: int, x: int, y: int) -> Iterator[str]:
-        """Yield the rows of one plane of chips."""
-        cells = [[self._cell(i, j, plane) for i in range(min(x, _WIDEST))] for j in range(y)]
-        # Over all rows, so that also the rows that are printed line up with each other.
-        width = max(len(cell) for row in cells for cell in row)
-        for j, row in enumerate(cells[:_WIDEST]):
-            dots = " ..." if x > _WIDEST else ""
-            yield "    " + " ".join(cell.rjust(width) for cell in row) + dots
-            if j == _WIDEST - 1 and y > _WIDEST:
-                yield f"    and {plural(y - _WIDEST, 'row')} more"
-
-    def _cell(self, x: int, y: int, z: int) -> str:
-        """Return the names of the replicas on one chip, one for each core."""
-        replicas, logical = self.grids
-        names = []
-        for r, part in zip(replicas[x, y, z].tolist(), logical[x, y, z].tolist(), strict=True):
-            alone = self.assignment.num_logical == 1
-            names.append("-" if r < 0 else str(r) if alone else f"{r}.{part}")
-        return ",".join(names)
+        return self.grid.lines()
 
     def draw(self, path: str | Path) -> Path:
         """Write a picture with a panel for each plane of chips, coloured by replica.
@@ -88,22 +82,30 @@ class Picture:
             ArgumentError: No picture can be written to the path.
         """
         target = picture_path(path)
-        replicas, _ = self.grids
-        x, y, z, cores = replicas.shape
-        columns = min(z, 6)
+        x, y, z, _ = self.assignment.shape
+        inches = CHIP_INCHES if is_numbered(self.grid) else SMALL_CHIP_INCHES
+        wide, tall = max(1.6, inches * x + 0.6), max(1.2, inches * y + 0.7)
+        columns = max(1, min(z, _MOST_COLUMNS, int(_WIDEST_INCHES / wide)))
+        # Rows of equal length: 8 planes are 4 and 4.
         rows = -(-z // columns)
-        # An image has two dims, so the cores of a chip are neighbours in x.
-        flat = replicas.transpose(2, 1, 0, 3).reshape(z, y, x * cores)
-        figure = make_figure(2.2 * columns + 1, 2.2 * rows * max(0.4, y / x) + 1)
+        columns = -(-z // rows)
+        figure = make_figure(wide * columns + 2.2, max(tall * rows + 0.9, 3.0))
         axes = figure.subplots(rows, columns, squeeze=False)
         for plane, axis in enumerate(axes.flat):
-            if plane < z:
-                self._panel(axis, flat[plane], plane, cores)
-                self._label(axis, plane % columns == 0, plane + columns >= z)
-            else:
+            if plane >= z:
                 axis.set_axis_off()
-        meaning = "colour: replica" + (f", number: {self._what}" if self._is_numbered else "")
+                continue
+            draw_plane(axis, self.grid, plane, self.assignment.joined)
+            across, down = self.assignment.axes
+            if plane + columns >= z:
+                axis.set_xlabel(across, fontsize=7)
+            if plane % columns == 0:
+                axis.set_ylabel(down, fontsize=7)
+        meaning = f"number: {self._what}" if is_numbered(self.grid) else "colour: replica"
         figure.suptitle(f"{self.title}\n{meaning}", fontsize=9)
+        figure.legend(
+            *make_legend(self.grid, self.assignment.joined), loc="outside right upper", fontsize=7
+        )
         # The layout gives panels room, and a title may be wider than all of them.
         figure.savefig(target, bbox_inches="tight")
         return target
@@ -113,42 +115,6 @@ class Picture:
         """The words for the name of a core."""
         alone = self.assignment.num_logical == 1
         return "replica" if alone else "replica.logical device"
-
-    @property
-    def _is_numbered(self) -> bool:
-        return self.grids[0].size <= _MOST_NUMBERED
-
-    def _label(self, axis: Any, is_left: bool, is_bottom: bool) -> None:
-        """Name the dims, beside the outer panels only, and count the chips."""
-        x, y, _, cores = self.grids[0].shape
-        across, down = self.assignment.axes
-        for name, words, count, width, is_outer in (
-            ("x", across, x, cores, is_bottom),
-            ("y", down, y, 1, is_left),
-        ):
-            chips = range(0, count, -(-count // 8))
-            # The cores of a chip are neighbours in x.
-            places = [chip * width + (width - 1) / 2 for chip in chips]
-            axis.set(**{f"{name}ticks": places, f"{name}ticklabels": chips})
-            if is_outer:
-                axis.set(**{f"{name}label": words})
-        axis.tick_params(labelsize=6)
-
-    def _panel(self, axis: Any, numbers: np.ndarray, plane: int, cores: int) -> None:
-        """Draw one plane of chips."""
-        count = self.assignment.num_replicas
-        shown = np.ma.masked_less(numbers, 0)
-        # One range of colours for all planes, so that a colour means the same replica everywhere.
-        # `vmax` may not be 0 with one replica.
-        axis.imshow(shown, cmap="viridis", vmin=0, vmax=max(1, count - 1), aspect="auto")
-        axis.set_title(self.assignment.planes[plane], fontsize=7)
-        if not self._is_numbered:
-            return
-        for (j, i), replica in np.ndenumerate(numbers):
-            # The colours of low replica numbers are dark.
-            colour = "white" if replica < count / 2 else "black"
-            name = self._cell(i // cores, j, plane).split(",")[i % cores]
-            axis.text(i, j, name, ha="center", va="center", fontsize=6, color=colour)
 
 
 def picture_path(path: str | Path) -> Path:

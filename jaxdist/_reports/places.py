@@ -1,12 +1,21 @@
 """`Places`: where each logical device of each replica is, for any machine."""
 
 import dataclasses
+import enum
 from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
 
 from jaxdist.tpu.experimental import DeviceAssignment
+
+
+class Joined(enum.Enum):
+    """Which chips have links between them."""
+
+    NEIGHBOURS = "neighbours"
+    ROWS = "rows"
+    PLANES = "planes"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -19,6 +28,8 @@ class Places:
         planes: The name of each plane.
         chip: The word for one chip.
         axes: The names of columns and rows.
+        num_slices: The slices of TPUs, which are stacked in the planes.
+        joined: What has links: neighbours, as in a slice of TPUs; or all chips of a row or plane.
     """
 
     coordinates: np.ndarray
@@ -26,6 +37,8 @@ class Places:
     planes: Sequence[str]
     chip: str
     axes: tuple[str, str]
+    num_slices: int = 1
+    joined: Joined = Joined.NEIGHBOURS
 
     @classmethod
     def from_assignment(cls, assignment: DeviceAssignment, num_slices: int) -> Self:
@@ -37,7 +50,7 @@ class Places:
             for z in range(shape[2])
         ]
         axes = ("x of the chip", "y of the chip")
-        return cls(assignment.core_assignment, shape, planes, "chip", axes)
+        return cls(assignment.core_assignment, shape, planes, "chip", axes, num_slices)
 
     @property
     def num_replicas(self) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from jaxdist._reports.parts import Expected, Memory, Times, Traffic, sum_bytes
 from jaxdist._reports.picture import Picture
 from jaxdist._reports.places import Places
-from jaxdist._reports.tables import Report, Table
+from jaxdist._reports.tables import Block, Report, Table
 from jaxdist._reports.words import count, plural, seconds, share, size
 from jaxdist.cost import Chip
 
@@ -142,8 +142,8 @@ class SlicePlan(Report):
             return self.places.chip
         return f"core, 1/{self.devices_per_chip} of a chip"
 
-    def parts(self) -> Iterator[Table | str]:
-        """Yield tables and sentences."""
+    def parts(self) -> Iterator[Block | str]:
+        """Yield tables, sentences and the assignment."""
         yield self.title
         if self.rows_per_replica is not None:
             yield (
@@ -155,7 +155,7 @@ class SlicePlan(Report):
         if self.times is not None:
             # Without times the compiler refused the program, so nothing is known of its work.
             yield from self._work(self.times)
-        yield "\n".join(self._picture.lines())
+        yield self._picture.grid
         yield from self.notes
         yield CAVEAT
 

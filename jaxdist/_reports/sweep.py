@@ -74,12 +74,12 @@ class Sweep(Report):
         """Return the cells of one candidate."""
         mesh = f"{c.num_replicas:,} x {c.num_logical}"
         if c.plan is None:
-            return ("", c.rules, mesh, "", "", "", "", c.reason)
+            return ("-", c.rules, mesh, "", "", "", "", c.reason)
         peak = "?" if c.plan.memory.peak is None else size(c.plan.memory.peak)
         if c.plan.times is None or not c.plan.memory.fits:
             # The compiler for TPUs refuses such a program, and that for GPUs does not.
             limit = size(c.plan.memory.limit)
-            return ("", c.rules, mesh, "", "", "", peak, f"does not fit into {limit}")
+            return ("-", c.rules, mesh, "", "", "", peak, f"does not fit into {limit}")
         times = c.plan.times
         predicted, bound = seconds(times.predicted), seconds(times.bound)
         return (str(number), c.rules, mesh, predicted, bound, times.bound_by, peak, "fits")

@@ -5,6 +5,7 @@ import dataclasses
 import html
 import itertools
 import os
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,11 +13,41 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
+from jaxdist._reports.colours import colour_html, style_of
 from jaxdist._reports.notebook import COLUMNS, as_fixed_width, has_notebook, is_kernel
+
+# What stays on one line: a number and its unit, two numbers with "x" between them, a shape.
+_UNIT = r"(?:[KMGT]i?B|B|bytes?|[mu]?s|[kMGTP]?FLOP(?:/s)?|[kMGTP]?B/s)"
+_TOGETHER = re.compile(
+    rf"\d {_UNIT}(?![\w/])|[\d,.]+(?: x [\d,.]+)+|[\[(][\d:][\d:, ]{{0,30}}[\])]"
+)
+# A text in a column that is narrower is harder to read than a block of lines.
+_NARROWEST = 16
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+class Block(abc.ABC):
+    """Base class of what a report shows as lines that depend on the width of the screen."""
+
+    @abc.abstractmethod
+    def texts(self, width: int | None = None) -> Iterator[Text]:
+        """Yield lines, with the colours that they have where the output has colours.
+
+        Args:
+            width: The columns of the screen; None for as many as it needs.
+        """
+
+    @abc.abstractmethod
+    def html(self) -> str:
+        """Return it as HTML."""
+
+    def lines(self, width: int | None = None) -> Iterator[str]:
+        """Yield lines without colours."""
+        return (text.plain for text in self.texts(width))
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class Table(Block):
     """Rows of cells below a title.
 
     Attributes:
@@ -25,6 +56,8 @@ class Table:
         rows: The cells.
         numbers: Columns that are aligned to the right, and do not wrap.
         whole: Other columns that do not wrap, such as shapes.
+        coloured: A column with numbers of replicas.
+        colours: For each row, the place in the palette of its replica; -1 is none.
     """
 
     title: str
@@ -32,8 +65,10 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     numbers: frozenset[str] = frozenset()
     whole: frozenset[str] = frozenset()
+    coloured: str = ""
+    colours: tuple[int, ...] = ()
 
-    def lines(self, width: int | None = None) -> Iterator[str]:
+    def texts(self, width: int | None = None) -> Iterator[Text]:
         """Yield lines of aligned text.
 
         Args:
@@ -41,7 +76,8 @@ class Table:
                 between words, and numbers never. Where that is not enough, each row becomes a block
                 of lines.
         """
-        yield self.title
+        title = [self.title] if width is None else _wrap_indented(self.title, width)
+        yield from map(Text, title)
         widths = self._find_widths(width)
         if widths is None:
             yield from self._blocks(width or 0)
@@ -51,8 +87,23 @@ class Table:
                 [cell] if number and column in self._unbroken else _wrap(cell, own)
                 for cell, own, column in zip(row, widths, self.columns, strict=True)
             ]
-            for line in itertools.zip_longest(*cells, fillvalue=""):
-                yield "  " + "  ".join(self._align(line, widths)).rstrip()
+            for n, line in enumerate(itertools.zip_longest(*cells, fillvalue="")):
+                aligned = list(self._align(line, widths))
+                text = Text("  " + "  ".join(aligned).rstrip())
+                if number and not n and self._find_colour(number - 1) >= 0:
+                    place = self.columns.index(self.coloured)
+                    start = 2 + sum(len(cell) + 2 for cell in aligned[:place])
+                    self._colour(text, number - 1, start)
+                yield text
+
+    def _find_colour(self, row: int) -> int:
+        return self.colours[row] if self.colours else -1
+
+    def _colour(self, text: Text, row: int, start: int) -> None:
+        """Colour the number of the replica, which is behind `start`."""
+        name = self.rows[row][self.columns.index(self.coloured)]
+        first = text.plain.find(name, start)
+        text.stylize(style_of(self.colours[row]), first, first + len(name))
 
     @property
     def _unbroken(self) -> frozenset[str]:
@@ -69,7 +120,9 @@ class Table:
             max(
                 _longest_word(column),
                 *(
-                    len(r[i]) if column in self._unbroken else _longest_word(r[i])
+                    len(r[i])
+                    if column in self._unbroken
+                    else max(_longest_word(r[i]), min(len(r[i]), _NARROWEST))
                     for r in self.rows
                 ),
             )
@@ -86,13 +139,23 @@ class Table:
             spare -= more
         return widths
 
-    def _blocks(self, width: int) -> Iterator[str]:
+    def _blocks(self, width: int) -> Iterator[Text]:
         """Yield each row as its first cell, and below it the others with their columns."""
-        for first, *others in self.rows:
-            yield f"  {first}"
+        for number, (first, *others) in enumerate(self.rows):
+            head = _wrap(first, width - 2)
+            lines = [(self.columns[0], f"  {head[0]}"), *(("", f"  {line}") for line in head[1:])]
             for column, cell in zip(self.columns[1:], others, strict=True):
-                lines = _wrap(f"{column}: {cell}", width - 4)
-                yield from (f"    {'  ' * (n > 0)}{line}" for n, line in enumerate(lines))
+                wrapped = _wrap(f"{column}: {cell}", width - 6) if cell else []
+                lines += [
+                    (column if not n else "", f"    {'  ' * (n > 0)}{line}")
+                    for n, line in enumerate(wrapped)
+                ]
+            for column, line in lines:
+                text = Text(line)
+                if column and column == self.coloured and self._find_colour(number) >= 0:
+                    start = 2 if column == self.columns[0] else 4 + len(column)
+                    self._colour(text, number, start)
+                yield text
 
     def _align(self, row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
         """Yield the cells of a row, padded to the widths."""
@@ -102,21 +165,24 @@ class Table:
     def html(self) -> str:
         """Return the table as HTML. Numbers and shapes do not wrap; a wide table scrolls."""
         head = self._format_row("th", self.columns)
-        body = "".join(self._format_row("td", row) for row in self.rows)
+        body = "".join(self._format_row("td", row, n) for n, row in enumerate(self.rows))
         title = f'<caption style="{_OF_TITLE}">{html.escape(self.title)}</caption>'
         table = f"<table>{title}<thead>{head}</thead><tbody>{body}</tbody></table>"
         return f'<div style="overflow-x: auto">{table}</div>'
 
-    def _format_row(self, tag: str, cells: Sequence[str]) -> str:
-        """Return a row as HTML."""
-        row = ""
+    def _format_row(self, tag: str, cells: Sequence[str], row: int = -1) -> str:
+        """Return a row as HTML; `row` is its number, and -1 for the names of the columns."""
+        line = ""
         for cell, column in zip(cells, self.columns, strict=True):
             # Frontends differ in what they align.
             style = f"text-align: {'right' if column in self.numbers else 'left'}"
             if column in self._unbroken:
                 style += "; white-space: nowrap"
-            row += f'<{tag} style="{style}">{html.escape(cell)}</{tag}>'
-        return f"<tr>{row}</tr>"
+            text = Text(cell)
+            if row >= 0 and column == self.coloured and self._find_colour(row) >= 0:
+                text.stylize(style_of(self.colours[row]))
+            line += f'<{tag} style="{style}">{colour_html(text)}</{tag}>'
+        return f"<tr>{line}</tr>"
 
 
 _OF_TITLE = "text-align: left; font-weight: bold; white-space: nowrap"
@@ -124,15 +190,24 @@ _OF_TITLE = "text-align: left; font-weight: bold; white-space: nowrap"
 
 def _wrap(text: str, width: int) -> list[str]:
     """Break a text between words into lines; a word that is longer has a line of its own."""
+    text = _keep_numbers(text)
     lines = textwrap.wrap(text, max(width, 1), break_long_words=False, break_on_hyphens=False)
-    return lines or [""]
+    return [line.replace(_NO_BREAK, " ") for line in lines] or [""]
 
 
-def join_items(items: Iterable[str], width: int, between: str, *, indent: int) -> list[str]:
-    """Join items into lines of a width, none of which breaks an item; later lines are indented."""
+def _keep_numbers(text: str) -> str:
+    """Return the text with spaces that do not break within numbers with units, and shapes."""
+    return _TOGETHER.sub(lambda found: found[0].replace(" ", _NO_BREAK), text)
+
+
+def join_items(items: Iterable[str], width: int | None, between: str, *, indent: int) -> list[str]:
+    """Join items into lines of a width, none of which breaks an item; later lines are indented.
+
+    Without a width it is one line.
+    """
     lines: list[str] = []
     for item in items:
-        if lines and len(lines[-1]) + len(between) + len(item) <= width:
+        if lines and (width is None or len(lines[-1]) + len(between) + len(item) <= width):
             lines[-1] += between + item
         else:
             lines.append(" " * indent * bool(lines) + item)
@@ -148,26 +223,29 @@ def _wrap_indented(line: str, width: int) -> list[str]:
 
 
 def _longest_word(text: str) -> int:
-    return max(map(len, text.split()), default=0)
+    # Not `split()`, which also splits at the spaces that do not break.
+    return max(map(len, _keep_numbers(text).split(" ")))
 
 
-def as_text(parts: Iterable[Table | str], width: int | None = None) -> str:
+def as_text(parts: Iterable[Block | str], width: int | None = None) -> str:
     """Return tables and sentences as text, for a screen with so many columns."""
-    lines: list[str] = []
+    return "\n".join(text.plain for text in _list_texts(parts, width))
+
+
+def _list_texts(parts: Iterable[Block | str], width: int | None) -> Iterator[Text]:
     for part in parts:
-        if isinstance(part, Table):
-            lines += part.lines(width)
+        if isinstance(part, Block):
+            yield from part.texts(width)
         elif width is None:
-            lines.append(part)
+            yield Text(part)
         else:
             for line in part.split("\n"):
-                lines += _wrap_indented(line, width)
-    return "\n".join(lines)
+                yield from map(Text, _wrap_indented(line, width))
 
 
-def as_html(parts: Iterable[Table | str]) -> str:
+def as_html(parts: Iterable[Block | str]) -> str:
     """Return tables and sentences as HTML, for a notebook."""
-    return "".join(p.html() if isinstance(p, Table) else _format_block(p) for p in parts)
+    return "".join(p.html() if isinstance(p, Block) else _format_block(p) for p in parts)
 
 
 def _format_block(text: str) -> str:
@@ -196,19 +274,24 @@ def find_screen_width() -> int | None:
 class _OfConsole:
     """Tables and sentences for rich, as wide as its console."""
 
-    parts: tuple[Table | str, ...]
+    parts: tuple[Block | str, ...]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         # As Text, because rich reads brackets in a string as markup, and shapes have brackets.
-        for line in as_text(self.parts, options.max_width).split("\n"):
-            yield Text(line, overflow="ignore", no_wrap=True)
+        for line in _list_texts(self.parts, options.max_width):
+            # Rich cuts off what is wider than the console: one name that is longer continues on the
+            # next line, as it does on a terminal.
+            for start in range(0, max(len(line), 1), options.max_width):
+                piece = line[start : start + options.max_width]
+                piece.overflow, piece.no_wrap = "ignore", True
+                yield piece
 
 
 class Report(abc.ABC):
     """Base class of what is shown as tables and sentences: in a terminal, a notebook, by rich."""
 
     @abc.abstractmethod
-    def parts(self) -> Iterable[Table | str]:
+    def parts(self) -> Iterable[Block | str]:
         """Return tables and sentences."""
 
     def text(self) -> str:

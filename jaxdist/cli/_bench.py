@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
-from rich.text import Text
 
 from jaxdist import _mesh, _reports, cost
 from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._reports import Table
 from jaxdist._strategies import MultiWorkerMirroredStrategy
 from jaxdist._validate import as_path
 from jaxdist.cli._measure import COUNTS, MAX_BYTES, measure
@@ -140,8 +139,7 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
         measured.scatter_gather,
         source,
     )
-    for table in make_tables(fit, measured.samples, len(devices)):
-        console.print(table)
+    parts: list[Table | str] = [*make_tables(fit, measured.samples, len(devices))]
     if arguments.save and is_first:
         notes = {
             "platform": layout.platform,
@@ -150,7 +148,9 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
             "samples": [[s.count, s.num_bytes, s.seconds] for s in measured.samples],
         }
         cost.save_links(arguments.save, [fit.link], notes)
-        console.print(Text(f"Saved. Use it with JAXDIST_LINKS={arguments.save}"), soft_wrap=True)
+        parts.append(f"Saved. Use it with JAXDIST_LINKS={arguments.save}")
+    text = _reports.as_text(parts, _reports.find_screen_width())
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -217,9 +217,6 @@ def make_tables(fit: cost.Fit, samples: Sequence[cost.Sample], num_devices: int)
     """Yield the tables: the fitted link, the measured times, and the crossovers of algorithms."""
     link = cost.for_devices(fit.link, num_devices)
     links = cost.Links(link)
-    fitted = _make_table(
-        f"Link {link.name}, {num_devices} devices", "what", "fitted", "in the table"
-    )
     known = cost.for_devices(cost.TABLE[link.name], num_devices)
     rows: tuple[tuple[str, Callable[[cost.Link], float], Callable[[float], str]], ...] = (
         ("alpha: latency of a message", lambda x: x.alpha, _format_time),
@@ -228,21 +225,25 @@ def make_tables(fit: cost.Fit, samples: Sequence[cost.Sample], num_devices: int)
         ("arrays are packed below", cost.pack_below, _reports.size),
         ("reduce-scatter + all-gather / all-reduce", lambda x: x.scatter_gather, _format_ratio),
     )
-    for what, get, form in rows:
-        fitted.add_row(what, form(get(link)), form(get(known)))
-    fitted.add_row("dispatch of a program", _format_time(fit.dispatch_seconds), "")
-    fitted.add_row("median error of the fit", f"{fit.error:.0%}", "")
-    yield fitted
-    times = _make_table("All-reduces", "arrays", "bytes of each", "measured")
-    for sample in samples:
-        times.add_row(str(sample.count), f"{sample.num_bytes:,}", _format_time(sample.seconds))
-    yield times
-    crossing = _make_table("Algorithms, as predicted from the fit", "algorithm", "faster than xla")
-    for name in cost.ALGORITHMS:
-        # Algorithms with "/" run over two levels of links, and only one was measured.
-        if name != "xla" and "/" not in name:
-            crossing.add_row(name, describe_faster_sizes(name, "xla", num_devices, links))
-    yield crossing
+    yield _make_table(
+        f"Link {link.name}, {num_devices} devices",
+        ("what", "fitted", "in the table"),
+        [
+            *((what, form(get(link)), form(get(known))) for what, get, form in rows),
+            ("dispatch of a program", _format_time(fit.dispatch_seconds), ""),
+            ("median error of the fit", f"{fit.error:.0%}", ""),
+        ],
+    )
+    times = [(str(s.count), f"{s.num_bytes:,}", _format_time(s.seconds)) for s in samples]
+    columns = ("arrays", "bytes of each", "measured")
+    yield Table("All-reduces", columns, tuple(times), frozenset(columns))
+    # Algorithms with "/" run over two levels of links, and only one was measured.
+    names = [name for name in cost.ALGORITHMS if name != "xla" and "/" not in name]
+    yield _make_table(
+        "Algorithms, as predicted from the fit",
+        ("algorithm", "faster than xla"),
+        [(name, describe_faster_sizes(name, "xla", num_devices, links)) for name in names],
+    )
 
 
 def describe_faster_sizes(one: str, other: str, num_devices: int, links: cost.Links) -> str:
@@ -267,11 +268,9 @@ def describe_faster_sizes(one: str, other: str, num_devices: int, links: cost.Li
     return " ".join(spans)
 
 
-def _make_table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left")
-    return table
+def _make_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+    """Return a table whose columns after the first one have numbers with their units."""
+    return Table(title, columns, tuple(rows), frozenset(columns[1:]))
 
 
 def _format_time(seconds: float) -> str:

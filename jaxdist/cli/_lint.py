@@ -11,6 +11,7 @@ from rich.text import Text
 
 import jaxdist
 from jaxdist._lint import RULES, UNREADABLE, Located, lint_paths
+from jaxdist._reports import as_text, find_screen_width, join_items
 from jaxdist.errors import MissingNameError
 
 EXIT_FOUND = 1
@@ -100,20 +101,30 @@ def _as_record(one: Located) -> dict[str, str | int | None]:
 
 
 def _show(found: Sequence[Located], files: int, console: Console) -> None:
+    width = find_screen_width()
     for one in found:
         finding, rule = one.finding, one.finding.rule
-        console.print(
-            Text.assemble(
-                (one.place, "bold"), ": ", (rule.code, "bold red"), f" {rule.name}: {finding.found}"
-            )
-        )
-        console.print(Text(f"    rule: {rule.reason}"))
-        console.print(Text.assemble("    fix: ", (finding.fix, "green")))
-        console.print(Text(f"    see: {rule.page}"))
+        # A place that contains spaces stays whole, so that an editor can open it.
+        words = f"{rule.code} {rule.name}: {finding.found}".split(" ")
+        lines = join_items([f"{one.place}:", *words], width, " ", indent=4)
+        head = Text("\n".join(lines))
+        head.stylize("bold", 0, len(one.place))
+        start = head.plain.index(rule.code, len(one.place))
+        head.stylize("bold red", start, start + len(rule.code))
+        fix = Text(as_text([f"    fix: {finding.fix}"], width))
+        fix.stylize("green", len("    fix: "))
+        console.print(head, soft_wrap=True)
+        _print_plain(f"    rule: {rule.reason}", console)
+        console.print(fix, soft_wrap=True)
+        _print_plain(f"    see: {rule.page}", console)
     read = f"{files} file{'s' if files != 1 else ''}"
     places = len({one.path for one in found})
     if found:
         count = f"{len(found)} finding{'s' if len(found) != 1 else ''}"
-        console.print(Text(f"{count} in {places} of {read}."))
+        _print_plain(f"{count} in {places} of {read}.", console)
     else:
-        console.print(Text(f"Nothing found in {read}."))
+        _print_plain(f"Nothing found in {read}.", console)
+
+
+def _print_plain(text: str, console: Console) -> None:
+    console.print(Text(as_text([text], find_screen_width())), soft_wrap=True)

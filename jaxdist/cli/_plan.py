@@ -92,7 +92,11 @@ def plan(arguments: argparse.Namespace) -> int:
     job = jobs.load_job(arguments.config, arguments.overrides)
     console = Console(file=sys.stdout)
     found = _make_plan(job, topology, arguments)
-    console.print(str(found), markup=False, highlight=False, soft_wrap=True)
+    if console.is_terminal:
+        console.print(found)
+    else:
+        # Whole lines in a pipe, for which a console has 80 columns.
+        console.print(str(found), markup=False, highlight=False, soft_wrap=True)
     best = found.best if isinstance(found, Sweep) else found
     if arguments.png is not None and best is not None:
         written = best.figure(arguments.png)

@@ -5,8 +5,8 @@ import os
 import sys
 
 from rich.console import Console
-from rich.text import Text
 
+from jaxdist._reports import Table, as_text, find_screen_width
 from jaxdist._resolve import SOURCES, Network, Options, choose_source, make_report, make_resolver
 
 
@@ -51,7 +51,7 @@ def show_resolved(
     Returns:
         The exit code: 0, or 1 with warnings, or 2 with errors.
     """
-    console = console or Console(file=sys.stdout, soft_wrap=True)
+    console = console or Console(file=sys.stdout)
     source = arguments.source or choose_source(os.environ)
     options = Options(
         port=arguments.port,
@@ -68,10 +68,12 @@ def show_resolved(
     )
     resolver = make_resolver(source, os.environ, options)
     report = make_report(source, resolver, os.environ, network or Network(), probe=arguments.probe)
-    for what, found in report.lines:
-        console.print(Text(f"{what:<14}{found}"))
-    for finding in report.findings:
-        console.print(Text(f"{finding.level}: {finding.text}"))
+    parts: list[Table | str] = [
+        Table("This process in its job", ("what", "found"), report.lines),
+        *(f"{finding.level}: {finding.text}" for finding in report.findings),
+    ]
     if not report.findings:
-        console.print(Text("Nothing looks wrong."))
+        parts.append("Nothing looks wrong.")
+    text = as_text(parts, find_screen_width())
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
     return report.exit_code

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ class History:
         history: A list of values for each name; those of the validation begin with `val_`.
         epoch: The numbers of the epochs, from `initial_epoch`.
         params: `epochs`, `steps` of an epoch, and `verbose`.
+        monitor: The value that `EarlyStopping` watched; None without it.
+        best_epoch: The epoch with the best one.
+        restored_epoch: The epoch whose weights the model has; None if it has those of the last one.
 
     Example:
         >>> fit.History({"loss": [2.0, 1.0]}, [0, 1])
@@ -31,6 +35,9 @@ class History:
     history: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     epoch: list[int] = dataclasses.field(default_factory=list)
     params: dict[str, Any] = dataclasses.field(default_factory=dict)
+    monitor: str | None = None
+    best_epoch: int | None = None
+    restored_epoch: int | None = None
     # Validation may run every few epochs only.
     _epochs_of: dict[str, list[int]] = dataclasses.field(default_factory=dict)
 
@@ -49,6 +56,9 @@ class History:
 
     def plot(self, path: str | Path | None = None) -> Any:
         """Draw each value over the epochs, with the values of training and validation together.
+
+        A dashed line marks the best epoch: by the value that `EarlyStopping` watched, or else by
+        the loss, that of the validation if there is one. It says whether its weights were restored.
 
         Args:
             path: Where to write a PNG; None does not write one.
@@ -83,6 +93,9 @@ class History:
                 if values:
                     epochs = self._epochs_of.get(kind, self.epoch)
                     axes.plot([e + 1 for e in epochs], values, "o-", markersize=3, label=label)
+            if (best := self._find_best()) is not None:
+                epoch, label = best
+                axes.axvline(epoch + 1, color="0.4", linestyle="--", linewidth=1, label=label)
             axes.set(xlabel="epoch", ylabel=name)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.legend()
@@ -91,6 +104,22 @@ class History:
         # IPython shows figures by itself only after pyplot has made one.
         vars(figure)["_repr_png_"] = lambda: _as_png(figure)
         return figure
+
+    def _find_best(self) -> tuple[int, str] | None:
+        """Return the best epoch, and what is to be said of it."""
+        monitor, best = self.monitor, self.best_epoch
+        if monitor is None:
+            monitor = "val_loss" if "val_loss" in self.history else "loss"
+            values = self.history.get(monitor, [])
+            epochs = self._epochs_of.get(monitor, self.epoch)
+            known = [
+                (value, e) for value, e in zip(values, epochs, strict=True) if not math.isnan(value)
+            ]
+            best = min(known)[1] if known else None
+        if best is None:
+            return None
+        restored = ", restored" if self.restored_epoch == best else ""
+        return best, f"epoch {best + 1}: best {monitor}{restored}"
 
 
 def _as_png(figure: Any) -> bytes:

@@ -197,7 +197,7 @@ class Model:
         shuffle: bool = True,
         class_weight: Mapping[int, float] | None = None,
         sample_weight: Any = None,
-        initial_epoch: int = 0,
+        initial_epoch: int | None = None,
         steps_per_epoch: int | None = None,
         validation_steps: int | None = None,
         validation_batch_size: int | None = None,
@@ -226,7 +226,8 @@ class Model:
                 module; or a dataset whose batches are `(x, y)` or `(x, y, sample_weight)`.
             y: The targets; not with a dataset.
             batch_size: The size of a global batch, 32 unless given; not with a dataset.
-            epochs: The number of the last epoch, from `initial_epoch`.
+            epochs: The number of the last epoch: also of a training that is resumed, which trains
+                those that are left.
             verbose: 1 shows a bar, 2 prints a line for each epoch, 0 nothing; "auto" is 1 on a
                 terminal and in a notebook, and else 2.
             callbacks: Callbacks, in the order in which they are called.
@@ -237,7 +238,8 @@ class Model:
             shuffle: Whether each epoch has its own order of examples; not with a dataset.
             class_weight: A weight for each class. Classes without one have 1.
             sample_weight: A weight for each example, `[N]`, or for each value of the loss.
-            initial_epoch: The number of epochs that are already done.
+            initial_epoch: The number of epochs that are already done; None is 0, or what a
+                `ModelCheckpoint` with `resume=True` continues after.
             steps_per_epoch: The number of batches of an epoch; needed for endless data.
             validation_steps: How many batches of the validation are read.
             validation_batch_size: Of the validation; `batch_size` unless given.

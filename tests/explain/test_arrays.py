@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 from typing import Any
 
 import jax
@@ -155,6 +156,50 @@ def test_roles_are_those_of_the_variables_and_of_optax() -> None:
     assert by_role["parameters"] == parameters
     assert by_role["optimizer"] == (2 * parameters + 4 + 4) + (2 * 12 + 4)
     assert by_role["other"] == 2 * 2 * 4
+
+
+def test_arrays_of_plain_containers_have_their_names_instead_of_other() -> None:
+    strategy = jaxdist.MirroredStrategy()
+    tree = {
+        "params": {"dense": {"kernel": jnp.ones((4, 2)), "bias": jnp.ones(2)}},
+        "opt_state": optax.sgd(0.1, momentum=0.9).init({"w": jnp.ones(5)}),
+        "stats": [jnp.ones(3), (jnp.ones(4),)],
+        "rows": jaxdist.PerReplica([jnp.ones(1)] * 8),
+    }
+    report = explained(tree, strategy)
+    kernel = next(leaf for leaf in report.leaves if leaf.shape == (4, 2))
+    assert (kernel.name, kernel.use) == ("['params']['dense']['kernel']", "params")
+    assert {leaf.use for leaf in report.leaves} == {"params", "optimizer", "stats", "batch"}
+    text = report.text()
+    assert re.search(r"each of +optimizer +batch +params +stats +in all", text)
+    assert not re.search(r"\bother\b", text)
+    assert {leaf.use for leaf in explained([jnp.ones(2), {"a": jnp.ones(3)}]).leaves} == {
+        "[0]",
+        "[1]",
+    }
+    # Nothing is known of an array alone.
+    assert explained(jnp.ones(2)).leaves[0].use == "other"
+
+
+def test_of_many_names_the_largest_are_columns_and_the_rest_is_other() -> None:
+    report = explained({f"layer_{n}": jnp.ones(n + 1) for n in range(20)})
+    head, row = report.text().splitlines()[2:4]
+    assert head.split()[2:] == [*(f"layer_{n}" for n in range(14, 20)), "other", "in", "all"]
+    other = 4 * sum(range(1, 15))
+    assert re.search(rf" {other} B +{report.num_bytes} B", row)
+
+
+def test_arguments_of_a_program_have_the_names_of_their_arguments() -> None:
+    strategy = jaxdist.MirroredStrategy()
+    program = strategy.lower(
+        lambda p, n: (p["w"], n["a"]["b"] + 1), ({"w": jnp.ones(8)}, {"a": {"b": 3}})
+    )
+    report = jaxdist.explain(program)
+    assert [(a.leaf.name, a.leaf.use) for a in report.arguments] == [
+        ("args[0]['w']", "parameters"),
+        ("args[1]['a']['b']", "args[1]"),
+    ]
+    assert ("arguments: args[1]", 4) in report.rows()
 
 
 def test_shapes_are_shown_where_a_step_would_place_them() -> None:

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxdist
 from jaxdist import partition
 from jaxdist._explain import draw
+from jaxdist._explain.replicas import Replicas
 from jaxdist._explain.shards import Leaf
 from jaxdist._explain.topology import Chips
 from jaxdist.cluster_resolver import TPUClusterResolver
@@ -69,9 +70,17 @@ def test_a_strategy_is_drawn_with_its_processes_and_chips(
     replicas, chips = check_figure(figures[-1], path)
     assert words_of(replicas) == {f"cpu:{n}" for n in range(8)}
     assert words_of(chips) == {str(n) for n in range(8)}
-    assert len(chips.lines) == 10  # the links
-    legend = [t.get_text() for t in chips.get_legend().get_texts()]
-    assert legend == ["10 links between neighbours", "8 chips used"]
+    boxes, *lines = [c for c in chips.collections if len(c.get_paths())][::-1]
+    assert sum(len(c.get_segments()) for c in lines) == 10  # the links
+    for axis in (replicas, chips):
+        legend = [t.get_text() for t in axis.get_legend().get_texts()]
+        assert legend[:8] == [f"replica {n}" for n in range(8)]
+    assert legend[8:] == ["link between replicas"]
+    # A replica has one colour in both panels.
+    colours = [patch.get_facecolor() for patch in replicas.patches]
+    assert len({*colours}) == 8
+    at = {name: number for number, name in enumerate(text.get_text() for text in chips.texts)}
+    assert [tuple(boxes.get_facecolor()[at[str(n)]]) for n in range(8)] == colours
     assert (chips.get_xlabel(), chips.get_ylabel()) == ("x of the chip", "y of the chip")
 
 
@@ -86,7 +95,7 @@ def test_chips_of_any_slice_are_drawn(
     ]
     chips = Chips(shape, {place: (n, 0) for n, place in enumerate(places)})
     cells = [(n, 0, [f"tpu:{n}"]) for n in range(count)]
-    path = draw.draw_strategy(tmp_path / "chips.png", "chips", cells, chips)
+    path = draw.draw_strategy(tmp_path / "chips.png", "chips", cells, chips.grid.colours, chips)
     check_figure(figures[-1], path)
 
 
@@ -103,9 +112,12 @@ def test_arrays_of_any_rank_are_drawn(figures: list[Any], tmp_path: pathlib.Path
     memory, *panels = check_figure(figures[-1], path)
     assert memory.get_xlabel() == "bytes on the device"
     assert [t.get_text() for t in memory.get_yticklabels()] == [f"cpu:{n}" for n in range(8)]
-    # A bar is as long as the bytes of a device.
-    held = sum(x.addressable_shards[0].data.nbytes for x in tree.values())
-    assert {p.get_width() for p in memory.patches} == {held}
+    # A bar is as long as the bytes of a device, and has a piece for each name.
+    held = [x.addressable_shards[0].data.nbytes for x in tree.values()]
+    assert sorted(p.get_width() for p in memory.patches) == sorted(held * 8)
+    names = {text.get_text() for text in memory.get_legend().get_texts()}
+    assert len(names) == len(tree)
+    assert all(name.startswith("...") and name[-1].isdigit() for name in names)
     assert len(panels) == min(len(tree), 6)
     by_boxes = {len(axis.patches) for axis in panels}
     assert by_boxes == {1, 2, 4}
@@ -137,7 +149,9 @@ def test_arrays_on_the_host_are_drawn_as_no_memory(
     figures: list[Any], tmp_path: pathlib.Path
 ) -> None:
     leaf = Leaf("x", "other", "float32", (4,), (4,), 4, "on the host")
-    path = draw.draw_arrays(tmp_path / "none.png", "none", [leaf], {jax.devices()[0]: {"other": 0}})
+    path = draw.draw_arrays(
+        tmp_path / "none.png", "none", [leaf], {jax.devices()[0]: {"other": 0}}, Replicas()
+    )
     assert path.read_bytes().startswith(b"\x89PNG")
 
 

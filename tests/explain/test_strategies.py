@@ -89,10 +89,10 @@ def test_slices_have_no_links_between_them() -> None:
 
 
 def test_the_text_of_a_pod_has_only_its_first_chips() -> None:
-    at = {(x, y, z, 0): (x, 0) for x in range(16) for y in range(16) for z in range(3)}
-    lines = list(Chips((16, 16, 3, 1), at).lines())
-    assert lines[-1] == "  and 1 plane more"
-    assert "    and 8 rows more" in lines
+    at = {(x, y, z, 0): (x, 0) for x in range(16) for y in range(20) for z in range(3)}
+    lines = list(Chips((16, 20, 3, 1), at).lines())
+    assert lines[-1] == "  and 1 plane more of 16 x 20 chips"
+    assert lines.count("    and 2 rows more") == 2
     assert all(len(line) < 100 for line in lines)
 
 

@@ -1,5 +1,6 @@
 """Saving, loading, and weights."""
 
+import math
 import pathlib
 from typing import Any
 
@@ -84,3 +85,31 @@ def test_the_history_is_drawn(tmp_path: pathlib.Path) -> None:
     assert repr(history).startswith("History of 4 epochs: loss ")
     with pytest.raises(ContextError, match="no epoch is complete"):
         History().plot()
+
+
+@pytest.mark.parametrize(
+    ("given", "epoch", "words"),
+    [
+        ({}, 2, "epoch 2: best val_loss"),
+        ({"monitor": "val_mae", "best_epoch": 2}, 3, "epoch 3: best val_mae"),
+        (
+            {"monitor": "val_loss", "best_epoch": 1, "restored_epoch": 1},
+            2,
+            "epoch 2: best val_loss, restored",
+        ),
+        ({"monitor": "val_loss"}, None, ""),
+    ],
+)
+def test_the_best_and_the_restored_epoch_are_marked(
+    given: dict[str, Any], epoch: int | None, words: str
+) -> None:
+    values = {
+        "loss": [3.0, 2.0, 1.0],
+        "val_loss": [2.5, 1.5, math.nan],
+        "mae": [1.0, 1.0, 1.0],
+        "val_mae": [2.0, 2.0, 1.0],
+    }
+    for axes in History(values, [0, 1, 2], **given).plot().axes:
+        marks = {line.get_label(): line.get_xdata()[0] for line in axes.get_lines()[2:]}
+        assert marks == ({} if epoch is None else {words: epoch})
+        assert {text.get_text() for text in axes.get_legend().get_texts()} >= {*marks}

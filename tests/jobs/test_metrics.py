@@ -1,12 +1,15 @@
 """The metrics file, the picture, and the packages they need."""
 
 import json
+import math
 import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from jaxdist._checkpoints import replace_file
 from jaxdist.errors import ArgumentError, MissingExtraError
@@ -30,6 +33,26 @@ def test_the_picture_is_a_png_and_nothing_else_is_left(tmp_path: Path) -> None:
     draw_learning_curve(tmp_path / "curve.png", _HISTORY, _CURVE, title="digits")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG\r\n")
     assert [p.name for p in tmp_path.iterdir()] == ["curve.png"]
+
+
+def test_the_evaluation_with_the_smallest_loss_is_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = {10: 0.9, 20: 0.3, 30: math.nan, 40: 0.5}
+    evaluations = [{"step": n, "loss": loss, "accuracy": 0.5} for n, loss in losses.items()]
+    drawn: list[Any] = []
+    save = Figure.savefig
+
+    def keep(figure: Any, *args: Any, **options: Any) -> None:
+        drawn.append(figure)
+        save(figure, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    history = History([1.0] * 40, evaluations)
+    draw_learning_curve(tmp_path / "curve.png", history, _CURVE, title="digits")
+    for axes in drawn[0].axes:
+        assert axes.get_lines()[-1].get_xdata()[0] == 20
+        assert axes.get_lines()[-1].get_label() == "step 20: best held-out loss"
 
 
 def test_a_file_that_cannot_be_finished_leaves_the_old_one(

@@ -10,7 +10,7 @@ import jax
 from rich.console import Console
 
 from jaxdist._processes import get_current_process
-from jaxdist._reports import Table, as_text, join_items
+from jaxdist._reports import Table, as_text, find_screen_width, join_items
 from jaxdist.cli._info.gpus import list_gpu_facts, list_gpu_settings
 from jaxdist.cli._info.processes import list_settings
 from jaxdist.jobs import versions
@@ -21,16 +21,17 @@ def show_info(console: Console | None = None, *, shows_all: bool = False) -> int
     """Print versions, devices, topology, memory, and extras.
 
     Args:
-        console: Where to; its width decides how tables wrap.
+        console: Where to; its width decides how tables wrap. None is the standard output.
         shows_all: Whether each device, each setting and the commands of all extras are listed. If
             not, the text fits on a screen of 80 columns and 50 lines.
 
     Cost:
         Starts the backend of JAX. No collective.
     """
+    width = find_screen_width() if console is None else console.width
     console = console or Console(file=sys.stdout)
-    parts = list(_list_all() if shows_all else _list_briefly(console.width))
-    text = as_text(parts, console.width)
+    parts = list(_list_all() if shows_all else _list_briefly(width))
+    text = as_text(parts, width)
     console.print(text, markup=False, highlight=False, soft_wrap=True)
     return 0
 
@@ -52,10 +53,10 @@ def _list_all() -> Iterator[Table | str]:
     yield from (f"  {e.install_command}" for e in EXTRAS)
 
 
-def _list_briefly(width: int) -> Iterator[Table | str]:
+def _list_briefly(width: int | None) -> Iterator[Table | str]:
     named = [f"{name} {version}," for name, version in versions().items()]
-    lines = join_items(["Versions:", *named[:-1], named[-1].rstrip(",")], width, " ", indent=2)
-    yield from lines
+    items = ["Versions:", *named[:-1], named[-1].rstrip(",")]
+    yield from join_items(items, width, " ", indent=2)
     grouped: dict[tuple[str, str], list[jax.Device]] = {}
     for device in jax.devices():
         memory = describe_device_memory(device)

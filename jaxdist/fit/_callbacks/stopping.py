@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from jaxdist._validate import as_flag, as_integer, as_number
+from jaxdist._reports import as_text, find_screen_width
+from jaxdist._validate import as_flag, as_integer, as_number, show
+from jaxdist.errors import ArgumentError
 from jaxdist.fit._callbacks.base import Callback, Logs
 from jaxdist.fit._callbacks.monitor import Monitor
 
@@ -10,10 +12,15 @@ from jaxdist.fit._callbacks.monitor import Monitor
 class EarlyStopping(Callback):
     """Ends the training when a value has not become better for some epochs.
 
+    At the end it prints the epoch, the best value, and whether its weights were restored.
+    `fit.History` has the same, and `History.plot` marks it.
+
     Args:
         monitor: The name of the value.
         min_delta: How much better a value has to be to count.
         patience: After how many epochs without a better value the training ends.
+        verbose: 1 or 2 print, 0 does not; "auto" prints unless `fit` has `verbose=0`. In a job, one
+            process prints.
         mode: "min", "max", or "auto" by the name.
         baseline: A value that the first epochs have to be better than.
         restore_best_weights: Whether the model gets the weights of the best epoch at the end.
@@ -23,7 +30,7 @@ class EarlyStopping(Callback):
         >>> fit.EarlyStopping(patience=3).stopped_epoch
 
     Source:
-        `keras.callbacks.EarlyStopping`.
+        `keras.callbacks.EarlyStopping`, whose `verbose` is 0 by default.
     """
 
     def __init__(
@@ -31,6 +38,7 @@ class EarlyStopping(Callback):
         monitor: str = "val_loss",
         min_delta: float = 0.0,
         patience: int = 0,
+        verbose: str | int = "auto",
         mode: str = "auto",
         baseline: float | None = None,
         restore_best_weights: bool = False,
@@ -39,6 +47,7 @@ class EarlyStopping(Callback):
         caller = "fit.EarlyStopping"
         self._monitor = self._watched = Monitor(caller, monitor, mode, min_delta)
         self._patience = as_integer(caller, "patience", patience, least=0)
+        self._verbose = _as_verbose(caller, verbose)
         self._baseline = None if baseline is None else as_number(caller, "baseline", baseline)
         self._restores = as_flag(caller, "restore_best_weights", restore_best_weights)
         self._start = as_integer(caller, "start_from_epoch", start_from_epoch, least=0)
@@ -51,6 +60,24 @@ class EarlyStopping(Callback):
         self._monitor.reset()
         self._wait, self._weights = 0, None
         self.stopped_epoch = self.best_epoch = None
+
+    def get_state(self) -> Any:
+        return {
+            "best": self._monitor.best,
+            "best_epoch": self.best_epoch,
+            "wait": self._wait,
+            "stopped_epoch": self.stopped_epoch,
+            "weights": self._weights,
+        }
+
+    def set_state(self, state: Any) -> None:
+        self._monitor.reset(state["best"])
+        self.best_epoch, self._wait = state["best_epoch"], state["wait"]
+        self._weights = state["weights"] if self._restores else None
+        # A training that it had ended stays ended, unless it now waits for longer.
+        if state["stopped_epoch"] is not None and self._wait >= self._patience:
+            self.stopped_epoch = state["stopped_epoch"]
+            self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         value = self._monitor.read(logs, self.model)
@@ -71,6 +98,30 @@ class EarlyStopping(Callback):
     def on_train_end(self, logs: Logs) -> None:
         if self._weights is not None:
             self.model.set_weights(self._weights)
+        history = self.model.history
+        history.monitor, history.best_epoch = self._monitor.name, self.best_epoch
+        history.restored_epoch = None if self._weights is None else self.best_epoch
+        text = self._describe(history.epoch[-1] if history.epoch else None)
+        prints = self.params.get("verbose", 1) if self._verbose is None else self._verbose
+        if text and prints and self.model.writes_logs:
+            # Not by a console: what is printed while rich shows a bar goes above it.
+            print(as_text([text], find_screen_width()))
+
+    def _describe(self, last: int | None) -> str:
+        """Return what happened, or nothing if the last epoch was the best one."""
+        name, best = self._monitor.name, self.best_epoch
+        found = None if best is None else f"{name} {self._monitor.best:.4g} of epoch {best + 1}"
+        if self.stopped_epoch is not None:
+            end = f"Early stop after epoch {self.stopped_epoch + 1}"
+            if best is None:
+                return f"{end}: {name} was never a finite number. No weights are restored."
+            if self._weights is not None:
+                return f"{end}: the best is {found}. The weights of epoch {best + 1} are restored."
+            kept = f"The weights of epoch {self.stopped_epoch + 1} stay"
+            return f"{end}: the best is {found}. {kept} (restore_best_weights=False)."
+        if self._weights is None or best is None or best == last:
+            return ""
+        return f"The best is {found}. The weights of epoch {best + 1} are restored."
 
     def _is_beyond_baseline(self, value: float) -> bool:
         best = self._monitor.best
@@ -78,3 +129,16 @@ class EarlyStopping(Callback):
         is_beyond = self._monitor.is_better(value)
         self._monitor.best = best
         return is_beyond
+
+
+def _as_verbose(caller: str, verbose: Any) -> int | None:
+    """Return 0, 1 or 2; None follows `fit`."""
+    if isinstance(verbose, str) and verbose == "auto":
+        return None
+    if isinstance(verbose, (bool, int)) and verbose in (0, 1, 2):
+        return int(verbose)
+    raise ArgumentError(
+        f"{caller} was given verbose={show(verbose)}.\n\n"
+        "1 and 2 print what was best and restored, 0 does not; 'auto' follows verbose of fit.\n\n"
+        "Pass 'auto', 0, 1 or 2."
+    )

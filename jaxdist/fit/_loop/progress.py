@@ -136,6 +136,13 @@ class Progress:
             self._bar.refresh()
             print_line(self._console, "\n".join(lines))
 
+    def say(self, text: str) -> None:
+        """Print a line above the bar; nothing for an empty text."""
+        if self._output is not None and text:
+            self._output.add_lines([text])
+        elif self._verbose and text:
+            print_line(self._console, text)
+
 
 def _format_items(logs: Mapping[str, float]) -> list[str]:
     return [format_logs({name: value}) for name, value in logs.items()]

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.metadata
 import io
 import json
+import math
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,6 +59,8 @@ def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
 def draw_learning_curve(path: Path, history: History, curve: Curve, *, title: str) -> None:
     """Draw training loss, held-out loss and a measure over the steps, into a PNG file.
 
+    A dashed line marks the evaluation with the smallest loss; the model is that of the last step.
+
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
@@ -74,10 +77,16 @@ def draw_learning_curve(path: Path, history: History, curve: Curve, *, title: st
     loss.semilogy(trained, history.losses, linewidth=0.8, label="training")
     loss.semilogy(steps, [e["loss"] for e in history.evaluations], "o-", label="held out")
     loss.set(xlabel="step", ylabel="loss")
-    loss.legend()
     measured = [curve.factor * e[curve.measure] for e in history.evaluations]
     measure.plot(steps, measured, "o-", color="C1")
     measure.set(xlabel="step", ylabel=curve.label)
+    known = [(e["loss"], e["step"]) for e in history.evaluations if not math.isnan(e["loss"])]
+    if known:
+        best = min(known)[1]
+        label = f"step {best:,.0f}: best held-out loss"
+        for axes in (loss, measure):
+            axes.axvline(best, color="0.4", linestyle="--", linewidth=1, label=label)
+    loss.legend()
     figure.suptitle(title)
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")

@@ -1,0 +1,140 @@
+"""Drawings of planes of chips with matplotlib: replicas in colours, and the links between chips."""
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+from jaxdist._reports.colours import PALETTE
+from jaxdist._reports.grid import Grid
+from jaxdist._reports.places import Joined
+
+# In a picture with more cores than this, the numbers would be too small.
+_MOST_NUMBERED = 1024
+# The room of a chip with its number, and without it.
+CHIP_INCHES, SMALL_CHIP_INCHES = 0.42, 0.16
+# The part of its room that a chip takes; the rest shows links.
+_SIDE = 0.66
+_UNUSED = ("#f2f2f2", "0.5")
+_MOST_NAMES = 3
+
+
+def is_numbered(grid: Grid) -> bool:
+    """Return whether the numbers of replicas can be read in a picture."""
+    return grid.replicas.size <= _MOST_NUMBERED
+
+
+def draw_plane(axis: Any, grid: Grid, plane: int, joined: Joined = Joined.NEIGHBOURS) -> None:
+    """Draw one plane of chips, with its links and its numbers."""
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    x, y, _, cores = grid.replicas.shape
+    _draw_links(axis, grid, plane, joined)
+    boxes: list[Any] = []
+    fills: list[str] = []
+    for i in range(x):
+        for j in range(y):
+            for core, (name, replica) in enumerate(grid.names(i, j, plane)):
+                wide = _SIDE / cores
+                left = i - _SIDE / 2 + core * wide
+                fill, front = _UNUSED if replica < 0 else PALETTE[grid.colours[replica]]
+                boxes.append(Rectangle((left, j - _SIDE / 2), wide, _SIDE))
+                fills.append(fill)
+                if is_numbered(grid):
+                    axis.text(
+                        left + wide / 2,
+                        j,
+                        name,
+                        ha="center",
+                        va="center",
+                        fontsize=min(7.0, 0.9 * wide * CHIP_INCHES * 72 / (0.62 * len(name))),
+                        color=front,
+                        zorder=3,
+                    )
+    axis.add_collection(
+        PatchCollection(boxes, facecolor=fills, edgecolor="0.25", linewidth=0.4, zorder=2)
+    )
+    axis.set_xlim(-0.6, x - 0.4)
+    axis.set_ylim(y - 0.4, -0.6)
+    axis.set_aspect("equal")
+    axis.set_title(grid.planes[plane], fontsize=8)
+    for name, count in (("x", x), ("y", y)):
+        axis.set(**{f"{name}ticks": range(0, count, -(-count // 16))})
+    axis.tick_params(labelsize=6)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+
+
+def _draw_links(axis: Any, grid: Grid, plane: int, joined: Joined) -> None:
+    """Draw the links in a plane, dark inside a replica, and the beginnings of those to the next."""
+    from matplotlib.collections import LineCollection
+    from matplotlib.patches import Rectangle
+
+    x, y, _, _ = grid.replicas.shape
+    if joined is not Joined.NEIGHBOURS:
+        # A switch joins all of them, so there are no lines between two.
+        rows = [(j, 1) for j in range(y)] if joined is Joined.ROWS else [(0, y)]
+        for first, count in rows:
+            box = Rectangle((-0.45, first - 0.45), x - 0.1, count - 0.1)
+            box.set(facecolor="0.88", edgecolor="0.6", linewidth=0.8, zorder=0)
+            axis.add_patch(box)
+        return
+    inside: list[Any] = []
+    between: list[Any] = []
+    up: list[Any] = []
+    for a, b in grid.links:
+        if a[2] == plane and b[2] == plane:
+            one, other = set(grid.replicas[a].tolist()), set(grid.replicas[b].tolist())
+            is_inside = bool((one & other) - {-1})
+            (inside if is_inside else between).append([a[:2], b[:2]])
+        elif a[2] == plane:
+            corner = (a[0] + _SIDE / 2, a[1] - _SIDE / 2)
+            up.append([corner, (corner[0] + 0.15, corner[1] - 0.15)])
+    for lines, colour, width in ((between, "0.65", 1.0), (inside, "0.1", 2.0), (up, "0.3", 1.2)):
+        axis.add_collection(LineCollection(lines, colors=colour, linewidths=width, zorder=1))
+
+
+def make_legend(grid: Grid, joined: Joined = Joined.NEIGHBOURS) -> tuple[list[Any], list[str]]:
+    """Return what a legend shows, and its labels: replicas by colour, unused cores, links."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    shown: list[tuple[Any, str]] = [*list_patches(grid.colours)]
+    if (grid.replicas < 0).any():
+        shown.append((Patch(facecolor=_UNUSED[0], edgecolor="0.25"), f"{grid.chip} not used"))
+    if joined is not Joined.NEIGHBOURS:
+        patch = Patch(facecolor="0.88", edgecolor="0.6")
+        shown.append((patch, "joined by NVLink"))
+    elif grid.links:
+        shown.append((Line2D([], [], color="0.65", linewidth=1.0), "link between replicas"))
+        if grid.is_split:
+            shown.append((Line2D([], [], color="0.1", linewidth=2.0), "link inside a replica"))
+        if grid.replicas.shape[2] > grid.num_slices:
+            tick = Line2D([], [], color="0.3", linestyle="", marker=(2, 0, -45), markersize=6)
+            shown.append((tick, "link to the next plane"))
+    return [handle for handle, _ in shown], [label for _, label in shown]
+
+
+def list_patches(colours: Sequence[int]) -> list[tuple[Any, str]]:
+    """Return what a legend shows for each colour, and the names of its replicas."""
+    from matplotlib.patches import Patch
+
+    of_colour: dict[int, list[int]] = collections.defaultdict(list)
+    for replica, colour in enumerate(colours):
+        of_colour[colour].append(replica)
+    return [
+        (
+            Patch(facecolor=PALETTE[colour][0], edgecolor="0.25", linewidth=0.4),
+            _name_replicas(replicas),
+        )
+        for colour, replicas in sorted(of_colour.items())
+    ]
+
+
+def _name_replicas(replicas: list[int]) -> str:
+    """Return the names of the replicas of one colour; of many, the first ones."""
+    if len(replicas) == 1:
+        return f"replica {replicas[0]}"
+    names = ", ".join(map(str, replicas[:_MOST_NAMES]))
+    more = len(replicas) - _MOST_NAMES
+    return f"replicas {names}" + (f" and {more:,} more" if more > 0 else "")

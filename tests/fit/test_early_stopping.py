@@ -1,0 +1,117 @@
+"""What an early stop prints, and what the history says of it."""
+
+import io
+import math
+import re
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from jaxdist import fit
+from jaxdist.errors import ArgumentError
+from jaxdist.fit._loop.progress import Progress
+from tests.fit.models import make_data, make_model, mirrored
+
+
+class _SetLosses(fit.Callback):
+    """Replaces the loss of each epoch."""
+
+    def __init__(self, losses: list[float]) -> None:
+        self._losses = losses
+
+    def on_epoch_end(self, epoch: int, logs: Any) -> None:
+        logs["loss"] = self._losses[epoch]
+
+
+_STAYS = "The weights of epoch 4 stay (restore_best_weights=False)."
+_WORSE = [3.0, 0.51234, 1.0, 2.0, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("losses", "restores", "stop", "words"),
+    [
+        (
+            _WORSE,
+            True,
+            4,
+            "the best is loss 0.5123 of epoch 2. The weights of epoch 2 are restored.",
+        ),
+        (_WORSE, False, 4, f"the best is loss 0.5123 of epoch 2. {_STAYS}"),
+        (
+            [math.nan, math.inf, 1.0],
+            True,
+            2,
+            "loss was never a finite number. No weights are restored.",
+        ),
+        (
+            [3.0, 2.0, 1.0, 0.5, 0.75],
+            True,
+            None,
+            "The best is loss 0.5 of epoch 4. The weights of epoch 4 are restored.",
+        ),
+        ([3.0, 2.0, 1.0, 0.5, 0.75], False, None, ""),
+        ([5.0, 4.0, 3.0, 2.0, 1.0], True, None, ""),
+    ],
+)
+def test_an_early_stop_says_what_was_best_and_restored(
+    losses: list[float],
+    restores: bool,
+    stop: int | None,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stopping = fit.EarlyStopping("loss", patience=2, restore_best_weights=restores)
+    model = make_model(mirrored(1))
+    data = make_data(8)
+    given: dict[str, Any] = {"callbacks": [_SetLosses(losses), stopping]}
+    history = model.fit(data.x, data.y, 8, epochs=5, **given)
+    said = words if stop is None else f"Early stop after epoch {stop}: {words}"
+    assert capsys.readouterr().out.splitlines()[len(history.epoch) :] == [said][: len(said)]
+    assert len(history.epoch) == (stop or 5)
+    seen = losses[: len(history.epoch)]
+    best = None if "never" in words else seen.index(min(seen))
+    assert (history.monitor, history.best_epoch) == ("loss", best)
+    assert history.restored_epoch == (best if restores else None)
+
+
+@pytest.mark.parametrize(
+    ("own", "of_fit", "says"),
+    [("auto", 0, False), ("auto", 2, True), (0, 2, False), (1, 0, True), (True, 0, True)],
+)
+def test_verbose_decides_whether_an_early_stop_prints(
+    own: Any, of_fit: int, says: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopping = fit.EarlyStopping("loss", patience=1, verbose=own)
+    losses, data = _SetLosses([1.0, 2.0]), make_data(8)
+    make_model(mirrored(1)).fit(
+        data.x, data.y, 8, epochs=2, verbose=of_fit, callbacks=[losses, stopping]
+    )
+    assert ("Early stop after epoch 2" in capsys.readouterr().out) == says
+    with pytest.raises(ArgumentError, match="verbose=3"):
+        fit.EarlyStopping(verbose=3)
+
+
+def test_an_early_stop_does_not_break_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    out = io.StringIO()
+    progress = Progress(1, 5, 1)
+    progress._console = Console(file=out, width=60, force_terminal=True, no_color=True)
+    stopping = fit.EarlyStopping("loss", patience=1)
+    model = make_model(mirrored(1))
+    model.history.add(0, {"loss": 1.0})
+    stopping.set_model(model)
+    with progress:
+        stopping.on_train_begin({})
+        for epoch, loss in enumerate((1.0, 2.0)):
+            progress.begin(epoch)
+            progress.end({"loss": loss})
+            stopping.on_epoch_end(epoch, {"loss": loss})
+        stopping.on_train_end({})
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", out.getvalue()).replace("\r", "\n")
+    lines = [line.rstrip() for line in shown.split("\n") if line.strip()]
+    assert max(map(len, lines)) <= 60
+    assert lines[-2:] == [
+        "Early stop after epoch 2: the best is loss 1 of epoch 1. The",
+        "weights of epoch 2 stay (restore_best_weights=False).",
+    ]
