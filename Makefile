@@ -1,7 +1,7 @@
 # Run `make setup` once before the other targets. PYTHON=... uses another environment.
 PYTHON ?= .venv/bin/python
 
-.PHONY: setup check test test-all test-rest test-long docs bench accelerator size map raises notebooks
+.PHONY: setup check test test-all test-rest test-long docs wheel bench accelerator size map raises notebooks
 
 setup:  ## create a virtual environment with the pinned tools
 	python3 -m venv .venv
@@ -37,12 +37,14 @@ test-long:  ## run `make test-all` with every row of its tables and fuzz tests, 
 	$(PYTHON) -m pytest -n 3 --dist worksteal --long --timeout 1200 --hypothesis-seed $(SEED) \
 		$(if $(PART),--part $(PART)) $(if $(ROOM),$(ROOM_FILES))
 
-docs:  ## build the site in build/site, check every link and run every code block, warnings as errors
+docs:  ## build the site in build/site, warnings as errors; its code is run by `make test ROOM=documentation`
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
-	$(PYTHON) -m pytest tests/test_documentation.py tests/documentation
 
 notebooks:  ## run all notebooks on 8 CPU devices and save their outputs; with NAMES="own_data porting" these
 	$(PYTHON) -m tools.notebooks $(NAMES)
+
+wheel:  ## build a wheel and an sdist into dist/
+	$(PYTHON) -m build --no-isolation --outdir dist .
 
 bench:  ## measure every claim, one line per claim
 	$(PYTHON) -m benchmarks

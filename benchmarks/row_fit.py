@@ -87,7 +87,8 @@ class Transformer(nnx.Module):
 MODELS: dict[str, Any] = {m.__name__: m for m in (Dense, Convolutional, Transformer)}
 
 
-def _examples(kind: Any, steps: int) -> tuple[np.ndarray, np.ndarray]:
+def make_examples(kind: Any, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and classes for this many steps."""
     rng = np.random.default_rng(0)
     count = steps * kind.batch
     x = rng.normal(size=(count, *kind.shape)).astype("float32")
@@ -103,7 +104,7 @@ def with_fit(n: int, model: str) -> Loop:
     made: dict[int, Any] = {}
 
     def loop(steps: int) -> None:
-        x, y = made.setdefault(steps, _examples(kind, steps))
+        x, y = made.setdefault(steps, make_examples(kind, steps))
         trained.fit(x, y, kind.batch, verbose=0)
 
     return Loop(loop)
@@ -142,7 +143,7 @@ def by_hand(n: int, model: str) -> Loop:
     rng = np.random.default_rng(0)
 
     def loop(steps: int) -> None:
-        x, y = made.setdefault(steps, _examples(kind, steps))
+        x, y = made.setdefault(steps, make_examples(kind, steps))
         order = rng.permutation(len(x))
         losses: list[jax.Array] = []
         value = held[0]

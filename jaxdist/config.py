@@ -1,5 +1,6 @@
 """Settings of this process, with names as in `tf.config`."""
 
+from jaxdist._compilation_cache import compilation_cache as compilation_cache
 from jaxdist._gpu_settings import gpu_flags as gpu_flags
 from jaxdist._processes import processes as processes
 from jaxdist._program import run_eagerly as run_eagerly

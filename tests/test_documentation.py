@@ -14,11 +14,12 @@ import pathlib
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "text", "bash", "toml", "py"}
 MARK = "\x00block "
 
@@ -180,6 +181,19 @@ def test_readme_has_exactly_two_commands_and_ci_runs_the_one_for_tests() -> None
         timeout=30,
     )
     assert done.stdout.strip() == commands[1]
+
+
+def test_the_home_page_begins_with_the_example_of_the_readme() -> None:
+    first, home = (read_blocks((ROOT / p).read_text()) for p in ("README.md", "docs/index.md"))
+    assert [block.lines for block in home[:2]] == [block.lines for block in first[:2]]
+
+
+def test_every_wheel_that_is_named_and_the_citation_have_the_version_of_the_project() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    places = [*PAGES, ROOT / "tools" / "notebooks.py"]
+    wheels = [re.findall(r"jaxdist-([\d.]+)-py3-none-any\.whl", p.read_text()) for p in places]
+    cited = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.M)
+    assert {*itertools.chain(*wheels), *cited} == {version}
 
 
 # The changelog names files of earlier versions.

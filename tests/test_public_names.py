@@ -236,6 +236,7 @@ TPU_EXPERIMENTAL = {
     "shutdown_tpu_system",
 }
 CONFIG = {
+    "compilation_cache",
     "experimental_connect_to_cluster",
     "links",
     "processes",

@@ -16,6 +16,8 @@ from tools import api_pages, notebooks
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 API = "reference/api"
+# Files in capitals beside README.md.
+OF_THE_PROJECT = ("changelog", "contributing", "security")
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 
@@ -53,7 +55,8 @@ def generate_pictures() -> dict[str, bytes]:
 def list_outside_pages() -> dict[pathlib.Path, str]:
     """Files outside of docs/ that are pages of the site, and their places in it."""
     pages = {notebooks.find_notebook(name): f"notebooks/{name}.md" for name in notebooks.NAMES}
-    return {ROOT / "CHANGELOG.md": "changelog.md", **pages}
+    texts = {ROOT / f"{name.upper()}.md": f"{name}.md" for name in OF_THE_PROJECT}
+    return {**texts, **pages}
 
 
 def generate_pages() -> dict[str, str]:
@@ -101,7 +104,8 @@ def on_config(config: Any) -> Any:
     books = [place for place in pages.values() if place.startswith("notebooks/")]
     for section in config.nav:
         if "Reference" in section:
-            section["Reference"] += [{"API": api}, {"Changelog": pages[ROOT / "CHANGELOG.md"]}]
+            texts = [{name.capitalize(): f"{name}.md"} for name in OF_THE_PROJECT]
+            section["Reference"] += [{"API": api}, *texts]
         if "Start" in section:
             section["Start"].append({"Notebooks": books})
     return config
@@ -135,6 +139,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         The text.
     """
     place = page.file.src_uri
+    if place.startswith("design/"):
+        # They have the words that users look for, and no answers for them.
+        page.meta["search"] = {"exclude": True}
     if not (DOCS / place).exists():
         return markdown
     return move_links(markdown, (DOCS / place).parent, place)

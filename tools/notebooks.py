@@ -1,8 +1,8 @@
 """`python -m tools.notebooks [NAME ...]`: run notebooks on 8 CPU devices, and save their outputs.
 
-Without names it runs all of notebooks/. It also writes the badge and the first code cell, which
-are the same in all notebooks. It saves nothing that changes from run to run by itself, such as
-times of execution.
+Without names it runs all of notebooks/. It also writes the line under the title and the first code
+cell, which are the same in all notebooks. It saves nothing that changes from run to run by itself,
+such as times of execution.
 """
 
 import copy
@@ -30,16 +30,18 @@ NAMES = (
     "two_processes",
     "parameter_servers",
     "porting",
+    "kaggle_tpu",
 )
-# "owner/name" on GitHub, when the repository is there: the badge then opens the notebook itself,
-# and the first cell installs from there. Until then a reader uploads both.
-REPOSITORY = ""
 # Of pyproject.toml, beside `examples`.
 EXTRAS = {"keras_fit": "keras", "two_processes": "cloudpickle", "parameter_servers": "grpcio"}
 # A cell that waits for longer hangs.
 CELL_SECONDS = 240
+# Under the title: what a reader in Colab or Kaggle needs.
+UPLOAD = (
+    "In Colab and Kaggle, upload this notebook and the wheel of jaxdist "
+    "([how](../docs/machines/colab-and-kaggle.md))."
+)
 _DEVICES = "virtual_devices(8)"
-_BADGE = "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
 _TEXTS = {"text", "text/plain", "text/html"}
 # What differs between runs and machines, and what is saved in its place.
 _OF_THIS_RUN = {
@@ -50,35 +52,28 @@ _OF_THIS_RUN = {
 }
 
 
-def write_badge(name: str) -> str:
-    """Return the line that opens a notebook in Colab."""
-    place = f"github/{REPOSITORY}/blob/main/notebooks/{name}.ipynb" if REPOSITORY else ""
-    badge = f"{_BADGE}(https://colab.research.google.com/{place})"
-    if REPOSITORY:
-        return badge
-    upload = "upload this notebook there, and jaxdist as the folder `jaxdist`"
-    return f"{badge} In Colab, {upload} ([more](../docs/machines/colab-and-kaggle.md))."
-
-
 def write_setup(name: str) -> str:
     """Return the first code cell: it installs jaxdist where it is missing, and asks for devices."""
-    extras = f"jaxdist[{','.join(filter(None, ('examples', EXTRAS.get(name))))}]"
-    what = f"{extras} @ git+https://github.com/{REPOSITORY}" if REPOSITORY else f"./{extras}"
-    return "\n".join(
-        [
-            "import importlib.metadata",
-            "",
-            "try:",
-            '    importlib.metadata.version("jaxdist")',
-            "except importlib.metadata.PackageNotFoundError:  # in Colab and Kaggle",
-            f'    %pip install --quiet "{what}"',
-            "",
-            "import jaxdist",
-            "",
-            "# Eight devices of the CPU. On a machine with TPUs or GPUs, jaxdist uses those.",
-            f"jaxdist.testing.{_DEVICES}",
-        ]
-    )
+    extras = ",".join(filter(None, ("examples", EXTRAS.get(name))))
+    return f"""import importlib.metadata
+from glob import glob
+
+try:
+    importlib.metadata.version("jaxdist")
+except importlib.metadata.PackageNotFoundError:  # in Colab and Kaggle
+    files = glob("jaxdist-*.whl") + glob("/kaggle/input/**/jaxdist-*.whl", recursive=True)
+    wheel = max(files, default="jaxdist-0.1.0-py3-none-any.whl")
+    # JAX and its plugins stay as they are. If pip says that they conflict with jaxdist, write
+    # "jax[tpu]", "jax[cuda12]" or "jax" (CPU) in place of {{keep}}, and restart the session.
+    names = {{d.name for d in importlib.metadata.distributions()}} - {{None}}
+    ours = sorted(name for name in names if name.startswith(("jax", "libtpu")))
+    keep = " ".join(f"{{name}}=={{importlib.metadata.version(name)}}" for name in ours)
+    %pip install --quiet "{{wheel}}[{extras}]" {{keep}}
+
+import jaxdist
+
+# Eight devices of the CPU. On a machine with TPUs or GPUs, jaxdist uses those.
+jaxdist.testing.{_DEVICES}"""
 
 
 def find_notebook(name: str) -> pathlib.Path:
@@ -92,15 +87,19 @@ def read_notebook(path: pathlib.Path) -> Any:
 
 
 def make_environment() -> dict[str, str]:
-    """The environment of a kernel: the CPU, this tree, and the commands of this Python."""
-    commands = str(pathlib.Path(sys.executable).parent)
+    """The environment of a kernel: the CPU, this tree, and none of the commands of this Python.
+
+    Kernels often run without their environment on the PATH.
+    """
+    own = str(pathlib.Path(sys.executable).parent)
+    path = os.environ.get("PATH", os.defpath).split(os.pathsep)
     # What a run of the tests sets is for their own processes.
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("JAX")}
     return {
         **inherited,
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(ROOT),
-        "PATH": f"{commands}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PATH": os.pathsep.join(part for part in path if part != own),
     }
 
 
@@ -166,10 +165,10 @@ def _join_streams(outputs: list[Any]) -> list[Any]:
 
 
 def set_first_cells(notebook: Any, name: str) -> None:
-    """Write the badge under the title, and the first code cell."""
+    """Write the line under the title, and the first code cell."""
     title, *rest = notebook.cells[0].source.splitlines()
-    text = "\n".join(line for line in rest if not line.startswith(_BADGE)).strip()
-    notebook.cells[0].source = "\n\n".join([title, write_badge(name), text])
+    text = "\n".join(line for line in rest if line != UPLOAD).strip()
+    notebook.cells[0].source = "\n\n".join([title, UPLOAD, text])
     next(cell for cell in notebook.cells if cell.cell_type == "code").source = write_setup(name)
 
 

@@ -79,7 +79,7 @@ def start_checkpoint(
     compute_records = prepare_records(leaves, process)
 
     def compute_text() -> str:
-        return format_records(compute_records(), notes, process.count)
+        return format_records(compute_records(), notes, process)
 
     items = {
         # Orbax refuses arrays without elements. Their shape and dtype are in the records.

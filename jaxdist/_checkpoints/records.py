@@ -57,11 +57,12 @@ def make_record(
     return {"shape": list(shape), "dtype": dtype, "shards": found}
 
 
-def format_records(records: Mapping[str, Any], notes: Mapping[str, Any], process_count: int) -> str:
+def format_records(records: Mapping[str, Any], notes: Mapping[str, Any], process: Process) -> str:
     """Return the file with the records of one process, as JSON."""
-    # The records have the checksums of the arrays. Another checksum protects the records and the
-    # notes themselves.
-    content = {"processes": process_count, "leaves": records}
+    # The records have the checksums of the arrays. Another checksum protects the records, and the
+    # notes themselves: those of the first process, which writes them. Another one may have others.
+    content = {"processes": process.count, "leaves": records}
+    notes = notes if process.is_first else {}
     return json.dumps({**content, "checksum": _compute_json_checksum([content, notes])})
 
 
@@ -73,11 +74,14 @@ def read_records(folder: Path, notes: Mapping[str, Any]) -> dict[str, Any]:
     """
     merged: dict[str, Any] = {}
     files = list(folder.glob("*.json"))
+    protects_notes = False
     for file in files:
         part = json.loads(file.read_bytes())
         content = {name: part[name] for name in ("processes", "leaves")}
-        if part["checksum"] != _compute_json_checksum([content, notes]):
+        has_notes = part["checksum"] == _compute_json_checksum([content, notes])
+        if not has_notes and part["checksum"] != _compute_json_checksum([content, {}]):
             raise UnreadableError("The notes or the checksums are not those that were saved.")
+        protects_notes = protects_notes or has_notes
         if part["processes"] != len(files):
             raise UnreadableError(
                 f"{part['processes']} processes wrote checksums, and those of {len(files)} exist."
@@ -86,6 +90,8 @@ def read_records(folder: Path, notes: Mapping[str, Any]) -> dict[str, Any]:
             merged.setdefault(name, {**record, "shards": []})["shards"] += record["shards"]
     if not merged:
         raise UnreadableError(f"{folder} has no checksums.")
+    if not protects_notes:
+        raise UnreadableError("The notes are not those that were saved.")
     return merged
 
 

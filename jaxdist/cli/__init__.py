@@ -1,3 +1,3 @@
-"""The command line: `jaxdist train`, `plan`, `bench`, `launch`, `lint`, `resolve` and `info`."""
+"""The command line: `jaxdist train`, `new`, `plan`, `launch` and others."""
 
 from jaxdist.cli._main import main as main

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from jaxdist._launching import record_error
 from jaxdist.cli._bench import add_bench
+from jaxdist.cli._examples import add_examples
 from jaxdist.cli._info import show_chips, show_info
 from jaxdist.cli._job_arguments import add_job_arguments
 from jaxdist.cli._launch_command.launch import add_launch
@@ -96,6 +97,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     _add_train(commands, shared)
     add_new(commands, shared)
+    add_examples(commands, shared)
     add_plan(commands, shared)
     add_trace(commands, shared)
     add_bench(commands, shared)

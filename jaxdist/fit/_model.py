@@ -197,7 +197,7 @@ class Model:
         shuffle: bool = True,
         class_weight: Mapping[int, float] | None = None,
         sample_weight: Any = None,
-        initial_epoch: int = 0,
+        initial_epoch: int | None = None,
         steps_per_epoch: int | None = None,
         validation_steps: int | None = None,
         validation_batch_size: int | None = None,
@@ -226,9 +226,10 @@ class Model:
                 module; or a dataset whose batches are `(x, y)` or `(x, y, sample_weight)`.
             y: The targets; not with a dataset.
             batch_size: The size of a global batch, 32 unless given; not with a dataset.
-            epochs: The number of the last epoch, from `initial_epoch`.
+            epochs: The number of the last epoch: also of a training that is resumed, which trains
+                those that are left.
             verbose: 1 shows a bar, 2 prints a line for each epoch, 0 nothing; "auto" is 1 on a
-                terminal, and else 2.
+                terminal and in a notebook, and else 2.
             callbacks: Callbacks, in the order in which they are called.
             validation_split: The fraction of the last examples that is held out. Not used with
                 `validation_data`.
@@ -237,7 +238,8 @@ class Model:
             shuffle: Whether each epoch has its own order of examples; not with a dataset.
             class_weight: A weight for each class. Classes without one have 1.
             sample_weight: A weight for each example, `[N]`, or for each value of the loss.
-            initial_epoch: The number of epochs that are already done.
+            initial_epoch: The number of epochs that are already done; None is 0, or what a
+                `ModelCheckpoint` with `resume=True` continues after.
             steps_per_epoch: The number of batches of an epoch; needed for endless data.
             validation_steps: How many batches of the validation are read.
             validation_batch_size: Of the validation; `batch_size` unless given.
@@ -293,7 +295,7 @@ class Model:
             x: As for `fit`.
             y: As for `fit`.
             batch_size: As for `fit`.
-            verbose: 1 or 2 print the result; "auto" is 2.
+            verbose: 0 prints nothing; "auto", 1 and 2 print the result.
             sample_weight: As for `fit`.
             steps: How many batches are read; None is all.
             callbacks: Callbacks whose `on_test_` methods are called.
@@ -333,7 +335,7 @@ class Model:
         Args:
             x: As for `fit`; a dataset may have batches `(x, y)`, of which `y` is not used.
             batch_size: As for `fit`.
-            verbose: 1 shows progress on a terminal.
+            verbose: As in Keras; `predict` shows nothing, whatever it is.
             steps: How many batches are read; None is all.
             callbacks: Callbacks whose `on_predict_` methods are called.
 

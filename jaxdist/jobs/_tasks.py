@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from jaxdist._examples import find_config
 from jaxdist._validate import ErrorNote
 from jaxdist.errors import ConfigError
 from jaxdist.jobs._config.load import LoadedConfig, load_config
@@ -49,8 +50,9 @@ def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedCo
     """Read the configuration of a job. Its entry `task` determines its sections.
 
     Args:
-        path: The TOML file. `task = "..."` is before its sections; without it, the task is
-            "digits".
+        path: The TOML file; or, where there is no such file, the name of one that comes with
+            jaxdist, such as `digits_mirrored`. `task = "..."` is before its sections; without it,
+            the task is "digits".
         overrides: The values of `--set`.
 
     Returns:
@@ -97,8 +99,9 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Task[Any]:
 def _load(caller: str, path: Any, overrides: Any) -> LoadedConfig[Any]:
     source, texts = check_sources(caller, path, overrides)
     with ErrorNote(f"{caller} was given path={source!r} and overrides={texts!r}."):
-        kind = TASKS[_read_task_name(source)]
-        loaded = load_config(kind.config_type, source, texts)
+        file = find_config(source)
+        kind = TASKS[_read_task_name(file)]
+        loaded = load_config(kind.config_type, file, texts)
         check_strategy_entries(loaded, can_split=kind.can_split)
         kind.check(loaded)
     return loaded

@@ -152,6 +152,7 @@ def put_back() -> None:
     if jaxdist.has_strategy():
         jaxdist.experimental_set_strategy(None)
     jaxdist.config.links(None)
+    jaxdist.config.compilation_cache(None)
     settings._chosen.clear()
 
 

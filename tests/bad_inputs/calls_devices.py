@@ -208,6 +208,9 @@ CALLS = {
     "jaxdist.testing.launch": Call(
         lambda: _launch_nothing, lambda: {"function": _get_nothing, "n": 1}
     ),
+    "jaxdist.config.compilation_cache": Call(
+        lambda: jaxdist.config.compilation_cache, lambda: {"directory": None}
+    ),
     "jaxdist.config.gpu_flags": Call(
         lambda: jaxdist.config.gpu_flags,
         lambda: {"training": "fsdp", "chip": "h100", "layer_bytes": 1000},

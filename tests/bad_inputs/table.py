@@ -154,7 +154,9 @@ OF_ROOMS = {
     "jaxdist.tpu.experimental.Topology.present",
 }
 # Methods of callbacks and metrics, which `fit` calls.
-OF_FIT = re.compile(r"jaxdist\.fit\.\w+\.(on_\w+|set_model|set_params|close|result)")
+OF_FIT = re.compile(
+    r"jaxdist\.fit\.\w+\.(on_\w+|set_model|set_params|get_state|set_state|close|result)"
+)
 HOOKS = ("_implementation", ".summing", ".sums", ".all_reduced")
 
 

@@ -15,7 +15,7 @@ from benchmarks._rows import MODULES, ROWS
 from jaxdist._collectives.algorithms import NAMES
 
 FOLDER = pathlib.Path(benchmarks.__file__).parent
-COUNTED = "6,8,9,10,11,12,13,14,20,21,24,28,servers,strangers,tasks,transport,variables"
+COUNTED = "6,8,9,10,11,12,13,14,20,21,24,28,cache,servers,strangers,tasks,transport,variables"
 ONLY_TIMED = "first"
 
 

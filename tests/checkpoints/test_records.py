@@ -90,7 +90,9 @@ def _write_records(folder: Path, leaves: dict[str, Any], notes: Any) -> None:
             shards = _take_shards(leaf, process) if isinstance(leaf, jax.Array) else []
             own = list_own_shards(leaf, shards, Process(process, 4))
             records[name] = make_record(leaf.shape, str(leaf.dtype), own)
-        (folder / f"process_{process}.json").write_text(format_records(records, notes, 4))
+        own_notes = {**notes, "of_process": process} if process else notes
+        text = format_records(records, own_notes, Process(process, 4))
+        (folder / f"process_{process}.json").write_text(text)
 
 
 @pytest.fixture
@@ -151,7 +153,7 @@ class _JaxArray(jax.Array):
 def test_records_that_are_incomplete_or_changed_are_refused(
     tmp_path: Path, leaves: dict[str, Any], change: str
 ) -> None:
-    _write_records(tmp_path, leaves, {})
+    _write_records(tmp_path, leaves, {"epoch": 1})
     file = tmp_path / "process_2.json"
     if change == "file":
         file.unlink()
@@ -161,7 +163,7 @@ def test_records_that_are_incomplete_or_changed_are_refused(
         file.write_text(json.dumps(text))
     words = "4 processes wrote checksums, and those of 3 exist" if change == "file" else "not those"
     with pytest.raises(UnreadableError, match=words):
-        read_records(tmp_path, {"epoch": 2} if change == "notes" else {})
+        read_records(tmp_path, {"epoch": 2} if change == "notes" else {"epoch": 1})
 
 
 # Whole checkpoints

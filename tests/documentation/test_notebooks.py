@@ -1,12 +1,17 @@
 """Notebooks run with 8, 2 and 1 devices, leave no process, and are saved with their outputs."""
 
+import importlib.metadata
 import pathlib
 import re
+import types
 from typing import Any
 
 import nbformat
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
+import jaxdist
 from tests.documentation.kernels import find_marked, marked_environment, start_and_kill, wait_until
 from tests.test_documentation import read_links
 from tools import notebooks
@@ -51,14 +56,48 @@ def test_the_tool_lists_all_notebooks() -> None:
 
 
 @pytest.mark.parametrize("name", notebooks.NAMES)
-def test_a_notebook_begins_with_the_badge_and_the_cell_for_colab(name: str) -> None:
+def test_a_notebook_begins_with_the_line_and_the_cell_for_colab(name: str) -> None:
     notebook = _read(name)
     assert 8 <= len(notebook.cells) <= 20
     before = [cell.source for cell in notebook.cells]
     notebooks.set_first_cells(notebook, name)
     assert [cell.source for cell in notebook.cells] == before, "run `python -m tools.notebooks`"
-    assert notebooks.write_badge(name) in before[0]
+    assert notebooks.UPLOAD in before[0]
     assert notebook.cells[1].source == notebooks.write_setup(name)
+
+
+def test_the_page_for_colab_has_the_first_cell() -> None:
+    page = (notebooks.ROOT / "docs" / "machines" / "colab-and-kaggle.md").read_text()
+    assert notebooks.write_setup("quick_start") in page
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_the_first_cell_asks_pip_to_keep_jax_and_its_plugins(
+    missing: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = {"jax": "0.10.2", "jaxlib": "0.10.2", "jax-cuda12-plugin": "0.10.2", "numpy": "2.4"}
+    versions |= {"libtpu": "0.0.42", "jaxdist": "0.1.0"}
+    if missing:
+        del versions["jaxdist"]
+
+    def find_version(name: str) -> str:
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    (tmp_path / "jaxdist-0.1.0-py3-none-any.whl").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.metadata, "version", find_version)
+    named = [types.SimpleNamespace(name=name) for name in [*versions, None]]
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: named)
+    monkeypatch.setattr(jaxdist.testing, "virtual_devices", lambda _: None)
+    shell = InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}))
+    commands: list[str] = []
+    shell.register_magic_function(commands.append, magic_name="pip")
+    shell.run_cell(notebooks.write_setup("keras_fit")).raise_error()
+    keep = "jax==0.10.2 jax-cuda12-plugin==0.10.2 jaxlib==0.10.2 libtpu==0.0.42"
+    wheel = "jaxdist-0.1.0-py3-none-any.whl[examples,keras]"
+    assert commands == ([f'install --quiet "{wheel}" {keep}'] if missing else [])
 
 
 @pytest.mark.parametrize("name", notebooks.NAMES)
@@ -134,7 +173,7 @@ def test_a_notebook_runs_and_leaves_no_process(
     [
         ("two_processes", "def train()", 3),
         # The kernel, the launcher, the chief, two servers and two workers.
-        ("parameter_servers", "!JAX_PLATFORMS=cpu jaxdist launch", 7),
+        ("parameter_servers", "!JAX_PLATFORMS=cpu {sys.executable} -m jaxdist launch", 7),
     ],
 )
 def test_a_kernel_that_is_killed_in_the_middle_leaves_no_process(

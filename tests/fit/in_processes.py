@@ -3,6 +3,9 @@
 import sys
 from typing import Any
 
+import jax
+import numpy as np
+
 import jaxdist
 from jaxdist import fit
 from tests.fit.models import make_data, make_model
@@ -17,11 +20,64 @@ def train_and_write(folder: str) -> list[float]:
         model = make_model(strategy)
         save = fit.ModelCheckpoint(folder + "/model", monitor="loss", resume=True)
         logs = [fit.CSVLogger(folder + "/log.csv", append=True), save]
-        first = save.epochs_done()
-        given: dict[str, Any] = {"epochs": epochs, "initial_epoch": first, "callbacks": logs}
+        given: dict[str, Any] = {"epochs": epochs, "callbacks": logs}
         losses += model.fit(data.x, data.y, 8, verbose=2, **given).history["loss"]
         model.save(folder + "/whole")
     return losses
+
+
+class Interrupt(fit.Callback):
+    """Raises after a number of steps."""
+
+    def __init__(self, after: int) -> None:
+        self._left = after
+
+    def on_train_batch_end(self, batch: int, logs: Any) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise KeyboardInterrupt
+
+
+class OfThisProcess(fit.Callback):
+    """Keeps an array and a number that differ between processes."""
+
+    def __init__(self) -> None:
+        self.seen = np.full(2 + jax.process_index(), jax.process_index())
+
+    def get_state(self) -> Any:
+        return {"seen": self.seen, "process": jax.process_index()}
+
+    def set_state(self, state: Any) -> None:
+        assert state["seen"].tolist() == [0, 0], state
+        assert state["process"] == 0
+
+
+def train_with_interrupts(folder: str, after: list[int], every_process: bool) -> list[Any]:
+    """Train without a break, and with one after some numbers of steps; return both results."""
+    strategy = jaxdist.MultiWorkerMirroredStrategy()
+    data = make_data(20)
+    results: list[Any] = []
+    for name, breaks in ("whole", []), ("interrupted", after):
+        history: dict[str, list[float]] = {}
+        for left in [*breaks, None]:
+            model = make_model(strategy, optimizer="adam")
+            stop = fit.EarlyStopping("loss", patience=9, restore_best_weights=True)
+            save = fit.ModelCheckpoint(f"{folder}/{name}", resume=True, save_freq=1)
+            callbacks: list[fit.Callback] = [
+                stop,
+                save,
+                *([] if left is None else [Interrupt(left)]),
+            ]
+            if every_process or jax.process_index() == 0:
+                callbacks.append(OfThisProcess())
+            try:
+                model.fit(data.x, data.y, 8, 3, verbose=0, callbacks=callbacks)
+            except KeyboardInterrupt:
+                assert left is not None
+            for key, values in model.history.history.items():
+                history.setdefault(key, []).extend(values)
+        results.append((history, [w.tolist() for w in model.get_weights()]))
+    return results
 
 
 def train(counts: list[tuple[int, int, bool]]) -> list[Any]:

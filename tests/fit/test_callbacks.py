@@ -356,7 +356,7 @@ def test_checkpoints_are_those_of_the_epochs_and_training_goes_on_from_them(
     second = make_model(mirrored(8), optimizer="adam")
     resume = fit.ModelCheckpoint(tmp_path, resume=True)
     assert resume.epochs_done() == 2
-    found = _fit(second, epochs=4, initial_epoch=resume.epochs_done(), callbacks=[resume])
+    found = _fit(second, epochs=4, callbacks=[resume])
     np.testing.assert_allclose(found.history["loss"], wanted[2:], rtol=1e-4)
     assert resume.epochs_done() == 4
 
@@ -390,7 +390,7 @@ def test_a_training_that_begins_below_the_newest_checkpoint_is_refused_before_it
         text = str(caught.value)
         assert text.startswith("fit.ModelCheckpoint was given epoch=2, and ")
         assert "is of epoch 3." in text
-        assert "initial_epoch=callback.epochs_done(), save from epoch 4 on" in text
+        assert "To continue after epoch 3, pass resume=True, save from epoch 4 on" in text
         assert (
             "discard_after(1) of training.Checkpoints before: it deletes the checkpoints 2" in text
         )

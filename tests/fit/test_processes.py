@@ -54,8 +54,23 @@ def test_processes_save_together_and_one_of_them_writes_logs(tmp_path: pathlib.P
         np.testing.assert_allclose(outcome.result, wanted, rtol=1e-5)
     lines = (tmp_path / "log.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["epoch", "0", "1", "2"]
-    assert [o.stdout.count("epoch ") for o in outcomes] == [3, 0]
+    assert [o.stdout.count("loss ") for o in outcomes] == [3, 0]
+    assert [o.stdout.count("resumes after epoch 2 (") for o in outcomes] == [1, 0]
     other = make_model(mirrored(3))
     other.load(tmp_path / "whole")
     for one, two in zip(other.get_weights(), whole.get_weights(), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every_process", [True, False])
+def test_processes_resume_a_training_within_an_epoch(
+    every_process: bool, tmp_path: pathlib.Path
+) -> None:
+    arguments = (str(tmp_path), [2, 3, 2], every_process)
+    outcomes = run_job(in_processes.train_with_interrupts, 2, args=arguments, devices=2)
+    for outcome in outcomes:
+        assert outcome.exit_code == 0, outcome.describe()
+        whole, interrupted = outcome.result
+        assert whole == interrupted
+        assert len(whole[0]["loss"]) == 3

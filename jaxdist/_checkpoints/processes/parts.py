@@ -69,7 +69,7 @@ def start_part(
 
     def complete() -> None:
         finish()
-        text = format_records(compute_records(), notes, process.count)
+        text = format_records(compute_records(), notes, process)
         (folder / LEAVES / f"process_{process.index}.json").write_text(text)
         if process.is_first:
             (folder / NOTES / "metadata").write_text(json.dumps(notes))

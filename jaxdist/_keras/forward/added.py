@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _compat
+from jaxdist._keras.forward.aligned import NotAlignedError, find_differences
 from jaxdist._keras.forward.conversions import Conversions
 from jaxdist._keras.forward.pairs import Pair, Pairs
 from jaxdist._keras.forward.row_rules import OWN, PART, WHOLE, Fact, Kind, Sizes
@@ -15,8 +16,9 @@ from jaxdist._keras.models import name_of
 from jaxdist._keras.rows import Rows
 from jaxdist.errors import UnsupportedError
 
-# With one row, arrays are not repeated for each row, so a program of one row is another one.
-_LEAST = 2
+# With one row, arrays are not repeated for each row, so a program of one row is another one. So may
+# be that of a few rows, where the layers take some of them (`x[-2:]`, `sort(x)[:3]`).
+_LEAST, _ENOUGH = 2, 8
 
 
 def compute_shares(
@@ -51,11 +53,13 @@ def compute_shares(
     if rows.most == rows.total:
         # One replica has all rows: no other one adds anything.
         return own if rows.own else [jnp.zeros_like(loss) for loss in own]
-    size = max(rows.own, _LEAST)
-    size += size == rows.total
-    pair = pairs.find(trainable, fixed, x, rows, (size, rows.total), training)
+    sizes = _list_sizes(rows)
+    for size in sizes:
+        pair = pairs.find(trainable, fixed, x, rows, (size, rows.total), training)
+        if size == sizes[-1] or all(_is_aligned(pair, n) for n in range(len(added))):
+            break
     conversions = Conversions(rows, Sizes(size, rows.total))
-    leaves = [_repeat_rows(leaf, size) for leaf in jax.tree.leaves(x)]
+    leaves = [_repeat_rows(leaf, size, rows) for leaf in jax.tree.leaves(x)]
     inputs = [
         Value(OWN, jnp.asarray(rows.replica.replica_id_in_sync_group, jnp.int32)),
         *(Value(WHOLE, v) for v in (*trainable, *fixed)),
@@ -73,6 +77,13 @@ def compute_shares(
 
 
 def _evaluate(program: WholeProgram, pair: Pair, number: int, inputs: list[Value]) -> Value:
+    (own, every), used = _find_programs(pair, number)
+    [value] = program.run(own, every, [inputs[n] for n in used])
+    return value
+
+
+def _find_programs(pair: Pair, number: int) -> tuple[tuple[Any, Any], Sequence[int]]:
+    """Return the programs of a loss for the own rows and for all rows, and their inputs."""
     one, whole = pair.one, pair.more
     if len(one.losses) != len(whole.losses):
         raise NotProvedError("the layers add other losses for another number of rows")
@@ -81,26 +92,54 @@ def _evaluate(program: WholeProgram, pair: Pair, number: int, inputs: list[Value
     )
     if used != used_of_all:
         raise NotProvedError("the layers compute something else for another number of rows")
-    [value] = program.run(own, every, [inputs[n] for n in used])
-    return value
+    return (own, every), used
+
+
+def _list_sizes(rows: Rows) -> list[int]:
+    """Return for how many rows the call may be traced: the own ones, and a few more."""
+    sizes = [max(rows.own, _LEAST), max(rows.own, _ENOUGH)]
+    # The two traces are told apart by their numbers of rows.
+    return sorted({size + (size == rows.total) for size in sizes})
+
+
+def _is_aligned(pair: Pair, number: int) -> bool:
+    """Whether the two traces compute a loss by the same operations."""
+    try:
+        find_differences(*_find_programs(pair, number)[0])
+    except (NotAlignedError, NotProvedError):
+        return False
+    return True
 
 
 def _make_share(program: WholeProgram, value: Value, rows: Rows) -> Any:
     if value.fact is PART:
-        # A sum of no rows may be nan.
-        return value.array if rows.own else jnp.zeros_like(value.array)
+        if rows.own:
+            return value.array
+        # A sum of no rows may be nan. The gradient is zero, and reaches the collectives that the
+        # replicas with rows have in theirs.
+        return jnp.where(jnp.zeros((), bool), value.array, jnp.zeros_like(value.array))
     whole = jnp.asarray(program.to_whole(value, None).array)
     return whole * jnp.asarray(rows.fraction, whole.dtype)
 
 
-def _repeat_rows(leaf: Any, size: int) -> Any:
-    """Return `size` rows: those of the replica, its only one repeated, or zeros."""
+def _repeat_rows(leaf: Any, size: int, rows: Rows) -> Any:
+    """Return `size` rows: those of the replica, and its last one again.
+
+    A replica without rows has the first one of the batch: what the layers compute of it, and the
+    derivative of this, are as sound as on the replica that has it.
+    """
     own = leaf.shape[0]
-    if own == size:
-        return leaf
-    if not own:
-        return jnp.zeros((size, *leaf.shape[1:]), leaf.dtype)
-    return jnp.concatenate([leaf] * size)
+    if rows.total <= rows.most * (rows.count - 1):
+        is_first = jnp.asarray(rows.replica.replica_id_in_sync_group) == 0
+        one = leaf[:1] if own else jnp.zeros((1, *leaf.shape[1:]), leaf.dtype)
+        first = rows.add_up(jnp.where(is_first, one, jnp.zeros_like(one)).astype(_summed(leaf)))
+        leaf = leaf if own else first.astype(leaf.dtype)
+    missing = size - leaf.shape[0]
+    return jnp.concatenate([leaf, *[leaf[-1:]] * missing]) if missing else leaf
+
+
+def _summed(leaf: Any) -> Any:
+    return jnp.int32 if leaf.dtype == bool else leaf.dtype
 
 
 def _make_error(model: Any, number: int, count: int, why: str) -> UnsupportedError:

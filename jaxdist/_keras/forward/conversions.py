@@ -60,7 +60,8 @@ class Conversions:
         taken = self._take(whole, dim, block)
         if own == length:
             return taken
-        return jnp.concatenate([taken] + [taken] * (length - own), dim)
+        last = jax.lax.slice_in_dim(taken, (own - 1) * block, own * block, axis=dim)
+        return jnp.concatenate([taken] + [last] * (length - own), dim)
 
     def keep_real(self, array: Any, dim: int) -> Any:
         """Return the rows with zeros for those that are not real."""

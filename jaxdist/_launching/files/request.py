@@ -15,6 +15,10 @@ _CALLER = "jaxdist launch"
 _MOST = 1_000_000
 # With what JobSet adds, names of pods are below 63 characters.
 _LONGEST_NAME = 40
+# Variables that a job takes over from the command that prints its file.
+_OF_THE_JOB = re.compile(
+    r"XLA_FLAGS|JAXDIST_\w+_SECONDS|JAX_COMPILATION_CACHE_\w+|JAX_PERSISTENT_CACHE_\w+"
+)
 _TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 
 
@@ -146,8 +150,8 @@ class Request:
         """Return the variables that every process gets.
 
         Args:
-            environ: The environment of this command. Its settings of jaxdist and its XLA_FLAGS
-                belong to the job.
+            environ: The environment of this command. Its settings of jaxdist, of JAX's compilation
+                cache, and its XLA_FLAGS belong to the job.
         """
         found = {"PYTHONUNBUFFERED": "1"}
         if self.gpu is None:
@@ -156,7 +160,7 @@ class Request:
                 found["JAXDIST_DEVICES_PER_PROCESS"] = str(self.devices_of_each)
                 found["JAX_NUM_CPU_DEVICES"] = str(self.devices_of_each)
         for name, value in sorted(environ.items()):
-            if name == "XLA_FLAGS" or re.fullmatch(r"JAXDIST_\w+_SECONDS", name):
+            if _OF_THE_JOB.fullmatch(name):
                 found[name] = value
         return found
 

@@ -78,7 +78,8 @@ def _make_arguments(request: Request) -> list[str]:
         raise LaunchError(
             f"{_CALLER} was given {request.file!r}, and the current folder is {os.getcwd()}.\n\n"
             "SkyPilot copies the current folder to each machine, and the file is outside of it.\n\n"
-            f"Call jaxdist launch in {path.resolve().parent}."
+            "Copy the file into the current folder, or call jaxdist launch in "
+            f"{path.resolve().parent}."
         )
     arguments[request.position] = str(path)
     return arguments

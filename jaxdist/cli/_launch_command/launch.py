@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from jaxdist import jobs
+from jaxdist._examples import find_config
 from jaxdist._launching import Job, Patience, Program, connect_to_ray, launch, make_command
 from jaxdist.cli._launch_command.cluster import add_cluster_options, is_cluster, launch_with_servers
 from jaxdist.cli._launch_command.files import add_file_options, check_options, print_file
@@ -146,6 +147,9 @@ def _make_program(
     # Mistakes are found here, and not once in each process.
     given = parse(program)
     kind = jobs.load_job_config(given.config, given.overrides).values.strategy.kind
+    # By its path, since a file for a cluster may hold its text.
+    file = find_config(given.config)
+    place = list(program).index(given.config)
     if has_servers != (kind == _WITH_SERVERS):
         options, others = ("--ps and --workers", "-n")
         if not has_servers:
@@ -157,8 +161,8 @@ def _make_program(
             f"Pass {others}, or --set strategy.kind="
             f"{_WITH_SERVERS if has_servers else 'multi_worker_mirrored'}."
         )
-    command = [sys.executable, "-m", "jaxdist", *program]
-    return Program(command, given.config, is_training=True)
+    arguments = [*program[:place], file, *program[place + 1 :]]
+    return Program([sys.executable, "-m", "jaxdist", *arguments], file, is_training=True)
 
 
 def _read_numbers(count: int | None, elastic: str | None) -> tuple[int | None, int]:

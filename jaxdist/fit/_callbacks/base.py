@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxdist._validate import as_list
+from jaxdist.errors import ArgumentTypeError
 
 Logs = Mapping[str, float]
 
@@ -14,6 +15,9 @@ class Callback:
     Override any of the methods. `self.model` is the `fit.Model`, and `self.params` has `epochs`,
     `steps` (of an epoch, or None) and `verbose`. Set `self.model.stop_training = True` to end the
     training after this epoch; in `on_train_batch_end`, after this batch.
+
+    A callback that keeps values from one epoch to the next overrides `get_state` and `set_state`
+    too: then a training that `ModelCheckpoint(resume=True)` continues has them.
 
     Cost:
         `on_train_batch_end` and `on_test_batch_end` get the loss and metrics up to this batch, so
@@ -34,6 +38,8 @@ class Callback:
     params: Mapping[str, Any] = {}
     # The `Monitor` of the value that it needs after each epoch.
     _watched: Any = None
+    # Whether it saves the states of the others, so that `on_epoch_end` is called after theirs.
+    _saves_states = False
 
     def set_model(self, model: Any) -> None:
         """Set the model. Called before training."""
@@ -42,6 +48,21 @@ class Callback:
     def set_params(self, params: Mapping[str, Any]) -> None:
         """Set the parameters of the call. Called before training."""
         self.params = params
+
+    def get_state(self) -> Any:
+        """Return what a checkpoint keeps of this callback; None is nothing.
+
+        Numbers, texts, bytes, None, arrays, and dicts with texts as keys, lists and tuples of
+        these. `ModelCheckpoint` calls it after `on_epoch_end` of all callbacks, or after a step.
+        """
+        return None
+
+    def set_state(self, state: Any) -> None:
+        """Continue from what `get_state` returned.
+
+        Called when a training is resumed, after `on_train_begin`, and after `on_epoch_begin` if
+        it continues within an epoch. Tuples come back as lists, and arrays as those of NumPy.
+        """
 
     def close(self) -> None:
         """Release files and threads. Called when a `fit` ends, also after an error."""
@@ -107,6 +128,7 @@ class CallbackList:
             caller, "callbacks", callbacks, what, remedy, kind=Callback
         )
         for callback in self._callbacks:
+            _check_states(caller, callback)
             callback.set_model(model)
             callback.set_params(params)
 
@@ -128,17 +150,36 @@ class CallbackList:
             callback.close()
 
     def call(self, method: str, *args: Any) -> None:
-        """Call a method of all callbacks in their order.
+        """Call a method of all callbacks in their order; those that save come last.
 
         An exception keeps its type, and gets a note that says which callback raised it.
         """
-        for callback in self._callbacks:
+        called = self._callbacks
+        if method == "on_epoch_end":
+            called = sorted(called, key=lambda callback: callback._saves_states)
+        for callback in called:
             try:
                 getattr(callback, method)(*args)
             except Exception as error:
-                called = f"{method}({args[0]})" if isinstance(args[0], int) else method
+                name = f"{method}({args[0]})" if isinstance(args[0], int) else method
                 error.add_note(
-                    f"Raised by the callback {type(callback).__name__}.{called}. The model "
+                    f"Raised by the callback {type(callback).__name__}.{name}. The model "
                     "has the state after the last complete step, and fit can be called again."
                 )
                 raise
+
+
+def _check_states(caller: str, callback: Callback) -> None:
+    own = [
+        name
+        for name in ("get_state", "set_state")
+        if getattr(type(callback), name) is not getattr(Callback, name)
+    ]
+    if len(own) == 1:
+        missing = "set_state" if own == ["get_state"] else "get_state"
+        raise ArgumentTypeError(
+            f"{caller} was given the callback {type(callback).__name__}, which has {own[0]} and "
+            f"no {missing}.\n\n"
+            "set_state of a resumed training gets what get_state returned.\n\n"
+            f"Give it a {missing} as well."
+        )

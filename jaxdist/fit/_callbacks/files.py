@@ -3,12 +3,13 @@
 In a job of several processes one of them writes logs; each records its own profile.
 """
 
+import abc
 import csv
 import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 
@@ -19,10 +20,51 @@ from jaxdist.fit._callbacks.base import Callback, Logs
 from jaxdist.training import require_extra
 
 
-class CSVLogger(Callback):
+class _EpochLog(Callback, abc.ABC):
+    """A file with a line for each epoch; a resumed training goes on after its last saved epoch."""
+
+    def __init__(self, caller: str, filename: str | Path, example: str, append: bool) -> None:
+        self._path = Path(as_path(caller, "filename", filename, example))
+        self._appends = as_flag(caller, "append", append)
+        self._is_begun = False
+
+    def on_train_begin(self, logs: Logs) -> None:
+        self._is_begun = False
+
+    def get_state(self) -> Any:
+        is_kept = self._is_begun or self._appends
+        return {"bytes": self._path.stat().st_size if is_kept and self._path.exists() else 0}
+
+    def set_state(self, state: Any) -> None:
+        if not self.model.writes_logs:
+            return
+        self._begin(appends=True)
+        # What an interrupted run wrote after the checkpoint is written again.
+        if self._path.stat().st_size > state["bytes"]:
+            os.truncate(self._path, state["bytes"])
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        if not self.model.writes_logs:
+            return
+        if not self._is_begun:
+            self._begin(appends=self._appends)
+        with self._path.open("a", newline="") as file:
+            self._write(file, {"epoch": epoch, **logs})
+
+    def _begin(self, *, appends: bool) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.open("a" if appends else "w").close()
+        self._is_begun = True
+
+    @abc.abstractmethod
+    def _write(self, file: TextIO, row: dict[str, Any]) -> None: ...
+
+
+class CSVLogger(_EpochLog):
     """Writes the values of each epoch as a line of a CSV file.
 
     Each line is on disk after its epoch. The columns are the names of the first epoch of the file.
+    A training that `ModelCheckpoint(resume=True)` continues also continues the file.
 
     Args:
         filename: The file.
@@ -39,44 +81,33 @@ class CSVLogger(Callback):
 
     def __init__(self, filename: str | Path, separator: str = ",", append: bool = False) -> None:
         caller = "fit.CSVLogger"
-        self._path = Path(as_path(caller, "filename", filename, "log.csv"))
+        super().__init__(caller, filename, "log.csv", append)
         if not isinstance(separator, str) or len(separator) != 1:
             raise ArgumentError(
                 f"{caller} was given separator={separator!r}.\n\nIt is one character.\n\n"
                 "Pass for instance separator=','."
             )
         self._separator = separator
-        self._appends = as_flag(caller, "append", append)
-        self._names: list[str] = []
 
-    def on_train_begin(self, logs: Logs) -> None:
-        if not self.model.writes_logs:
-            return
-        self._names = []
-        if self._appends and self._path.exists():
-            with self._path.open(newline="") as file:
-                self._names = next(csv.reader(file, delimiter=self._separator), [])
-        else:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_text("")
-
-    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        if not self.model.writes_logs:
-            return
-        row: dict[str, Any] = {"epoch": epoch, **logs}
-        is_new = not self._names
-        self._names = self._names or list(row)
-        with self._path.open("a", newline="") as file:
-            writer = csv.DictWriter(
-                file, self._names, delimiter=self._separator, extrasaction="ignore", restval="NA"
-            )
-            if is_new:
-                writer.writeheader()
-            writer.writerow(row)
+    def _write(self, file: TextIO, row: dict[str, Any]) -> None:
+        with self._path.open(newline="") as lines:
+            names: list[str] = next(csv.reader(lines, delimiter=self._separator), [])
+        writer = csv.DictWriter(
+            file,
+            names or list(row),
+            delimiter=self._separator,
+            extrasaction="ignore",
+            restval="NA",
+        )
+        if not names:
+            writer.writeheader()
+        writer.writerow(row)
 
 
-class JSONLogger(Callback):
+class JSONLogger(_EpochLog):
     """Writes the values of each epoch as a line of JSON.
+
+    A training that `ModelCheckpoint(resume=True)` continues also continues the file.
 
     Args:
         filename: The file.
@@ -88,22 +119,10 @@ class JSONLogger(Callback):
     """
 
     def __init__(self, filename: str | Path, append: bool = False) -> None:
-        caller = "fit.JSONLogger"
-        self._path = Path(as_path(caller, "filename", filename, "log.jsonl"))
-        self._appends = as_flag(caller, "append", append)
+        super().__init__("fit.JSONLogger", filename, "log.jsonl", append)
 
-    def on_train_begin(self, logs: Logs) -> None:
-        if not self.model.writes_logs:
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        if not self._appends or not self._path.exists():
-            self._path.write_text("")
-
-    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        if not self.model.writes_logs:
-            return
-        with self._path.open("a") as file:
-            file.write(json.dumps({"epoch": epoch, **logs}) + "\n")
+    def _write(self, file: TextIO, row: dict[str, Any]) -> None:
+        file.write(json.dumps(row) + "\n")
 
 
 class TensorBoard(Callback):

@@ -91,6 +91,13 @@ class ReduceLROnPlateau(Callback):
         self._monitor.reset()
         self._wait = self._cooling = 0
 
+    def get_state(self) -> Any:
+        return {"best": self._monitor.best, "wait": self._wait, "cooling": self._cooling}
+
+    def set_state(self, state: Any) -> None:
+        self._monitor.reset(state["best"])
+        self._wait, self._cooling = state["wait"], state["cooling"]
+
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         value = self._monitor.read(logs, self.model)
         if value is None:

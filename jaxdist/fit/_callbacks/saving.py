@@ -1,19 +1,62 @@
-"""`ModelCheckpoint`: checkpoints of all epochs or of the best, and going on from them."""
+"""`ModelCheckpoint`: checkpoints of epochs or steps, and continuing from the newest."""
 
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxdist._checkpoints import Checkpoints, make_step_error
+import numpy as np
+
+from jaxdist._checkpoints import Checkpoints, make_step_error, read_notes_without_orbax
+from jaxdist._processes import get_current_process
 from jaxdist._validate import as_flag, as_integer, as_path, show
-from jaxdist.errors import ArgumentTypeError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError
 from jaxdist.fit._callbacks.base import Callback, Logs
 from jaxdist.fit._callbacks.monitor import Monitor
+from jaxdist.fit._callbacks.states import make_empty_arrays
+
+_CALLER = "fit.ModelCheckpoint"
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """Where a training is: what a resumed one needs besides the model and its optimizer.
+
+    Attributes:
+        epochs: The number of complete epochs.
+        step: The number of steps of the epoch after them.
+        steps: The number of steps of all epochs.
+        passes: The number of passes over the data that were begun.
+        data: The position in the last pass.
+        sums: The names and the sums of loss and metrics over `step` steps; None without steps.
+        callbacks: The class and the state of each callback that has a state.
+        logs: The values of the last complete epoch.
+        arrays: The arrays that the states of the callbacks refer to.
+    """
+
+    epochs: int
+    step: int = 0
+    steps: int = 0
+    passes: int = 0
+    data: Any = None
+    sums: Mapping[str, Any] | None = None
+    callbacks: Sequence[tuple[str, Any]] = ()
+    logs: Logs = dataclasses.field(default_factory=dict)
+    arrays: Sequence[np.ndarray] = ()
+
+    def to_notes(self) -> dict[str, Any]:
+        """Return the notes of a checkpoint of this position."""
+        return {name: getattr(self, name) for name in _IN_NOTES}
+
+
+_IN_NOTES = tuple(f.name for f in dataclasses.fields(Position) if f.name != "arrays")
 
 
 class ModelCheckpoint(Callback):
-    """Saves the model after each epoch, or after the best ones only.
+    """Saves the model after each epoch, after the best ones only, or every few steps.
 
-    Files are written in the background, and a checkpoint is complete or absent.
+    Files are written in the background, and a checkpoint is complete or absent. It holds the model,
+    its optimizer, the position in the data, and the states of all callbacks.
 
     Args:
         directory: Where; `training.Checkpoints` writes there.
@@ -21,21 +64,35 @@ class ModelCheckpoint(Callback):
         save_best_only: Whether only an epoch that is the best so far is saved.
         mode: "min", "max", or "auto" by the name.
         keep: How many of the newest checkpoints to keep.
-        resume: Whether the training begins with the newest checkpoint, if there is one. Pass
-            `initial_epoch=callback.epochs_done()` to `fit` then.
+        resume: Whether `fit` continues after the newest checkpoint, if there is one: at its epoch
+            and step, with the rows that would have been next. `epochs` of `fit` is the total, so
+            `fit` trains nothing if they are done. An `initial_epoch` that is given to `fit` wins.
+        save_freq: "epoch", or the number of steps after which it saves. With a number it also
+            saves after each epoch, and all checkpoints are numbered by steps.
 
     Raises:
-        CheckpointError: `fit` begins with an epoch that is not above the newest checkpoint; raised
-            before this epoch.
+        ArgumentError: `save_best_only` with a number of steps.
+        CheckpointError: `fit` begins with an epoch that is not above the newest checkpoint, or the
+            checkpoints are numbered the other way; raised before this epoch.
 
     Example:
         >>> import tempfile
-        >>> fit.ModelCheckpoint(tempfile.mkdtemp()).epochs_done()
-        0
+        >>> folder = tempfile.mkdtemp()
+        >>> x = np.ones((8, 2), np.float32)
+        >>> for epochs in 2, 3:  # the second time, as after a restart
+        ...     model = fit.Model(nnx.Linear(2, 1, rngs=nnx.Rngs(0)))
+        ...     model.compile("sgd", "mse")
+        ...     save = fit.ModelCheckpoint(folder, resume=True)
+        ...     history = model.fit(x, x[:, :1], epochs=epochs, callbacks=[save], verbose=0)
+        ...     history.epoch
+        [0, 1]
+        [2]
 
     Source:
         `keras.callbacks.ModelCheckpoint` and `BackupAndRestore`.
     """
+
+    _saves_states = True
 
     def __init__(
         self,
@@ -45,21 +102,29 @@ class ModelCheckpoint(Callback):
         mode: str = "auto",
         keep: int = 3,
         resume: bool = False,
+        save_freq: str | int = "epoch",
     ) -> None:
-        caller = "fit.ModelCheckpoint"
-        self._monitor = Monitor(caller, monitor, mode)
-        self._only_best = as_flag(caller, "save_best_only", save_best_only)
+        self._monitor = Monitor(_CALLER, monitor, mode)
+        self._only_best = as_flag(_CALLER, "save_best_only", save_best_only)
         self._watched = self._monitor if self._only_best else None
-        self._resumes = as_flag(caller, "resume", resume)
-        self._directory = as_path(caller, "directory", directory, "runs/digits")
-        self._keep = as_integer(caller, "keep", keep, least=1)
+        self._resumes = as_flag(_CALLER, "resume", resume)
+        self._directory = as_path(_CALLER, "directory", directory, "runs/digits")
+        self._keep = as_integer(_CALLER, "keep", keep, least=1)
+        self._every = _as_save_freq(save_freq)
+        if self._every is not None and self._only_best:
+            raise ArgumentError(
+                f"{_CALLER} was given save_best_only=True and save_freq={self._every}.\n\n"
+                "Which state is the best is known after an epoch.\n\n"
+                "Leave out one of them, or pass two ModelCheckpoints with two directories."
+            )
         self._opened: Checkpoints | None = None
-        self._is_checked = False
+        # `fit` sets it.
+        self._find_position: Callable[[], Position] | None = None
 
     def epochs_done(self) -> int:
-        """Return the number of epochs of the newest checkpoint; 0 without one."""
-        steps = self._checkpoints.steps()
-        return steps[-1] if steps else 0
+        """Return the number of complete epochs of the newest checkpoint; 0 without one."""
+        newest = self._read_newest()
+        return 0 if newest is None else newest.epochs
 
     def restore(self, model: Any) -> int:
         """Read the newest checkpoint into a model.
@@ -68,7 +133,7 @@ class ModelCheckpoint(Callback):
             model: A compiled `fit.Model`.
 
         Returns:
-            The number of epochs of the checkpoint; 0 without one, which changes nothing.
+            The number of complete epochs of the checkpoint; 0 without one, which changes nothing.
 
         Raises:
             ArgumentTypeError: It is no model.
@@ -76,15 +141,51 @@ class ModelCheckpoint(Callback):
         """
         if not callable(getattr(model, "objects", None)):
             raise ArgumentTypeError(
-                f"fit.ModelCheckpoint.restore was given model={show(model)}.\n\n"
+                f"{_CALLER}.restore was given model={show(model)}.\n\n"
                 "It is a compiled fit.Model.\n\nPass the model whose checkpoints these are."
             )
-        restored = self._checkpoints.restore(model.objects())
+        position = self._restore_position(model)
+        return 0 if position is None else position.epochs
+
+    def _read_newest(self) -> Position | None:
+        """Return the position of the newest checkpoint without its arrays; None without one.
+
+        Raises:
+            CheckpointError: The checkpoints are numbered by steps, and `save_freq` is "epoch", or
+                the other way round.
+        """
+        steps = self._checkpoints.steps()
+        if not steps:
+            return None
+        # If they cannot be read, `restore` says what is damaged.
+        notes = read_notes_without_orbax(self._checkpoints.path(steps[-1])) or {}
+        kind = notes.get("numbered_by", "epochs" if notes else self._kind)
+        if kind != self._kind:
+            raise self._make_kind_error(kind)
+        known: dict[str, Any] = {"epochs": steps[-1], "passes": steps[-1]}
+        known.update((name, notes[name]) for name in _IN_NOTES if name in notes)
+        return Position(**known)
+
+    def _restore_position(self, model: Any) -> Position | None:
+        """Read the newest checkpoint into a model, and return its position; None without one."""
+        newest = self._read_newest()
+        if newest is None:
+            return None
+        arrays = make_empty_arrays(newest.callbacks)
+        objects = model.objects()
+        restored = self._checkpoints.restore(
+            {**objects, "callbacks": arrays} if arrays else objects
+        )
         if restored is None:
-            return 0
+            return None
         if restored.notes.get("best") is not None:
             self._monitor.reset(restored.notes["best"])
-        return restored.step
+        return dataclasses.replace(newest, arrays=restored.state["callbacks"] if arrays else ())
+
+    @property
+    def _kind(self) -> str:
+        """What the numbers of its checkpoints count."""
+        return "epochs" if self._every is None else "steps"
 
     @property
     def _checkpoints(self) -> Checkpoints:
@@ -93,26 +194,43 @@ class ModelCheckpoint(Callback):
             self._opened = Checkpoints(self._directory, keep=self._keep)
         return self._opened
 
+    def _check_begin(self, epoch: int, steps: int, *, resumed: bool) -> None:
+        """Check that the checkpoints of a training are above those that are there.
+
+        Args:
+            epoch: The epoch that it begins with, from 0.
+            steps: The number of steps before it.
+            resumed: Whether it continues from a checkpoint.
+
+        Raises:
+            CheckpointError: They are not. Raised before the first epoch, which would be lost.
+        """
+        saved = self._checkpoints.steps()
+        noun, first = ("epoch", epoch) if self._every is None else ("step", steps)
+        if not saved or first >= saved[-1]:
+            return
+        remedy = "leave out initial_epoch" if resumed else "pass resume=True"
+        resume = f"To continue after {noun} {saved[-1]}, {remedy}"
+        folder = self._checkpoints.directory
+        raise make_step_error(_CALLER, noun, first + 1, folder, saved, resume)
+
+    @property
+    def _saves_steps(self) -> bool:
+        """Whether it saves after a number of steps."""
+        return self._every is not None
+
+    def _is_due(self, before: int, after: int) -> bool:
+        """Whether it saves after the steps from `before` to `after`, which one dispatch ran."""
+        return self._every is not None and before // self._every < after // self._every
+
     def on_train_begin(self, logs: Logs) -> None:
         self._monitor.reset()
-        if self._resumes:
-            self.restore(self.model)
-        self._is_checked = False
 
-    def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
-        # Before the first epoch: otherwise its training would be lost.
-        if self._is_checked or not self.model.writes_checkpoints:
-            return
-        self._is_checked = True
-        steps = self._checkpoints.steps()
-        if steps and epoch < steps[-1]:
-            resume = (
-                f"To continue after epoch {steps[-1]}, pass resume=True, and to fit "
-                "initial_epoch=callback.epochs_done()"
-            )
-            caller = "fit.ModelCheckpoint"
-            folder = self._checkpoints.directory
-            raise make_step_error(caller, "epoch", epoch + 1, folder, steps, resume)
+    def get_state(self) -> Any:
+        return {"best": self._monitor.best}
+
+    def set_state(self, state: Any) -> None:
+        self._monitor.reset(state["best"])
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         if not self.model.writes_checkpoints:
@@ -122,13 +240,44 @@ class ModelCheckpoint(Callback):
             if value is None or not self._monitor.is_better(value):
                 return
             self._monitor.best = value
+        # Without `fit` only the epoch is known.
+        find = self._find_position or (lambda: Position(epoch + 1, logs=dict(logs)))
+        self._save(find())
+
+    def _save(self, position: Position) -> None:
+        """Save the model at a position, which numbers the checkpoint."""
+        number = position.epochs if self._every is None else position.steps
         best = self._monitor.best if self._only_best else None
-        self._checkpoints.save(epoch + 1, self.model.objects(), {"logs": dict(logs), "best": best})
+        notes = {**position.to_notes(), "numbered_by": self._kind, "best": best}
+        objects = self.model.objects()
+        # Those of the first process count, as its notes do; another one may have other callbacks.
+        if position.arrays and get_current_process().is_first:
+            objects["callbacks"] = list(position.arrays)
+        self._checkpoints.save(number, objects, notes)
 
     def on_train_end(self, logs: Logs) -> None:
         self._checkpoints.wait_until_finished()
 
     def close(self) -> None:
+        self._find_position = None
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.close()
+
+    def _make_kind_error(self, kind: str) -> CheckpointError:
+        given = "'epoch'" if self._every is None else str(self._every)
+        other = "100 (any number of steps)" if kind == "steps" else "'epoch'"
+        return CheckpointError(
+            f"{_CALLER} was given save_freq={given} and {self._checkpoints.directory}, whose "
+            f"checkpoints are numbered by {kind}.\n\n"
+            "All checkpoints of a directory are numbered by epochs, or all by steps.\n\n"
+            f"Pass save_freq={other}, or choose another directory."
+        )
+
+
+def _as_save_freq(given: Any) -> int | None:
+    """Return the number of steps; None is an epoch."""
+    if isinstance(given, str) and given == "epoch":
+        return None
+    remedy = "Pass 'epoch', or for instance 100."
+    return as_integer(_CALLER, "save_freq", given, least=1, remedy=remedy)

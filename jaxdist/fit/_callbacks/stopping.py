@@ -61,6 +61,24 @@ class EarlyStopping(Callback):
         self._wait, self._weights = 0, None
         self.stopped_epoch = self.best_epoch = None
 
+    def get_state(self) -> Any:
+        return {
+            "best": self._monitor.best,
+            "best_epoch": self.best_epoch,
+            "wait": self._wait,
+            "stopped_epoch": self.stopped_epoch,
+            "weights": self._weights,
+        }
+
+    def set_state(self, state: Any) -> None:
+        self._monitor.reset(state["best"])
+        self.best_epoch, self._wait = state["best_epoch"], state["wait"]
+        self._weights = state["weights"] if self._restores else None
+        # A training that it had ended stays ended, unless it now waits for longer.
+        if state["stopped_epoch"] is not None and self._wait >= self._patience:
+            self.stopped_epoch = state["stopped_epoch"]
+            self.model.stop_training = True
+
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         value = self._monitor.read(logs, self.model)
         if value is None or epoch < self._start:

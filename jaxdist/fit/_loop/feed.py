@@ -1,6 +1,8 @@
 """The batches of each epoch."""
 
 import itertools
+import logging
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,10 +12,13 @@ import jax.numpy as jnp
 from jaxdist._strategies import Strategy
 from jaxdist._validate import CallerRename, show
 from jaxdist.data import Batches, DistributedDataset, InputOptions, PartialBatch
-from jaxdist.errors import ArgumentError
+from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist.fit._callbacks.saving import Position
+from jaxdist.fit._callbacks.states import join_state, split_state
 from jaxdist.fit._loop.arguments import Examples
 from jaxdist.fit._step.steps import PaddedBatch
 
+_LOG = logging.getLogger("jaxdist")
 # Reading ahead by two: one batch is copied to the devices while another one is read.
 _AHEAD = 2
 
@@ -29,6 +34,8 @@ class Feed:
         seed: The seed of these orders.
         first_pass: The number of the first order: that of the passes before.
         steps: The number of batches of an epoch; None is a whole pass.
+        notes_positions: Whether `get_state` is called within an epoch.
+        continues: Where a resumed training is; None begins a new pass.
     """
 
     def __init__(
@@ -41,8 +48,15 @@ class Feed:
         seed: int,
         first_pass: int,
         steps: int | None,
+        notes_positions: bool = False,
+        continues: Position | None = None,
     ) -> None:
-        self.passes, self._steps = first_pass, steps
+        self._steps, self._notes_positions = steps, notes_positions
+        self._continues = _choose_data(continues, source, steps)
+        if self._continues is not None:
+            # The last pass is opened once more.
+            first_pass -= 1
+        self.passes = first_pass
         self._batches: Batches | None = None
         if isinstance(source, Examples):
             self._batches = source.make_batches(
@@ -60,43 +74,86 @@ class Feed:
             source if is_distributed else strategy.experimental_distribute_dataset(source, options)
         )
         self._rest: Iterator[Any] | None = None
+        # The pass that is being read, the number of its batches that were read, and the passes,
+        # batches and positions after the last two batches.
+        self._pass: Any = None
+        self._count = self._count_of_epoch = 0
+        self._last: deque[tuple[int, int, Any]] = deque(maxlen=2)
 
-    @property
-    def num_steps(self) -> int | None:
-        """The number of batches of an epoch, or None if it is unknown."""
-        if self._steps is not None:
-            return self._steps
-        return None if self._batches is None else self._batches.batches_per_epoch
-
-    def epoch(self) -> Iterator[Any]:
-        """Return the batches of the next epoch."""
+    def epoch(self, step: int = 0) -> Iterator[Any]:
+        """Return the batches of the next epoch, or those after `step` of one that is resumed."""
+        self._count_of_epoch = step
+        data, self._continues = self._continues, None
+        if data is not None:
+            self._begin_pass()
+            _skip(self._pass, data["batches"], data["position"])
+            self._count = data["batches"]
         if self._steps is None:
-            self.passes += 1
-            with CallerRename("experimental_distribute_dataset", "fit.Model.fit"):
-                return self._iterate()
+            if step == 0:
+                self._begin_pass()
+            return self._read()
         if self._rest is None:
             self._rest = self._endless()
-        return itertools.islice(self._rest, self._steps)
+        return itertools.islice(self._rest, max(self._steps - step, 0))
 
-    def _iterate(self) -> Iterator[Any]:
-        batches = iter(self._data)
+    def _begin_pass(self) -> None:
+        with CallerRename("experimental_distribute_dataset", "fit.Model.fit"):
+            self._pass = iter(self._data)
+        self.passes, self._count = self.passes + 1, 0
+
+    def _read(self) -> Iterator[Any]:
+        """Return the batches that are left of a pass."""
+        batches = self._count_batches(self._pass)
         return itertools.starmap(PaddedBatch, batches) if self._is_padded else batches
 
+    def _count_batches(self, batches: Any) -> Iterator[Any]:
+        for batch in batches:
+            self._count += 1
+            self._count_of_epoch += 1
+            if self._notes_positions:
+                self._last.append(self._position())
+            yield batch
+
     def _endless(self) -> Iterator[Any]:
+        is_first = self._pass is None
         while True:
-            self.passes += 1
-            is_empty = True
-            for batch in self._iterate():
-                is_empty = False
-                yield batch
-            if is_empty:
+            if is_first:
+                self._begin_pass()
+            is_first, before = True, self._count
+            yield from self._read()
+            if self._count == before == 0:
                 return
 
-    def check_not_empty(self, count: int, epoch: int) -> None:
-        """Raise if an epoch had no batches, or fewer than asked for."""
-        if count and (self._steps is None or count == self._steps):
+    def _position(self) -> tuple[int, int, Any]:
+        return self.passes, self._count, _get_position(self._pass)
+
+    def get_state(self, step: int | None = None) -> tuple[int, Any]:
+        """Return the passes, and the position after `step` of this epoch, or after the last one."""
+        if step is None:
+            passes, count, position = self._position()
+        else:
+            # A dispatch of several steps may have read one batch more.
+            passes, count, position = self._last[step - self._count_of_epoch - 1]
+        return passes, {"batches": count, "position": position}
+
+    def check_not_empty(self, count: int, epoch: int, resumed: int = 0) -> None:
+        """Raise if an epoch had no batches, or fewer than asked for.
+
+        Args:
+            count: The number of its batches.
+            epoch: The epoch, from 0.
+            resumed: How many of these were read before a training that is resumed.
+        """
+        if count > resumed and (self._steps is None or count == self._steps):
             return
         wanted = "a batch" if self._steps is None else f"{self._steps} batches"
+        if resumed:
+            raise ArgumentError(
+                f"fit.Model.fit was resumed after {resumed} batches of epoch {epoch + 1}, and read "
+                f"{count - resumed} more.\n\n"
+                f"A training is resumed with the data that it had; an epoch has {wanted}.\n\n"
+                "Pass the same data, and the same batch_size and steps_per_epoch."
+            )
         raise ArgumentError(
             f"fit.Model.fit read {count} batch(es) in epoch {epoch + 1}.\n\n"
             f"An epoch has {wanted}. A generator can be read only once.\n\n"
@@ -113,6 +170,52 @@ class Feed:
         order = self._batches.order(self.passes - 1)
         indices = list(rows) if order is None else order[rows.start : rows.stop].tolist()
         return f"Its batch has the examples {show(indices) if len(indices) > 64 else indices}."
+
+
+def count_steps(source: Any, batch_size: int, steps: int | None) -> int | None:
+    """Return the number of batches of an epoch, or None if it is unknown."""
+    if steps is None and isinstance(source, Examples):
+        return -(-source.count // batch_size)
+    return steps
+
+
+def _choose_data(continues: Position | None, source: Any, steps: int | None) -> Any:
+    """Return where in its last pass a resumed training is; None if it begins a new one."""
+    if continues is None or continues.data is None:
+        return None
+    is_between = continues.step == 0 and steps is None
+    # The order of examples in memory follows from the number of the pass. A dataset that does not
+    # say where it is gives what a new pass over it gives.
+    is_known = isinstance(source, Examples) or continues.data["position"] is None
+    return None if is_between and is_known else continues.data
+
+
+def _get_position(batches: Any) -> Any:
+    """Return the position of a pass as JSON; None where it has none."""
+    arrays: list[Any] = []
+    try:
+        position = split_state("The dataset", batches.get_state(), arrays)
+    except ArgumentTypeError:
+        return None
+    return None if arrays else position
+
+
+def _skip(batches: Any, count: int, position: Any) -> None:
+    """Continue a pass after a number of batches."""
+    if position is not None:
+        batches.set_state(join_state(position, ()))
+        return
+    _LOG.info(
+        "fit reads %d batches without training on them: the dataset has no get_state and set_state",
+        count,
+    )
+    found = sum(1 for _ in itertools.islice(batches, count))
+    if found < count:
+        raise ArgumentError(
+            f"fit.Model.fit continues after {count} batches of the dataset, which has {found}.\n\n"
+            "A training is resumed with the dataset that it had.\n\n"
+            "Pass the same dataset, or give its iterator get_state() and set_state(state)."
+        )
 
 
 def _needs_equal_rows(strategy: Strategy) -> bool:

@@ -2,14 +2,16 @@
 
 import math
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from jaxdist.errors import NonFiniteLossError
+from jaxdist.errors import CheckpointError, NonFiniteLossError
 from jaxdist.fit._step.runners import Runner
 from jaxdist.fit._step.steps import Steps
+
+Sums: TypeAlias = Mapping[str, Any]  # "names" and "values"
 
 # How many dispatches may be ahead of the last one whose sums are known.
 _MOST_PENDING = 8
@@ -22,11 +24,19 @@ class Totals:
         runner: Fetches what it returned for a step.
         steps: Turns sums into a loss and metrics.
         describe_batch: Says which examples a step of this epoch had, for a loss that is not finite.
+        before: The names and the sums of the steps before; None without these.
     """
 
-    def __init__(self, runner: Runner, steps: Steps, describe_batch: Callable[[int], str]) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        steps: Steps,
+        describe_batch: Callable[[int], str],
+        before: Sums | None = None,
+    ) -> None:
         self._runner, self._steps, self._describe_batch = runner, steps, describe_batch
         self._pending: deque[tuple[int, Any]] = deque()
+        self._before = before
         self._total: np.ndarray | None = None
 
     def add(self, first_step: int, output: Any) -> None:
@@ -47,7 +57,29 @@ class Totals:
                 if not math.isfinite(vector[0]):
                     raise self._make_error(first_step + index, vector[0])
             total = vectors.sum(axis=0)
+            before, self._before = self._before, None
+            if before is not None:
+                total = total + self._read_sums(before, total)
             self._total = total if self._total is None else self._total + total
+
+    def sums(self) -> Sums | None:
+        """Return the names and the sums over all steps, which it waits for; None without steps."""
+        self.fetch()
+        if self._total is None:
+            return None
+        return {"names": list(self.logs()), "values": self._total.tolist()}
+
+    def _read_sums(self, before: Sums, total: np.ndarray) -> np.ndarray:
+        names, values = list(self._steps.results(total)), np.asarray(before["values"], np.float64)
+        if (names, total.shape) != (before["names"], values.shape):
+            raise CheckpointError(
+                f"fit.Model.fit continues within an epoch with the loss and metrics "
+                f"{', '.join(names)} ({total.size} numbers), and the checkpoint has "
+                f"{', '.join(before['names'])} ({values.size} numbers).\n\n"
+                "The values of an epoch are those of all its steps.\n\n"
+                "Call compile with the losses and metrics that the training began with."
+            )
+        return values
 
     def logs(self) -> dict[str, float]:
         """Return loss and metrics over all steps whose sums are fetched."""

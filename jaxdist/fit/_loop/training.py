@@ -1,5 +1,6 @@
 """The loop of `fit`: epochs, dispatches of one or several steps, callbacks and validation."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from jaxdist._values import PerReplica
 from jaxdist.errors import ArgumentError
 from jaxdist.fit._callbacks.base import Callback, CallbackList
 from jaxdist.fit._callbacks.monitor import check_watched
+from jaxdist.fit._callbacks.saving import ModelCheckpoint, Position
 from jaxdist.fit._history import History
 from jaxdist.fit._loop import evaluation
 from jaxdist.fit._loop.arguments import (
@@ -22,9 +24,10 @@ from jaxdist.fit._loop.arguments import (
     read_examples,
     unpack_validation,
 )
-from jaxdist.fit._loop.feed import Feed
+from jaxdist.fit._loop.feed import Feed, count_steps
 from jaxdist.fit._loop.nonfinite import StateBefore
 from jaxdist.fit._loop.progress import Progress, as_verbose
+from jaxdist.fit._loop.resuming import Start, describe_states, find_start, load
 from jaxdist.fit._loop.totals import Totals
 from jaxdist.fit._step.classes import ClassWeights, make_class_weights
 
@@ -47,7 +50,7 @@ class FitArguments:
     shuffle: bool
     class_weight: Mapping[int, float] | None
     sample_weight: Any
-    initial_epoch: int
+    initial_epoch: int | None
     steps_per_epoch: int | None
     validation_steps: int | None
     validation_batch_size: int | None
@@ -58,9 +61,10 @@ class FitArguments:
         """Raise if a number or flag is none."""
         as_integer(_CALLER, "epochs", self.epochs, least=1, most=MOST)
         as_verbose(_CALLER, self.verbose)
-        as_integer(_CALLER, "initial_epoch", self.initial_epoch, least=0)
         as_integer(_CALLER, "validation_freq", self.validation_freq, least=1)
         as_integer(_CALLER, "seed", self.seed, least=0)
+        if self.initial_epoch is not None:
+            as_integer(_CALLER, "initial_epoch", self.initial_epoch, least=0)
         for name in ("steps_per_epoch", "validation_steps", "validation_batch_size"):
             if getattr(self, name) is not None:
                 as_integer(_CALLER, name, getattr(self, name), least=1, most=MOST)
@@ -90,56 +94,44 @@ def fit(model: Any, given: FitArguments) -> History:
         examples, kept = examples.split(given.validation_split)
         held_out = (kept.x, kept.y, kept.weight)
     classes = check_class_weight(_CALLER, given.class_weight)
-    model._passes = max(model._passes, given.initial_epoch)
-    feed = Feed(
-        model.strategy,
-        given.x if examples is None else examples,
-        batch_size=size,
-        shuffle=given.shuffle,
-        seed=given.seed,
-        first_pass=model._passes,
-        steps=given.steps_per_epoch,
-    )
+    source = given.x if examples is None else examples
+    num_steps = count_steps(source, size, given.steps_per_epoch)
     verbose = as_verbose(_CALLER, given.verbose) if model.writes_logs else 0
-    params = {"epochs": given.epochs, "steps": feed.num_steps, "verbose": verbose}
-    progress = Progress(verbose, given.epochs, feed.num_steps)
+    params = {"epochs": given.epochs, "steps": num_steps, "verbose": verbose}
     callbacks = CallbackList(_CALLER, given.callbacks, model, params)
     check_watched(callbacks.callbacks, validates=held_out is not None)
-    model.history = History(params=params)
-    model.stop_training = False
-    model._validates_every = None if held_out is None else given.validation_freq
-    table = None if classes is None else make_class_weights(classes)
-    loop = _Loop(model, compiled, feed, callbacks, progress, table)
     validate = _make_validation(model, given, held_out, size, callbacks)
-    logs: dict[str, float] = {}
-    with Interrupts() as interrupts, progress:
-        loop.check_interrupt = interrupts.check
+    with contextlib.closing(callbacks):
+        start = find_start(model, callbacks.callbacks, given.initial_epoch)
+        continues = start.position if start.continues else None
+        feed = Feed(
+            model.strategy,
+            source,
+            batch_size=size,
+            shuffle=given.shuffle,
+            seed=given.seed,
+            first_pass=max(model._passes, start.epoch) if continues is None else continues.passes,
+            steps=given.steps_per_epoch,
+            notes_positions=any(saver._saves_steps for saver in start.savers),
+            continues=continues,
+        )
+        model.history = History(params=params)
+        model.stop_training = False
+        model._validates_every = None if held_out is None else given.validation_freq
+        table = None if classes is None else make_class_weights(classes)
+        progress = Progress(verbose, given.epochs, num_steps)
+        loop = _Loop(model, compiled, feed, callbacks, progress, table, start)
         try:
-            callbacks.call("on_train_begin", {})
-            for epoch in range(given.initial_epoch, given.epochs):
-                callbacks.call("on_epoch_begin", epoch, {})
-                progress.begin(epoch)
-                logs = loop.run_epoch(epoch)
-                if validate is not None and (epoch + 1) % given.validation_freq == 0:
-                    logs |= {f"val_{name}": value for name, value in validate().items()}
-                model.history.add(epoch, logs)
-                progress.end(logs)
-                callbacks.call("on_epoch_end", epoch, logs)
-                # Also one that came in the last step of the last epoch is not lost.
-                interrupts.check()
-                if model.stop_training:
-                    break
-            callbacks.call("on_train_end", logs)
+            loop.run(given.epochs, validate, given.validation_freq)
         finally:
             model._passes = feed.passes
-            callbacks.close()
             # Also after Ctrl-C or an error: no step may still change the model.
             compiled.runner.wait()
     return model.history
 
 
 class _Loop:
-    """The steps of an epoch."""
+    """The steps of an epoch, and where the training is."""
 
     def __init__(
         self,
@@ -149,27 +141,78 @@ class _Loop:
         callbacks: CallbackList,
         progress: Progress,
         classes: ClassWeights | None,
+        start: Start,
     ) -> None:
         self._model, self._compiled, self._feed = model, compiled, feed
         self._callbacks, self._progress, self._classes = callbacks, progress, classes
         self._begins = callbacks.has("on_train_batch_begin")
         self._ends = callbacks.has("on_train_batch_end")
-        self.check_interrupt: Callable[[], None] = lambda: None
+        self._start = start
+        # The last complete epoch, or the step that the first one continues after.
+        self._position = start.position
+        self._savers = start.savers if model.writes_checkpoints else ()
+        for saver in self._savers:
+            saver._find_position = self._find_position
 
-    def run_epoch(self, epoch: int) -> dict[str, float]:
+    def run(
+        self, epochs: int, validate: Callable[[], dict[str, float]] | None, validation_freq: int
+    ) -> None:
+        """Run the epochs that are left of a number of epochs."""
+        model, callbacks, progress, start = (
+            self._model,
+            self._callbacks,
+            self._progress,
+            self._start,
+        )
+        logs: dict[str, float] = dict(start.position.logs)
+        with Interrupts() as interrupts, progress:
+            callbacks.call("on_train_begin", {})
+            first, is_begun = start.epoch, start.position.step > 0
+            if is_begun and first < epochs:
+                callbacks.call("on_epoch_begin", first, {})
+            load(model, callbacks.callbacks, start)
+            if start.savers:
+                # A state that cannot be saved is an error now, and not after the first epoch.
+                describe_states(callbacks.callbacks)
+            start.tell(progress, epochs, stopped=model.stop_training)
+            for epoch in range(first, 0 if model.stop_training else epochs):
+                if epoch > first or not is_begun:
+                    callbacks.call("on_epoch_begin", epoch, {})
+                progress.begin(epoch)
+                logs = self._run_epoch(epoch, interrupts)
+                if validate is not None and (epoch + 1) % validation_freq == 0:
+                    logs |= {f"val_{name}": value for name, value in validate().items()}
+                model.history.add(epoch, logs)
+                progress.end(logs)
+                self._position = dataclasses.replace(
+                    self._position, epochs=epoch + 1, logs=dict(logs)
+                )
+                callbacks.call("on_epoch_end", epoch, logs)
+                # Also one that came in the last step of the last epoch is not lost.
+                interrupts.check()
+                if model.stop_training:
+                    break
+            callbacks.call("on_train_end", logs)
+
+    def _run_epoch(self, epoch: int, interrupts: Interrupts) -> dict[str, float]:
         """Run all steps of an epoch, and return its loss and metrics."""
-        compiled, model = self._compiled, self._model
-        totals = Totals(compiled.runner, compiled.steps, self._feed.describe_batch)
+        compiled, model, before = self._compiled, self._model, self._position
+        totals = Totals(compiled.runner, compiled.steps, self._feed.describe_batch, before.sums)
         most = compiled.steps_per_execution
-        step = 0
-        for group in group_batches(self._feed.epoch(), most):
-            self.check_interrupt()
+        step = before.step
+        due: list[ModelCheckpoint] = []
+        data: tuple[int, Any] = (0, None)
+        for group in group_batches(self._feed.epoch(step), most):
+            # Before the next step, because the end of an epoch is saved with its validation.
+            if due:
+                self._save(due, before, step, data, totals)
+            interrupts.check()
             if self._begins:
                 self._callbacks.call("on_train_batch_begin", step, {})
-            before = StateBefore(model, group) if compiled.find_nonfinite else None
+            old = StateBefore(model, group) if compiled.find_nonfinite else None
             output = compiled.runner.train(model.module, compiled.optimizer, group, self._classes)
-            if before is not None:
-                before.check(compiled.runner.fetch(output), step, self._feed.describe_batch(step))
+            if old is not None:
+                old.check(compiled.runner.fetch(output), step, self._feed.describe_batch(step))
             totals.add(step, output)
             step += len(group)
             self._progress.advance(step, totals)
@@ -178,11 +221,45 @@ class _Loop:
                 self._callbacks.call("on_train_batch_end", step - 1, totals.logs())
                 if model.stop_training:
                     break
+            done = before.steps - before.step + step
+            due = [saver for saver in self._savers if saver._is_due(done - len(group), done)]
+            if due:
+                data = self._feed.get_state(step)
         if not model.stop_training:
-            self._feed.check_not_empty(step, epoch)
+            self._feed.check_not_empty(step, epoch, before.step)
         compiled.runner.wait()
         totals.fetch()
+        self._position = Position(epoch, steps=before.steps - before.step + step)
         return totals.logs()
+
+    def _find_position(self) -> Position:
+        passes, data = self._feed.get_state()
+        return self._add_states(dataclasses.replace(self._position, passes=passes, data=data))
+
+    def _add_states(self, position: Position) -> Position:
+        states, arrays = describe_states(self._callbacks.callbacks)
+        return dataclasses.replace(position, callbacks=states, arrays=arrays)
+
+    def _save(
+        self,
+        savers: Sequence[ModelCheckpoint],
+        before: Position,
+        step: int,
+        data: tuple[int, Any],
+        totals: Totals,
+    ) -> None:
+        self._compiled.runner.wait()
+        position = dataclasses.replace(
+            before,
+            step=step,
+            steps=before.steps - before.step + step,
+            passes=data[0],
+            data=data[1],
+            sums=totals.sums(),
+        )
+        position = self._add_states(position)
+        for saver in savers:
+            saver._save(position)
 
 
 def group_batches(batches: Iterable[Any], most: int) -> Iterator[list[Any]]:

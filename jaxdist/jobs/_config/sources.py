@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxdist._examples import list_configs
 from jaxdist._validate import as_list, as_path
 from jaxdist.errors import ConfigError
 
@@ -51,7 +52,8 @@ def read_text(path: str | Path) -> str:
     except FileNotFoundError:
         raise ConfigError(
             f"The configuration file {str(path)!r} does not exist (looked in {Path.cwd()})."
-            f"\n\nA configuration is a TOML file.\n\n{_suggest_files(Path(path))}"
+            "\n\nA configuration is a TOML file, or has the name of one that comes with jaxdist."
+            f"\n\n{_suggest_files(Path(path))}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
@@ -63,9 +65,12 @@ def read_text(path: str | Path) -> str:
 
 def _suggest_files(path: Path) -> str:
     near = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-    if near:
-        return f"Pass one of {near[:5]}."
-    return "Pass the path of a TOML file, such as configs/digits_mirrored.toml."
+    names = list(list_configs())
+    nearest = find_nearest(path.stem, names)
+    if nearest is not None and not near:
+        return f"Did you mean {nearest!r}? The names are {', '.join(names)}."
+    files = f"Pass one of {near[:5]}, or" if near else "Pass the path of a TOML file, or"
+    return f"{files} one of the names {', '.join(names)}."
 
 
 def read_file_entries(path: str | Path, text: str, problems: list[str]) -> Iterator[GivenValue]:

@@ -104,5 +104,8 @@ def test_the_configuration_of_train_is_in_the_manifest(capsys: pytest.CaptureFix
     assert container["args"] == expected
     assert container["command"][2].startswith(f"{INSTALL} git+https://a/b jax==")
     assert " scikit-learn " in container["command"][2]
+    named = (*argv[:3], "digits_mirrored", *argv[4:])
+    by_name = read_documents(print_file(capsys, "-n", "2", "--print", "jobset", *named))
+    assert by_name == [config, jobset]
     _, usual = read_documents(print_file(capsys, "-n", "2", "--print", "jobset", "train", CONFIG))
     assert _read_pod(usual)[2]["command"][2].startswith(f"{INSTALL} jaxdist==")

@@ -52,7 +52,7 @@ def test_a_file_outside_of_the_folder_that_skypilot_copies_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["launch", "-n", "2", "--print", "skypilot", SCRIPT]) == 2
-    assert f"Call jaxdist launch in {os.path.dirname(SCRIPT)}." in capsys.readouterr().err
+    assert f"or call jaxdist launch in {os.path.dirname(SCRIPT)}." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"#" * 1_000_001])
@@ -81,9 +81,13 @@ def test_settings_of_this_shell_belong_to_the_job(
 ) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_b")
     monkeypatch.setenv("JAXDIST_QUIET_SECONDS", "7")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/shared/cache")
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     monkeypatch.setenv("JAXDIST_SERVICE", "here:1")
     assert main(["launch", "-n", "2", "--print", "slurm", SCRIPT]) == 0
     script = capsys.readouterr().out
+    assert "export JAX_COMPILATION_CACHE_DIR=/shared/cache" in script
+    assert "export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0" in script
     assert "export XLA_FLAGS='--xla_a=1 --xla_b'" in script
     assert "export JAXDIST_QUIET_SECONDS=7" in script
     assert "here:1" not in script

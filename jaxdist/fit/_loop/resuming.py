@@ -1,0 +1,122 @@
+"""Continuing a training after the newest checkpoint: where it was, and the states it had."""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from jaxdist.fit._callbacks.base import Callback
+from jaxdist.fit._callbacks.saving import ModelCheckpoint, Position
+from jaxdist.fit._callbacks.states import join_state, split_state
+from jaxdist.fit._loop.progress import Progress
+
+_LOG = logging.getLogger("jaxdist")
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """Where a training begins.
+
+    Attributes:
+        position: The position; of an epoch that was given, only its number is known.
+        savers: The callbacks that save.
+        saver: The one whose checkpoint is continued; None without a checkpoint.
+        continues: Whether the epoch is that of the checkpoint. `initial_epoch` of `fit` wins over
+            it.
+    """
+
+    position: Position
+    savers: Sequence[ModelCheckpoint]
+    saver: ModelCheckpoint | None = None
+    continues: bool = False
+
+    @property
+    def epoch(self) -> int:
+        """The first epoch, from 0."""
+        return self.position.epochs
+
+    def tell(self, progress: Progress, epochs: int, *, stopped: bool) -> None:
+        """Print what is resumed; nothing without a checkpoint."""
+        if self.saver is None:
+            return
+        if stopped:
+            text = f"a callback ended this training after epoch {self.epoch}: nothing is trained"
+        elif self.epoch >= epochs:
+            text = f"all {epochs} epochs are trained: pass a higher epochs to train more"
+        else:
+            text = f"resumes after epoch {self.epoch}"
+            if self.position.step:
+                text += f" and {self.position.step} steps of epoch {self.epoch + 1}"
+        text = f"{text} ({self.saver._directory})"
+        _LOG.info("fit: %s.", text)
+        progress.say(text)
+
+
+def find_start(model: Any, callbacks: Sequence[Callback], initial_epoch: int | None) -> Start:
+    """Return where a training begins. Nothing is changed yet.
+
+    Raises:
+        CheckpointError: Its checkpoints would not be above those that are there.
+    """
+    savers = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
+    found = [(saver, saver._read_newest()) for saver in savers]
+    resumable = [(s, p) for s, p in found if s._resumes and p is not None]
+    if resumable:
+        saver, position = max(resumable, key=lambda pair: (pair[1].epochs, pair[1].step))
+        continues = initial_epoch in (None, position.epochs)
+        if not continues:
+            position = Position(initial_epoch or 0, steps=position.steps)
+        start = Start(position, savers, saver, continues)
+    else:
+        start = Start(Position(initial_epoch or 0), savers)
+    if model.writes_checkpoints:
+        for saver in savers:
+            saver._check_begin(start.epoch, start.position.steps, resumed=bool(resumable))
+    return start
+
+
+def load(model: Any, callbacks: Sequence[Callback], start: Start) -> None:
+    """Read the checkpoint into the model, and give the callbacks their states.
+
+    Raises:
+        CheckpointError: It is of another model or optimizer, or is damaged. Nothing was changed.
+    """
+    if start.saver is None:
+        return
+    saved = start.saver._restore_position(model)
+    if saved is None:
+        return
+    states: dict[str, list[Any]] = {}
+    for kind, state in saved.callbacks:
+        states.setdefault(kind, []).append(join_state(state, saved.arrays))
+    for callback in callbacks:
+        if _has_state(callback) and states.get(_name(callback)):
+            callback.set_state(states[_name(callback)].pop(0))
+    unused = [kind for kind, left in states.items() for _ in left]
+    if unused:
+        _LOG.info("fit continues without %s, which the checkpoint has.", ", ".join(unused))
+
+
+def describe_states(
+    callbacks: Sequence[Callback],
+) -> tuple[list[tuple[str, Any]], list[Any]]:
+    """Return the class and the state of each callback that has one, and the arrays in them.
+
+    Raises:
+        ArgumentTypeError: A state contains what a checkpoint cannot hold.
+    """
+    arrays: list[Any] = []
+    states = [
+        (_name(c), split_state(f"{_name(c)}.get_state", c.get_state(), arrays))
+        for c in callbacks
+        if _has_state(c)
+    ]
+    return states, arrays
+
+
+def _has_state(callback: Callback) -> bool:
+    return type(callback).get_state is not Callback.get_state
+
+
+def _name(callback: Callback) -> str:
+    return type(callback).__qualname__
