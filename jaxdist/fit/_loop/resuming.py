@@ -44,9 +44,10 @@ class Start:
         elif self.epoch >= epochs:
             text = f"all {epochs} epochs are trained: pass a higher epochs to train more"
         else:
-            text = f"resumes after epoch {self.epoch}"
+            done = [f"epoch {self.epoch}"] if self.epoch else []
             if self.position.step:
-                text += f" and {self.position.step} steps of epoch {self.epoch + 1}"
+                done.append(f"{self.position.step} steps of epoch {self.epoch + 1}")
+            text = f"resumes after {' and '.join(done)}"
         text = f"{text} ({self.saver._directory})"
         _LOG.info("fit: %s.", text)
         progress.say(text)
