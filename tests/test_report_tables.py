@@ -100,5 +100,19 @@ def test_rich_does_not_cut_off_a_name_that_is_longer_than_the_screen() -> None:
     assert max(map(len, out.getvalue().splitlines())) <= 60
 
 
+def test_html_has_a_table_with_whole_numbers_sentences_and_aligned_lines() -> None:
+    class Own(_Report):
+        def parts(self) -> list[Table | str]:
+            return [*super().parts(), "  Indented & <b>.", "0  1\n7  2"]
+
+    shown = Own()._repr_html_()
+    assert shown.count("2,097,152") == shown.count("[1024, 512]") == 1
+    assert '<td style="text-align: right; white-space: nowrap">2,097,152</td>' in shown
+    assert '<td style="text-align: left; white-space: nowrap">[1024, 512]</td>' in shown
+    assert '<td style="text-align: left">hidden.kernel</td>' in shown
+    assert re.search(r"<p [^>]*0.3em 1em[^>]*>Indented &amp; &lt;b&gt;\.</p>", shown)
+    assert re.search("<pre [^>]*monospace; white-space: pre;[^>]*>0  1\n7  2</pre>", shown)
+
+
 def test_a_pipe_gets_lines_that_do_not_wrap() -> None:
     assert str(_Report()) == _Report().text()

@@ -92,15 +92,19 @@ def read_notebook(path: pathlib.Path) -> Any:
 
 
 def make_environment() -> dict[str, str]:
-    """The environment of a kernel: the CPU, this tree, and the commands of this Python."""
-    commands = str(pathlib.Path(sys.executable).parent)
+    """The environment of a kernel: the CPU, this tree, and none of the commands of this Python.
+
+    Kernels often run without their environment on the PATH.
+    """
+    own = str(pathlib.Path(sys.executable).parent)
+    path = os.environ.get("PATH", os.defpath).split(os.pathsep)
     # What a run of the tests sets is for their own processes.
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("JAX")}
     return {
         **inherited,
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(ROOT),
-        "PATH": f"{commands}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PATH": os.pathsep.join(part for part in path if part != own),
     }
 
 

@@ -1,13 +1,14 @@
 """Comparison of a step on R replicas with the same step on one device, leaf by leaf."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxdist._checks.gradient_meanings import Setting, explain_factor, is_near
+from jaxdist._reports import Report
 from jaxdist.errors import StateDivergenceError
 
 # Tolerated rounding error of a sum, in units in the last place of its largest summand.
@@ -105,8 +106,8 @@ def _max_abs(x: np.ndarray) -> float:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class GradientReport:
-    """The result of `Strategy.check_gradients`; its `repr` lists the differences and their cause.
+class GradientReport(Report):
+    """The result of `Strategy.check_gradients`: print it, and it lists differences and their cause.
 
     Args:
         setting: Facts about the step.
@@ -187,27 +188,25 @@ class GradientReport:
             >>> strategy.check_gradients(step, (1.0, x)).raise_if_different()
         """
         if not self.is_equal:
-            raise StateDivergenceError(repr(self))
+            raise StateDivergenceError(self.text())
 
-    def __repr__(self) -> str:
-        lines = [self._headline(), *self._rows()]
+    def parts(self) -> Iterator[str]:
+        """Yield the differences, and what they mean."""
+        yield self._headline()
+        yield from self._rows()
         still = sum(not x.is_resolved for x in self.leaves)
         if still:
-            lines.append(f"  moved by no more than rounding, so nothing to compare: {still}")
+            yield f"  moved by no more than rounding, so nothing to compare: {still}"
         if self.not_compared:
-            lines.append(
-                f"  different on each replica, not compared: {_format_names(self.not_compared)}"
-            )
+            yield f"  different on each replica, not compared: {_format_names(self.not_compared)}"
         if self.setting.is_adaptive:
-            lines += ["", _ADAPTIVE]
+            yield ""
+            yield _ADAPTIVE
         if not self.is_equal:
-            lines += [
-                "",
-                *explain_factor(
-                    self.setting, self._common_factor(), has_local_state=self._has_local_state
-                ),
-            ]
-        return "\n".join(lines)
+            yield ""
+            yield from explain_factor(
+                self.setting, self._common_factor(), has_local_state=self._has_local_state
+            )
 
     def _headline(self) -> str:
         against = f"GradientReport: {self.setting.num_replicas} replicas against one device, "

@@ -48,8 +48,8 @@ class Finding:
 def show_findings(findings: Sequence[Finding]) -> Iterator[str]:
     """Yield the section of a report, or nothing."""
     if findings:
-        lines = ["Worth a change", *(line for f in findings for line in f.lines())]
-        yield "\n".join(lines)
+        yield "Worth a change"
+        yield from (line for f in findings for line in f.lines())
 
 
 def find_in_arrays(found: Sequence[Found], layout: ReplicaMesh | None) -> Iterator[Finding]:

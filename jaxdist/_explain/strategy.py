@@ -14,7 +14,7 @@ from jaxdist._explain.shards import name_device, name_devices
 from jaxdist._explain.topology import Chips
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import Compilation
-from jaxdist._reports import Block, Report, Table, plural
+from jaxdist._reports import Block, Report, Table, plural, shorten_source
 
 _MOST_REPLICAS = 16
 _MOST_COMPILATIONS = 16
@@ -156,8 +156,3 @@ def choose_colours(num_replicas: int, chips: Chips | None) -> tuple[int, ...]:
     if chips is not None and chips.grid.num_replicas == num_replicas:
         return chips.grid.colours
     return _reports.choose_colours(num_replicas)
-
-
-def shorten_source(source: str) -> str:
-    """Return `file:line` relative to the working directory if the file is inside of it."""
-    return source.removeprefix(f"{Path.cwd()}/")

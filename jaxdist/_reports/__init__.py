@@ -7,6 +7,15 @@ from jaxdist._reports.grid_picture import CHIP_INCHES as CHIP_INCHES
 from jaxdist._reports.grid_picture import draw_plane as draw_plane
 from jaxdist._reports.grid_picture import list_patches as list_patches
 from jaxdist._reports.grid_picture import make_legend as make_legend
+from jaxdist._reports.notebook import LiveOutput as LiveOutput
+from jaxdist._reports.notebook import as_fixed_width as as_fixed_width
+from jaxdist._reports.notebook import can_redraw as can_redraw
+from jaxdist._reports.notebook import has_notebook as has_notebook
+from jaxdist._reports.notebook import is_in_cell as is_in_cell
+from jaxdist._reports.notebook import is_of_notebook as is_of_notebook
+from jaxdist._reports.notebook import make_console as make_console
+from jaxdist._reports.notebook import name_cells as name_cells
+from jaxdist._reports.notebook import print_line as print_line
 from jaxdist._reports.parts import Expected as Expected
 from jaxdist._reports.parts import Memory as Memory
 from jaxdist._reports.parts import Times as Times
@@ -31,4 +40,5 @@ from jaxdist._reports.tables import join_items as join_items
 from jaxdist._reports.words import plural as plural
 from jaxdist._reports.words import seconds as seconds
 from jaxdist._reports.words import share as share
+from jaxdist._reports.words import shorten_source as shorten_source
 from jaxdist._reports.words import size as size

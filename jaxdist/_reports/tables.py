@@ -4,6 +4,7 @@ import abc
 import dataclasses
 import html
 import itertools
+import os
 import re
 import shutil
 import textwrap
@@ -13,6 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
 from jaxdist._reports.colours import colour_html, style_of
+from jaxdist._reports.notebook import COLUMNS, as_fixed_width, has_notebook, is_kernel
 
 # What stays on one line: a number and its unit, two numbers with "x" between them, a shape.
 _UNIT = r"(?:[KMGT]i?B|B|bytes?|[mu]?s|[kMGTP]?FLOP(?:/s)?|[kMGTP]?B/s)"
@@ -161,22 +163,30 @@ class Table(Block):
             yield cell.rjust(width) if column in self.numbers else cell.ljust(width)
 
     def html(self) -> str:
-        """Return the table as HTML."""
-        head = "".join(f"<th>{html.escape(c)}</th>" for c in self.columns)
-        body = "".join(
-            f"<tr>{''.join(self._cells_html(number))}</tr>" for number in range(len(self.rows))
-        )
-        return (
-            f"<table><caption>{html.escape(self.title)}</caption>"
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        )
+        """Return the table as HTML. Numbers and shapes do not wrap; a wide table scrolls."""
+        head = self._format_row("th", self.columns)
+        rows = enumerate(self.rows)
+        body = "".join(self._format_row("td", row, self._find_colour(n)) for n, row in rows)
+        title = f'<caption style="{_OF_TITLE}">{html.escape(self.title)}</caption>'
+        table = f"<table>{title}<thead>{head}</thead><tbody>{body}</tbody></table>"
+        return f'<div style="overflow-x: auto">{table}</div>'
 
-    def _cells_html(self, row: int) -> Iterator[str]:
-        for column, cell in zip(self.columns, self.rows[row], strict=True):
+    def _format_row(self, tag: str, cells: Sequence[str], colour: int = -1) -> str:
+        """Return a row as HTML; a replica in its colour."""
+        row = ""
+        for cell, column in zip(cells, self.columns, strict=True):
+            # Frontends differ in what they align.
+            style = f"text-align: {'right' if column in self.numbers else 'left'}"
+            if column in self._unbroken:
+                style += "; white-space: nowrap"
             text = Text(cell)
-            if column == self.coloured and self._find_colour(row) >= 0:
-                text.stylize(style_of(self.colours[row]))
-            yield f"<td>{colour_html(text)}</td>"
+            if column == self.coloured and colour >= 0:
+                text.stylize(style_of(colour))
+            row += f'<{tag} style="{style}">{colour_html(text)}</{tag}>'
+        return f"<tr>{row}</tr>"
+
+
+_OF_TITLE = "text-align: left; font-weight: bold; white-space: nowrap"
 
 
 def _wrap(text: str, width: int) -> list[str]:
@@ -240,17 +250,24 @@ def as_html(parts: Iterable[Block | str]) -> str:
 
 
 def _format_block(text: str) -> str:
-    """Return text as HTML: a sentence, or aligned lines."""
-    # Only `pre` keeps the spaces that align lines.
-    tag = "pre" if "\n" in text else "p"
-    return f"<{tag}>{html.escape(text)}</{tag}>"
+    """Return text as HTML: a sentence, which wraps, or aligned lines."""
+    if "\n" in text:
+        return as_fixed_width(text)
+    if not text:
+        return ""
+    sentence = text.lstrip(" ")
+    indent = (len(text) - len(sentence)) / 2
+    return f'<p style="margin: 0.3em 0 0.3em {indent:g}em">{html.escape(sentence)}</p>'
 
 
 def find_screen_width() -> int | None:
     """Return the columns of the terminal that the output goes to; None if it goes elsewhere.
 
-    The environment variable `COLUMNS` says otherwise.
+    The environment variable `COLUMNS` says otherwise. A cell of a notebook has 100.
     """
+    if is_kernel() and "COLUMNS" not in os.environ:
+        # The terminal of a kernel is that of the server that started it.
+        return COLUMNS if has_notebook() else None
     return shutil.get_terminal_size((0, 0)).columns or None
 
 

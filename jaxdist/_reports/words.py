@@ -1,4 +1,8 @@
-"""Numbers with units, as text."""
+"""Numbers with units, and lines of source, as text."""
+
+import os
+
+from jaxdist._reports.notebook import name_cells
 
 _SIZES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _TIMES = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
@@ -60,6 +64,12 @@ def plural(number: int, what: str) -> str:
         ('1 chip', '6,144 chips')
     """
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def shorten_source(source: str) -> str:
+    """Return `file:line` of a cell, or relative to the working directory if it is inside of it."""
+    # At every call, since the working directory may change.
+    return name_cells(source).removeprefix(os.getcwd() + os.sep)
 
 
 def _format_short(value: float) -> str:

@@ -118,9 +118,8 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
     # All processes measure together, and one of them says what they found.
     is_first = layout.process.is_first
     console = Console(file=sys.stdout, quiet=not is_first)
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console
-    ) as progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, disable=_reports.is_in_cell()) as progress:
         task = progress.add_task("starting", total=None)
 
         def advance(what: str, total: int) -> None:

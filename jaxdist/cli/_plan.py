@@ -13,7 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from jaxdist import jobs, training
 from jaxdist._gpus import is_gpu_name
-from jaxdist._reports import SlicePlan, Sweep, picture_path
+from jaxdist._reports import SlicePlan, Sweep, can_redraw, picture_path
 from jaxdist._validate import CallerRename
 from jaxdist.cli._job_arguments import add_job_arguments
 from jaxdist.errors import ArgumentError
@@ -128,7 +128,7 @@ def _show_progress() -> Iterator[Callable[[str], None]]:
     """Yield a callback that shows the current work: a live line on a terminal, else plain lines."""
     # On stderr, so that stdout has the plan only and can be redirected.
     console = Console(file=sys.stderr)
-    if not console.is_terminal:
+    if not can_redraw(console):
         yield lambda what: console.print(
             f"jaxdist plan: {what}", markup=False, highlight=False, soft_wrap=True
         )

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from jaxdist import jobs
 from jaxdist._devices import runtime
+from jaxdist._reports import print_line
 from jaxdist.cli._server import make_server_arguments, run_server
 from jaxdist.errors import BackendStartedError
 from jaxdist.jobs import TrainingReport
@@ -25,8 +26,8 @@ def train(arguments: argparse.Namespace) -> int:
     # Before JAX starts: a finished run needs no device.
     finished = jobs.finished_run(loaded, accept_changes=arguments.accept_changes)
     if finished is not None:
-        _print(console, jobs.finished_line(finished, loaded))
-        _print(console, format_final_line(finished))
+        print_line(console, jobs.finished_line(finished, loaded))
+        print_line(console, format_final_line(finished))
         return 0
     if not jobs.has_cluster(config):
         ask_for_cpu_devices(jobs.count_cpu_devices(config))
@@ -41,12 +42,8 @@ def train(arguments: argparse.Namespace) -> int:
         folder = Path(config.checkpoint.directory)
         print(f"jaxdist train: {format_interrupted_line(report, folder)}", file=sys.stderr)
         return 130
-    _print(console, format_final_line(report))
+    print_line(console, format_final_line(report))
     return 0
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def format_final_line(report: TrainingReport) -> str:

@@ -228,7 +228,7 @@ class Model:
             batch_size: The size of a global batch, 32 unless given; not with a dataset.
             epochs: The number of the last epoch, from `initial_epoch`.
             verbose: 1 shows a bar, 2 prints a line for each epoch, 0 nothing; "auto" is 1 on a
-                terminal, and else 2.
+                terminal and in a notebook, and else 2.
             callbacks: Callbacks, in the order in which they are called.
             validation_split: The fraction of the last examples that is held out. Not used with
                 `validation_data`.
@@ -293,7 +293,7 @@ class Model:
             x: As for `fit`.
             y: As for `fit`.
             batch_size: As for `fit`.
-            verbose: 1 or 2 print the result; "auto" is 2.
+            verbose: 0 prints nothing; "auto", 1 and 2 print the result.
             sample_weight: As for `fit`.
             steps: How many batches are read; None is all.
             callbacks: Callbacks whose `on_test_` methods are called.
@@ -333,7 +333,7 @@ class Model:
         Args:
             x: As for `fit`; a dataset may have batches `(x, y)`, of which `y` is not used.
             batch_size: As for `fit`.
-            verbose: 1 shows progress on a terminal.
+            verbose: As in Keras; `predict` shows nothing, whatever it is.
             steps: How many batches are read; None is all.
             callbacks: Callbacks whose `on_predict_` methods are called.
 

@@ -1,7 +1,6 @@
 """`summary()`: the layers of a module, with shapes, parameters, shardings and bytes."""
 
 import dataclasses
-import html
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxdist._reports import Report, Table
+from jaxdist._reports import Report, Table, as_fixed_width
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Summary(Report):
         )
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.text())}</pre>"
+        return as_fixed_width(self.text())
 
 
 def summarize(module: nnx.Module, compiled: Any) -> Summary:

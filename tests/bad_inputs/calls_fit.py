@@ -140,7 +140,6 @@ CALLS = {
     "jaxdist.fit.Model.set_weights": _method("set_weights", weights=lambda: _model().get_weights()),
     "jaxdist.fit.Model.summary": _method("summary"),
     "jaxdist.fit.Summary.parts": Call(lambda: _model().summary().parts),
-    "jaxdist.fit.Summary.text": Call(lambda: _model().summary().text),
     "jaxdist.fit.History.plot": Call(lambda: _history().plot),
     "jaxdist.fit.LambdaCallback": Call(lambda: fit.LambdaCallback, use=_train),
     "jaxdist.fit.CSVLogger": Call(

@@ -77,6 +77,8 @@ CALLS = {
             "args": (jnp.ones(2),),
         },
     ),
+    "jaxdist.GradientReport.parts": Call(lambda: _report().parts),
+    "jaxdist.GradientReport.text": Call(lambda: _report().text),
     "jaxdist.GradientReport.raise_if_different": Call(lambda: _report().raise_if_different),
     "jaxdist.Strategy.scope": Call(lambda: strategy().scope, use=entered),
     "jaxdist.Strategy.reduce": Call(

@@ -134,7 +134,7 @@ def test_a_notebook_runs_and_leaves_no_process(
     [
         ("two_processes", "def train()", 3),
         # The kernel, the launcher, the chief, two servers and two workers.
-        ("parameter_servers", "!JAX_PLATFORMS=cpu jaxdist launch", 7),
+        ("parameter_servers", "!JAX_PLATFORMS=cpu {sys.executable} -m jaxdist launch", 7),
     ],
 )
 def test_a_kernel_that_is_killed_in_the_middle_leaves_no_process(

@@ -77,7 +77,7 @@ def test_epoch_time_and_all_metrics_are_whole_at_every_width(width: int) -> None
 def test_a_pipe_gets_one_line_for_each_epoch(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jaxdist.fit._loop.progress.Console", lambda: Console(width=60))
+    monkeypatch.setattr("jaxdist.fit._loop.progress.make_console", lambda: Console(width=60))
     _run_epochs(2)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10

@@ -29,7 +29,7 @@ from jaxdist._program.uneven.uneven import cut
 from jaxdist._program.variables.lift import NO_VARIABLES, LiftedVariables
 from jaxdist._program.virtual.program import call_virtually
 from jaxdist._program.virtual.values import VirtualDevice
-from jaxdist._reports import SlicePlan
+from jaxdist._reports import SlicePlan, as_fixed_width
 from jaxdist._values import Kind, PiecesOfResult, hold_global, rebuild_on_unflatten
 from jaxdist.errors import ContextError
 
@@ -345,6 +345,9 @@ class Program:
 
     def __repr__(self) -> str:
         return text(self)
+
+    def _repr_html_(self) -> str:
+        return as_fixed_width(text(self))
 
 
 def _as_named_function(program: Program, name: str) -> Callable[..., Any]:

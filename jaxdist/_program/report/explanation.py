@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import os
 
 from jaxdist import cost, hlo
 from jaxdist._collectives import TraceNotes
@@ -15,7 +14,7 @@ from jaxdist._program.report.matching import (
     compiled_rows,
     match_collectives,
 )
-from jaxdist._reports import Report, Table
+from jaxdist._reports import Report, Table, shorten_source
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -178,9 +177,9 @@ def _compiled_table(rows: tuple[CompiledRow, ...]) -> Table:
 
 def _origin(row: CompiledRow) -> str:
     if row.added:
-        return f"added by XLA for {_short(row.source)}" if row.source else "added by XLA"
+        return f"added by XLA for {shorten_source(row.source)}" if row.source else "added by XLA"
     more = f" and {len(row.sources) - 1} more" if len(row.sources) > 1 else ""
-    return (_short(row.source) or "no line noted") + more
+    return (shorten_source(row.source) or "no line noted") + more
 
 
 def _asked_table(asked: tuple[AskedFor, ...]) -> Table:
@@ -198,7 +197,7 @@ def _asked_table(asked: tuple[AskedFor, ...]) -> Table:
                 _runs(a.times, False),
                 a.algorithm or "as written",
                 a.became,
-                _short(a.source),
+                shorten_source(a.source),
             )
             for a, count in counted.items()
         ),
@@ -210,7 +209,7 @@ def _placed_table(placed: tuple[PlacedWork, ...]) -> Table:
     """Return the table of work on one logical device. 0 operations: the mark had no effect."""
     columns = ("logical device", "operations", "results for others", "at")
     rows = tuple(
-        (str(w.device), str(w.operations), str(w.results), _short(w.source)) for w in placed
+        (str(w.device), str(w.operations), str(w.results), shorten_source(w.source)) for w in placed
     )
     return Table("Placed", columns, rows, frozenset(columns[:3]))
 
@@ -225,7 +224,8 @@ def _choices(asked: tuple[AskedFor, ...]) -> list[Table | str]:
         times = dict(a.alternatives)
         own = f", {_seconds(times[a.algorithm])}" if a.algorithm in times else ""
         lines.append(
-            f"  {_short(a.source)}: {a.algorithm}{own}" + (f": {a.reason}" if a.reason else "")
+            f"  {shorten_source(a.source)}: {a.algorithm}{own}"
+            + (f": {a.reason}" if a.reason else "")
         )
         others = [f"{n} {_seconds(t)}" for n, t in a.alternatives if n != a.algorithm]
         if others:
@@ -236,13 +236,6 @@ def _choices(asked: tuple[AskedFor, ...]) -> list[Table | str]:
 def _runs(times: int | None, in_branch: bool) -> str:
     runs = "while loop" if times is None else str(times)
     return f"{runs}, if taken" if in_branch else runs
-
-
-def _short(source: str) -> str:
-    """Return a path relative to the working directory if the file is inside of it."""
-    # At every call, since the working directory may change.
-    here = os.getcwd() + os.sep
-    return source.removeprefix(here)
 
 
 def _seconds(value: float) -> str:

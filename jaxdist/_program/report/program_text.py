@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxdist._reports import name_cells
+
 
 def text(program: Any) -> str:
     """Return the `repr` of a `Program`."""
@@ -22,7 +24,7 @@ def text(program: Any) -> str:
         *_section("inputs", program.inputs),
         *_section("results", program.results),
         "  collectives:",
-        *(f"    {c!r}" for c in program.traced_collectives),
+        *(f"    {name_cells(repr(c))}" for c in program.traced_collectives),
     ]
     if not program.traced_collectives:
         lines.append("    none")

@@ -1,16 +1,22 @@
-"""The progress of `fit`: a bar on a terminal, a line for each epoch elsewhere."""
+"""The progress of `fit`: a bar on a terminal and in a notebook, a line for each epoch elsewhere."""
 
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any, Self
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from jaxdist._reports import join_items
+from jaxdist._reports import (
+    LiveOutput,
+    has_notebook,
+    is_in_cell,
+    join_items,
+    make_console,
+    print_line,
+)
 from jaxdist._validate import show
 from jaxdist.errors import ArgumentError
 from jaxdist.fit._loop.totals import Totals
@@ -21,13 +27,14 @@ _SECONDS_BETWEEN_DRAWINGS = 0.1
 def as_verbose(caller: str, verbose: Any) -> int:
     """Return 0, 1 or 2."""
     if isinstance(verbose, str) and verbose == "auto":
-        return 1 if sys.stdout.isatty() else 2
+        is_terminal = sys.stdout.isatty() and not is_in_cell()
+        return 1 if is_terminal or has_notebook() else 2
     if isinstance(verbose, (bool, int)) and verbose in (0, 1, 2):
         return int(verbose)
     raise ArgumentError(
         f"{caller} was given verbose={show(verbose)}.\n\n"
-        "1 shows a bar, 2 prints a line for each epoch, 0 nothing; 'auto' is 1 on a terminal, and "
-        "else 2.\n\nPass 'auto', 0, 1 or 2."
+        "1 shows a bar, 2 prints a line for each epoch, 0 nothing; 'auto' is 1 on a terminal and "
+        "in a notebook, and else 2.\n\nPass 'auto', 0, 1 or 2."
     )
 
 
@@ -38,7 +45,7 @@ def format_logs(logs: Mapping[str, float]) -> str:
 
 def print_result(logs: Mapping[str, float]) -> None:
     """Print the result of an evaluation."""
-    Console().print(format_logs(logs), markup=False, highlight=False, soft_wrap=True)
+    print_line(make_console(), format_logs(logs))
 
 
 class Progress:
@@ -54,14 +61,17 @@ class Progress:
 
     def __init__(self, verbose: int, epochs: int, num_steps: int | None) -> None:
         self._verbose, self._epochs, self._num_steps = verbose, epochs, num_steps
-        self._console = Console()
+        self._console = make_console()
         self._bar: Bar | None = None
+        self._output: LiveOutput | None = None
         self._task: Any = None
         self._began = self._drawn = time.perf_counter()
         self._epoch = 0
 
     def __enter__(self) -> Self:
-        if self._verbose == 1:
+        if self._verbose == 1 and has_notebook():
+            self._output = LiveOutput()
+        elif self._verbose == 1:
             # Only the last column gives way: it ends with dots where the screen is too narrow.
             title = f"epoch {self._epochs}/{self._epochs}"
             first = Column(no_wrap=True, min_width=len(title))
@@ -77,39 +87,55 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # The bar of an epoch that did not end stays.
+        if self._output is not None:
+            self._output.close()
+            self._output = None
         if self._bar is not None:
-            # The bar of an epoch that did not end stays on the screen.
             self._bar.live.transient = not self._bar.tasks
             self._bar.stop()
             self._bar = None
 
+    @property
+    def _title(self) -> str:
+        return f"epoch {self._epoch + 1}/{self._epochs}"
+
     def begin(self, epoch: int) -> None:
         """Begin an epoch."""
         self._epoch, self._began = epoch, time.perf_counter()
-        if self._bar is not None:
-            title = f"epoch {epoch + 1}/{self._epochs}"
-            self._task = self._bar.add_task("", total=self._num_steps, epoch=title)
+        if self._output is not None:
+            self._output.draw(self._title, 0, self._num_steps)
+        elif self._bar is not None:
+            self._task = self._bar.add_task("", total=self._num_steps, epoch=self._title)
 
     def advance(self, step: int, totals: Totals) -> None:
         """Move the bar, at most every 0.1 s, with the loss of the steps that are known."""
-        if self._bar is None:
-            return
-        now = time.perf_counter()
-        if now - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
-            text = format_logs(totals.logs())
-            self._bar.update(self._task, completed=step, description=text, refresh=True)
-            self._drawn = now
+        if self._output is not None:
+            texts = lambda: _format_items(totals.logs())  # noqa: E731
+            self._output.draw(self._title, step, self._num_steps, texts)
+        elif self._bar is not None:
+            now = time.perf_counter()
+            if now - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
+                text = format_logs(totals.logs())
+                self._bar.update(self._task, completed=step, description=text, refresh=True)
+                self._drawn = now
 
     def end(self, logs: Mapping[str, float]) -> None:
         """End an epoch with its logs: in place of the bar, in as many lines as they need."""
         seconds = f"{time.perf_counter() - self._began:.1f} s"
-        title = f"epoch {self._epoch + 1}/{self._epochs}"
-        if self._bar is not None:
+        if self._output is None and self._bar is None:
+            if self._verbose == 2:
+                print_line(self._console, f"{self._title}  {format_logs(logs)}  {seconds}")
+            return
+        items = [self._title, seconds, *_format_items(logs)]
+        lines = join_items(items, self._console.width, "  ", indent=4)
+        if self._output is not None:
+            self._output.add_lines(lines)
+        elif self._bar is not None:
             self._bar.remove_task(self._task)
             self._bar.refresh()
-            items = [title, seconds, *(format_logs({name: x}) for name, x in logs.items())]
-            text = "\n".join(join_items(items, self._console.width, "  ", indent=4))
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-        elif self._verbose == 2:
-            text = f"{title}  {format_logs(logs)}  {seconds}"
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            print_line(self._console, "\n".join(lines))
+
+
+def _format_items(logs: Mapping[str, float]) -> list[str]:
+    return [format_logs({name: value}) for name, value in logs.items()]

@@ -1,4 +1,4 @@
-"""The progress of a run: a bar on a terminal, plain lines elsewhere."""
+"""The progress of a run: a bar on a terminal and in a notebook, plain lines elsewhere."""
 
 import contextlib
 import time
@@ -8,12 +8,9 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from jaxdist._reports import LiveOutput, can_redraw, is_of_notebook, print_line
+
 _SECONDS_BETWEEN_DRAWINGS = 0.1
-
-
-def say(console: Console, text: str) -> None:
-    """Print a text as it is. Rich prints it above a live bar of the same console."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class Stopwatch:
@@ -62,8 +59,8 @@ class Stopwatch:
 class TrainingProgress:
     """A context manager that shows loss, throughput and the remaining time.
 
-    On a terminal it shows a rich bar. Elsewhere `report` prints a line. No thread refreshes the
-    bar: it moves when `advance` or `report` is called.
+    On a terminal and in a notebook it shows a bar. Elsewhere `report` prints a line. No thread
+    refreshes the bar: it moves when `advance` or `report` is called.
 
     Args:
         num_steps: The steps of the whole training.
@@ -96,9 +93,14 @@ class TrainingProgress:
         self._num_steps = num_steps
         self._first_step = first_step
         self._bar: Progress | None = None
+        self._output: LiveOutput | None = None
+        self._text = "compiling"
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if is_of_notebook(self._console):
+            self._output = LiveOutput(self._clock)
+            self._draw_output(self._output, self._first_step)
+        elif can_redraw(self._console):
             columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
             self._bar = Progress(*columns, console=self._console, auto_refresh=False)
             self._bar.add_task("compiling", total=self._num_steps, completed=self._first_step)
@@ -106,13 +108,18 @@ class TrainingProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._output is not None:
+            self._output.close()
+            self._output = None
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
     def advance(self, step: int) -> None:
         """Move the bar, at most every 0.1 s. Without a bar, do nothing."""
-        if self._bar is not None and self._clock() - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
+        if self._output is not None:
+            self._draw_output(self._output, step)
+        elif self._bar is not None and self._clock() - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
             self._bar.update(self._bar.task_ids[0], completed=step, refresh=True)
             self._drawn = self._clock()
 
@@ -121,8 +128,15 @@ class TrainingProgress:
         left = max(0, round(seconds_left))
         clock = f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
         text = f"loss {loss:.4f}  {speed:,.0f} {self._unit}/s  {clock} left"
-        if self._bar is not None:
+        if self._output is not None:
+            self._text = text
+            self._draw_output(self._output, step)
+        elif self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=step, description=text, refresh=True)
         else:
             width = len(str(self._num_steps))
-            say(self._console, f"step {step:>{width}}/{self._num_steps}  {text}")
+            print_line(self._console, f"step {step:>{width}}/{self._num_steps}  {text}")
+
+    def _draw_output(self, output: LiveOutput, step: int) -> None:
+        text = self._text
+        output.draw("step", step, self._num_steps, lambda: text.split("  "))

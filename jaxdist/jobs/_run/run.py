@@ -13,6 +13,7 @@ from rich.console import Console
 
 from jaxdist._checkpoints import Checkpoints, Interrupts, read_notes_without_orbax
 from jaxdist._processes import wait_until_ready
+from jaxdist._reports import print_line
 from jaxdist._strategies import Strategy
 from jaxdist.data import DistributedIterator, batches
 from jaxdist.errors import NonFiniteLossError
@@ -27,7 +28,7 @@ from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._run.metrics import versions, write_output
 from jaxdist.jobs._run.opening import describe_communication, describe_run
-from jaxdist.jobs._run.progress import Stopwatch, TrainingProgress, say
+from jaxdist.jobs._run.progress import Stopwatch, TrainingProgress
 from jaxdist.jobs._run.report import TrainingReport
 from jaxdist.jobs._run.run_state import RunState
 from jaxdist.jobs._run.table_files import TableFiles
@@ -251,7 +252,7 @@ class Run:
             self._say(f"step {step}: saved {_shorten_path(self.checkpoints.path(step))}")
 
     def _say(self, text: str) -> None:
-        say(self.console, text)
+        print_line(self.console, text)
 
     def units_per_s(self) -> float | None:
         """Return the throughput up to now; None before the second step."""

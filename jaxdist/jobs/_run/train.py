@@ -7,6 +7,7 @@ from rich.console import Console
 
 from jaxdist._checkpoints import Checkpoints, JobLock
 from jaxdist._parameter_server import ParameterServerStrategy
+from jaxdist._reports import print_line
 from jaxdist._strategies import Strategy, check_strategy
 from jaxdist._validate import as_flag, check_instance
 from jaxdist.data import DistributedIterator, batches
@@ -14,7 +15,6 @@ from jaxdist.jobs._config.checks import check_job
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._run.finished import finished_line, finished_run
-from jaxdist.jobs._run.progress import say
 from jaxdist.jobs._run.report import TrainingReport
 from jaxdist.jobs._run.run import Run
 from jaxdist.jobs._run.server_run import ServerRun
@@ -81,7 +81,7 @@ def train(
         console = Console(quiet=True)
     finished = finished_run(loaded, accept_changes=accept_changes)
     if finished is not None:
-        say(console, finished_line(finished, loaded))
+        print_line(console, finished_line(finished, loaded))
         return finished
     # The data is loaded first: the checks need its size.
     task = kind_of(config)(config)

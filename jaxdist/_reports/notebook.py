@@ -1,0 +1,192 @@
+"""Notebooks: which process has one, its console, lines as HTML, and an output that is updated."""
+
+import html
+import importlib
+import io
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from jaxdist._reports.colours import colour_html
+
+# Cells of JupyterLab, Colab and VS Code have room for so many columns; longer lines would wrap.
+COLUMNS = 100
+_SECONDS_BETWEEN_UPDATES = 0.1
+# Each update sends the whole output, so that a long training begins a new one after so many lines.
+_MOST_LINES = 100
+
+
+def _find_shell() -> Any:
+    """Return IPython's object of this process, or None."""
+    # Looked up, never imported: where it is not loaded, this is no kernel.
+    find = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return None if find is None else find()
+
+
+def is_kernel() -> bool:
+    """Return whether this process is the kernel of a notebook; IPython in a terminal is not."""
+    return getattr(_find_shell(), "kernel", None) is not None
+
+
+def name_cells(text: str) -> str:
+    """Return a text with `In[4]`, as tracebacks name it, in place of the file of a cell."""
+    find_name = getattr(getattr(_find_shell(), "compile", None), "format_code_name", None)
+    if find_name is None:
+        return text
+
+    def name(found: re.Match[str]) -> str:
+        # A label ("Cell") and a name, or None for other files.
+        names = find_name(found[0])
+        return found[0] if names is None else str(names[1])
+
+    return re.sub(r"[^\s:]+\.py\b", name, text)
+
+
+def has_notebook() -> bool:
+    """Return whether this process is a kernel, and a cell gets what it prints.
+
+    It is false below `contextlib.redirect_stdout` and `%%capture`.
+    """
+    return is_kernel() and not isinstance(sys.stdout, (io.StringIO, io.TextIOWrapper))
+
+
+def is_in_cell() -> bool:
+    """Return whether a cell has started this process, as `!python train.py` does.
+
+    Such a cell gives it a terminal, and a saved notebook keeps each drawing of a bar.
+    """
+    # What kernels set for the programs of cells, whatever the frontend.
+    wanted = {"TERM": "xterm-color", "PAGER": "cat", "GIT_PAGER": "cat"}
+    return not is_kernel() and wanted.items() <= os.environ.items()
+
+
+def can_redraw(console: Console) -> bool:
+    """Return whether what a console has drawn can be drawn over, as a bar has to be."""
+    return console.is_terminal and not is_in_cell()
+
+
+def make_console() -> Console:
+    """Return the console of stdout.
+
+    In a kernel, it prints text: by itself, rich would make each line an output of its own.
+    """
+    if not is_kernel():
+        return Console()
+    # Kernels set FORCE_COLOR for the programs that cells start.
+    return Console(force_jupyter=False, force_terminal=False, width=COLUMNS)
+
+
+def is_of_notebook(console: Console) -> bool:
+    """Return whether what a console prints is the output of a cell."""
+    is_shown = console.is_jupyter and not console.quiet and console.file is sys.stdout
+    return is_shown and has_notebook()
+
+
+def as_fixed_width(text: str | Text) -> str:
+    """Return lines as HTML that keeps spaces, and never breaks a line."""
+    # JupyterLab shows a plain `pre` in the font of the page, and wraps its lines.
+    body = colour_html(text) if isinstance(text, Text) else html.escape(text)
+    return f'<pre style="{_FIXED}">{body}</pre>'
+
+
+_FIXED = "font-family: monospace; white-space: pre; overflow-x: auto; margin: 0; line-height: 1.3"
+
+
+def print_line(console: Console, text: str) -> None:
+    """Print a text as it is. Rich prints it above a live bar of the same console."""
+    own, console.is_jupyter = console.is_jupyter, False
+    try:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    finally:
+        console.is_jupyter = own
+
+
+class LiveOutput:
+    """Lines and a bar below them, in one output of a notebook that is updated.
+
+    It sends messages that all frontends know (`display_data` and `update_display_data`), so that it
+    needs no widgets, and a saved notebook has what was sent last. No thread refreshes it. The bar
+    moves at most every 0.1 s; lines and the end are always sent.
+
+    Args:
+        clock: Returns seconds from any origin. Tests pass their own.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._handle: Any = None
+        self._lines: list[str] = []
+        self._bar: tuple[str, int, int | None, Callable[[], Sequence[str]]] | None = None
+        self._drawn = self._added = -float("inf")
+        self._is_sent = True
+
+    def draw(
+        self,
+        title: str,
+        done: int,
+        total: int | None,
+        make_texts: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """Draw the bar of a part that is done, with texts behind it, none of which breaks.
+
+        Args:
+            title: Stands in front of the bar.
+            done: How much is done.
+            total: Of so much; None if nobody knows.
+            make_texts: Is called only when the bar is sent.
+        """
+        if len(self._lines) >= _MOST_LINES:
+            self.close()
+            self._lines.clear()
+            self._handle = None
+        self._bar, self._is_sent = (title, done, total, make_texts), False
+        if self._clock() - self._drawn >= _SECONDS_BETWEEN_UPDATES:
+            self._send()
+
+    def add_lines(self, lines: Sequence[str]) -> None:
+        """Put lines in the place of the bar."""
+        self._lines += lines
+        self._bar, self._is_sent = None, False
+        if self._clock() - self._added >= _SECONDS_BETWEEN_UPDATES:
+            self._send()
+            self._added = self._drawn
+
+    def close(self) -> None:
+        """Send what was not sent. A bar that is drawn stays."""
+        if not self._is_sent:
+            self._send()
+
+    def _send(self) -> None:
+        texts, bar = list(self._lines), ""
+        if self._bar is not None:
+            title, done, total, make_texts = self._bar
+            items = [title, f"{done}/{'?' if total is None else total}", *make_texts()]
+            texts.append("  ".join(items))
+            bar = _format_bar(items, done, total)
+        shown = as_fixed_width("\n".join(self._lines)) if self._lines else ""
+        data = {"text/plain": "\n".join(texts), "text/html": shown + bar}
+        if self._handle is None:
+            display: Any = importlib.import_module("IPython.display").display
+            self._handle = display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
+        self._drawn, self._is_sent = self._clock(), True
+
+
+def _format_bar(items: Sequence[str], done: int, total: int | None) -> str:
+    """Return the title, the bar and the other items as HTML."""
+    title, *others = (f'<span style="{_OF_ITEM}">{html.escape(x)}</span>' for x in items)
+    # Without a value, a browser would move the bar of a saved notebook for ever.
+    bars = [] if total is None else [f'<progress value="{done}" max="{total}"></progress>']
+    # Browsers break between these, and never within one.
+    return f'<div style="font-family: monospace">{" ".join([title, *bars, *others])}</div>'
+
+
+# A margin, since converters make one space of two.
+_OF_ITEM = "white-space: nowrap; margin-right: 1ch"
