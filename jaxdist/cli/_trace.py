@@ -82,7 +82,7 @@ def trace(arguments: argparse.Namespace) -> int:
         console.print(times)
     else:
         # In a file, a table of rich would be folded to 80 columns.
-        console.print(times.text(), markup=False, highlight=False, soft_wrap=True)
+        console.print(str(times), markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
