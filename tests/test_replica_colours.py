@@ -19,6 +19,7 @@ from jaxdist import partition, tpu
 from jaxdist._gpus import cluster_of
 from jaxdist._planning.gpus import _make_places as make_gpu_places
 from jaxdist._reports import PALETTE, Grid, Picture, Places, Report, choose_colours
+from jaxdist._reports import picture as picture_module
 from jaxdist._reports.colours import style_of
 from jaxdist.cluster_resolver import TPUClusterResolver
 
@@ -193,6 +194,31 @@ def test_a_plan_is_drawn_with_replicas_links_and_a_legend(
         first = f"{number}.0" if grid.is_split else f"{number}"
         assert f"<!-- {first} -->" in comments
     assert style_of(0).endswith(PALETTE[0][0])
+
+
+@pytest.mark.parametrize("name", ["2x4", "16x16 in 2x2", "4x4x4 in 2x1x1"])
+def test_a_long_title_does_not_cover_the_legend(
+    name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    made: list[Any] = []
+    make = picture_module.make_figure
+
+    def keep(width: float, height: float) -> Any:
+        made.append(make(width, height))
+        return made[-1]
+
+    monkeypatch.setattr(picture_module, "make_figure", keep)
+    title = "Plan of train_step for v5e:4x4: 16 chips, 8 replicas x 2 logical devices"
+    Picture(_make_places(*_SLICES[name]), title).draw(tmp_path / "plan.png")
+    figure = made[-1]
+    renderer = figure.canvas.get_renderer()
+    [legend] = figure.legends
+    own = legend.get_window_extent(renderer)
+    others = [figure._suptitle, *(axis.title for axis in figure.axes)]
+    others += [text for axis in figure.axes for text in axis.texts]
+    for other in others:
+        assert not own.overlaps(other.get_window_extent(renderer)), other
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from rich.text import Text
 
-from jaxdist._reports.colours import PALETTE, choose_colours, colour_html, list_replicas, style_of
+from jaxdist._reports.colours import PALETTE, choose_colours, list_replicas, style_of
+from jaxdist._reports.notebook import as_fixed_width
 from jaxdist._reports.tables import Block, as_text
 from jaxdist._reports.words import plural
 
@@ -120,8 +121,7 @@ class Grid(Block):
 
     def html(self) -> str:
         """Return the planes as HTML, with colours."""
-        lines = map(colour_html, self.texts(_USUAL_WIDTH))
-        return "<pre>" + "\n".join(lines) + "</pre>"
+        return as_fixed_width(Text("\n").join(self.texts(_USUAL_WIDTH)))
 
     def _panels(self, plane: int, width: int | None) -> Iterator[list[Text]]:
         """Yield the lines of a plane; of one that is too wide, those of several columns each."""

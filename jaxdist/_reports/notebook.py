@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
+
+from jaxdist._reports.colours import colour_html
 
 # Cells of JupyterLab, Colab and VS Code have room for so many columns; longer lines would wrap.
 COLUMNS = 100
@@ -85,10 +88,11 @@ def is_of_notebook(console: Console) -> bool:
     return is_shown and has_notebook()
 
 
-def as_fixed_width(text: str) -> str:
+def as_fixed_width(text: str | Text) -> str:
     """Return lines as HTML that keeps spaces, and never breaks a line."""
     # JupyterLab shows a plain `pre` in the font of the page, and wraps its lines.
-    return f'<pre style="{_FIXED}">{html.escape(text)}</pre>'
+    body = colour_html(text) if isinstance(text, Text) else html.escape(text)
+    return f'<pre style="{_FIXED}">{body}</pre>'
 
 
 _FIXED = "font-family: monospace; white-space: pre; overflow-x: auto; margin: 0; line-height: 1.3"

@@ -103,8 +103,9 @@ class Picture:
                 axis.set_ylabel(down, fontsize=7)
         meaning = f"number: {self._what}" if is_numbered(self.grid) else "colour: replica"
         figure.suptitle(f"{self.title}\n{meaning}", fontsize=9)
+        # Not at the top, where a long title is.
         figure.legend(
-            *make_legend(self.grid, self.assignment.joined), loc="outside right upper", fontsize=7
+            *make_legend(self.grid, self.assignment.joined), loc="outside right center", fontsize=7
         )
         # The layout gives panels room, and a title may be wider than all of them.
         figure.savefig(target, bbox_inches="tight")

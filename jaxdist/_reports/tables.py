@@ -165,24 +165,25 @@ class Table(Block):
     def html(self) -> str:
         """Return the table as HTML. Numbers and shapes do not wrap; a wide table scrolls."""
         head = self._format_row("th", self.columns)
-        body = "".join(self._format_row("td", row, n) for n, row in enumerate(self.rows))
+        rows = enumerate(self.rows)
+        body = "".join(self._format_row("td", row, self._find_colour(n)) for n, row in rows)
         title = f'<caption style="{_OF_TITLE}">{html.escape(self.title)}</caption>'
         table = f"<table>{title}<thead>{head}</thead><tbody>{body}</tbody></table>"
         return f'<div style="overflow-x: auto">{table}</div>'
 
-    def _format_row(self, tag: str, cells: Sequence[str], row: int = -1) -> str:
-        """Return a row as HTML; `row` is its number, and -1 for the names of the columns."""
-        line = ""
+    def _format_row(self, tag: str, cells: Sequence[str], colour: int = -1) -> str:
+        """Return a row as HTML; a replica in its colour."""
+        row = ""
         for cell, column in zip(cells, self.columns, strict=True):
             # Frontends differ in what they align.
             style = f"text-align: {'right' if column in self.numbers else 'left'}"
             if column in self._unbroken:
                 style += "; white-space: nowrap"
             text = Text(cell)
-            if row >= 0 and column == self.coloured and self._find_colour(row) >= 0:
-                text.stylize(style_of(self.colours[row]))
-            line += f'<{tag} style="{style}">{colour_html(text)}</{tag}>'
-        return f"<tr>{line}</tr>"
+            if column == self.coloured and colour >= 0:
+                text.stylize(style_of(colour))
+            row += f'<{tag} style="{style}">{colour_html(text)}</{tag}>'
+        return f"<tr>{row}</tr>"
 
 
 _OF_TITLE = "text-align: left; font-weight: bold; white-space: nowrap"

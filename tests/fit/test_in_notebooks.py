@@ -131,6 +131,20 @@ def test_the_bar_of_an_epoch_that_an_error_ends_stays(kernel: _Kernel) -> None:
     assert '<progress value="3" max="6">' in last["text/html"]
 
 
+def test_a_training_that_resumes_says_so_in_its_output(kernel: _Kernel) -> None:
+    source = """model.fit(x, y, batch_size=16, epochs={}, callbacks=[
+    fit.ModelCheckpoint("saved <b>", resume=True)]);"""
+    kernel.run(source.format(1))
+    found = kernel.run(source.format(2))
+    _assert_one_output(found)
+    first, last = _displays(found)[-1]["data"]["text/plain"].splitlines()
+    assert first.startswith("resumes after epoch 1 (")
+    assert last.startswith("epoch 2/2  ")
+    [only] = _displays(kernel.run(source.format(2)))
+    assert only["data"]["text/plain"].startswith("all 2 epochs are trained")
+    assert "saved &lt;b&gt;" in only["data"]["text/html"]
+
+
 _REPORTS = """
 def step(w, x):
     return w - 0.1 * jaxdist.get_replica_context().all_reduce("sum", w * x.mean())

@@ -112,7 +112,7 @@ def test_a_plan_prints_everything_and_says_that_nothing_was_measured(
     ):
         assert words in text
     assert repr(two_slices) == text
-    assert re.search("<pre[^>]*>Assignment", two_slices._repr_html_())
+    assert re.search("<pre[^>]*monospace[^>]*>Assignment", two_slices._repr_html_())
     written = two_slices.figure(tmp_path / "plan.png")
     assert written.read_bytes().startswith(b"\x89PNG")
 
