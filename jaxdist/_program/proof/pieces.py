@@ -106,10 +106,13 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
         if name not in ELEMENTWISE or len(eqn.outvars) != 1:
             _refuse(eqn, pieces[0], f"{name} needs more of an array than one element at a time")
         _check_together(eqn, inputs, pieces[0])
+        shape = eqn.outvars[0].aval.shape
         for s, v in zip(inputs, eqn.invars, strict=True):
-            # A dim of one element that broadcasts would be cut along another size.
-            if s.cut is not None and v.aval.shape != eqn.outvars[0].aval.shape:
-                _refuse(eqn, s, f"{name} spreads them along dims of one element")
+            # A cut dim of one element that broadcasts would be cut along another size.
+            if s.cut is not None and any(
+                v.aval.shape[d] != shape[d] for d in uncut_dims.list_kept(s.cut)
+            ):
+                _refuse(eqn, s, f"{name} spreads them along the dim that is cut")
         return [pieces[0]]
 
     def _follow(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:

@@ -39,7 +39,7 @@ def follow(eqn: Any, cut: Cut, rows: int) -> Moved:
         rows: The length of one piece along the dim that is cut.
     """
     first, *others = (tuple(v.aval.shape) for v in eqn.invars[: count_arrays(eqn)])
-    kept = _kept(cut)
+    kept = list_kept(cut)
     if first[cut.dim] != cut.size or any(s[d] != first[d] for s in others for d in kept):
         return Moved(None, eqn.params)
     return _RULES[eqn.primitive.name](cut, eqn.params, first, rows)
@@ -58,7 +58,8 @@ def count_arrays(eqn: Any) -> int:
 _ARRAYS = {"dynamic_slice": 1, "dynamic_update_slice": 2, "pad": 1}
 
 
-def _kept(cut: Cut) -> list[int]:
+def list_kept(cut: Cut) -> list[int]:
+    """Return the dims of which an operation has to leave each element where it is."""
     return [cut.dim] if cut.split is None else [cut.dim, cut.split]
 
 
@@ -67,7 +68,7 @@ def _with_rows(sizes: Sequence[int], cut: Cut, rows: int) -> tuple[int, ...]:
 
 
 def _without(cut: Cut, params: dict[str, Any], removed: Sequence[int]) -> Moved:
-    if set(removed) & set(_kept(cut)):
+    if set(removed) & set(list_kept(cut)):
         return Moved(None, params)
     for dim in sorted(removed, reverse=True):
         cut = cut.before(dim)
@@ -77,7 +78,7 @@ def _without(cut: Cut, params: dict[str, Any], removed: Sequence[int]) -> Moved:
 def _slice(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
     start, limit = params["start_indices"], params["limit_indices"]
     strides = params["strides"] or (1,) * len(shape)
-    if any((start[d], limit[d], strides[d]) != (0, shape[d], 1) for d in _kept(cut)):
+    if any((start[d], limit[d], strides[d]) != (0, shape[d], 1) for d in list_kept(cut)):
         return Moved(None, params)
     return Moved(cut, {**params, "limit_indices": _with_rows(limit, cut, rows)})
 
@@ -85,7 +86,7 @@ def _slice(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) 
 def _dynamic_slice(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
     # A slice of the whole length starts at 0, whatever its index is: JAX clamps it.
     sizes = params["slice_sizes"]
-    if any(sizes[d] != shape[d] for d in _kept(cut)):
+    if any(sizes[d] != shape[d] for d in list_kept(cut)):
         return Moved(None, params)
     return Moved(cut, {**params, "slice_sizes": _with_rows(sizes, cut, rows)})
 
@@ -95,7 +96,7 @@ def _unchanged(dims: Callable[[dict[str, Any]], Sequence[int]]) -> _Rule:
 
     def rule(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
         over = {d % len(shape) for d in dims(params)}
-        return Moved(None if over & set(_kept(cut)) else cut, params)
+        return Moved(None if over & set(list_kept(cut)) else cut, params)
 
     return rule
 
@@ -111,7 +112,7 @@ def _removed(name: str) -> _Rule:
 
 def _pad(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int) -> Moved:
     widths = params["padding_config"]
-    changed = any(tuple(widths[d]) != (0, 0, 0) for d in _kept(cut))
+    changed = any(tuple(widths[d]) != (0, 0, 0) for d in list_kept(cut))
     return Moved(None if changed else cut, params)
 
 
@@ -124,7 +125,7 @@ def _broadcast(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: i
     wide, places = params["shape"], params["broadcast_dimensions"]
     sharding = params.get("sharding")
     is_placed = sharding is not None and any(s is not None for s in sharding.spec)
-    if is_placed or any(wide[places[d]] != shape[d] for d in _kept(cut)):
+    if is_placed or any(wide[places[d]] != shape[d] for d in list_kept(cut)):
         return Moved(None, params)
     split = None if cut.split is None else places[cut.split]
     moved = cut._replace(dim=places[cut.dim], split=split)
@@ -148,7 +149,7 @@ def _reshape(cut: Cut, params: dict[str, Any], shape: tuple[int, ...], rows: int
         ]
         return found[0] if len(found) == 1 else None
 
-    places = [place_of(d) for d in _kept(cut)]
+    places = [place_of(d) for d in list_kept(cut)]
     if params.get("dimensions") is not None or None in places:
         return Moved(None, params)
     dim, *split = [d for d in places if d is not None]
