@@ -115,7 +115,7 @@ LOSSES: Losses = {
     "numbers": lambda x, m, w: ops.mean(
         ops.sum(x * w, (1, 2)) * ops.arange(x.shape[0], dtype="float32")
     ),
-    "sorted": lambda x, m, w: ops.sum(ops.sort(ops.sum(x * w, (1, 2)))[:3]),
+    "sorted": lambda x, m, w: 0.1 * ops.sum(ops.sort(ops.sum(x * w, (1, 2)) ** 2)[:3]),
     "pairs": _pairs,
     "centred": _centred,
     "by_class": _per_class,
