@@ -8,11 +8,8 @@ import sys
 from typing import Any
 
 import jaxdist
-
-jaxdist.testing.virtual_devices(2)
-
-from jaxdist import fit  # noqa: E402
-from tests.fit.models import Net, make_data, make_model  # noqa: E402
+from jaxdist import fit
+from tests.fit.models import Net, make_data, make_model
 
 
 class Kill(fit.Callback):
@@ -29,6 +26,7 @@ class Kill(fit.Callback):
 
 def main(folder: str, steps: int) -> None:
     """Train for 2 epochs of 3 steps, and write history and weights."""
+    jaxdist.testing.virtual_devices(2)
     data = make_data(20)
     model = make_model(jaxdist.MirroredStrategy(), Net(), optimizer="adam")
     save = fit.ModelCheckpoint(f"{folder}/saved", resume=True, save_freq=1)
