@@ -304,6 +304,22 @@ def test_a_training_that_stopped_early_stays_so(
         np.testing.assert_array_equal(mine, theirs)
 
 
+def test_a_checkpoint_of_another_model_changes_neither_model_nor_files(
+    tmp_path: pathlib.Path,
+) -> None:
+    _run(tmp_path, "arrays", "epoch", epochs=1)
+    logged = (tmp_path / "log.csv").read_text()
+    model = make_model(mirrored(2))
+    before = model.get_weights()
+    save = fit.ModelCheckpoint(tmp_path / "saved", resume=True)
+    log = fit.CSVLogger(tmp_path / "log.csv")
+    with pytest.raises(CheckpointError, match="of another model or optimizer"):
+        model.fit(DATA.x, DATA.y, SIZE, 3, callbacks=[log, save], verbose=0)
+    for mine, theirs in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert (tmp_path / "log.csv").read_text() == logged
+
+
 def test_an_initial_epoch_that_is_given_wins(tmp_path: pathlib.Path) -> None:
     _run(tmp_path, "arrays", "epoch", epochs=2)
     assert _run(tmp_path, "arrays", "epoch", epochs=6, initial_epoch=4).epochs == [4, 5]

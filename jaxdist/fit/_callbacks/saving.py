@@ -67,6 +67,8 @@ class ModelCheckpoint(Callback):
         resume: Whether `fit` continues after the newest checkpoint, if there is one: at its epoch
             and step, with the rows that would have been next. `epochs` of `fit` is the total, so
             `fit` trains nothing if they are done. An `initial_epoch` that is given to `fit` wins.
+            With `save_best_only` the newest is the best epoch, and those after it are trained
+            again.
         save_freq: "epoch", or the number of steps after which it saves. With a number it also
             saves after each epoch, and all checkpoints are numbered by steps.
 

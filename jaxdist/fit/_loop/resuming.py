@@ -35,11 +35,11 @@ class Start:
         """The first epoch, from 0."""
         return self.position.epochs
 
-    def tell(self, progress: Progress, epochs: int, *, stopped: bool) -> None:
+    def tell(self, progress: Progress, epochs: int, *, has_ended: bool) -> None:
         """Print what is resumed; nothing without a checkpoint."""
         if self.saver is None:
             return
-        if stopped:
+        if has_ended:
             text = f"a callback ended this training after epoch {self.epoch}: nothing is trained"
         elif self.epoch >= epochs:
             text = f"all {epochs} epochs are trained: pass a higher epochs to train more"

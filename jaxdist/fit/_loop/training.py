@@ -174,8 +174,10 @@ class _Loop:
             if start.savers:
                 # A state that cannot be saved is an error now, and not after the first epoch.
                 describe_states(callbacks.callbacks)
-            start.tell(progress, epochs, stopped=model.stop_training)
-            for epoch in range(first, 0 if model.stop_training else epochs):
+            # A callback that had ended the training says so again when it gets its state.
+            has_ended = start.saver is not None and model.stop_training
+            start.tell(progress, epochs, has_ended=has_ended)
+            for epoch in range(first, first if has_ended else epochs):
                 if epoch > first or not is_begun:
                     callbacks.call("on_epoch_begin", epoch, {})
                 progress.begin(epoch)
