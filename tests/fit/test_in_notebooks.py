@@ -73,10 +73,22 @@ class _Kernel:
             timeout=120,
             output_hook=lambda message: found.append((message["msg_type"], message["content"])),
         )
-        return [x for x in found if x[0] not in {"status", "execute_input"}]
+        return _join_streams([x for x in found if x[0] not in {"status", "execute_input"}])
 
     def run_quietly(self, source: str) -> None:
         assert self.run(source) == []
+
+
+def _join_streams(found: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Join what a kernel sent in several messages: it sends a stream at times of its own."""
+    joined: list[tuple[str, Any]] = []
+    for kind, content in found:
+        last = joined[-1] if joined else ("", {})
+        if kind == last[0] == "stream" and content["name"] == last[1]["name"]:
+            content = {**content, "text": last[1]["text"] + content["text"]}
+            joined.pop()
+        joined.append((kind, content))
+    return joined
 
 
 @pytest.fixture(scope="module")

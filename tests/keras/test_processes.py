@@ -43,6 +43,7 @@ def _train_in_a_job() -> list[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_two_processes_give_the_numbers_of_keras_alone() -> None:
     import keras
 
