@@ -52,7 +52,7 @@ def find_config(path: str) -> str:
         path: Of a file; or a name of `list_configs()`, where no such file exists.
 
     Returns:
-        The path of the configuration with this name; `path` itself if there is none.
+        The path of the configuration with this name, or `path` if no configuration has it.
 
     Raises:
         ConfigError: The current folder has another configuration of this name.

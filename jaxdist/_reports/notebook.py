@@ -150,7 +150,7 @@ class LiveOutput:
             self._send()
 
     def add_lines(self, lines: Sequence[str]) -> None:
-        """Put lines in the place of the bar."""
+        """Replace the bar with lines."""
         self._lines += lines
         self._bar, self._is_sent = None, False
         if self._clock() - self._added >= _SECONDS_BETWEEN_UPDATES:

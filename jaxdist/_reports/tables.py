@@ -57,7 +57,7 @@ class Table(Block):
         numbers: Columns that are aligned to the right, and do not wrap.
         whole: Other columns that do not wrap, such as shapes.
         coloured: A column with numbers of replicas.
-        colours: For each row, the place in the palette of its replica; -1 is none.
+        colours: For each row, the index of its replica's colour in the palette, or -1 without one.
     """
 
     title: str

@@ -10,7 +10,12 @@ import numpy as np
 from jaxdist._checkpoints import Checkpoints, make_step_error, read_notes_without_orbax
 from jaxdist._processes import get_current_process
 from jaxdist._validate import as_flag, as_integer, as_path, show
-from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError
+from jaxdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CheckpointError,
+    DamagedCheckpointError,
+)
 from jaxdist.fit._callbacks.base import Callback, Logs
 from jaxdist.fit._callbacks.monitor import Monitor
 from jaxdist.fit._callbacks.states import make_empty_arrays
@@ -124,7 +129,12 @@ class ModelCheckpoint(Callback):
         self._find_position: Callable[[], Position] | None = None
 
     def epochs_done(self) -> int:
-        """Return the number of complete epochs of the newest checkpoint; 0 without one."""
+        """Return the number of complete epochs of the newest checkpoint; 0 without one.
+
+        Raises:
+            CheckpointError: Its notes cannot be read, or the checkpoints are numbered the other
+                way.
+        """
         newest = self._read_newest()
         return 0 if newest is None else newest.epochs
 
@@ -155,13 +165,20 @@ class ModelCheckpoint(Callback):
         Raises:
             CheckpointError: The checkpoints are numbered by steps, and `save_freq` is "epoch", or
                 the other way round.
+            DamagedCheckpointError: Its notes cannot be read.
         """
         steps = self._checkpoints.steps()
         if not steps:
             return None
-        # If they cannot be read, `restore` says what is damaged.
-        notes = read_notes_without_orbax(self._checkpoints.path(steps[-1])) or {}
-        kind = notes.get("numbered_by", "epochs" if notes else self._kind)
+        notes = read_notes_without_orbax(self._checkpoints.path(steps[-1]))
+        if notes is None:
+            raise DamagedCheckpointError(
+                f"The notes of checkpoint {steps[-1]} in {self._checkpoints.directory} cannot be "
+                "read.\n\n"
+                "They say how many epochs are complete, and how to continue.\n\n"
+                f"Move {self._checkpoints.path(steps[-1])} away to continue from the one before."
+            )
+        kind = notes.get("numbered_by", "epochs")
         if kind != self._kind:
             raise self._make_kind_error(kind)
         known: dict[str, Any] = {"epochs": steps[-1], "passes": steps[-1]}
