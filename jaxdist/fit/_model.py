@@ -97,7 +97,8 @@ class Model:
 
         Args:
             optimizer: A transformation of optax, or "sgd", "adam", "adamw", "rmsprop" or
-                "adagrad" with the defaults of Keras.
+                "adagrad" with the defaults of Keras. Adam of optax adds epsilon after the bias
+                correction, and Keras before it.
             loss: A function that returns one value for each example, `[b]` or `[b, ...]`:
                 `(y_true, y_pred)`, or one of optax, which takes predictions first. Or "mse",
                 "mae", "huber", "log_cosh". For a model that returns a dict, a list or a tuple:
