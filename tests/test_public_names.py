@@ -210,8 +210,10 @@ CLUSTER_RESOLVER = {
     "UnionResolver",
     "choose_resolver",
     "choose_slurm_port",
+    "describe_unused_sign",
     "experimental_connect_to_cluster",
     "find_own_task",
+    "find_source",
     "list_training_tasks",
 }
 TPU = {

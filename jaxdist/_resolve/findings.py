@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from jaxdist import _processes
 from jaxdist._resolve.network import Network
+from jaxdist.cluster_resolver import describe_unused_sign
 
 ERROR, WARNING = "error", "warning"
 
@@ -220,6 +221,11 @@ def _check_contradictions(s: Situation) -> Iterator[Finding]:
         )
 
 
+def _check_unused_sign(s: Situation) -> Iterator[Finding]:
+    if len(s.tasks) < 2 and (sign := describe_unused_sign(s.environ)):
+        yield Finding(WARNING, sign)
+
+
 def _check_process_0(s: Situation) -> Iterator[Finding]:
     if not s.probe or s.index in (None, 0):
         return
@@ -241,5 +247,6 @@ _CHECKS = (
     _check_proxies,
     _check_slurm,
     _check_contradictions,
+    _check_unused_sign,
     _check_process_0,
 )

@@ -12,20 +12,11 @@ from jaxdist.cluster_resolver import (
     TFConfigClusterResolver,
     TPUClusterResolver,
     choose_slurm_port,
+    find_source,
 )
 from jaxdist.errors import ArgumentError
 
 SOURCES = ("tf_config", "slurm", "kubernetes", "gce", "tpu")
-
-# The first variable that is there decides.
-_SIGNS = (
-    ("TF_CONFIG", "tf_config"),
-    ("SLURM_JOB_ID", "slurm"),
-    ("SLURM_PROCID", "slurm"),
-    ("JOB_COMPLETION_INDEX", "kubernetes"),
-    ("TPU_WORKER_HOSTNAMES", "tpu"),
-    ("TPU_PROCESS_ADDRESSES", "tpu"),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +51,12 @@ class Options:
 
 
 def choose_source(environ: MutableMapping[str, str]) -> str:
-    """Return the source that the environment has; `tf_config` if it has none."""
-    chosen = environ.get("JAXDIST_CLUSTER", "").strip()
-    if chosen in SOURCES and "TF_CONFIG" not in environ:
-        return chosen
-    return next((source for sign, source in _SIGNS if sign in environ), "tf_config")
+    """Return the source that strategies use; `tf_config` for a process that is alone.
+
+    See Note [Which cluster a process is in].
+    """
+    found = find_source(environ).name
+    return found if found in SOURCES else "tf_config"
 
 
 def make_resolver(
@@ -79,11 +71,9 @@ def make_resolver(
     port = options.port
     resolver: ClusterResolver
     if source == "slurm":
-        chosen = environ.get("JAXDIST_CLUSTER", "").strip() == "slurm"
-        base = choose_slurm_port(environ) if chosen else 8888
-        # GPUs are neither counted nor set.
+        # As strategies choose it. GPUs are neither counted nor set.
         resolver = SlurmClusterResolver(
-            port_base=port or base, gpus_per_node=0, environ=dict(environ)
+            port_base=port or choose_slurm_port(environ), gpus_per_node=0, environ=dict(environ)
         )
     elif source == "kubernetes":
         resolver = KubernetesClusterResolver(

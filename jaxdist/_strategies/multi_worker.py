@@ -1,6 +1,7 @@
 """`MultiWorkerMirroredStrategy`: a replica on each device of all processes of a job."""
 
 import logging
+import os
 from typing import Any, final
 
 import jax
@@ -19,10 +20,12 @@ from jaxdist._validate import show
 from jaxdist.cluster_resolver import (
     ClusterResolver,
     choose_resolver,
+    describe_unused_sign,
     find_own_task,
+    find_source,
     list_training_tasks,
 )
-from jaxdist.errors import ArgumentTypeError
+from jaxdist.errors import ArgumentTypeError, ClusterError
 
 _LOG = logging.getLogger("jaxdist")
 _CALLER = "MultiWorkerMirroredStrategy"
@@ -44,7 +47,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         The constructor waits until all processes have come.
 
     Args:
-        cluster_resolver: The cluster; None reads `TF_CONFIG`, or what `JAXDIST_CLUSTER` names.
+        cluster_resolver: The cluster. None takes the first that there is: `TF_CONFIG`, what
+            `JAXDIST_CLUSTER` names (`none`: this process alone), a step of Slurm with several
+            tasks, a TPU pod with several hosts. `jaxdist resolve` shows which. Without one the
+            process is alone.
         communication_options: Default `experimental.CommunicationOptions` of calls that pass none.
         cross_device_ops: As for `MirroredStrategy`: the implementation of reductions, such as
             `contrib.MultiWorkerAllReduce`; None is XLA. If it looks at devices itself, call
@@ -53,7 +59,8 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     Raises:
         ArgumentTypeError: `cluster_resolver` is no `ClusterResolver`.
-        ClusterError: A cluster that is not valid, or processes that do not come in time.
+        ClusterError: A cluster that is not valid, processes that do not come in time, or a task of
+            the type `ps`, which takes no part in an all-reduce.
         BackendStartedError: JAX has already used the devices of this process.
         ArgumentError: `cross_device_ops` with `deterministic`, or virtual replicas that the devices
             do not divide.
@@ -64,7 +71,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         8
 
     Source:
-        `tf.distribute.MultiWorkerMirroredStrategy`.
+        `tf.distribute.MultiWorkerMirroredStrategy`, which reads `TF_CONFIG` only.
     """
 
     def __init__(
@@ -75,7 +82,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         cross_device_ops: Any = None,
         deterministic: bool | int = False,
     ) -> None:
-        resolver = choose_resolver() if cluster_resolver is None else cluster_resolver
+        resolver = _choose_and_log() if cluster_resolver is None else cluster_resolver
         if not isinstance(resolver, ClusterResolver):
             raise ArgumentTypeError(
                 f"{_CALLER} was given cluster_resolver={show(cluster_resolver)}.\n\n"
@@ -109,10 +116,27 @@ class MultiWorkerMirroredStrategy(Strategy):
         return self._resolver
 
 
+def _choose_and_log() -> ClusterResolver:
+    """Return the resolver of the environment, and log where it is from."""
+    source = find_source(os.environ)
+    if source.because:
+        _LOG.info("%s reads the cluster from %s (%s).", _CALLER, source.name, source.because)
+    elif sign := describe_unused_sign(os.environ):
+        _LOG.warning("%s: %s", _CALLER, sign)
+    return choose_resolver()
+
+
 def _join(resolver: ClusterResolver) -> bool:
     """Join the processes of the cluster; return whether this process trains with others."""
     tasks = list_training_tasks(resolver)
     own = find_own_task(_CALLER, resolver)
+    if own is not None and own[0] == "ps":
+        raise ClusterError(
+            f"{_CALLER} was made in the task 'ps' {own[1]}.\n\n"
+            "Its replicas are on the chief and the workers; a parameter server takes no part in an "
+            "all-reduce.\n\n"
+            "Start `jaxdist server` in this task, or leave the job 'ps' out of the cluster."
+        )
     if own not in tasks or len(tasks) < 2:
         # An evaluator, a cluster of one, or none.
         return False

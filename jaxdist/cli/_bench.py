@@ -20,7 +20,7 @@ from jaxdist._reports import Table
 from jaxdist._strategies import MultiWorkerMirroredStrategy
 from jaxdist._validate import as_path
 from jaxdist.cli._measure import COUNTS, MAX_BYTES, measure
-from jaxdist.cluster_resolver import TFConfigClusterResolver, list_training_tasks
+from jaxdist.cluster_resolver import choose_resolver, list_training_tasks
 from jaxdist.errors import ArgumentError, BackendStartedError
 
 DEFAULT_SIZES = ("1KiB", "16KiB", "256KiB", "2MiB", "8MiB")
@@ -177,12 +177,12 @@ def _choose_layout(count: int | None) -> tuple[ReplicaMesh, cost.Link]:
     In a job of several processes these are the devices of all, and the link between processes.
     The link of the table gives what is not measured, such as the medium.
     """
-    if len(list_training_tasks(TFConfigClusterResolver())) < 2:
+    if len(list_training_tasks(choose_resolver())) < 2:
         layout = _mesh.build(_choose_devices(count))
         return layout, cost.links_of(layout).inner
     if count is not None:
         raise ArgumentError(
-            f"--devices {count} was given in a job of several processes (TF_CONFIG).\n\n"
+            f"--devices {count} was given in a job of several processes.\n\n"
             "All devices of all processes are measured.\n\n"
             "Give jaxdist launch --devices-per-process N instead."
         )

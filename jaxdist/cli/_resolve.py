@@ -8,6 +8,7 @@ from rich.console import Console
 
 from jaxdist._reports import Table, as_text, find_screen_width
 from jaxdist._resolve import SOURCES, Network, Options, choose_source, make_report, make_resolver
+from jaxdist.cluster_resolver import find_source
 
 
 def add_resolve(
@@ -67,7 +68,8 @@ def show_resolved(
         task_id=arguments.task_id,
     )
     resolver = make_resolver(source, os.environ, options)
-    report = make_report(source, resolver, os.environ, network or Network(), probe=arguments.probe)
+    shown = source if arguments.source else _describe_source(source)
+    report = make_report(shown, resolver, os.environ, network or Network(), probe=arguments.probe)
     parts: list[Table | str] = [
         Table("This process in its job", ("what", "found"), report.lines),
         *(f"{finding.level}: {finding.text}" for finding in report.findings),
@@ -77,3 +79,9 @@ def show_resolved(
     text = as_text(parts, find_screen_width())
     console.print(text, markup=False, highlight=False, soft_wrap=True)
     return report.exit_code
+
+
+def _describe_source(source: str) -> str:
+    """Return where the tasks are described, and which variable says so."""
+    because = find_source(os.environ).because
+    return f"{source}, by {because}" if because and because != "TF_CONFIG" else source

@@ -5,7 +5,7 @@ import argparse
 import jax
 
 from jaxdist import Server
-from jaxdist.cluster_resolver import TFConfigClusterResolver
+from jaxdist.cluster_resolver import choose_resolver
 from jaxdist.errors import ArgumentError, ClusterError
 
 _JOBS = ("ps", "worker")
@@ -82,7 +82,7 @@ def run_server(arguments: argparse.Namespace) -> int:
         ArgumentError: The task is neither a parameter server nor a worker.
         ClusterError: TF_CONFIG has no cluster, or the address is in use.
     """
-    resolver = TFConfigClusterResolver()
+    resolver = choose_resolver()
     cluster = resolver.cluster_spec()
     if not cluster:
         raise ClusterError(

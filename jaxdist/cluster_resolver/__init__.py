@@ -3,6 +3,8 @@
 from jaxdist._not_there import explain_missing as _explain_missing
 from jaxdist.cluster_resolver._chosen import choose_resolver as choose_resolver
 from jaxdist.cluster_resolver._chosen import choose_slurm_port as choose_slurm_port
+from jaxdist.cluster_resolver._chosen import describe_unused_sign as describe_unused_sign
+from jaxdist.cluster_resolver._chosen import find_source as find_source
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec as ClusterSpec
 from jaxdist.cluster_resolver._connect import (
     experimental_connect_to_cluster as experimental_connect_to_cluster,

@@ -1,48 +1,139 @@
-"""The resolver that `JAXDIST_CLUSTER` names."""
+"""The cluster of this process: the one place that decides where its tasks are described."""
 
+import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 from jaxdist.cluster_resolver._kubernetes import KubernetesClusterResolver
 from jaxdist.cluster_resolver._resolver import ClusterResolver
 from jaxdist.cluster_resolver._slurm import SlurmClusterResolver
 from jaxdist.cluster_resolver._tf_config import TFConfigClusterResolver
+from jaxdist.cluster_resolver._tpu import TPUClusterResolver
 from jaxdist.errors import ClusterError
 
+# Note [Which cluster a process is in]
+# Strategies, tasks of `jaxdist train`, Estimator, servers and `jaxdist resolve` ask `find_source`,
+# so that all give one answer. A resolver that the program gives comes first. Then come `TF_CONFIG`,
+# `JAXDIST_CLUSTER`, a step of Slurm with several tasks, and a TPU pod of several hosts. A batch
+# script of Slurm is one process: it has `SLURM_NTASKS`, and no step. What other launchers set is
+# only a sign: they do not say where the other processes are, and independent programs run under
+# them too.
+
 CLUSTER = "JAXDIST_CLUSTER"
+_WORDS = ("slurm", "kubernetes", "none")
 # Below the ports that Linux gives to programs that ask for any. Blocks, so that two steps on one
 # host seldom meet.
 _FIRST_PORT, _BLOCKS, _BLOCK = 10240, 320, 64
+# The number of processes that another launcher has started, and its name.
+_COUNTS = (
+    ("OMPI_COMM_WORLD_SIZE", "mpirun"),
+    ("PMI_SIZE", "mpiexec"),
+    ("SKYPILOT_NUM_NODES", "SkyPilot"),
+    ("WORLD_SIZE", "torchrun"),
+)
 
 
-def choose_resolver() -> ClusterResolver:
-    """Return the resolver of this process: of `TF_CONFIG`, else the one `JAXDIST_CLUSTER` names.
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where the tasks of a job are described.
+
+    Attributes:
+        name: `tf_config`, `slurm`, `kubernetes` or `tpu`; `none` for a process that is alone.
+        because: The variable that says so, with its value where that is short; "" for none.
+    """
+
+    name: str
+    because: str
+
+
+def find_source(environ: Mapping[str, str]) -> Source:
+    """Return where the tasks of this process are described.
+
+    See Note [Which cluster a process is in].
+
+    Raises:
+        ClusterError: `JAXDIST_CLUSTER` is another word.
+    """
+    chosen = environ.get(CLUSTER, "").strip()
+    if "TF_CONFIG" in environ:
+        return Source("tf_config", "TF_CONFIG")
+    if chosen:
+        if chosen not in _WORDS:
+            raise ClusterError(
+                f"The environment variable {CLUSTER} is {chosen!r}.\n\n"
+                "It says where the processes of the job are described, slurm or kubernetes, or "
+                "that this process is alone, none.\n\n"
+                f"Set {CLUSTER}=slurm under srun, {CLUSTER}=kubernetes in a JobSet, or unset it to "
+                "use TF_CONFIG."
+            )
+        return Source(chosen, f"{CLUSTER}={chosen}")
+    if "SLURM_STEP_ID" in environ and _count(environ, "SLURM_STEP_NUM_TASKS") > 1:
+        return Source("slurm", f"SLURM_STEP_NUM_TASKS={environ['SLURM_STEP_NUM_TASKS']}")
+    for variable in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"):
+        if len([host for host in environ.get(variable, "").split(",") if host.strip()]) > 1:
+            return Source("tpu", variable)
+    return Source("none", "")
+
+
+def describe_unused_sign(environ: Mapping[str, str]) -> str:
+    """Return the sign that a process that is alone is one of several, with the ways on; or ""."""
+    if find_source(environ) != Source("none", ""):
+        return ""
+    found = [(name, what) for name, what in _COUNTS if _count(environ, name) > 1]
+    shown = [f"{name}={environ[name]}" for name, _ in found]
+    if "JOB_COMPLETION_INDEX" in environ:
+        found.append(("JOB_COMPLETION_INDEX", "an indexed Job of Kubernetes"))
+        shown.append(f"JOB_COMPLETION_INDEX={environ['JOB_COMPLETION_INDEX']}")
+    if not found:
+        return ""
+    what = found[0][1]
+    way = f"{CLUSTER}=kubernetes" if what.endswith("Kubernetes") else "TF_CONFIG in each process"
+    return (
+        f"{shown[0]} ({what}) says that there are other processes, and it does not say where. So "
+        f"this process works alone. To train with the others, set {way}. To work alone without "
+        f"this warning, set {CLUSTER}=none."
+    )
+
+
+def choose_resolver(environ: MutableMapping[str, str] | None = None) -> ClusterResolver:
+    """Return the resolver of the cluster of this process.
+
+    The environment variable `TF_CONFIG` comes first. Then `JAXDIST_CLUSTER` counts: `slurm`,
+    `kubernetes`, or `none` for a process that is alone. Then a step of Slurm (`srun`) with several
+    tasks, and a TPU pod with several hosts. Without any of them the process is alone.
+
+    Args:
+        environ: The environment; None is that of this process.
 
     Raises:
         ClusterError: `JAXDIST_CLUSTER` is another word, or what the resolver reads is not valid.
 
     Example:
         >>> from jaxdist.cluster_resolver import choose_resolver
-        >>> type(choose_resolver()).__name__  # without either
-        'TFConfigClusterResolver'
+        >>> choose_resolver({}).cluster_spec().as_dict()  # alone
+        {}
+        >>> type(choose_resolver({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"})).__name__
+        'SlurmClusterResolver'
 
     Source:
-        `tf.distribute.MultiWorkerMirroredStrategy`, whose default is `TF_CONFIG`; the variable is
-        an addition.
+        `tf.distribute.MultiWorkerMirroredStrategy`, whose default is `TF_CONFIG`; the rest is an
+        addition.
     """
-    chosen = os.environ.get(CLUSTER, "").strip()
-    if "TF_CONFIG" in os.environ or not chosen:
-        return TFConfigClusterResolver()
-    if chosen == "slurm":
-        return SlurmClusterResolver(port_base=choose_slurm_port(os.environ))
-    if chosen == "kubernetes":
-        return KubernetesClusterResolver()
-    raise ClusterError(
-        f"The environment variable {CLUSTER} is {chosen!r}.\n\n"
-        "It says where the processes of the job are described: slurm or kubernetes.\n\n"
-        f"Set {CLUSTER}=slurm under srun, {CLUSTER}=kubernetes in a JobSet, or unset it to use "
-        "TF_CONFIG."
-    )
+    own = os.environ if environ is None else environ
+    source = find_source(own).name
+    if source == "slurm":
+        return SlurmClusterResolver(port_base=choose_slurm_port(own), environ=own)
+    if source == "kubernetes":
+        return KubernetesClusterResolver(environ=own)
+    if source == "tpu":
+        return TPUClusterResolver("")
+    return TFConfigClusterResolver(environ=own)
+
+
+def _count(environ: Mapping[str, str], name: str) -> int:
+    """Return the number of a variable, or 0 if it is none."""
+    text = environ.get(name, "").strip()
+    return int(text) if text.isdecimal() else 0
 
 
 def choose_slurm_port(environ: Mapping[str, str]) -> int:

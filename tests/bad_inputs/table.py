@@ -119,6 +119,8 @@ OF_ROOMS = {
     ),
     "jaxdist.cluster_resolver.choose_resolver",
     "jaxdist.cluster_resolver.choose_slurm_port",
+    "jaxdist.cluster_resolver.describe_unused_sign",
+    "jaxdist.cluster_resolver.find_source",
     "jaxdist.cluster_resolver.find_own_task",
     "jaxdist.cluster_resolver.list_training_tasks",
     "jaxdist.Program.call",

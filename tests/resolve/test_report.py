@@ -246,8 +246,12 @@ def test_a_process_that_is_none_of_the_tasks_is_an_error() -> None:
     [
         ({}, "tf_config"),
         ({"TF_CONFIG": "{}", "SLURM_JOB_ID": "1"}, "tf_config"),
-        ({"SLURM_JOB_ID": "1"}, "slurm"),
-        ({"JOB_COMPLETION_INDEX": "0"}, "kubernetes"),
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"}, "tf_config"),
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}, "tf_config"),
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "slurm"),
+        ({"JOB_COMPLETION_INDEX": "0"}, "tf_config"),
+        ({"JOB_COMPLETION_INDEX": "0", "JAXDIST_CLUSTER": "kubernetes"}, "kubernetes"),
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, "tf_config"),
         ({"TPU_WORKER_HOSTNAMES": "a,b"}, "tpu"),
     ],
 )

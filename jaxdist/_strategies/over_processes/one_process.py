@@ -1,9 +1,16 @@
 """Checks for strategies of one process in a job of several processes."""
 
 import logging
+import os
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist.errors import SeveralProcessesError
+from jaxdist.cluster_resolver import (
+    choose_resolver,
+    find_own_task,
+    find_source,
+    list_training_tasks,
+)
+from jaxdist.errors import JaxdistError, SeveralProcessesError
 
 _LOG = logging.getLogger("jaxdist")
 _INSTEAD = "Make a MultiWorkerMirroredStrategy, which trains with all processes; "
@@ -22,7 +29,11 @@ def check_one_process(caller: str, layout: ReplicaMesh, *, were_chosen: bool) ->
     """
     # A described slice runs nothing, so it may be planned in any process.
     me, count = layout.process.index, layout.process.count
-    if count == 1 or layout.described is not None:
+    if layout.described is not None:
+        return
+    if count == 1:
+        if not were_chosen:
+            _warn_if_not_joined(caller)
         return
     others = sorted({*layout.device_owners.values()} - {me})
     if others:
@@ -57,6 +68,30 @@ def warn_if_alone(caller: str, layout: ReplicaMesh) -> None:
             caller,
             process.index,
             process.count,
+        )
+
+
+def _warn_if_not_joined(caller: str) -> None:
+    """Log a warning in a task of a cluster, whose processes nothing has joined."""
+    try:
+        # A copy: the resolver of Slurm sets the GPUs of its task.
+        environ = dict(os.environ)
+        source, resolver = find_source(environ), choose_resolver(environ)
+        tasks, own = list_training_tasks(resolver), find_own_task(caller, resolver)
+    except JaxdistError:
+        # A cluster that nobody uses here may be wrong.
+        return
+    if own in tasks and len(tasks) > 1 and "ps" not in resolver.cluster_spec().jobs:
+        _LOG.warning(
+            "%s() in the task %s %d of a cluster of %d processes (%s) works on the devices of "
+            "this process alone: each process trains a model of its own. "
+            "MultiWorkerMirroredStrategy() trains with all of them; devices by name, %s, keep "
+            "this message out.",
+            caller,
+            *own,
+            len(tasks),
+            source.because,
+            _format_own_devices(caller),
         )
 
 

@@ -1,4 +1,4 @@
-"""`OwnTask`: which task of the job this process is, as `TF_CONFIG` says."""
+"""`OwnTask`: which task of the job this process is, as `TF_CONFIG` or the job says."""
 
 import dataclasses
 import json
@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from jaxdist._validate import show
-from jaxdist.cluster_resolver import ClusterSpec, TFConfigClusterResolver
+from jaxdist.cluster_resolver import ClusterSpec, choose_resolver, find_source
 from jaxdist.errors import ArgumentTypeError, ClusterError
 
 _CALLER = "estimator.RunConfig"
@@ -80,7 +80,7 @@ def read_own_task(*, needs_chief: bool) -> OwnTask:
         ClusterError: `TF_CONFIG` is not valid.
         ArgumentTypeError: It has a value of the wrong type.
     """
-    resolver = TFConfigClusterResolver()
+    resolver = choose_resolver()
     cluster, job, number = resolver.cluster_spec(), resolver.task_type, resolver.task_id
     given: dict[str, Any] = json.loads(os.environ.get("TF_CONFIG", "{}"))
     service, folder = given.get("service"), given.get("model_dir")
@@ -186,6 +186,14 @@ def _find_global_id(counts: dict[str, int], job: str, number: int, chief: str) -
 
 
 def _fault(found: str, rule: str) -> ClusterError:
+    source = find_source(os.environ)
+    remedy = f"Set for instance TF_CONFIG='{_EXAMPLE}'."
+    if source.name in ("slurm", "kubernetes", "tpu"):
+        # These have workers only.
+        remedy = (
+            f"Pass {_CALLER}(train_distribute=jaxdist.MultiWorkerMirroredStrategy()), with which "
+            "worker 0 is the chief, or set JAXDIST_CLUSTER=none if this process works alone."
+        )
     return ClusterError(
-        f"{_CALLER} read TF_CONFIG {found}.\n\n{rule}\n\nSet for instance TF_CONFIG='{_EXAMPLE}'."
+        f"{_CALLER} read {source.because or 'TF_CONFIG'} {found}.\n\n{rule}\n\n{remedy}"
     )

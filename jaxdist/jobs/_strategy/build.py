@@ -19,11 +19,10 @@ from jaxdist._strategies import (
 )
 from jaxdist._validate import CallerRename
 from jaxdist.cluster_resolver import (
-    ClusterResolver,
     ClusterSpec,
     SimpleClusterResolver,
-    TFConfigClusterResolver,
     TPUClusterResolver,
+    choose_resolver,
     find_own_task,
     list_training_tasks,
 )
@@ -100,7 +99,7 @@ def is_chief(config: JobConfig) -> bool:
     """
     if config.strategy.kind != "multi_worker_mirrored":
         return True
-    resolver = TFConfigClusterResolver()
+    resolver = choose_resolver()
     tasks = list_training_tasks(resolver)
     own = find_own_task("jobs.train", resolver)
     # An evaluator, or a process without a cluster, works alone.
@@ -108,7 +107,7 @@ def is_chief(config: JobConfig) -> bool:
 
 
 def is_server_task(config: JobConfig) -> bool:
-    """Return whether this process is a parameter server or a worker of TF_CONFIG.
+    """Return whether this process is a parameter server or a worker of a cluster.
 
     Example:
         >>> from jaxdist.jobs import DigitsConfig
@@ -117,13 +116,14 @@ def is_server_task(config: JobConfig) -> bool:
     """
     if config.strategy.kind != "parameter_server":
         return False
-    return TFConfigClusterResolver().task_type in ("ps", "worker")
+    own = find_own_task("jobs.train", choose_resolver())
+    return own is not None and own[0] in ("ps", "worker")
 
 
 def has_cluster(config: JobConfig) -> bool:
     """Return whether the devices of this process are chosen by what started it."""
     several = config.strategy.kind == "multi_worker_mirrored"
-    return several and len(list_training_tasks(TFConfigClusterResolver())) > 1
+    return several and len(list_training_tasks(choose_resolver())) > 1
 
 
 def count_logical_devices(asked: StrategyConfig) -> int:
@@ -141,12 +141,12 @@ def count_replicas(config: JobConfig) -> int:
 
 
 def _make_with_servers(asked: StrategyConfig) -> Strategy:
-    """Return the strategy on the tasks of `TF_CONFIG`, or with all tasks in this process."""
+    """Return the strategy on the tasks of a cluster, or with all tasks in this process."""
     bound = None if asked.max_staleness == "any" else asked.max_staleness
-    resolver: ClusterResolver = TFConfigClusterResolver()
+    resolver = choose_resolver()
     if resolver.cluster_spec() and "ps" not in resolver.cluster_spec().jobs:
         raise ConfigError(
-            "strategy.kind is 'parameter_server', and the cluster of TF_CONFIG has the jobs "
+            "strategy.kind is 'parameter_server', and the cluster of this process has the jobs "
             f"{resolver.cluster_spec().jobs} and no parameter servers (ps).\n\n"
             "Variables are on parameter servers.\n\n"
             "Start the tasks with jaxdist launch --ps 1 --workers 2 train CONFIG, or unset "

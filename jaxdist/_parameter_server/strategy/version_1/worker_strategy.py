@@ -22,7 +22,7 @@ from jaxdist._parameter_server.strategy.worker_devices import find_worker_device
 from jaxdist._program import RunOptions
 from jaxdist._strategies import Strategy
 from jaxdist._values import Variable
-from jaxdist.cluster_resolver import ClusterResolver, TFConfigClusterResolver
+from jaxdist.cluster_resolver import ClusterResolver, choose_resolver
 from jaxdist.errors import ClusterError, PSUnavailableError, UnsupportedError
 
 _PAUSE = 0.1
@@ -37,13 +37,14 @@ class WorkerStrategy(ServerStrategy):
 
     Args:
         caller: The name of the strategy, for errors.
-        resolver: The cluster, and which task of it this process is; None reads `TF_CONFIG`.
+        resolver: The cluster, and which task of it this process is; None is
+            that of the environment.
     """
 
     _task: OwnTask | None
 
     def _set_up_worker(self, caller: str, resolver: ClusterResolver | None) -> None:
-        resolver = TFConfigClusterResolver() if resolver is None else resolver
+        resolver = choose_resolver() if resolver is None else resolver
         self._resolver = resolver
         self._task = task = read_own_task(caller, resolver)
         # Nobody connects an evaluator with the servers: it has variables of its own, which it
