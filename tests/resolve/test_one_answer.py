@@ -33,7 +33,12 @@ STARTED_BY: dict[str, tuple[dict[str, str], int]] = {
         2,
     ),
     "srun -n 1": (
-        {**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"},
+        {
+            **STEP,
+            "SLURM_PROCID": "0",
+            "SLURM_STEP_NUM_TASKS": "1",
+            "SLURM_STEP_TASKS_PER_NODE": "1",
+        },
         1,
     ),
     "sbatch": (SLURM, 1),

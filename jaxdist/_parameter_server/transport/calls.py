@@ -54,10 +54,17 @@ class Peer:
             "may have done the work of a call that was under way."
         )
 
-    def make_deadline(self, method: str, seconds: float) -> DeadlineExceededError:
-        """Return the error of a call without a reply in time."""
+    def make_deadline(self, method: str, seconds: float, said: str = "") -> DeadlineExceededError:
+        """Return the error of a call without a reply in time.
+
+        Args:
+            method: What was called.
+            seconds: The time.
+            said: What answered instead, such as a proxy.
+        """
+        instead = f" What answers there says: {said}." if said else ""
         return DeadlineExceededError(
-            f"{self._name} did not reply within {seconds:g} s.\n\n"
+            f"{self._name} did not reply within {seconds:g} s.{instead}\n\n"
             f"It was called with {method!r}. {self._tell_since()} The task may have done the work."
             "\n\nSee whether it hangs or is stopped. To wait longer, pass seconds= or set "
             "JAXDIST_RPC_SECONDS."

@@ -182,17 +182,25 @@ class GrpcChannel:
         deadline = time.monotonic() + seconds
         request = self._health.HealthCheckRequest()
         serving = self._health.HealthCheckResponse.SERVING
-        status = None
+        status, said = None, ""
 
         def check() -> None:
-            nonlocal status
+            nonlocal status, said
             left = max(deadline - time.monotonic(), 0.0)
-            status = self._check(request, timeout=left, wait_for_ready=True).status
+            try:
+                status = self._check(request, timeout=left, wait_for_ready=True).status
+            except self._grpc.RpcError as error:
+                # A proxy answers so while the task behind it starts; HTTP's 502 to 504 as well.
+                if error.code() is not self._grpc.StatusCode.UNAVAILABLE:
+                    raise
+                status, said = None, " ".join(str(error.details()).split())[:200]
 
         self._run(check, "wait_until_ready", seconds)
         while status != serving:
-            # It is being stopped, and perhaps started again.
+            # It is being started, or stopped and perhaps started again.
             time.sleep(_NAP)
+            if time.monotonic() >= deadline:
+                raise self._peer.make_deadline("wait_until_ready", seconds, said)
             self._run(check, "wait_until_ready", seconds)
 
     def close(self) -> None:
