@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxdist._compat.modules import list_modules_of_jax
+from jaxdist._compat.tracing import list_modules_of_jax
 
 
 class _Growing(dict[str, Any]):

@@ -25,7 +25,7 @@ from jax._src.numpy import util as _util
 from jax._src.ops import scatter as _scatter
 from jax.extend.core.primitives import reduce_prod_p
 
-from jaxdist._compat.modules import list_modules_of_jax
+from jaxdist._compat.tracing import list_modules_of_jax
 
 _HERE = threading.local()
 

@@ -10,7 +10,7 @@ from flax.core import spmd as _spmd
 from jax._src import pjit as _pjit
 from jax._src import sharding_impls as _sharding_impls
 
-from jaxdist._compat.modules import list_modules_of_jax
+from jaxdist._compat.tracing import list_modules_of_jax
 
 _HERE = threading.local()
 # What all functions with `out_sharding=` call, and `reshard`.
