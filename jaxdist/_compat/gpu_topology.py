@@ -9,7 +9,8 @@ from jax._src import xla_bridge as _bridge
 
 # JAX's plugin looks for the CUDA libraries that a run needs; a compilation needs none of them.
 SKIP_CUDA_CHECKS = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
-_NO_TILES = "Couldn't find output tile sizes"
+# What compilers say of a product of Triton for which they have no tiles: JAX 0.10, and 0.11.
+_NO_TILES = ("Couldn't find output tile sizes", "No supported config found")
 
 
 def find_cuda_plugin() -> str | None:
@@ -62,12 +63,12 @@ def get_gpu_plan_options() -> dict[str, bool | str]:
 def compile_for_gpu_plan(lowered: jax.stages.Lowered, options: dict[str, Any]) -> Any:
     """Compile for described GPUs.
 
-    If the compiler of JAX 0.10 finds no tiles for a product of Triton, which it would look for on a
-    GPU, the products are calls of cuBLAS. Waits for the end of JAX 0.10.
+    If the compiler of JAX 0.10 or 0.11 finds no tiles for a product of Triton, which it would look
+    for on a GPU, the products are calls of cuBLAS. Waits for the end of JAX 0.11.
     """
     try:
         return lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
-        if _NO_TILES not in str(error):
+        if not any(said in str(error) for said in _NO_TILES):
             raise
         return lowered.compile(compiler_options={**options, "xla_gpu_enable_triton_gemm": False})

@@ -52,10 +52,11 @@ def predict_expected(
         time_collective = _time_over_wires(layout, device, reached, num_slices)
 
     def time_work(done: hlo.Work) -> float:
-        return max(
+        seconds = max(
             predict_compute(done, device, reached),
             done.memory_bytes / (device.hbm_bytes_per_second * reached.hbm),
         )
+        return seconds + reached.kernel_seconds if seconds else 0.0
 
     found = hlo.schedule(text, time_collective, time_work)
     waits = dict(found.waits)

@@ -1,5 +1,6 @@
 """Plans of a step for TPUs or GPUs that this machine does not have."""
 
+import concurrent.futures
 import dataclasses
 import functools
 import threading
@@ -120,10 +121,14 @@ def _plan_for_target(
     # XLA releases the GIL and compiles on one core, so both programs are compiled at the same time.
     compiling = _start_thread(compile_or_get_refusal, program)
     single = None if on_one is None else _start_thread(compile_needs, *on_one)
-    needs = read_needs(program, target.device, compiling.result())
+    try:
+        needs = read_needs(program, target.device, compiling.result())
+    except Exception:
+        # Python cannot end while XLA compiles on a thread: the process would abort.
+        concurrent.futures.wait([] if single is None else [single])
+        raise
     one = None
-    # If the step does not fit, the plan has advice instead of an efficiency. The other compilation
-    # then continues on its daemon thread, and nobody waits for it.
+    # If the step does not fit, the plan has advice instead of an efficiency.
     if single is not None and needs.memory.fits:
         report("compiling for one device, to compare with")
         one = single.result()
@@ -147,6 +152,7 @@ def _plan_for_target(
     if not made.memory.fits:
         tried = None if quick else functools.partial(_compile_needs, source, target)
         found = memory_advice.make_advice(made, needs, tried, report)
+        concurrent.futures.wait([] if single is None else [single])
         return dataclasses.replace(made, advice=found)
     return made if one is None else _add_efficiency(made, one)
 

@@ -20,11 +20,12 @@ from jaxdist.errors import ShapeError
 
 # Note [Who owns a batch]
 # The source may overwrite an array as soon as the next element is read. On CPU devices JAX does
-# not copy a NumPy array that happens to be aligned, and a large copy continues after `device_put`
-# has returned. So on CPU `Placer` copies the bytes once into aligned memory, which the devices
-# take over without a second copy. On accelerators it waits for the transfer before the next
-# element is read. Arrays of `Batches` are new for each batch, so neither is necessary for them
-# (`has_exclusive_arrays`). See also Note [Who owns host memory].
+# not copy a NumPy array that happens to be aligned, and on all devices a transfer continues after
+# `device_put` has returned. So `Placer` copies the bytes once into aligned memory, which CPU
+# devices take over without a second copy. Waiting for the transfer instead is slower on
+# accelerators: on GPUs a transfer begins after the steps that were dispatched before it. Arrays of
+# `Batches` are new for each batch and need no copy (`has_exclusive_arrays`). See also Note [Who
+# owns host memory].
 
 # Note [Rows of a process]
 # In a job of several processes `place_own` takes the values of the local replicas only, and the
@@ -54,7 +55,6 @@ class Placer:
         self._fetches = fetches
         self.balanced = balanced
         self.has_exclusive_arrays = has_exclusive_arrays
-        self._copies = layout.platform == "cpu" or not fetches
 
     def divide(self, rows: int) -> list[slice]:
         """Return the rows of a global batch that each replica takes."""
@@ -82,34 +82,32 @@ class Placer:
             In: `[B, ...]`. Out: `PerReplica` of `[ceil(B/R), ...]`, the last ones shorter, with
             one array for each replica. `divide` has the numbers.
         """
-        whole, is_exclusive = self._keep_on_device(leaf), self.has_exclusive_arrays
+        whole = self._keep_on_device(leaf)
         if isinstance(whole, np.ndarray):
-            whole, is_exclusive = self._prepare_on_host(whole, is_exclusive=is_exclusive)
+            whole = self._prepare_on_host(whole, is_exclusive=self.has_exclusive_arrays)
         pieces = [whole[rows] for rows in self.divide(whole.shape[0])]
-        return self._put_each(SPLIT_CALLER, pieces, is_exclusive=is_exclusive)
+        return self._put_each(SPLIT_CALLER, pieces)
 
     def place_each(self, pieces: Sequence[Leaf]) -> PerReplica:
         """Return arrays of different shapes, one for each replica, that `snapshot` returned."""
         kept = [self._keep_on_device(p) for p in pieces]
         converted = [x if isinstance(x, jax.Array) else _convert_dtype(x) for x in kept]
-        return self._put_each(GROUP_CALLER, converted, is_exclusive=True)
+        return self._put_each(GROUP_CALLER, converted)
 
     def _keep_on_device(self, leaf: Leaf) -> Leaf:
         """Return a device array unchanged if batches are put on devices; else a NumPy array."""
         # A copy to the host and back would be slower.
         return leaf if isinstance(leaf, jax.Array) and self._fetches else np.asarray(leaf)
 
-    def _put_each(self, caller: str, pieces: Sequence[Leaf], *, is_exclusive: bool) -> PerReplica:
+    def _put_each(self, caller: str, pieces: Sequence[Leaf]) -> PerReplica:
+        """Return pieces that nobody else refers to, each on the devices of its replica."""
         if not self._layout.is_local:
             raise _uneven_spanning_error(caller, pieces, self._layout)
         if not self._fetches:
             return PerReplica(pieces)
         places = [self._device_of_replica(replica) for replica in range(len(pieces))]
         # One call for all pieces, since each call of `device_put` has a fixed cost.
-        placed = jax.device_put(list(pieces), places)
-        if not is_exclusive:
-            jax.block_until_ready(placed)  # See Note [Who owns a batch]
-        return PerReplica(placed)
+        return PerReplica(jax.device_put(list(pieces), places))
 
     def _device_of_replica(self, replica: int) -> Any:
         """Return the device, or the sharding over the logical devices, of one replica."""
@@ -141,7 +139,7 @@ class Placer:
         host = [_convert_dtype(p) for p in host]
         if not self._fetches:
             return PerReplica([host[r] for r in self._layout.local_replicas])
-        return self._join_from_host(dict(enumerate(host)), is_exclusive=True)
+        return self._join_from_host(dict(enumerate(host)))
 
     def place_own(
         self, own: Sequence[Leaf], shapes: AgreedShapes, *, is_exclusive: bool
@@ -160,27 +158,20 @@ class Placer:
         kept = [self._keep_on_device(x) for x in own]
         if is_even and self._fetches and all(isinstance(x, jax.Array) for x in kept):
             return self._join_on_devices(dict(zip(local, kept, strict=True)))
-        is_own = True
-        ready: list[Leaf] = []
-        for x in kept:
-            if isinstance(x, np.ndarray):
-                x, is_copy = self._prepare_on_host(x, is_exclusive=is_exclusive)
-                is_own = is_own and is_copy
-            ready.append(x)
+        ready: list[Leaf] = [
+            self._prepare_on_host(x, is_exclusive=is_exclusive) if isinstance(x, np.ndarray) else x
+            for x in kept
+        ]
         if is_even and self._fetches:
             by_replica = {r: np.asarray(x) for r, x in zip(local, ready, strict=True)}
-            return self._join_from_host(by_replica, is_exclusive=is_own)
+            return self._join_from_host(by_replica)
         if self._fetches:
-            places = [self._device_of_replica(replica) for replica in local]
-            placed = jax.device_put(ready, places)
-            if not is_own:
-                jax.block_until_ready(placed)  # See Note [Who owns a batch]
-            ready = placed
+            ready = jax.device_put(ready, [self._device_of_replica(replica) for replica in local])
         value = PerReplica(ready)
         mark_with_shapes(value, shapes)
         return value
 
-    def _join_from_host(self, own: Mapping[int, np.ndarray], *, is_exclusive: bool) -> PerReplica:
+    def _join_from_host(self, own: Mapping[int, np.ndarray]) -> PerReplica:
         layout, local = self._layout, next(iter(own.values())).shape
         size = local[0] if local else 1
         shape = (layout.num_replicas * size, *local[1:])
@@ -195,28 +186,23 @@ class Placer:
             return parts[0] if shared == 1 else np.concatenate(parts)
 
         array = jax.make_array_from_callback(shape, layout.per_replica, rows_of)
-        if not is_exclusive:
-            array.block_until_ready()  # See Note [Who owns a batch]
         wrapped: PerReplica = self._wrap(array, len(local))
         return wrapped
 
     def _put_from_host(self, array: np.ndarray, *, is_exclusive: bool) -> Any:
-        array, is_exclusive = self._prepare_on_host(array, is_exclusive=is_exclusive)
+        array = self._prepare_on_host(array, is_exclusive=is_exclusive)
         if not self._fetches:
             return self._split_on_host(array)
         sharding = self._sharding(array.ndim)
         # Cheaper than `device_put`, which handles a whole pytree.
         placed = jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
-        if not is_exclusive:
-            placed.block_until_ready()  # See Note [Who owns a batch]
         return self._wrap(placed, array.ndim)
 
-    def _prepare_on_host(self, array: np.ndarray, *, is_exclusive: bool) -> tuple[np.ndarray, bool]:
-        """Return the array with its dtype on devices, and whether nobody else refers to it."""
+    def _prepare_on_host(self, array: np.ndarray, *, is_exclusive: bool) -> np.ndarray:
+        """Return an array with its dtype on devices, which nobody else refers to."""
         dtype = device_dtype(array.dtype)
-        if dtype != array.dtype or (self._copies and not is_exclusive):
-            return copy_aligned(array, dtype), True
-        return array, is_exclusive
+        is_ready = is_exclusive and dtype == array.dtype
+        return array if is_ready else copy_aligned(array, dtype)
 
     def _split_on_host(self, array: np.ndarray) -> Any:
         if self._layout.num_replicas == 1:

@@ -56,6 +56,7 @@ class Call(enum.Enum):
     PRODUCT = "product"  # of matrices: cuBLAS
     SCALED = "scaled product"  # of matrices whose blocks have scales: MXFP8, NVFP4
     CONVOLUTION = "convolution"  # cuDNN
+    ATTENTION = "attention"  # cuDNN
     MOVE = "move"  # reads its operands and writes its results
     NAME = "name"  # an alias of its operand, or a buffer for a later result
     SOLVE = "solve"  # on one device, with operations that are not counted
@@ -71,7 +72,7 @@ _CALLS = (
     ("__cudnn$convReorderFilter", Call.MOVE),
     ("__cudnn$conv", Call.CONVOLUTION),
     ("__cudnn$norm", Call.MOVE),
-    ("__cudnn$fmha", Call.SOLVE),
+    ("__cudnn$fmha", Call.ATTENTION),
     ("__cudnn$blockScaledDot", Call.SCALED),
     ("__op$block_scaled_dot", Call.SCALED),
     ("__cub$", Call.MOVE),

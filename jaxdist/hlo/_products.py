@@ -21,6 +21,7 @@ _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _GROUPS = re.compile(r"(feature|batch)_group_count=(\d+)")
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 _RAGGED = re.compile(r"lhs_ragged_dims=\{(\d+)\}")
+_SCORES = re.compile(r'"intermediate_tensor_shape":\{"dimensions":(\[[^\]]*\])')
 _OF_GEMM = re.compile(r'"lhs_contracting_dimensions":(\[[^\]]*\])')
 
 
@@ -40,6 +41,8 @@ def count_products(within: dict[str, Instruction], i: Instruction) -> int | None
         return 2 * math.prod(parse_dims(i.shape) + summed) if summed else None
     if kind is Call.CONVOLUTION:
         return _count_convolution(i, *_read_cudnn_shapes(within, i))
+    if kind is Call.ATTENTION:
+        return _count_attention(within, i)
     return None
 
 
@@ -119,6 +122,20 @@ def _count_convolution(i: Instruction, lhs: Shape, rhs: Shape, out: Shape) -> in
         sizes = (lhs[of_lhs.index(dim)], rhs[of_rhs.index(dim)], out[of_out.index(dim)])
         count *= window.count_valid(*sizes)
     return 2 * count
+
+
+def _count_attention(within: dict[str, Instruction], i: Instruction) -> int | None:
+    """Return the operations of attention by cuDNN, all scores counted, also those under a mask.
+
+    The forward pass has two products, scores and values. The backward pass computes the scores
+    again, and the gradients of values, probabilities, queries and keys.
+    """
+    scores = _SCORES.search(unescape(i.rest))  # [b, heads, queries, keys]
+    query = _find_shape(within, i.operands[0])  # [..., dims of a head]
+    if scores is None or not query:
+        return None
+    products = 5 if "Backward" in find_target(i) else 2
+    return 2 * products * math.prod(_parse_numbers(scores[1])) * query[-1]
 
 
 @dataclasses.dataclass(frozen=True)

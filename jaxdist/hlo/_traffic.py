@@ -26,6 +26,11 @@ def count_traffic(module: Module, within: dict[str, Instruction], i: Instruction
     if i.opcode == "dynamic-update-slice":
         # XLA updates the array in place: it reads the update and writes it.
         return 2 * _count_bytes(_find_shape(within, i.operands[1]))
+    if i.opcode == "scatter":
+        # Also in place: it reads the indices, the updates and the old rows, and writes the rows.
+        count = _count_scattered(i)
+        shapes = [_find_shape(within, o) for o in i.operands[count:]]
+        return _count_bytes(shapes[0]) + 3 * sum(map(_count_bytes, shapes[1:]))
     if i.opcode == "fusion":
         return _count_fusion(module, within, i)
     # An operand that is used twice is read once.
@@ -68,7 +73,26 @@ def _count_written(inside: dict[str, Instruction], i: Instruction) -> int:
         if j.opcode == "dynamic-update-slice" and _count_bytes(j.shape) <= total:
             update = _text.num_bytes(_find_shape(inside, j.operands[1]))
             total -= max(0, _count_bytes(j.shape) - update)
+        elif j.opcode == "scatter" and _count_bytes(j.shape) <= total:
+            count = _count_scattered(j)
+            if not all(_is_parameter(inside, o) for o in j.operands[:count]):
+                continue  # what it scatters into is computed here, and written whole
+            rows = sum(_text.num_bytes(_find_shape(inside, o)) for o in j.operands[count + 1 :])
+            # The old rows are read, and the new ones written.
+            total -= max(0, _count_bytes(j.shape) - 2 * rows)
     return max(total, 0)
+
+
+def _count_scattered(i: Instruction) -> int:
+    """Return the number of arrays that a scatter updates: it has as many updates, and indices."""
+    return (len(i.operands) - 1) // 2
+
+
+def _is_parameter(inside: dict[str, Instruction], name: str) -> bool:
+    """Whether a value inside a fusion is one of its operands, perhaps under another shape."""
+    while name in inside and inside[name].opcode == "bitcast":
+        name = inside[name].operands[0]
+    return name in inside and inside[name].opcode == "parameter"
 
 
 def _count_read(module: Module, inside: dict[str, Instruction], name: str) -> int:
@@ -83,6 +107,8 @@ def _count_read(module: Module, inside: dict[str, Instruction], name: str) -> in
             total += math.prod(parse_dims(user.shape)) * whole // all_elements
         elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
             continue  # in place
+        elif user.opcode == "scatter" and name in user.operands[: _count_scattered(user)]:
+            continue  # in place as well
         elif user.opcode == "bitcast":
             # A bitcast is the same memory under another shape.
             total += _count_read(module, inside, user.name)

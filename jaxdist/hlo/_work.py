@@ -27,7 +27,7 @@ _NAMES = frozenset(
         "conditional", "after-all", "partition-id", "replica-id", "domain", "opt-barrier",
     }
 )  # fmt: skip
-_OF_LIBRARIES = (Call.PRODUCT, Call.SCALED, Call.CONVOLUTION)
+_OF_LIBRARIES = (Call.PRODUCT, Call.SCALED, Call.CONVOLUTION, Call.ATTENTION)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -103,6 +103,55 @@ def test_traffic_holds_what_goes_in_and_out_and_not_what_stays_in_fast_memory() 
     assert looped.flops == unrolled.flops
 
 
+SCATTER = """
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %s = f32[] add(%a, %b)
+}
+
+%in_place (x: f32[1000,8], at: s32[4,1], rows: f32[4,8]) -> f32[1000,8] {
+  %x = f32[1000,8]{1,0} parameter(0)
+  %at = s32[4,1]{1,0} parameter(1)
+  %rows = f32[4,8]{1,0} parameter(2)
+  %same = f32[1000,8]{1,0} bitcast(%x)
+  ROOT %d = f32[1000,8]{1,0} scatter(%same, %at, %rows), to_apply=%sum
+}
+
+%of_zeros (at: s32[4,1], rows: f32[4,8]) -> f32[1000,8] {
+  %at = s32[4,1]{1,0} parameter(0)
+  %rows = f32[4,8]{1,0} parameter(1)
+  %zero = f32[] constant(0)
+  %zeros = f32[1000,8]{1,0} broadcast(%zero), dimensions={}
+  ROOT %d = f32[1000,8]{1,0} scatter(%zeros, %at, %rows), to_apply=%sum
+}
+
+ENTRY %main (x: f32[1000,8], at: s32[4,1], rows: f32[4,8]) -> f32[1000,8] {
+  %x = f32[1000,8]{1,0} parameter(0)
+  %at = s32[4,1]{1,0} parameter(1)
+  %rows = f32[4,8]{1,0} parameter(2)
+  ROOT %r = f32[1000,8]{1,0} CALL
+}
+"""
+_INDICES, _ROWS, _WHOLE = 4 * 4, 4 * 8 * 4, 1000 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("call", "bytes_"),
+    [
+        # The rows of the update and the old rows are read, and the new rows are written.
+        ("scatter(%x, %at, %rows), to_apply=%sum", _INDICES + 3 * _ROWS),
+        ("fusion(%x, %at, %rows), kind=kInput, calls=%in_place", _INDICES + 3 * _ROWS),
+        # Here the zeros are written as well.
+        ("fusion(%at, %rows), kind=kInput, calls=%of_zeros", _INDICES + _ROWS + _WHOLE),
+    ],
+)
+def test_a_scatter_moves_the_rows_that_it_updates(call: str, bytes_: int) -> None:
+    found = hlo.work(SCATTER.replace("CALL", call))
+    assert found.memory_bytes == bytes_
+    assert found.unknown == ()
+
+
 # As XLA's own tests have them: gemm_rewriter_test, cudnn_fused_conv_rewriter_test.
 CONFIG = (
     '{"gemm_backend_config":{"alpha_real":1,"beta":0,"dot_dimension_numbers":{'

@@ -1,5 +1,6 @@
 """Plans of steps, against counts by hand on descriptions of real slices."""
 
+import concurrent.futures
 import dataclasses
 import math
 import pathlib
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 import jaxdist
 from jaxdist import _mesh, _reports, cost, errors, partition, tpu
+from jaxdist._planning import planner
 from jaxdist._planning.slice_axes import Axes
 from jaxdist._planning.slice_shape import find_logical_shape, list_counts
 from jaxdist._program.report.compiled_program import CompiledProgram
@@ -314,6 +316,27 @@ def test_what_the_compiler_cannot_do_is_an_error_of_ours(
     monkeypatch.setattr(jaxdist.Program, "compile", replaced)
     with pytest.raises(errors.DeviceError, match=f"TPU v5 lite: .*{words}.*RET_CHECK failure\n"):
         lowered().compile_for("v5e:2x2", quick=True)
+
+
+def test_a_plan_that_fails_leaves_no_compilation_on_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process would abort if it ended while XLA compiles on a thread."""
+    ended = []
+
+    def fail(*_: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure")
+
+    def compile_slowly(*_: Any) -> Any:
+        with pytest.raises(TimeoutError):
+            concurrent.futures.Future[None]().result(timeout=0.2)
+        ended.append(True)
+
+    monkeypatch.setattr(planner, "compile_or_get_refusal", fail)
+    monkeypatch.setattr(planner, "compile_needs", compile_slowly)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RET_CHECK"):
+        lowered().compile_for("v5e:2x2")
+    assert ended == [True]
 
 
 def test_a_bare_topology_has_no_generation() -> None:

@@ -58,9 +58,15 @@ def test_a_plan_has_an_expected_time_that_is_longer_than_its_bounds() -> None:
 
 
 def test_efficiencies_are_parts_with_a_source() -> None:
-    named = {f.name for f in dataclasses.fields(cost.EFFICIENCY)} - {"sources"}
-    assert cost.EFFICIENCY.sources.keys() == named
-    assert all(0 < getattr(cost.EFFICIENCY, name) <= 1 for name in named)
+    fields = {f.name for f in dataclasses.fields(cost.EFFICIENCY)}
+    parts = fields - {"sources", "kernel_seconds"}
+    for chip in cost.CHIPS.values():
+        found = cost.efficiency_of(chip)
+        assert all(0 < getattr(found, name) <= 1 for name in parts)
+        assert found.sources.keys() == parts | (
+            {"kernel_seconds"} if found.kernel_seconds else set()
+        )
+        assert (found.kernel_seconds > 0) == (chip.platform == "gpu")
 
 
 def test_configurations_of_published_models_have_the_shapes_of_maxtext() -> None:

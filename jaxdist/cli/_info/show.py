@@ -120,11 +120,11 @@ def _list_topology(*, of_each_device: bool = True) -> Iterator[tuple[str, str]]:
     yield "processes", f"{process.count} (this is {process.index})"
     yield "devices", f"{jax.device_count()}, {jax.local_device_count()} of this process"
     yield "host", f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    # Only TPUs have a slice index and coordinates.
-    slices = {getattr(d, "slice_index", None) for d in devices} - {None}
+    # GPUs have a slice index and coordinates too, but no torus.
+    placed = [d for d in devices if d.platform == "tpu" and hasattr(d, "coords")]
+    slices = {getattr(d, "slice_index", None) for d in placed} - {None}
     if slices:
         yield "slices", str(len(slices))
-    placed = [d for d in devices if getattr(d, "coords", None) is not None]
     if not placed:
         yield "coords", "none: these devices have no places in a torus"
     elif of_each_device:
