@@ -4,6 +4,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
+from types import ModuleType
 from typing import Any, TypeVar
 
 from jax._src import config as _config
@@ -150,3 +151,9 @@ def find_calling_jacobian() -> str | None:
         if frame.f_code.co_name == "jacfun":
             return frame.f_code.co_qualname.partition(".")[0]
     return None
+
+
+def list_modules_of_jax() -> list[ModuleType]:
+    """Return all modules of JAX that are imported: some import a function by its name."""
+    # A copy, which nothing can interrupt: another thread may import a module meanwhile.
+    return [module for name, module in sys.modules.copy().items() if name.startswith("jax.")]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist._update.values import Broadcast, Partial, Piece, Value, Whole
-from jaxdist._values import Cut
+from jaxdist._values import NEUTRAL, Cut, reduce_over_replicas
 
 # A rule returns the result, or None if the operation has to run on whole arrays.
 Rule = Callable[[Any, Sequence[Value]], Value | None]
@@ -74,36 +74,6 @@ def _transpose(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     return Piece(jax.lax.transpose(operand.array, order), cut, operand.layout)
 
 
-def _smallest(dtype: Any) -> Any:
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return -np.inf
-    return False if dtype == np.bool_ else jnp.iinfo(dtype).min
-
-
-def _largest(dtype: Any) -> Any:
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return np.inf
-    return True if dtype == np.bool_ else jnp.iinfo(dtype).max
-
-
-def _reduce_over_replicas(name: str, local: Any, axes: Any) -> Any:
-    is_bool = local.dtype == np.bool_
-    array = local.astype(jnp.int32) if is_bool else local
-    reduce = jax.lax.pmin if name in ("reduce_min", "reduce_and") else jax.lax.pmax
-    total = reduce(array, axes)
-    return total.astype(bool) if is_bool else total
-
-
-# The values that padding gets, so that it does not change a reduction. See Note [Padding of pieces]
-_NEUTRAL: dict[str, Callable[[Any], Any]] = {
-    "reduce_sum": lambda dtype: False if dtype == np.bool_ else 0,
-    "reduce_max": _smallest,
-    "reduce_min": _largest,
-    "reduce_and": _largest,
-    "reduce_or": _smallest,
-}
-
-
 # Note [NaN in a maximum]
 # XLA on CPU ignores nan in a maximum over many elements, and in one over devices. A nan in the
 # gradients would then disappear, or become a large number. So the rule computes the maximum of the
@@ -127,16 +97,16 @@ def _reduce(eqn: Any, inputs: Sequence[Value]) -> Value | None:
         return None
     if cut.dim not in over:
         return Piece(_bind(eqn, operand.array), _drop_dims(cut, over), layout)
-    local = _bind(eqn, operand.mask_padding(_NEUTRAL[name](dtype)))
+    local = _bind(eqn, operand.mask_padding(NEUTRAL[name](dtype)))
     # Not reduced over the replicas yet, so that sums of several leaves share one all-reduce.
     if name == "reduce_sum":
         return Partial(local, None, layout, cut.over(layout))
-    return Whole(_reduce_over_replicas(name, local, cut.over(layout)), layout)
+    return Whole(reduce_over_replicas(name, local, cut.over(layout)), layout)
 
 
 def _reduce_extreme(eqn: Any, operand: Value, over: tuple[int, ...]) -> Value | None:
     """Reduce to the largest or smallest number, or to nan. See Note [NaN in a maximum]."""
-    neutral = _NEUTRAL[eqn.primitive.name](eqn.invars[0].aval.dtype)
+    neutral = NEUTRAL[eqn.primitive.name](eqn.invars[0].aval.dtype)
     if isinstance(operand, Whole):
         return Whole(
             _restore_nan(*_separate_nan(eqn, operand.array, over, neutral)), operand.layout
@@ -210,5 +180,5 @@ RULES: dict[str, Rule] = {
     "dot_general": _dot,
     "add": _add,
     "add_any": _add,
-    **dict.fromkeys(_NEUTRAL, _reduce),
+    **dict.fromkeys(NEUTRAL, _reduce),
 }

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxdist._collectives import hide_complex_constant, require_replicated
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Cut, cut_piece, pad_dim
+from jaxdist._values import Cut, cut_piece, mask_padding, pad_dim
 
 
 def scatter_sum(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
@@ -99,12 +99,7 @@ class Piece(Value):
 
     def mask_padding(self, neutral: Any) -> Any:
         """Return the piece with `neutral` as padding. See Note [Padding of pieces]."""
-        count = self.cut.pieces(self.layout)
-        if not self.cut.padding(count):
-            return self.array
-        start = jax.lax.axis_index(self.cut.over(self.layout)) * self.cut.rows(count)
-        places = jax.lax.broadcasted_iota(jnp.int32, self.array.shape, self.cut.dim) + start
-        return jnp.where(places < self.cut.size, self.array, jnp.asarray(neutral, self.array.dtype))
+        return mask_padding(self.array, self.cut, self.layout, neutral)
 
 
 @dataclasses.dataclass(eq=False)

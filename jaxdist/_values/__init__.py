@@ -84,6 +84,11 @@ from jaxdist._values.sharded.piece_marks import OPEN as OPEN
 from jaxdist._values.sharded.piece_marks import PIECE as PIECE
 from jaxdist._values.sharded.piece_marks import REDUCED_PIECES as REDUCED_PIECES
 from jaxdist._values.sharded.piece_marks import take_mean as take_mean
+from jaxdist._values.sharded.reductions import NEUTRAL as NEUTRAL
+from jaxdist._values.sharded.reductions import is_exact_reduction as is_exact_reduction
+from jaxdist._values.sharded.reductions import mask_padding as mask_padding
+from jaxdist._values.sharded.reductions import reduce_over_replicas as reduce_over_replicas
+from jaxdist._values.sharded.reductions import reduce_pieces as reduce_pieces
 from jaxdist._values.sharded.sharded import GATHERED as GATHERED
 from jaxdist._values.sharded.sharded import Sharded as Sharded
 from jaxdist._values.sharded.sharded import cut_piece as cut_piece

@@ -72,7 +72,7 @@ def test_transformation_of_pieces_is_that_of_the_arrays_or_is_refused(names: Any
             except (ShardedArrayError, ReplicaValueError):
                 continue
             allowed |= held
-        assert set(allowed) == {"adam", "masked", "add_noise"} & set(names)
+        assert set(allowed) == {"adam", "masked", "add_noise", "apply_if_finite"} & set(names)
 
         def step(one: Any, two: Any, three: Any, rows: Any) -> Any:
             return (

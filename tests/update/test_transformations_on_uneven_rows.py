@@ -13,7 +13,7 @@ import jaxdist
 from jaxdist import partition
 from jaxdist.errors import ReplicaValueError, ShardedArrayError
 from tests.tables import sampled
-from tests.update.test_every_transformation import NAMES, params_of, trained
+from tests.update.test_every_transformation import NAMES, numbers, params_of, trained
 from tests.update.transformations import OBJECTIVE, VALUE, VALUE_FN, made
 
 STEPS = 2
@@ -67,7 +67,7 @@ def _is_sharded(x: Any) -> bool:
 
 
 def train(name: str, num_rows: int, layout: str) -> Any:
-    """Return the parameters after some steps, and the last loss."""
+    """Return parameters and state after some steps, whole, and the last loss."""
     strategy, tx = _make_strategy(layout), made(name)
     if layout == "sharded_update":
         tx = jaxdist.sharded_update(tx, reduce_op="sum", min_bytes=0)
@@ -94,9 +94,11 @@ def train(name: str, num_rows: int, layout: str) -> Any:
     for _ in range(STEPS):
         with jax.numpy_rank_promotion("allow"):
             params, state, value = strategy.run(step, (params, state, batch))
-    return jax.tree.map(
-        np.asarray, trained(params), is_leaf=lambda v: isinstance(v, jaxdist.Sharded)
-    ), value
+    return jax.tree.map(_to_host, (trained(params), state), is_leaf=_is_sharded), value
+
+
+def _to_host(leaf: Any) -> np.ndarray:
+    return numbers(leaf.whole() if _is_sharded(leaf) else leaf)
 
 
 @pytest.mark.slow
@@ -104,9 +106,9 @@ def train(name: str, num_rows: int, layout: str) -> Any:
 @pytest.mark.parametrize("row", sampled(TABLE, 8))
 def test_a_transformation_trains_as_on_one_device(row: tuple[str, str, str]) -> None:
     name, rows, layout = row
-    wanted, value = train(name, ROWS[rows], "one device")
+    (wanted, wanted_state), value = train(name, ROWS[rows], "one device")
     try:
-        found, found_value = train(name, ROWS[rows], layout)
+        (found, state), found_value = train(name, ROWS[rows], layout)
     except (ShardedArrayError, ReplicaValueError) as error:
         # Of arrays in pieces, and whatever the rows are.
         assert layout in ("fsdp", "hsdp")
@@ -117,3 +119,10 @@ def test_a_transformation_trains_as_on_one_device(row: tuple[str, str, str]) -> 
     for key, array in wanted.items():
         largest = float(np.abs(array).max())
         np.testing.assert_allclose(found[key], array, rtol=0, atol=2e-4 * largest, err_msg=key)
+    # The state has the structure of that on one device, too.
+    jax.tree.map(_assert_close, state, wanted_state)
+
+
+def _assert_close(found: np.ndarray, wanted: np.ndarray) -> None:
+    largest = float(np.abs(wanted).max(initial=0))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-3 * largest + 1e-6)

@@ -94,7 +94,7 @@ ROWS: dict[str, Row] = {
     "a piece that a map replaced": (
         lambda: two().run(lambda x: x, (jax.tree.map(lambda _: 3, cut(jnp.ones(4))),)),
         ReplicaValueError,
-        ("args[0]", "holds a int, 3", "is_leaf="),
+        ("args[0]", "holds a int, 3", "is_leaf=", "tx = jaxdist.sharded_update(tx)"),
     ),
     "a piece over the axes of another strategy": (
         lambda: two().run(lambda x: x, (cut(jnp.ones(4), axes=("other",)),)),

@@ -10,7 +10,6 @@
 
 import contextlib
 import functools
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,6 +24,8 @@ from jax._src.numpy import indexing as _indexing
 from jax._src.numpy import util as _util
 from jax._src.ops import scatter as _scatter
 from jax.extend.core.primitives import reduce_prod_p
+
+from jaxdist._compat.tracing import list_modules_of_jax
 
 _HERE = threading.local()
 
@@ -86,7 +87,7 @@ def _wrap(module: Any, name: str, operands: Sequence[int]) -> None:
         return result
 
     # Modules of JAX import a function by its name.
-    for other in [m for n, m in sys.modules.items() if n.startswith("jax.")]:
+    for other in list_modules_of_jax():
         if getattr(other, name, None) is function:
             setattr(other, name, wrapped)
 

@@ -1,7 +1,6 @@
 """The shardings that a program gives to functions of JAX, before JAX checks them."""
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
@@ -10,6 +9,8 @@ import jax
 from flax.core import spmd as _spmd
 from jax._src import pjit as _pjit
 from jax._src import sharding_impls as _sharding_impls
+
+from jaxdist._compat.tracing import list_modules_of_jax
 
 _HERE = threading.local()
 # What all functions with `out_sharding=` call, and `reshard`.
@@ -79,6 +80,6 @@ def _install() -> None:
     canonicalize.of_jaxdist = True  # type: ignore[attr-defined]
     setattr(_pjit, _CONSTRAINT, create)
     # Modules of JAX import the function by its name.
-    for module in [m for n, m in sys.modules.items() if n.startswith("jax.")]:
+    for module in list_modules_of_jax():
         if getattr(module, _OUT_SHARDING, None) is out_sharding:
             setattr(module, _OUT_SHARDING, canonicalize)

@@ -89,7 +89,7 @@ class ReplicaOps:
                 self._line = around
         self._check_axes(name, args, params)
         axes = frozenset(get_named_axes(params)) & frozenset(self._layout.replica_axes)
-        if axes and (name in known.COLLECTIVES or primitive is UNEVEN_ALL_GATHER):
+        if axes and name in known.COLLECTIVES:
             return self._meet(primitive, args, params)
         if name == "axis_index" and axes:
             return self._record(primitive, params, args, self._get_index(params))

@@ -27,6 +27,8 @@ from jaxdist._values import (
     REDUCED_PIECES,
     Cut,
     cut_piece,
+    is_exact_reduction,
+    reduce_pieces,
     take_mean,
 )
 from jaxdist.errors import ShardedArrayError
@@ -117,6 +119,11 @@ class LocalPieces(Interpreter[Local]):
             local = [Local(x.fact, self._cut_piece(x, cut)) for x in inputs]
             return _bind(eqn, local, eqn.params, facts)
         pieces = [x.fact.cut for x in inputs if x.fact.cut is not None]
+        if pieces and is_exact_reduction(eqn, pieces[0]):
+            [given], [fact] = inputs, self._proof.equation(eqn, [x.fact for x in inputs])
+            with _compat.use_source_of(eqn):
+                whole = reduce_pieces(eqn, given.array, pieces[0], self._proof.layout)
+            return [Local(fact, whole)]
         if pieces and uncut_dims.has_rule(eqn):
             facts = self._proof.equation(eqn, [x.fact for x in inputs])
             cut, count = pieces[0], uncut_dims.count_arrays(eqn)

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import _compat
-from jaxdist._collectives import UNEVEN_ALL_GATHER
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
@@ -135,8 +134,7 @@ class NothingAnalysis(ForwardAnalysis[Found]):
 
     def operation(self, eqn: Any, inputs: list[Found]) -> list[Found]:
         name = eqn.primitive.name
-        meets = name in known.COLLECTIVES or eqn.primitive is UNEVEN_ALL_GATHER
-        if meets and frozenset(get_named_axes(eqn.params)) & self._axes:
+        if name in known.COLLECTIVES and frozenset(get_named_axes(eqn.params)) & self._axes:
             return self._collective(eqn, inputs)
         which = inputs[0].value if inputs else None
         # Before `_evaluate`: the case that is not taken may be unknown, or a nan that is dropped.

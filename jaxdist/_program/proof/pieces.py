@@ -8,8 +8,9 @@
 # array).
 #
 # `ShardingProof` (this file) therefore accepts pieces only as operands of elementwise operations,
-# together with values that are equal on all replicas, and of operations along dims that are not cut
-# (uncut_dims.py: a slice, a row, a sum over layers). It raises for every other operation.
+# together with values that are equal on all replicas, of operations along dims that are not cut
+# (uncut_dims.py: a slice, a row, a sum over layers), and of reductions of booleans and integers,
+# which are computed of all pieces. It raises for every other operation.
 # `LocalPieces` (local_pieces.py) then evaluates the trace on the pieces. `PIECE` declares that a
 # value is a piece of an array, and `OPEN` returns the piece as an array of its own.
 
@@ -24,7 +25,14 @@ from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
 from jaxdist._program.jaxprs.primitives import LAYOUT_ONLY
 from jaxdist._program.proof import uncut_dims
 from jaxdist._program.proof.replication import NONE, Differs, analyse_equation
-from jaxdist._values import ELEMENTWISE, OPEN, PIECE, REDUCED_PIECES, Cut
+from jaxdist._values import (
+    ELEMENTWISE,
+    OPEN,
+    PIECE,
+    REDUCED_PIECES,
+    Cut,
+    is_exact_reduction,
+)
 from jaxdist.errors import ShardedArrayError
 
 # Operations that return their operands unchanged, one result for each operand.
@@ -101,6 +109,9 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
             ]
         if not eqn.outvars:
             return []
+        [first, *_] = pieces
+        if first.cut is not None and is_exact_reduction(eqn, first.cut):
+            return [ShardFact(first.differs - frozenset(first.cut.over(self.layout)))]
         if uncut_dims.has_rule(eqn):
             return self._follow(eqn, inputs)
         if name not in ELEMENTWISE or len(eqn.outvars) != 1:

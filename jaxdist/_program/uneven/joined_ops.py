@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from jaxdist._collectives import UNEVEN_ALL_GATHER
 from jaxdist._program.arguments.exact import exact, has_known_bits, same_bits
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.interpreter import Interpreter
@@ -73,8 +72,7 @@ def dtype_of(atom: Any) -> Any:
 def has_collective(eqn: Any) -> bool:
     """Whether an equation is a collective over named axes, or holds a program with one."""
     return any(
-        e.primitive is UNEVEN_ALL_GATHER
-        or (e.primitive.name in known.COLLECTIVES and bool(get_named_axes(e.params)))
+        e.primitive.name in known.COLLECTIVES and bool(get_named_axes(e.params))
         for e in iterate_with_inner(eqn)
     )
 

@@ -55,7 +55,8 @@ def place_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharded:
             "A function of pytrees put it there: jax.tree.map goes into a Sharded and takes the "
             "piece for a leaf.\n\n"
             "Keep such values in a pytree of their own: jax.tree.map(fn, tree, "
-            "is_leaf=lambda x: isinstance(x, jaxdist.Sharded))."
+            "is_leaf=lambda x: isinstance(x, jaxdist.Sharded)). If it is the state of an optimizer "
+            "(optax.sm3 has lists), let sharded_update make it: tx = jaxdist.sharded_update(tx)."
         )
     # The cut dim is never shorter than `size`, and longer only by padding that the node knows of.
     fits = cut.dim < array.ndim and array.shape[cut.dim] >= cut.size

@@ -165,10 +165,13 @@ def _is_metadata(held: Any) -> bool:
     """Whether `tree_map` replaced the array by metadata: a mask, a label, or `optax.MaskedNode`.
 
     Metadata replaces the node, as it would replace an array. So a mask of a tree with `Sharded`
-    nodes has the same structure as a mask of a tree of arrays.
+    nodes has the same structure as a mask of a tree of arrays. A mask is of Python's booleans or of
+    arrays of one boolean, as in the state of `optax.zero_nans`.
     """
     is_empty = isinstance(held, tuple) and not held
-    return is_empty or isinstance(held, (bool, np.bool_, str))
+    if is_empty or isinstance(held, (bool, np.bool_, str)):
+        return True
+    return getattr(held, "dtype", None) == np.bool_ and getattr(held, "shape", None) == ()
 
 
 register_pytree_with_keys(Sharded, _flatten_with_keys, _rebuild, _flatten)
