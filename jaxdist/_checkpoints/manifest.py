@@ -55,12 +55,17 @@ def _get_path(directory: Path, step: int) -> Path:
 
 
 def _describe_problem(file: Path, size: int, checksum: int, read_contents: bool) -> str | None:
-    if not file.is_file():
+    try:
+        there = file.stat().st_size
+        found = _measure_file(file)[1] if read_contents and there == size else checksum
+    except (FileNotFoundError, NotADirectoryError):
+        # It may have been deleted between the two.
         return f"{file} is missing."
-    there = file.stat().st_size
+    except OSError as error:
+        return f"{file} cannot be read: {error.strerror}."
     if there != size:
         return f"{file} has {there} bytes, {size} were written."
-    if read_contents and _measure_file(file)[1] != checksum:
+    if found != checksum:
         return f"{file} has the right size and other bytes than were written."
     return None
 

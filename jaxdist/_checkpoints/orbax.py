@@ -30,12 +30,13 @@ _LONGEST_REASON = 300  # characters
 STATE, NOTES, LEAVES = "state", "notes", "leaves"  # the items of one checkpoint
 
 
-def open_manager(directory: Path, *, keep: int) -> Manager:
+def open_manager(directory: Path) -> Manager:
     """Open Orbax's manager of a directory, and delete the partly written checkpoints in it.
+
+    It deletes no complete checkpoint: Orbax deletes file by file, under the checkpoint's name.
 
     Args:
         directory: The directory of the checkpoints. No other job writes into it.
-        keep: How many checkpoints to keep.
     """
     import orbax.checkpoint as ocp
 
@@ -56,7 +57,6 @@ def open_manager(directory: Path, *, keep: int) -> Manager:
     handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
     handlers.add(LEAVES, ocp.args.JsonSave, RecordsHandler())
     options = ocp.CheckpointManagerOptions(
-        preservation_policy=ocp.checkpoint_managers.LatestN(keep),
         cleanup_tmp_directories=True,
         # Otherwise, where no directory can be created, Orbax reports it after five minutes.
         async_options=ocp.AsyncOptions(create_directories_asynchronously=False),

@@ -24,7 +24,13 @@ from jaxdist._checkpoints.processes import (
 from jaxdist._checkpoints.records import find_changed_values
 from jaxdist._typing import PyTree
 from jaxdist._update import divide_errors, find_moved_pairs
-from jaxdist.errors import DamagedCheckpointError
+from jaxdist.errors import CheckpointError, DamagedCheckpointError
+
+# Note [A checkpoint that is deleted while it is read]
+# A job may delete an old checkpoint while another process reads it. The deletion begins with a
+# rename, so what fails then is the next file that the reader opens, and the step is no longer in
+# the list. Such a checkpoint is missing, and not damaged. Whoever wants the newest takes the list
+# again: a checkpoint is deleted only after a newer one is complete.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +71,8 @@ def restore_step(
         try:
             return _read_arrays(directory, step, plain, sharding)
         except failures.UnreadableError as error:
+            if step not in (left := list_steps(directory)):
+                raise failures.make_missing_error(directory, step, left) from None
             before = [s for s in steps if s < step]
             # None: the error of Orbax names its internals, and its reason is in the text.
             raise failures.make_damage_error(directory, step, before, list(error.args)) from None
@@ -122,9 +130,30 @@ def restore_newest(
     """Return the newest checkpoint; None if the directory has none.
 
     With `skip_damaged`, it is the newest that is not damaged, and the damaged ones are moved away.
+    See Note [A checkpoint that is deleted while it is read].
     """
+    while True:
+        steps = list_steps(directory)
+        try:
+            return _restore_newest_of(steps, directory, like, sharding, skip_damaged, group)
+        except DamagedCheckpointError:
+            raise
+        except CheckpointError:
+            # Without a newer one, all were deleted.
+            left = list_steps(directory)
+            if not left or not steps or left[-1] <= steps[-1] or steps[-1] in left:
+                raise
+
+
+def _restore_newest_of(
+    steps: tuple[int, ...],
+    directory: Path,
+    like: PyTree,
+    sharding: Sharding | None,
+    skip_damaged: bool,
+    group: Group | None,
+) -> Restored | None:
     damaged: list[int] = []
-    steps = list_steps(directory)
     if group is not None:
         check_same_steps(group, "Checkpoints.restore", directory, steps)
     for step in reversed(steps):

@@ -23,7 +23,9 @@ _LOG = logging.getLogger("jaxdist")
 # Note [Complete or absent]
 # Orbax writes a checkpoint into a directory with a temporary name, and renames the directory when
 # all files are written. So a directory that is named by its step is complete, even if the process
-# was killed. Orbax deletes old checkpoints after the rename, the oldest first.
+# was killed. Old checkpoints are deleted after the rename, the oldest first, and each is renamed
+# before its files are deleted. So a reader finds all files of a checkpoint, or none; see Note [A
+# checkpoint that is deleted while it is read].
 # A checkpoint contains the arrays, the notes, and a checksum of each shard, so these are complete
 # or absent together. The manifest (size and checksum of each file) is written after the rename, and
 # a killed process may not have written it. Then the checksums of the shards still detect damage,
@@ -67,7 +69,7 @@ class Writer:
                 if self._manager is None:
                     # Only with the lock: a partly written checkpoint may be the work of another
                     # job, and this deletes it.
-                    self._manager = open_manager(self._directory, keep=self._keep)
+                    self._manager = open_manager(self._directory)
                 # A restore may have moved a damaged checkpoint away.
                 self._manager.reload()
                 remove_manifest(self._directory, step)
@@ -176,6 +178,8 @@ class Writer:
     def _complete_alone(self, step: int) -> None:
         self._manager.wait_until_finished()
         write_manifest(self._directory, step)
+        for old in list_steps(self._directory)[: -self._keep]:
+            delete_step(self._directory, old)
 
     def is_writing(self) -> bool:
         """Whether a checkpoint is being written."""

@@ -51,8 +51,21 @@ def find_source(environ: Mapping[str, str]) -> Source:
 
     See Note [Which cluster a process is in].
 
+    Args:
+        environ: The environment of the process.
+
     Raises:
         ClusterError: `JAXDIST_CLUSTER` is another word.
+
+    Example:
+        >>> from jaxdist.cluster_resolver import find_source
+        >>> find_source({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"})
+        Source(name='slurm', because='SLURM_STEP_NUM_TASKS=2')
+        >>> find_source({}).name
+        'none'
+
+    Source:
+        An addition. `tf.distribute` looks at `TF_CONFIG` only.
     """
     chosen = environ.get(CLUSTER, "").strip()
     if "TF_CONFIG" in environ:
@@ -76,7 +89,21 @@ def find_source(environ: Mapping[str, str]) -> Source:
 
 
 def describe_unused_sign(environ: Mapping[str, str]) -> str:
-    """Return the sign that a process that is alone is one of several, with the ways on; or ""."""
+    """Return the sign that a process that works alone is one of several, and what to do; or "".
+
+    Args:
+        environ: The environment of the process.
+
+    Example:
+        >>> from jaxdist.cluster_resolver import describe_unused_sign
+        >>> describe_unused_sign({"OMPI_COMM_WORLD_SIZE": "2"})[:67]
+        'OMPI_COMM_WORLD_SIZE=2 (mpirun) says that there are other processes'
+        >>> describe_unused_sign({})
+        ''
+
+    Source:
+        An addition.
+    """
     if find_source(environ) != Source("none", ""):
         return ""
     found = [(name, what) for name, what in _COUNTS if _count(environ, name) > 1]

@@ -268,7 +268,7 @@ class Estimator:
         first, rest = next(batches, None), batches
         if first is None:
             raise _make_empty_error(caller)
-        built = self._build(ModeKeys.EVAL, strategy, first, choice)
+        built, choice = self._build(ModeKeys.EVAL, strategy, first, choice)
         own = built.spec.evaluation_hooks or ()
         HookChain(own).begin()
         result: dict[str, Any] = run_evaluation(
@@ -324,13 +324,13 @@ class Estimator:
             first = next(batches, None)
             if first is None:
                 raise _make_empty_error(caller)
-            built = self._build(ModeKeys.PREDICT, strategy, first, choice)
+            built, restored = self._build(ModeKeys.PREDICT, strategy, first, choice)
             own = built.spec.prediction_hooks or ()
             HookChain(own).begin()
             yield from run_prediction(
                 built,
                 _chain_first(first, batches),
-                choice.step,
+                restored.step,
                 predict_keys,
                 [*given, *own],
                 yields_rows=yield_single_examples,
@@ -372,7 +372,7 @@ class Estimator:
         strategy = self._find_strategy(caller, None)
         choice = self._choose(caller, checkpoint_path)
         try:
-            built = self._build(ModeKeys.PREDICT, strategy, features, choice)
+            built, choice = self._build(ModeKeys.PREDICT, strategy, features, choice)
             return str(write_export(built, features, base, choice.step, any_batch=any_batch))
         except (TypeError, ValueError) as error:
             if isinstance(error, JaxdistError):
@@ -405,7 +405,8 @@ class Estimator:
         Source:
             `tf.estimator.Estimator.get_variable_names`.
         """
-        return sorted(self._choose("Estimator.get_variable_names", None).read_leaves())
+        choice = self._choose("Estimator.get_variable_names", None)
+        return sorted(choice.follow(lambda found: found.read_leaves())[1])
 
     def get_variable_value(self, name: str) -> Any:
         """Return an array of the newest checkpoint.
@@ -420,7 +421,8 @@ class Estimator:
             `tf.estimator.Estimator.get_variable_value`.
         """
         check_text("Estimator.get_variable_value", "name", name, "modules.model.kernel")
-        return self._choose("Estimator.get_variable_value", None).read(name)
+        choice = self._choose("Estimator.get_variable_value", None)
+        return choice.follow(lambda found: found.read(name))[1]
 
     def eval_dir(self, name: str | None = None) -> str:
         """Return the folder of the summaries of evaluations.
@@ -460,16 +462,17 @@ class Estimator:
 
     def _build(
         self, mode: str, strategy: Strategy, element: Any, choice: CheckpointChoice
-    ) -> Built:
+    ) -> tuple[Built, CheckpointChoice]:
+        """Return the model with the values of a checkpoint, and which checkpoint was read."""
         built = self._built.get(mode)
         if built is None:
             features, labels = split_batch(take_local(strategy, element))
             labels = None if mode == ModeKeys.PREDICT else labels
             seed = self._config.tf_random_seed or 0
             built = build(self._make_call(mode), mode, strategy, features, labels, seed)
-        choice.restore(built.state)
+        choice, _ = choice.follow(lambda found: found.restore(built.state))
         self._built[mode] = built
-        return built
+        return built, choice
 
 
 def _find_folder(given: Any, config: RunConfig) -> ModelFolder:

@@ -85,6 +85,13 @@ def find_checkpoint(caller: str, path: Any) -> CheckpointChoice:
     return latest
 
 
+def _read_all(choice: CheckpointChoice) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return shapes and values of all arrays of a checkpoint."""
+    leaves = choice.read_leaves()
+    with Checkpoints(choice.folder) as checkpoints:
+        return leaves, checkpoints.restore(choice.step, like=leaves).state
+
+
 def warm_start(settings: WarmStartSettings, built: Built) -> None:
     """Write values of another checkpoint into the modules of a model.
 
@@ -100,9 +107,7 @@ def warm_start(settings: WarmStartSettings, built: Built) -> None:
     )
     target = {"modules": built.modules}
     flat, treedef = tree_flatten_with_path(to_plain(target))
-    leaves = choice.read_leaves()
-    with Checkpoints(choice.folder) as checkpoints:
-        saved = checkpoints.restore(choice.step, like=leaves).state
+    choice, (leaves, saved) = choice.follow(_read_all)
     values: list[Any] = []
     taken = 0
     for path, leaf in flat:

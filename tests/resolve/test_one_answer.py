@@ -174,17 +174,24 @@ def test_a_process_that_is_alone_and_looks_like_one_of_several_is_told(
     assert describe_unused_sign({**environ, "JAXDIST_CLUSTER": "none"}) == ""
 
 
+def _make_config(job: str) -> dict[str, str]:
+    """Return the `TF_CONFIG` of one task of a cluster of two workers."""
+    task = {"type": job, "index": 0}
+    return {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": task})}
+
+
 @pytest.mark.parametrize(
     ("environ", "named"),
     [
-        (STARTED_BY["srun -n 2"][0], "worker 1 of a cluster of 2 processes (SLURM_STEP_NUM_TASKS=2)"),
+        (STARTED_BY["srun -n 2"][0], "worker 1 of a cluster of 2 processes (SLURM_STEP_NUM"),
+        (_make_config("worker"), "worker 0 of a cluster of 2 processes (TF_CONFIG)"),
+        (_make_config("evaluator"), ""),
+        # With parameter servers, each worker has devices of its own.
         (_make_environ("nothing", ("worker", 1), None)[0], ""),
-        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'}, "worker 0 of a cluster of 2 processes (TF_CONFIG)"),
-        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}'}, ""),
         ({"TF_CONFIG": "no json"}, ""),
         ({}, ""),
     ],
-)  # fmt: skip
+)
 def test_a_mirrored_strategy_never_joins_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -4,8 +4,8 @@ import dataclasses
 import pathlib
 import shutil
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,8 @@ _CHECKPOINTS, _DELETED = "checkpoints", "deleted."
 _KEEP_ALL = (1 << 31) - 1
 _LEAVES = "leaves"
 
+T = TypeVar("T")
+
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointChoice:
@@ -27,15 +29,36 @@ class CheckpointChoice:
     Args:
         folder: The folder of the checkpoints.
         step: Its step.
+        is_newest: Whether it was chosen because it was the newest.
     """
 
     folder: pathlib.Path
     step: int
+    is_newest: bool = False
 
     @property
     def path(self) -> pathlib.Path:
         """Its own folder."""
         return self.folder / str(self.step)
+
+    def follow(self, read: Callable[["CheckpointChoice"], T]) -> tuple["CheckpointChoice", T]:
+        """Call `read` with this checkpoint, or with a newer one if this one has been deleted.
+
+        A job deletes old checkpoints, also while they are read. A checkpoint that was named is not
+        replaced by another one.
+
+        Returns:
+            The checkpoint that was read, and what `read` returned.
+        """
+        choice = self
+        while True:
+            try:
+                return choice, read(choice)
+            except CheckpointError:
+                steps = list_steps(choice.folder)
+                if not choice.is_newest or choice.step in steps or not steps:
+                    raise
+                choice = dataclasses.replace(choice, step=steps[-1])
 
     def read_leaves(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Return shape and dtype of each array in it, by name.
@@ -108,7 +131,7 @@ class ModelFolder:
     def find_latest(self) -> CheckpointChoice | None:
         """Return the newest checkpoint; None if there is none."""
         steps = list_steps(self.checkpoints)
-        return CheckpointChoice(self.checkpoints, steps[-1]) if steps else None
+        return CheckpointChoice(self.checkpoints, steps[-1], is_newest=True) if steps else None
 
     def open(self) -> Checkpoints:
         """Return what writes the checkpoints."""

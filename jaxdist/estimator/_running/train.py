@@ -119,7 +119,7 @@ def _make_state(training: Training, batch: Any) -> TrainState:
             training.warm_start(built)
     elif training.is_chief or not training.is_shared:
         # Other workers of servers get the chief's values.
-        latest.restore(built.state)
+        latest, _ = latest.follow(lambda choice: choice.restore(built.state))
         _LOG.info("Estimator.train goes on from %s.", latest.path)
     return TrainState(built, latest, is_shared=training.is_shared)
 

@@ -28,11 +28,12 @@ class _Proxy(grpc.GenericRpcHandler):
         self.was_asked = threading.Event()
 
     def service(self, handler_call_details: Any) -> Any:
+        check: Any = self._check
         return grpc.unary_unary_rpc_method_handler(
-            self._check, response_serializer=health_pb2.HealthCheckResponse.SerializeToString
+            check, response_serializer=health_pb2.HealthCheckResponse.SerializeToString
         )
 
-    def _check(self, request: bytes, context: Any) -> Any:
+    def _check(self, request: Any, context: Any) -> Any:
         self.asked += 1
         self.was_asked.set()
         if self.asked <= self.refusals:
