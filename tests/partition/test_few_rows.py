@@ -99,10 +99,11 @@ class _Model(nnx.Module):
     def __init__(self, layer: str) -> None:
         make, self._apply = LAYERS[layer]
         self.layer = make(nnx.Rngs(0))
-        self.out = nnx.Linear(8, 8, use_bias=False, rngs=nnx.Rngs(1))
+        # The rules of tensor parallelism know this name.
+        self.lm_head = nnx.Linear(8, 8, use_bias=False, rngs=nnx.Rngs(1))
 
     def __call__(self, x: Any, t: Any) -> Any:
-        return self.out(self._apply(self.layer, x, t))
+        return self.lm_head(self._apply(self.layer, x, t))
 
 
 LOSSES: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -140,7 +141,12 @@ def _list_cells() -> list[Cell]:
         if layout != "fsdp x tp" or (rows % replicas == 0 and replicas == 4)
     ]
     # JAX runs no scan without turns under `disable_jit`.
-    return [c for c in cells if not (c.layer == "map" and c.by_ops and c.rows < c.replicas)]
+    return [c for c in cells if not (c.layer == "map" and c.by_ops and _has_none(c))]
+
+
+def _has_none(cell: Cell) -> bool:
+    """Whether a replica has no rows."""
+    return len(_split(SIGNALS[: cell.rows], cell.replicas).values[-1]) == 0
 
 
 def _make_strategy(cell: Cell) -> tuple[jaxdist.MirroredStrategy, Any]:
@@ -228,7 +234,8 @@ def test_few_rows_give_loss_and_parameters_of_one_device(cell: Cell) -> None:
         jaxdist.config.run_eagerly(False)
     np.testing.assert_allclose(loss, expected, rtol=1e-4, atol=1e-5)
     for got, wanted in zip(_values(model), _values(alone), strict=True):
-        np.testing.assert_allclose(got, wanted, atol=1e-5)
+        # The table of some layers has entries far above 1.
+        np.testing.assert_allclose(got, wanted, atol=1e-5 * max(1, np.abs(wanted).max()))
 
 
 @pytest.mark.parametrize("by_ops", [False, True])
