@@ -180,6 +180,7 @@ class Writer:
         write_manifest(self._directory, step)
         for old in list_steps(self._directory)[: -self._keep]:
             delete_step(self._directory, old)
+            remove_manifest(self._directory, old)
 
     def is_writing(self) -> bool:
         """Whether a checkpoint is being written."""
