@@ -139,9 +139,8 @@ def restore_newest(
         except DamagedCheckpointError:
             raise
         except CheckpointError:
-            # Without a newer one, all were deleted.
-            left = list_steps(directory)
-            if not left or not steps or left[-1] <= steps[-1] or steps[-1] in left:
+            # Processes that read together must take the list at one time, so they do not try again.
+            if group is not None or list_steps(directory) == steps:
                 raise
 
 

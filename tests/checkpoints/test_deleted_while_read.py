@@ -125,6 +125,24 @@ def test_a_checkpoint_that_is_deleted_at_any_point_of_a_read_is_whole_or_missing
     assert outcomes == ({2, 3} if step is None else {0, 2})
 
 
+def test_the_newest_that_is_left_is_read_when_later_ones_are_discarded(
+    saved: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    outcomes = set()
+    for k in range(1, 12):
+        folder = tmp_path / f"at {k}" / "saved"
+        shutil.copytree(saved, folder)
+
+        def discard(folder: pathlib.Path = folder) -> None:
+            for step in 3, 2:
+                delete_step(folder, step)
+
+        with POINTS.at(k, folder, discard):
+            outcomes.add(_read(folder, None))
+    assert 1 in outcomes
+    assert outcomes <= {1, 3}
+
+
 def test_a_reader_sees_whole_checkpoints_while_a_writer_deletes_old_ones(
     tmp_path: pathlib.Path,
 ) -> None:
