@@ -139,8 +139,8 @@ def choose_resolver(environ: MutableMapping[str, str] | None = None) -> ClusterR
         >>> from jaxdist.cluster_resolver import choose_resolver
         >>> choose_resolver({}).cluster_spec().as_dict()  # alone
         {}
-        >>> type(choose_resolver({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"})).__name__
-        'SlurmClusterResolver'
+        >>> choose_resolver({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}).cluster_spec().jobs
+        ['worker']
 
     Source:
         `tf.distribute.MultiWorkerMirroredStrategy`, whose default is `TF_CONFIG`; the rest is an
