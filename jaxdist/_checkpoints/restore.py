@@ -30,7 +30,7 @@ from jaxdist.errors import CheckpointError, DamagedCheckpointError
 # A job may delete an old checkpoint while another process reads it. The deletion begins with a
 # rename, so what fails then is the next file that the reader opens, and the step is no longer in
 # the list. Such a checkpoint is missing, and not damaged. Whoever wants the newest takes the list
-# again: a checkpoint is deleted only after a newer one is complete.
+# again.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,27 +132,8 @@ def restore_newest(
     With `skip_damaged`, it is the newest that is not damaged, and the damaged ones are moved away.
     See Note [A checkpoint that is deleted while it is read].
     """
-    while True:
-        steps = list_steps(directory)
-        try:
-            return _restore_newest_of(steps, directory, like, sharding, skip_damaged, group)
-        except DamagedCheckpointError:
-            raise
-        except CheckpointError:
-            # Processes that read together must take the list at one time, so they do not try again.
-            if group is not None or list_steps(directory) == steps:
-                raise
-
-
-def _restore_newest_of(
-    steps: tuple[int, ...],
-    directory: Path,
-    like: PyTree,
-    sharding: Sharding | None,
-    skip_damaged: bool,
-    group: Group | None,
-) -> Restored | None:
     damaged: list[int] = []
+    steps = list_steps(directory)
     if group is not None:
         check_same_steps(group, "Checkpoints.restore", directory, steps)
     for step in reversed(steps):
@@ -164,6 +145,11 @@ def _restore_newest_of(
                 raise
             damaged.append(step)
             continue
+        except CheckpointError:
+            # Processes that read together must take the list at one time, so they do not try again.
+            if group is not None or list_steps(directory) == steps:
+                raise
+            return restore_newest(directory, like, sharding, skip_damaged, group)
         moved = tuple(_move_damaged(directory, step, group) for step in damaged)
         return dataclasses.replace(restored, set_aside=moved)
     return None

@@ -1,11 +1,10 @@
 """Plans of a step for TPUs or GPUs that this machine does not have."""
 
-import concurrent.futures
 import dataclasses
 import functools
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, ParamSpec, TypeVar
 
 from jaxdist import _replica
@@ -124,8 +123,7 @@ def _plan_for_target(
     try:
         needs = read_needs(program, target.device, compiling.result())
     except Exception:
-        # Python cannot end while XLA compiles on a thread: the process would abort.
-        concurrent.futures.wait([] if single is None else [single])
+        _wait_for(single)
         raise
     one = None
     # If the step does not fit, the plan has advice instead of an efficiency.
@@ -152,7 +150,7 @@ def _plan_for_target(
     if not made.memory.fits:
         tried = None if quick else functools.partial(_compile_needs, source, target)
         found = memory_advice.make_advice(made, needs, tried, report)
-        concurrent.futures.wait([] if single is None else [single])
+        _wait_for(single)
         return dataclasses.replace(made, advice=found)
     return made if one is None else _add_efficiency(made, one)
 
@@ -226,6 +224,13 @@ def _collect_notes(target: Target, needs: Needs) -> tuple[str, ...]:
             f"{', '.join(needs.unknown)}. Compute takes longer than this plan says."
         )
     return tuple(notes)
+
+
+def _wait_for(single: "Future[Any] | None") -> None:
+    """Wait for a compilation whose result is not needed."""
+    # Python cannot end while XLA compiles on a thread: the process would abort.
+    if single is not None:
+        wait([single])
 
 
 def _start_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":

@@ -80,7 +80,7 @@ def find_source(environ: Mapping[str, str]) -> Source:
                 "use TF_CONFIG."
             )
         return Source(chosen, f"{CLUSTER}={chosen}")
-    if "SLURM_STEP_ID" in environ and _count(environ, "SLURM_STEP_NUM_TASKS") > 1:
+    if "SLURM_STEP_ID" in environ and _read_count(environ, "SLURM_STEP_NUM_TASKS") > 1:
         return Source("slurm", f"SLURM_STEP_NUM_TASKS={environ['SLURM_STEP_NUM_TASKS']}")
     for variable in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"):
         if len([host for host in environ.get(variable, "").split(",") if host.strip()]) > 1:
@@ -106,19 +106,17 @@ def describe_unused_sign(environ: Mapping[str, str]) -> str:
     """
     if find_source(environ) != Source("none", ""):
         return ""
-    found = [(name, what) for name, what in _COUNTS if _count(environ, name) > 1]
-    shown = [f"{name}={environ[name]}" for name, _ in found]
-    if "JOB_COMPLETION_INDEX" in environ:
-        found.append(("JOB_COMPLETION_INDEX", "an indexed Job of Kubernetes"))
-        shown.append(f"JOB_COMPLETION_INDEX={environ['JOB_COMPLETION_INDEX']}")
-    if not found:
+    if (launcher := next((x for x in _COUNTS if _read_count(environ, x[0]) > 1), None)) is not None:
+        (name, what), way = launcher, "TF_CONFIG in each process"
+    elif "JOB_COMPLETION_INDEX" in environ:
+        name, what = "JOB_COMPLETION_INDEX", "an indexed Job of Kubernetes"
+        way = f"{CLUSTER}=kubernetes"
+    else:
         return ""
-    what = found[0][1]
-    way = f"{CLUSTER}=kubernetes" if what.endswith("Kubernetes") else "TF_CONFIG in each process"
     return (
-        f"{shown[0]} ({what}) says that there are other processes, and it does not say where. So "
-        f"this process works alone. To train with the others, set {way}. To work alone without "
-        f"this warning, set {CLUSTER}=none."
+        f"{name}={environ[name]} ({what}) says that there are other processes, and it does not say "
+        f"where. So this process works alone. To train with the others, set {way}. To work alone "
+        f"without this warning, set {CLUSTER}=none."
     )
 
 
@@ -157,8 +155,8 @@ def choose_resolver(environ: MutableMapping[str, str] | None = None) -> ClusterR
     return TFConfigClusterResolver(environ=own)
 
 
-def _count(environ: Mapping[str, str], name: str) -> int:
-    """Return the number of a variable, or 0 if it is none."""
+def _read_count(environ: Mapping[str, str], name: str) -> int:
+    """Return the integer in an environment variable, or 0 if it has none."""
     text = environ.get(name, "").strip()
     return int(text) if text.isdecimal() else 0
 

@@ -25,6 +25,9 @@ class _Proxy(grpc.GenericRpcHandler):
     def __init__(self, refusals: int, code: grpc.StatusCode) -> None:
         self.refusals, self.code = refusals, code
         self.asked = 0
+        # Set, an answer comes; it does not come after the refusals while this is cleared.
+        self.answers = threading.Event()
+        self.answers.set()
         self.was_asked = threading.Event()
 
     def service(self, handler_call_details: Any) -> Any:
@@ -38,6 +41,7 @@ class _Proxy(grpc.GenericRpcHandler):
         self.was_asked.set()
         if self.asked <= self.refusals:
             context.abort(self.code, "upstream connect error")
+        self.answers.wait(60)
         return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 
 
@@ -67,6 +71,15 @@ def test_the_error_at_the_end_says_what_answers_there() -> None:
         with refused(DeadlineExceededError, "ps 0 at", "0.3 s", "upstream connect error"):
             channel.wait_until_ready(0.3)
         assert proxy.asked > 1
+
+
+def test_a_proxy_that_refuses_and_then_hangs_is_quoted_as_well() -> None:
+    with _proxied(1, grpc.StatusCode.UNAVAILABLE) as (proxy, channel):
+        proxy.answers.clear()
+        with refused(DeadlineExceededError, "1 s", "upstream connect error"):
+            channel.wait_until_ready(1.0)
+        proxy.answers.set()
+        assert proxy.asked == 2
 
 
 def test_an_answer_of_no_task_of_jaxdist_is_an_error_at_once() -> None:

@@ -37,8 +37,8 @@ class WorkerStrategy(ServerStrategy):
 
     Args:
         caller: The name of the strategy, for errors.
-        resolver: The cluster, and which task of it this process is; None is
-            that of the environment.
+        resolver: The cluster, and which task of it this process is; None is that of the
+            environment (`cluster_resolver.choose_resolver`).
     """
 
     _task: OwnTask | None

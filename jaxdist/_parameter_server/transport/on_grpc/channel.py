@@ -191,6 +191,8 @@ class GrpcChannel:
                 status = self._check(request, timeout=left, wait_for_ready=True).status
             except self._grpc.RpcError as error:
                 # A proxy answers so while the task behind it starts; HTTP's 502 to 504 as well.
+                if said and error.code() is self._grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise self._peer.make_deadline("wait_until_ready", seconds, said) from None
                 if error.code() is not self._grpc.StatusCode.UNAVAILABLE:
                     raise
                 status, said = None, " ".join(str(error.details()).split())[:200]
