@@ -55,6 +55,9 @@ class ReplicaMesh:
     # The one device that keeps the variables between their uses (`CentralStorageStrategy`); None:
     # each device has a copy.
     variables_on: SingleDeviceSharding | None = None
+    # How long one wait for other processes may take, as `CommunicationOptions` say; None: no limit
+    # of its own. Meshes with different limits are equal: programs do not depend on it.
+    timeout_seconds: float | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.owners is None:

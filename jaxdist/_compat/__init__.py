@@ -24,6 +24,8 @@ from jaxdist._compat.coordination import get_service_port as get_service_port
 from jaxdist._compat.coordination import have_backends_started as have_backends_started
 from jaxdist._compat.coordination import host_coordination_service as host_coordination_service
 from jaxdist._compat.coordination import hosts_coordination_service as hosts_coordination_service
+from jaxdist._compat.coordination import set_gloo_address as set_gloo_address
+from jaxdist._compat.coordination import uses_gloo as uses_gloo
 from jaxdist._compat.dispatch import SUPPORTS_SUB_BYTE_LAYOUTS as SUPPORTS_SUB_BYTE_LAYOUTS
 from jaxdist._compat.dispatch import Answer as Answer
 from jaxdist._compat.dispatch import InvalidNumberError as InvalidNumberError

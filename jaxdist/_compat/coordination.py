@@ -106,6 +106,33 @@ def _leave_out_of_standard_error(part: str) -> Iterator[None]:
                     os.write(2, line)
 
 
+def set_gloo_address(address: str) -> None:
+    """Let the CPU backend that starts next connect at an address of this machine.
+
+    `jax.distributed.initialize` has no argument for it: JAX takes the address of the host's name.
+    Other collectives than gloo, which the user may have chosen, stay as they are.
+    """
+
+    def make_client() -> Any:
+        collectives = None
+        if uses_gloo():
+            collectives = _jax.make_gloo_tcp_collectives(
+                distributed_client=distributed.global_state.client, hostname=address
+            )
+        return xla_bridge.make_cpu_client(collectives)
+
+    xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
+
+
+def uses_gloo() -> bool:
+    """Whether collectives between CPU processes go through gloo.
+
+    `jax.config` does not list the option as an attribute.
+    """
+    client = distributed.global_state.client
+    return client is not None and jax.config.values["jax_cpu_collectives_implementation"] == "gloo"
+
+
 def get_gloo_addresses() -> list[bytes]:
     """Return what gloo has published of each process: its `sockaddr` is a part of each.
 

@@ -5,6 +5,7 @@ The only room that uses `jax.distributed`, and that asks JAX for the number of t
 
 from jaxdist._processes.addresses import describe_addresses as describe_addresses
 from jaxdist._processes.addresses import find_bind_address as find_bind_address
+from jaxdist._processes.addresses import format_address as format_address
 from jaxdist._processes.addresses import is_listening as is_listening
 from jaxdist._processes.addresses import is_loopback as is_loopback
 from jaxdist._processes.addresses import listen as listen
@@ -13,9 +14,15 @@ from jaxdist._processes.addresses import split_address as split_address
 from jaxdist._processes.agreement import Agreement as Agreement
 from jaxdist._processes.agreement import find_odd_ones as find_odd_ones
 from jaxdist._processes.agreement import get_agreement as get_agreement
+from jaxdist._processes.joining import SERVICE as SERVICE
 from jaxdist._processes.joining import at_leaving as at_leaving
 from jaxdist._processes.joining import is_connected as is_connected
 from jaxdist._processes.joining import leave as leave
+from jaxdist._processes.own_address import INTERFACE as INTERFACE
+from jaxdist._processes.own_address import Machine as Machine
+from jaxdist._processes.own_address import OwnAddress as OwnAddress
+from jaxdist._processes.own_address import find_own_address as find_own_address
+from jaxdist._processes.own_address import is_chosen as is_chosen
 from jaxdist._processes.process import Process as Process
 from jaxdist._processes.process import get_current_process as get_current_process
 from jaxdist._processes.process import get_process_of_job as get_process_of_job

@@ -57,6 +57,17 @@ def split_address(caller: str, address: str) -> tuple[str, int]:
     return found
 
 
+def format_address(host: str, port: int) -> str:
+    """Return `host:port`, with an address of IPv6 in brackets.
+
+    Example:
+        >>> from jaxdist._processes import format_address
+        >>> format_address("::1", 2222)
+        '[::1]:2222'
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host name or address is this machine's own, which no other machine can reach."""
     if host == "localhost":
@@ -79,6 +90,9 @@ def is_listening(host: str, port: int, seconds: float = 1.0) -> bool:
 def listen(host: str, port: int) -> socket.socket | None:
     """Return a socket that listens at an address of this machine; None if it is no address of it.
 
+    A name that is loopback here, as Debian writes it for the host's own name, has another address
+    for other machines: the socket then listens at all addresses.
+
     Raises:
         OSError: The port is in use, or this user may not bind it.
     """
@@ -87,6 +101,10 @@ def listen(host: str, port: int) -> socket.socket | None:
     except OSError:
         return None
     family, kind, protocol, _, where = found[0]
+    if is_loopback(str(where[0])) and not is_loopback(host):
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
     server = socket.socket(family, kind, protocol)
     # A port that an ended process of this job used a moment ago can be used again at once. A port
     # on which somebody listens cannot.
@@ -109,7 +127,7 @@ def find_bind_address(addresses: Sequence[str]) -> str:
     hosts = [split_address("join", address)[0] for address in addresses]
     if all(is_loopback(h) for h in hosts):
         host = "127.0.0.1" if host == "localhost" else host
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return format_address(host, port)
     try:
         server = listen(host, 0)
     except OSError:
@@ -118,7 +136,5 @@ def find_bind_address(addresses: Sequence[str]) -> str:
         return f"[::]:{port}"
     with server:
         own = server.getsockname()[0]
-    # A name that resolves to loopback here has another address for the other machines.
-    if is_loopback(own):
-        return f"[::]:{port}"
-    return f"[{own}]:{port}" if server.family == socket.AF_INET6 else f"{own}:{port}"
+    # All addresses, as `listen` chose.
+    return format_address("::" if own == "0.0.0.0" else own, port)

@@ -1,5 +1,7 @@
 """`Agreement`: each process tells all others a short text, and all get the same answers."""
 
+import dataclasses
+import math
 import threading
 import time
 from collections import Counter
@@ -24,6 +26,24 @@ def find_ended_by(callback: Callable[[], dict[int, str]] | None) -> None:
 
 # A process that has ended is noticed at least this often while the others wait for its text.
 _LOOK_SECONDS = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wait:
+    """One wait for the texts of the others; the attributes are as for `Agreement.gather`."""
+
+    limit: float
+    purpose: str
+    start: float
+    is_stopped: Callable[[], bool]
+    needed_since: Callable[[], float | None] | None
+
+    def find_end(self) -> float:
+        """Return when the wait ends, as far as is known now."""
+        if self.needed_since is None:
+            return self.start + self.limit
+        since = self.needed_since()
+        return math.inf if since is None else max(since, self.start) + self.limit
 
 
 class Agreement:
@@ -61,6 +81,7 @@ class Agreement:
         *,
         purpose: str = "",
         is_stopped: Callable[[], bool] = bool,
+        needed_since: Callable[[], float | None] | None = None,
     ) -> tuple[str, ...]:
         """Return the texts of all processes, in their order.
 
@@ -70,6 +91,9 @@ class Agreement:
             seconds: How long to wait for the others; None means `collective_seconds`.
             purpose: What is exchanged, for errors.
             is_stopped: Whether nobody needs the texts any more; asked twice a second.
+            needed_since: Since when somebody waits for the texts, by `time.monotonic`, or None; for
+                a thread that reads ahead. `seconds` count from then, or from the call if that is
+                later.
 
         Raises:
             ContextError: `is_stopped` says so.
@@ -84,14 +108,14 @@ class Agreement:
             number = self._counts[channel] = self._counts.get(channel, 0) + 1
         here = f"jaxdist/agree/{channel}/{number}"
         self._store.set(f"{here}/{process.index}", text, overwrite=True)
-        end = time.monotonic() + limit
+        wait = _Wait(limit, purpose or channel, time.monotonic(), is_stopped, needed_since)
         texts: list[str] = []
         for other in range(process.count):
             if other == process.index:
                 texts.append(text)
                 continue
             key = f"{here}/{other}"
-            texts.append(self._wait_for(key, end, limit, purpose or channel, is_stopped))
+            texts.append(self._wait_for(key, wait))
         # All have written number n, so all have read number n - 1.
         if number > 1:
             self._store.delete(f"jaxdist/agree/{channel}/{number - 1}/{process.index}")
@@ -107,31 +131,29 @@ class Agreement:
             number = self._counts[name] = self._counts.get(name, 0) + 1
         return number
 
-    def _wait_for(
-        self, key: str, end: float, limit: float, purpose: str, is_stopped: Callable[[], bool]
-    ) -> str:
+    def _wait_for(self, key: str, wait: "_Wait") -> str:
         here, _, other = key.rpartition("/")
         while True:
-            left = end - time.monotonic()
+            left = wait.find_end() - time.monotonic()
             found = self._store.wait_for(key, max(0.0, min(_LOOK_SECONDS, left)))
             if found is not None:
                 return found
-            if is_stopped():
+            if wait.is_stopped():
                 raise ContextError(
-                    f"The exchange of {purpose} was stopped before all processes had come.\n\n"
+                    f"The exchange of {wait.purpose} was stopped before all processes had come.\n\n"
                     "This process does not need it any more.\n\nNothing has to be done."
                 )
             present = self._store.list(f"{here}/")
             ended = self._list_ended(present, here)
             if ended:
-                raise UnavailableError(_describe_ended(purpose, ended), [*ended])
-            if time.monotonic() >= end:
+                raise UnavailableError(_describe_ended(wait.purpose, ended), [*ended])
+            if time.monotonic() >= wait.find_end():
                 missing = [
                     i for i in range(self.process.count) if f"{here}/{i}" not in present
                 ] or [int(other)]
                 raise DeadlineExceededError(
-                    f"{_list_processes(missing)} did not come to the exchange of {purpose} "
-                    f"within {limit:g} s.\n\n"
+                    f"{_list_processes(missing)} did not come to the exchange of {wait.purpose} "
+                    f"within {wait.limit:g} s.\n\n"
                     "All processes of a job make the same calls in the same order.\n\n"
                     "Look at what that process does instead: it may have ended, wait elsewhere, or "
                     "run another program.",

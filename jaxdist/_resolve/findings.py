@@ -43,6 +43,15 @@ class Situation:
         return [_processes.split_address("jaxdist resolve", a) for a in self.tasks.values()]
 
     @property
+    def own(self) -> _processes.OwnAddress | None:
+        """The address of this process for collectives, where it can be found."""
+        if self.index is None:
+            return None
+        service = self.environ.get(_processes.SERVICE, "")
+        addresses = list(self.tasks.values())
+        return _processes.find_own_address(addresses, self.index, service, self.network)
+
+    @property
     def hosts(self) -> list[str]:
         """Each host once."""
         return list(dict.fromkeys(host for host, _ in self.places))
@@ -79,6 +88,8 @@ def _check_loopback(s: Situation) -> Iterator[Finding]:
 
 
 def _check_names(s: Situation) -> Iterator[Finding]:
+    # Debian maps a host's own name to 127.0.1.1. The others do not see that.
+    fine = s.places[s.index][0] if s.index is not None and s.own is not None else None
     for host in s.hosts:
         found = s.network.find_addresses(host)
         if not found:
@@ -87,7 +98,7 @@ def _check_names(s: Situation) -> Iterator[Finding]:
                 f"The name {host} has no address here. In Kubernetes, names of pods come with a "
                 "headless service, and some seconds after the pods.",
             )
-        elif len(s.hosts) > 1 and not _processes.is_loopback(host):
+        elif len(s.hosts) > 1 and not _processes.is_loopback(host) and host != fine:
             loopback = [address for address in found if _processes.is_loopback(address)]
             if loopback and len(loopback) == len(found):
                 yield Finding(
@@ -97,25 +108,39 @@ def _check_names(s: Situation) -> Iterator[Finding]:
                 )
 
 
-def _check_host_name(s: Situation) -> Iterator[Finding]:
-    """gloo listens at the address of the host name, whatever the cluster says."""
-    if s.index is None or len(s.tasks) < 2:
+def _check_collectives(s: Situation) -> Iterator[Finding]:
+    """Without an address of the cluster, JAX takes that of the host's name."""
+    if s.index is None or len(s.tasks) < 2 or s.own is not None:
         return
     name = s.network.get_host_name()
     found = s.network.find_addresses(name)
-    is_local = all(_processes.is_loopback(host) for host in s.hosts)
     if not found:
         yield Finding(
-            WARNING,
-            f"The host name {name} has no address. Collectives between CPU processes (gloo) listen "
-            "there: add it to /etc/hosts with this host's address.",
+            ERROR,
+            f"This process has no address for collectives: {s.places[s.index][0]} is none of this "
+            f"machine, no other process can be reached, and the host name {name} has no address. "
+            "Write an address of this machine into the cluster.",
         )
-    elif _processes.is_loopback(found[0]) and not is_local and len(s.hosts) > 1:
+    elif _processes.is_loopback(found[0]) and len(s.hosts) > 1:
         yield Finding(
             WARNING,
-            f"The host name {name} is {found[0]}, so collectives between CPU processes (gloo) "
-            f"listen where other hosts cannot reach them. Debian writes this line to /etc/hosts: "
-            f"give {name} the address of this host.",
+            f"Collectives would use {found[0]}, the address of the host name {name}, which no "
+            "other host can reach. Write an address of this machine into the cluster.",
+        )
+
+
+def _check_interface(s: Situation) -> Iterator[Finding]:
+    name = _processes.INTERFACE
+    chosen = s.environ.get(name)
+    if not chosen or s.own is None or not s.network.has_gpus() or len(s.hosts) < 2:
+        return
+    interface = s.network.find_interface(s.own.address)
+    if interface is not None and not _processes.is_chosen(interface, chosen):
+        yield Finding(
+            WARNING,
+            f"{name}={chosen}, and {s.own.address}, the address of this process, belongs to "
+            f"{interface}: collectives between GPUs (NCCL) use another network than the one of "
+            f"the cluster. Unset {name}, unless that is what you want.",
         )
 
 
@@ -242,7 +267,8 @@ _CHECKS = (
     _check_twice,
     _check_loopback,
     _check_names,
-    _check_host_name,
+    _check_collectives,
+    _check_interface,
     _check_own_address,
     _check_proxies,
     _check_slurm,

@@ -5,31 +5,12 @@ import socket
 from jaxdist import _processes
 
 
-class Network:
+class Network(_processes.Machine):
     """Names and ports, as this machine sees them."""
 
     def get_host_name(self) -> str:
-        """Return the name of this machine; gloo listens at its address."""
+        """Return the name of this machine."""
         return socket.gethostname()
-
-    def find_addresses(self, host: str) -> tuple[str, ...]:
-        """Return the addresses of a host; none if the name does not resolve."""
-        try:
-            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError):
-            return ()
-        return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
-
-    def is_own(self, host: str) -> bool:
-        """Whether a host has an address of this machine."""
-        try:
-            server = _processes.listen(host, 0)
-        except OSError:
-            return False
-        if server is None:
-            return False
-        server.close()
-        return True
 
     def is_used(self, host: str, port: int) -> bool:
         """Whether this process could not listen at an address of this machine."""

@@ -9,7 +9,6 @@ from jaxdist._resolve.network import Network
 from jaxdist.cluster_resolver import ClusterResolver, find_own_task, list_training_tasks
 
 CALLER = "jaxdist resolve"
-_SERVICE = "JAXDIST_SERVICE"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +61,9 @@ def make_report(
         lines.append(("process 0", f"{job} {number}, {address}"))
         if index is not None:
             lines.append(("JAX's service", _describe_service(situation)))
-            lines.append(("gloo", _describe_gloo(network)))
+            lines.append(("gloo", _describe_gloo(situation)))
+            if network.has_gpus():
+                lines.append((_processes.INTERFACE, _describe_interface(situation)))
     return Report(tuple(lines), tuple(list_findings(situation)))
 
 
@@ -78,7 +79,7 @@ def _describe_own(
 
 
 def _describe_service(situation: Situation) -> str:
-    launcher = situation.environ.get(_SERVICE)
+    launcher = situation.environ.get(_processes.SERVICE)
     if launcher:
         return f"{launcher}, hosted by the launcher"
     addresses = list(situation.tasks.values())
@@ -90,7 +91,22 @@ def _describe_service(situation: Situation) -> str:
     return f"{situation.network.find_bind_address(addresses)}, bound by this process"
 
 
-def _describe_gloo(network: Network) -> str:
-    name = network.get_host_name()
-    found = network.find_addresses(name)
+def _describe_gloo(situation: Situation) -> str:
+    if situation.own is not None:
+        return f"{situation.own.address}, {situation.own.reason}"
+    name = situation.network.get_host_name()
+    found = situation.network.find_addresses(name)
     return f"{found[0] if found else 'no address'}, from the host name {name}"
+
+
+def _describe_interface(situation: Situation) -> str:
+    chosen = situation.environ.get(_processes.INTERFACE)
+    if chosen:
+        return f"{chosen}, from the environment"
+    own = situation.own
+    if own is None or _processes.is_loopback(own.address):
+        return "not set: NCCL chooses"
+    interface = situation.network.find_interface(own.address)
+    if interface is None:
+        return "not set: NCCL chooses"
+    return f"={interface}, the interface of {own.address}"

@@ -90,10 +90,14 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         self, layout: ReplicaMesh, communication: _collectives.Communication | None = None
     ) -> None:
         MAKE_STRATEGY.call()
-        self.layout = layout
         self.communication = dataclasses.replace(
             communication or _collectives.Communication(), is_shared=layout.is_shared
         )
+        seconds = self.communication.options.timeout_seconds
+        check_limit(type(self).__name__, seconds)
+        if layout.is_shared and seconds != layout.timeout_seconds:
+            layout = dataclasses.replace(layout, timeout_seconds=seconds)
+        self.layout = layout
         self._runner = Runner(self)
         self._known = self._runner.known
         self._extended = StrategyExtended(self)
@@ -104,7 +108,6 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         self._between = BetweenProcesses(layout) if layout.is_shared else None
         if layout.is_shared:
             _processes.watch()
-        check_limit(type(self).__name__, self.communication.options.timeout_seconds)
 
     def _on(
         self, layout: ReplicaMesh, communication: _collectives.Communication | None = None

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxdist._typing import PyTree
@@ -56,6 +56,9 @@ class Assembler(abc.ABC):
 
     def leave(self, reason: str) -> None:  # noqa: B027
         """Tell other processes that this one reads no more."""
+
+    def count_waits_from(self, needed_since: Callable[[], float | None]) -> None:  # noqa: B027
+        """Count waits for other processes only from when the loop needs a batch."""
 
     def stop_waiting(self) -> None:  # noqa: B027
         """End a wait for other processes, in whatever thread it is."""

@@ -154,6 +154,7 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
         self._prefetcher = Prefetcher(
             producer, producer.finish, depth=self._depth, interrupt=assembler.stop_waiting
         )
+        assembler.count_waits_from(self._prefetcher.find_needed_since())
 
     def __iter__(self) -> "DistributedIterator":
         return self

@@ -12,6 +12,7 @@ import atexit
 import contextvars
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -39,7 +40,15 @@ class _Stop:
 class _Channel:
     """The queues and flags that the two threads share."""
 
-    __slots__ = ("__weakref__", "interrupt", "is_stopped", "items", "permits", "thread")
+    __slots__ = (
+        "__weakref__",
+        "interrupt",
+        "is_stopped",
+        "items",
+        "needed_since",
+        "permits",
+        "thread",
+    )
 
     def __init__(self, depth: int, interrupt: Callable[[], None]) -> None:
         # Only sets a flag, since `stop` runs in finalizers too.
@@ -50,6 +59,8 @@ class _Channel:
         # more, which the thread holds while it waits in `put`.
         self.permits: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.is_stopped = False
+        # Since when the consumer waits for an element, by `time.monotonic`.
+        self.needed_since: float | None = None
         self.thread: threading.Thread | None = None
         for _ in range(depth):
             self.permits.put(True)
@@ -97,6 +108,14 @@ class Prefetcher(Generic[T]):
         self._head: list[T] = []
         self._has_ended = False
         self._finalizer: weakref.finalize[..., Any] | None = None
+
+    def find_needed_since(self) -> Callable[[], float | None]:
+        """Return a function that tells since when the consumer waits for an element, or None.
+
+        It does not refer to this object; see Note [No reference to the consumer].
+        """
+        channel = self._channel
+        return lambda: channel.needed_since
 
     def peek(self) -> T:
         """Return the next element without taking it. This starts no thread."""
@@ -154,7 +173,11 @@ class Prefetcher(Generic[T]):
             return self._make()
         if self._finalizer is None:
             self._start()
-        item = self._channel.items.get()
+        self._channel.needed_since = time.monotonic()
+        try:
+            item = self._channel.items.get()
+        finally:
+            self._channel.needed_since = None
         if not isinstance(item, _Stop):
             return item
         self._has_ended = True
@@ -168,12 +191,15 @@ class Prefetcher(Generic[T]):
 
     def _make(self) -> T:
         """Make an element in this thread."""
+        self._channel.needed_since = time.monotonic()
         try:
             return self._produce()
         except BaseException:
             self._has_ended = True
             self._finish()
             raise
+        finally:
+            self._channel.needed_since = None
 
     def _start(self) -> None:
         channel = self._channel

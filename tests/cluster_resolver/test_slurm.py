@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from jaxdist.cluster_resolver import SlurmClusterResolver
+from jaxdist.cluster_resolver._slurm import resolver as _slurm_resolver
 from jaxdist.cluster_resolver._slurm.lists import expand_counts, expand_hosts
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ClusterError, JaxdistError
 from tests.cluster_resolver.answers.record import answer, is_same, read
@@ -144,6 +145,64 @@ def test_a_cyclic_distribution_deals_tasks_in_turn() -> None:
         "node10:8889",
         "node09:8890",
     ]
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        {"SLURM_DISTRIBUTION": "plane", "SLURM_DIST_PLANESIZE": "2"},
+        {"SLURM_DISTRIBUTION": "plane=2"},
+    ],
+)
+def test_a_plane_distribution_deals_some_tasks_in_turn(distribution: dict[str, str]) -> None:
+    # 3 tasks on node09, 2 on node10: 2 and 2 in the first turn, then the one that is left.
+    places = ["node09:8888", "node09:8889", "node10:8888", "node10:8889", "node09:8890"]
+    for rank, place in enumerate(places):
+        host, port = place.split(":")
+        own = {
+            "SLURM_PROCID": str(rank),
+            "SLURMD_NODENAME": host,
+            "SLURM_LOCALID": str(int(port) - 8888),
+        }
+        resolver = _resolver(environ=SRUN | distribution | own)
+        assert resolver.cluster_spec().job_tasks("worker") == places
+
+
+@pytest.mark.parametrize(
+    ("kind", "plane"), [("arbitrary", None), ("plane", None), ("plane", "0"), ("other", "2")]
+)
+def test_a_distribution_that_is_not_known_is_an_error_in_every_task(
+    kind: str, plane: str | None
+) -> None:
+    turn = {"SLURM_DISTRIBUTION": kind} | ({} if plane is None else {"SLURM_DIST_PLANESIZE": plane})
+    for rank in range(5):
+        place = ("node09", rank) if rank < 3 else ("node10", rank - 3)
+        own = {"SLURM_PROCID": str(rank), "SLURMD_NODENAME": place[0]}
+        with refused(ClusterError, f"SLURM_DISTRIBUTION={kind!r}", "--distribution=block"):
+            _resolver(environ=SRUN | turn | own | {"SLURM_LOCALID": str(place[1])})
+
+
+@pytest.mark.parametrize("kind", ["block:cyclic", "block:block,Pack", "cyclic:fcyclic,NoPack"])
+def test_how_tasks_are_dealt_to_cores_does_not_matter(kind: str) -> None:
+    own = {"SLURM_LOCALID": "1"} if kind.startswith("cyclic") else {}
+    resolver = _resolver(environ=SRUN | {"SLURM_DISTRIBUTION": kind} | own)
+    assert len(resolver.cluster_spec().job_tasks("worker")) == 5
+
+
+@pytest.mark.parametrize(
+    ("listed", "visible"),
+    [(["0", "1", "2", "3", "4", "5"], "0,1"), (["0", "1"], None), ([], None)],
+)
+def test_gpus_that_slurm_has_not_bound_are_divided(
+    monkeypatch: pytest.MonkeyPatch, listed: list[str], visible: str | None
+) -> None:
+    monkeypatch.setattr(_slurm_resolver, "list_gpus", lambda environ: listed)
+    environ = SRUN | {"SLURM_GPUS_PER_TASK": "h100:2"}
+    resolver = SlurmClusterResolver(environ=environ)
+    resolver.cluster_spec()
+    # This is task 0 of its host, of which node09 has three.
+    assert environ.get("CUDA_VISIBLE_DEVICES") == visible
+    assert resolver.num_accelerators() == {"GPU": 2}
 
 
 @pytest.mark.parametrize(

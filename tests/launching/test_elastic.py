@@ -1,11 +1,17 @@
 """`--elastic`: a job goes on with the processes that are left."""
 
+import contextlib
 import json
 import pathlib
 import re
 
+import numpy as np
+import psutil
 import pytest
+from rich.console import Console
 
+import jaxdist
+from jaxdist import jobs
 from jaxdist._launching import gpus
 from jaxdist._launching.ends import End, Record
 from jaxdist._launching.environment import make_environments
@@ -16,6 +22,7 @@ from tests.launching.launcher import (
     find_pids,
     is_gone,
     run_launcher,
+    start_launcher,
     write_script,
 )
 
@@ -125,6 +132,50 @@ def test_the_processes_that_are_left_keep_their_gpus(
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     made = make_environments("jaxdist launch", [0, 2, 3], 1, [1, 2, 3], "a:1", tmp_path, 2)
     assert [own["CUDA_VISIBLE_DEVICES"] for own in made] == ["0", "2", "3"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_shipped_configuration_goes_on_with_a_batch_that_3_processes_cannot_share_equally(
+    tmp_path: pathlib.Path,
+) -> None:
+    # 64 and 128 rows do not divide by 3.
+    config = str(pathlib.Path(__file__).parents[2] / "configs" / "digits_multi_worker.toml")
+    values = {
+        "training.steps": 40,
+        "training.log_every": 10,
+        "training.evaluate_every": 40,
+        "checkpoint.every": 10,
+        "output.directory": str(tmp_path / "run"),
+        "output.picture": "",
+        "checkpoint.directory": str(tmp_path / "checkpoints"),
+    }
+    settings = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+    with start_launcher("--elastic", "2:4", *QUICK, "train", config, *settings) as job:
+        job.wait_for_line(0, "saved", timeout=250)
+        processes = psutil.Process(job.pids[0]).children(recursive=True)
+        (victim,) = [p for p in processes if _find_index(p) == 3]
+        victim.kill()
+        (outcome,) = job.wait(250)
+    assert outcome.exit_code == 0, outcome.describe()
+    assert "process 3 was lost. The job goes on with 3 of 4" in outcome.stderr
+    alone = tmp_path / "alone"
+    folders = [f"output.directory={alone}", f"checkpoint.directory={alone}"]
+    loaded = jobs.load_job_config(config, [*settings[1::2], *folders])
+    jobs.train(loaded, jaxdist.OneDeviceStrategy("cpu:0"), console=Console(quiet=True))
+    losses, wanted = (
+        json.loads((folder / "metrics.json").read_text())["losses"]
+        for folder in (tmp_path / "run", alone)
+    )
+    assert len(losses) == 40
+    np.testing.assert_allclose(losses, wanted, rtol=1e-3)
+
+
+def _find_index(process: psutil.Process) -> int | None:
+    with contextlib.suppress(psutil.Error):
+        config = json.loads(process.environ().get("TF_CONFIG") or "{}")
+        return config.get("task", {}).get("index")
+    return None
 
 
 def _about(*processes: int) -> Record:

@@ -112,6 +112,8 @@ def _run(request: dict[str, Any]) -> None:
         os.dup2(opened, number)
         os.close(opened)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if request.get("holder"):
+        _enter_host(request["holder"])
     # Where the process is when it takes too long.
     faulthandler.register(signal.SIGUSR1)
     os.environ.clear()
@@ -126,6 +128,17 @@ def _run(request: dict[str, Any]) -> None:
         text = "".join(traceback.format_exception(error))
         write_whole(request["result"], pickle.dumps((False, (type(error).__name__, text))))
         raise
+
+
+def _enter_host(holder: int) -> None:
+    """Go on with the network, name and files of the host that a process holds."""
+    libc, here = ctypes.CDLL(None, use_errno=True), os.getcwd()
+    for kind in ("net", "uts", "mnt"):
+        opened = os.open(f"/proc/{holder}/ns/{kind}", os.O_RDONLY)
+        if libc.setns(opened, 0):
+            raise OSError(ctypes.get_errno(), f"setns of {kind} failed")
+        os.close(opened)
+    os.chdir(here)
 
 
 def _call(target: str, arguments: tuple[Any, ...]) -> Any:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxdist._compat import host_coordination_service
@@ -172,6 +172,8 @@ def start_job(
     service: bool = True,
     heartbeat: int = 10,
     shutdown: int = 10,
+    holders: Sequence[int] = (),
+    addresses: Sequence[str] = (),
 ) -> Iterator[Job]:
     """Start processes that call `target(*args)`; they are killed when the block ends.
 
@@ -188,6 +190,9 @@ def start_job(
         service: Whether the coordination service is here; otherwise process 0 hosts it.
         heartbeat: After how many seconds without news the service counts a process as dead.
         shutdown: How many seconds the processes wait for each other when they leave.
+        holders: For jobs on hosts of their own, the `holder` of the host of each process; the
+            service is then in process 0.
+        addresses: The addresses in `TF_CONFIG`; without any, free ports of 127.0.0.1.
     """
     with (
         tempfile.TemporaryDirectory(prefix="jaxdist-job-") as name,
@@ -195,9 +200,9 @@ def start_job(
     ):
         folder = pathlib.Path(name)
         port, *ports = find_free_ports(count + 1)
-        addresses = [f"127.0.0.1:{p}" for p in ports]
+        addresses = addresses or [f"127.0.0.1:{p}" for p in ports]
         common: dict[str, str | None] = {}
-        if service:
+        if service and not holders:
             common["JAXDIST_SERVICE"] = f"127.0.0.1:{port}"
             hosted = host_coordination_service(f"127.0.0.1:{port}", count, heartbeat, shutdown)
             stack.callback(hosted.shutdown)
@@ -207,15 +212,16 @@ def start_job(
         if not optimized and "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
             options["jax_disable_most_optimizations"] = True
         options |= config or {}
-        job = Job(folder, [], addresses)
+        job = Job(folder, [], list(addresses))
         stack.callback(job.end)
         for index in range(count):
             task = {"type": "worker", "index": index}
-            tf_config = json.dumps({"cluster": {"worker": addresses}, "task": task})
+            tf_config = json.dumps({"cluster": {"worker": [*addresses]}, "task": task})
             own = env(index) if callable(env) else (env or {})
             request = {
                 "environment": _environment({**common, "TF_CONFIG": tf_config, **own}),
                 "config": options,
+                "holder": holders[index] if holders else None,
                 "arguments": str(folder / "arguments"),
                 **{k: str(folder / f"{index}.{k}") for k in ("stdout", "stderr", "result", "code")},
             }

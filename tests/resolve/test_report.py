@@ -22,11 +22,17 @@ class _Network(Network):
     """A machine `h0` with the address 10.0.0.1, which knows h1 to h3 and nobody else."""
 
     def __init__(
-        self, used: int = 0, names: dict[str, str] | None = None, name: str = "h0"
+        self,
+        used: int = 0,
+        names: dict[str, str] | None = None,
+        name: str = "h0",
+        gpus: bool = False,
+        is_connected: bool = True,
     ) -> None:
         self.names = {f"h{i}": f"10.0.0.{i + 1}" for i in range(4)} | {"localhost": "127.0.0.1"}
         self.names |= names or {}
         self.used, self.name, self.asked = used, name, list[tuple[str, int]]()
+        self.gpus, self.is_connected = gpus, is_connected
 
     def get_host_name(self) -> str:
         return self.name
@@ -45,6 +51,18 @@ class _Network(Network):
     def is_listening(self, host: str, port: int) -> bool:
         self.asked.append((host, port))
         return port == self.used
+
+    def find_source(self, host: str) -> str | None:
+        reached = next(iter(self.find_addresses(host)), "127.")
+        if reached.startswith("127."):
+            return reached
+        return "10.0.0.1" if self.is_connected else None
+
+    def has_gpus(self) -> bool:
+        return self.gpus
+
+    def find_interface(self, address: str) -> str | None:
+        return {"10.0.0.1": "eth1", "127.0.0.1": "lo"}.get(address)
 
     def find_bind_address(self, addresses: list[str]) -> str:
         host, _, port = addresses[0].partition(":")
@@ -81,7 +99,7 @@ def test_the_first_worker_of_two_hosts() -> None:
         "this process": "worker 0, process 0 of 2, h0:2222",
         "process 0": "worker 0, h0:2222",
         "JAX's service": "10.0.0.1:2222, bound by this process",
-        "gloo": "10.0.0.1, from the host name h0",
+        "gloo": "10.0.0.1, the address of h0 in the cluster",
     }
 
 
@@ -131,16 +149,27 @@ DEBIAN = {"h0": "127.0.1.1"}
         (lambda: _report(["127.0.0.1:1", "h1:1"]), "error", ["127.0.0.1"]),
         (lambda: _report(["h0:1", "nowhere:1"]), "error", ["nowhere has no address"]),
         (lambda: _report(TWO, network=_Network(used=2222)), "error", ["Port 2222 of h0", "in use"]),
-        (lambda: _report(TWO, network=_Network(names=DEBIAN)), "warning", ["h0 is 127.0.1.1 here"]),
         (
-            lambda: _report(["10.0.0.1:1", "h1:1"], network=_Network(names=DEBIAN)),
+            lambda: _report(TWO, network=_Network(names={"h1": "127.0.1.1"})),
             "warning",
-            ["host name h0 is 127.0.1.1", "gloo", "Debian"],
+            ["h1 is 127.0.1.1 here"],
         ),
         (
-            lambda: _report(TWO, network=_Network(name="pod-7")),
+            lambda: _report(TWO, network=_Network(names=DEBIAN, is_connected=False)),
             "warning",
-            ["host name pod-7 has no address"],
+            ["would use 127.0.1.1, the address of the host name h0"],
+        ),
+        (
+            lambda: _report(["h1:1", "h2:1"], network=_Network(name="pod-7", is_connected=False)),
+            "error",
+            ["h1 is none of this machine", "host name pod-7 has no address"],
+        ),
+        (
+            lambda: _report(
+                TWO, network=_Network(gpus=True), environ={"NCCL_SOCKET_IFNAME": "eth0,ib"}
+            ),
+            "warning",
+            ["NCCL_SOCKET_IFNAME=eth0,ib", "10.0.0.1", "belongs to eth1"],
         ),
         (lambda: _report(TWO, 1), "warning", ["h1, which is no address of this machine"]),
         (
@@ -199,6 +228,34 @@ def test_what_looks_wrong_is_told_once(report: Any, level: str, parts: list[str]
     assert len(matching) == 1, _texts(found)
     assert found.findings[0].level == level
     assert found.exit_code == {"error": 2, "warning": 1}[level]
+
+
+def test_the_own_name_that_debian_maps_to_127_0_1_1_is_fine() -> None:
+    report = _report(TWO, network=_Network(names=DEBIAN))
+    assert (_texts(report), report.exit_code) == ([], 0)
+    assert dict(report.lines)["gloo"] == "10.0.0.1, from which h1 is reached"
+    launched = {"JAXDIST_SERVICE": "h2:9"}
+    report = _report(TWO, network=_Network(names=DEBIAN), environ=launched)
+    assert dict(report.lines)["gloo"] == "10.0.0.1, from which h2 is reached"
+    report = _report(TWO, network=_Network(names=DEBIAN, is_connected=False))
+    assert dict(report.lines)["gloo"] == "127.0.1.1, from the host name h0"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "environ", "line"),
+    [
+        (TWO, {}, "=eth1, the interface of 10.0.0.1"),
+        (TWO, {"NCCL_SOCKET_IFNAME": "eth"}, "eth, from the environment"),
+        (["localhost:1", "localhost:2"], {}, "not set: NCCL chooses"),
+        (["h2:1", "h1:1"], {}, "=eth1, the interface of 10.0.0.1"),
+    ],
+)
+def test_with_gpus_the_network_of_nccl_is_shown(
+    addresses: list[str], environ: dict[str, str], line: str
+) -> None:
+    report = _report(addresses, network=_Network(gpus=True), environ=environ)
+    assert dict(report.lines)["NCCL_SOCKET_IFNAME"] == line
+    assert not any("NCCL" in text for _, text in _texts(report))
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,9 @@ def bring_all(request: Request, name: str, value: PerReplica) -> PerReplica:
         return value
     numbers = [x for x in value.values if is_python_number(x) and not isinstance(x, complex)]
     own = numbers if len(numbers) == len(value.values) else None
-    texts = exchange(request.caller, _CHANNEL, json.dumps(own), None, f"the numbers of {name}")
+    purpose = f"the numbers of {name}"
+    seconds = request.options.timeout_seconds
+    texts = exchange(request.caller, _CHANNEL, json.dumps(own), seconds, purpose)
     said = [json.loads(text) for text in texts]
     if None not in said:
         # Exact for integers of any size, which a sum has to compare with the dtype's bounds.

@@ -32,6 +32,7 @@ def make_slurm_script(request: Request) -> str:
     if request.cpus is not None:
         # srun does not take it from sbatch.
         step.append(f"--cpus-per-task={request.cpus}")
+    step += list_bindings(request)
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {shlex.quote(option)}" for option in options),
@@ -88,6 +89,16 @@ def list_options(request: Request) -> list[str]:
     if request.time is not None:
         options.append(f"--time={request.time}")
     return options
+
+
+def list_bindings(request: Request) -> list[str]:
+    """Return the options of srun that give each process GPUs of its own.
+
+    Slurm 22.05 does so without them only where no kind of GPU is asked for.
+    """
+    if request.gpu in (None, "any"):
+        return []
+    return [f"--gpu-bind=per_task:{request.devices_of_each}"]
 
 
 def _describe_memory(request: Request) -> str:

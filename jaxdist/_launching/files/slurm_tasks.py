@@ -5,7 +5,7 @@ import pathlib
 import shlex
 import sys
 
-from jaxdist._launching.files.slurm import FOREIGN, list_options, refuse_foreign
+from jaxdist._launching.files.slurm import FOREIGN, list_bindings, list_options, refuse_foreign
 from jaxdist._launching.files.tasks import TaskRequest
 
 # What each task runs: `bash -c "$run_task" bash JOB PORT COMMAND ...`.
@@ -168,6 +168,7 @@ def _write_step(request: TaskRequest, job: str, group: int, place: int) -> str:
     if part.cpus is not None:
         # srun does not take it from sbatch.
         step.append(f"--cpus-per-task={part.cpus}")
+    step += list_bindings(part)
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     command = shlex.join([sys.executable, *part.arguments])
     task = f'bash -c "$run_task" bash {job} $((port + {place}))'

@@ -24,10 +24,51 @@ _MARK = "jaxdist-claim "
 _ANSWER_SECONDS = 2.0
 
 
-class Claim:
-    """A thread that answers at the address of this process until `close`.
+class Answers:
+    """A thread that answers whoever connects to a socket, until `close`.
 
     Args:
+        server: A socket that listens; it is closed with this object.
+        said: What is answered; it can be changed later by `say`.
+    """
+
+    def __init__(self, server: socket.socket, said: Mapping[str, Any]) -> None:
+        self._said = dict(said)
+        self._server = server
+        self._server.settimeout(0.2)
+        self._is_open = True
+        self._thread = threading.Thread(target=self._answer, name="jaxdist-claim", daemon=True)
+        self._thread.start()
+
+    def say(self, **what: Any) -> None:
+        """Change the answer."""
+        self._said = {**self._said, **what}
+
+    def close(self) -> None:
+        """Stop answering, and free the port; a second call does nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._thread.join()
+        self._server.close()
+
+    def _answer(self) -> None:
+        while self._is_open:
+            try:
+                asker, _ = self._server.accept()
+            except TimeoutError:
+                continue
+            # Who has gone in the meantime needs no answer.
+            with contextlib.suppress(OSError), asker:
+                asker.settimeout(_ANSWER_SECONDS)
+                asker.sendall((_MARK + json.dumps(self._said) + "\n").encode())
+
+
+class Claim:
+    """Answers at the address of this process in the cluster, until `close`.
+
+    Args:
+        caller: Who joins, for errors.
         address: The address of this process in the cluster.
         said: What it answers; it can be changed later by `say`.
 
@@ -37,50 +78,31 @@ class Claim:
     """
 
     def __init__(self, caller: str, address: str, said: Mapping[str, Any]) -> None:
-        self._said = dict(said)
         host, port = split_address(caller, address)
         try:
-            self._server = listen(host, port)
+            server = listen(host, port)
         except OSError as error:
             raise _explain_used_port(caller, address, said, error) from None
-        self._thread = threading.Thread(target=self._answer, name="jaxdist-claim", daemon=True)
-        if self._server is not None:
-            self._server.settimeout(0.2)
-            self._is_open = True
-            self._thread.start()
+        self._answers = None if server is None else Answers(server, said)
 
     @property
     def can_answer(self) -> bool:
         """Whether the address is one of this machine, so that others can ask."""
-        return self._server is not None
+        return self._answers is not None
 
     def say(self, **what: Any) -> None:
         """Change the answer."""
-        self._said = {**self._said, **what}
+        if self._answers is not None:
+            self._answers.say(**what)
 
     def close(self) -> None:
         """Stop answering, and free the port."""
-        if self._server is None or not self._is_open:
-            return
-        self._is_open = False
-        self._thread.join()
-        self._server.close()
-
-    def _answer(self) -> None:
-        server = self._server
-        while server is not None and self._is_open:
-            try:
-                asker, _ = server.accept()
-            except TimeoutError:
-                continue
-            # Who has gone in the meantime needs no answer.
-            with contextlib.suppress(OSError), asker:
-                asker.settimeout(_ANSWER_SECONDS)
-                asker.sendall((_MARK + json.dumps(self._said) + "\n").encode())
+        if self._answers is not None:
+            self._answers.close()
 
 
-def ask(address: str, caller: str) -> dict[str, Any] | str | None:
-    """Ask who is at an address.
+def ask(address: str, caller: str, seconds: float = _ANSWER_SECONDS) -> dict[str, Any] | str | None:
+    """Ask who is at an address, and wait at most `seconds` for a connection and for an answer.
 
     Returns:
         What a process of jaxdist answers there; a text if something else listens there; None if
@@ -88,8 +110,8 @@ def ask(address: str, caller: str) -> dict[str, Any] | str | None:
     """
     host, port = split_address(caller, address)
     try:
-        with socket.create_connection((host, port), timeout=_ANSWER_SECONDS) as connection:
-            connection.settimeout(_ANSWER_SECONDS)
+        with socket.create_connection((host, port), timeout=seconds) as connection:
+            connection.settimeout(seconds)
             return _read(connection)
     except TimeoutError:
         return "something that does not answer"

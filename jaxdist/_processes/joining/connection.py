@@ -4,20 +4,24 @@ import glob
 import logging
 import math
 import os
+import socket
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from jaxdist._compat import have_backends_started
-from jaxdist._processes.addresses import find_bind_address, split_address
+from jaxdist._compat import have_backends_started, set_gloo_address, uses_gloo
+from jaxdist._processes.addresses import find_bind_address, is_loopback, split_address
 from jaxdist._processes.joining.claims import Claim, describe_this_process
 from jaxdist._processes.joining.launched import SERVICE, use_launched_devices
 from jaxdist._processes.joining.leaving import leave_at_exit
+from jaxdist._processes.joining.pairs import try_pairs
 from jaxdist._processes.joining.roll_call import RollCall
+from jaxdist._processes.own_address import INTERFACE, Machine, find_own_address
 from jaxdist._processes.process import Process
 from jaxdist._processes.settings import Settings, get_settings
+from jaxdist._processes.store import get_store
 from jaxdist._validate import as_integer
 from jaxdist.errors import BackendStartedError, ClusterError, ContextError
 
@@ -37,10 +41,12 @@ def is_connected() -> bool:
 def join(caller: str, addresses: Sequence[str], index: int) -> Process:
     """Join the other processes of a cluster; call it before the first use of a device.
 
-    A second call with the same cluster does nothing. See Note [Roll call].
+    A second call with the same cluster does nothing. See Note [Roll call], Note [Address of gloo]
+    and Note [Pairs of gloo].
 
     Cost:
-        Waits until all processes have called it, at most `join_seconds`.
+        Waits until all processes have called it, at most `join_seconds`, and where the processes
+        have no GPUs or TPUs as long again for the trial of their connections.
 
     Args:
         caller: Who joins, for errors.
@@ -54,7 +60,7 @@ def join(caller: str, addresses: Sequence[str], index: int) -> Process:
     Raises:
         BackendStartedError: JAX has used its devices already.
         ClusterError: Processes that do not come in time, that have another cluster or other
-            versions, or a port that is in use.
+            versions, or that cannot connect to each other; or a port that is in use.
         DuplicateTaskError: Two processes with one index.
         ContextError: This process has joined another cluster.
     """
@@ -85,6 +91,7 @@ def join(caller: str, addresses: Sequence[str], index: int) -> Process:
     if service:
         split_address(f"The environment variable {SERVICE}", service)
     use_launched_devices(caller)
+    own = _choose_address(addresses, index, service)
     claim = _meet(caller, addresses, index, service, settings)
     try:
         # JAX's service needs the port of process 0, unless it is elsewhere. Then process 0 answers
@@ -96,9 +103,12 @@ def join(caller: str, addresses: Sequence[str], index: int) -> Process:
     finally:
         claim.close()
     _joined.append(plan)
+    leave_at_exit()
     # The backend waits for the devices of all processes. Now all of them are there.
     jax.local_devices()
-    leave_at_exit()
+    store = get_store()
+    if jax.default_backend() == "cpu" and uses_gloo() and store is not None:
+        try_pairs(caller, own, Process(index, count), store, settings.join_seconds)
     return Process(index, count)
 
 
@@ -121,6 +131,40 @@ def connect(**how: Any) -> None:
     _choose_how_to_fail()
     jax.distributed.initialize(**how)
     leave_at_exit()
+
+
+def _choose_address(addresses: Sequence[str], index: int, service: str) -> str:
+    """Return the address of this process for collectives, and let JAX and NCCL use it."""
+    machine = Machine()
+    found = find_own_address(addresses, index, service, machine)
+    if found is None:
+        name = socket.gethostname()
+        known = machine.find_addresses(name)
+        if not known:
+            raise ClusterError(
+                f"Process {index} has no address for collectives: {addresses[index]} is none of "
+                f"this machine, no other process can be reached, and the host name {name} has no "
+                "address.\n\n"
+                "Collectives between processes need an address of this machine.\n\n"
+                "Write an address of this machine into the cluster, or add the host name to "
+                "/etc/hosts. `jaxdist resolve` shows what a process would use."
+            )
+        return known[0]
+    _LOG.info("Collectives of process %d use %s, %s.", index, found.address, found.reason)
+    set_gloo_address(found.address)
+    _choose_interface(found.address, machine)
+    return found.address
+
+
+def _choose_interface(address: str, machine: Machine) -> None:
+    """Let NCCL use the network of the cluster, unless the user has chosen one."""
+    if is_loopback(address) or os.environ.get(INTERFACE) or not machine.has_gpus():
+        return
+    interface = machine.find_interface(address)
+    if interface is not None:
+        # With `=` the name is complete; without, NCCL takes all interfaces that begin with it.
+        os.environ[INTERFACE] = f"={interface}"
+        _LOG.info("%s=%s, the interface of %s.", INTERFACE, os.environ[INTERFACE], address)
 
 
 def _meet(

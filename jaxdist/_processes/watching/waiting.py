@@ -200,6 +200,7 @@ def exchange_over(
     seconds: float | None,
     purpose: str,
     is_stopped: Callable[[], bool] = bool,
+    needed_since: Callable[[], float | None] | None = None,
 ) -> list[str]:
     """Return the texts of all processes, for a thread whose place somebody else reports.
 
@@ -211,6 +212,7 @@ def exchange_over(
         seconds: How long to wait.
         purpose: What is exchanged.
         is_stopped: As for `Agreement.gather`.
+        needed_since: As there.
 
     Raises:
         ContextError: `is_stopped` says so.
@@ -219,7 +221,16 @@ def exchange_over(
     """
     limit = get_settings().collective_seconds if seconds is None else seconds
     try:
-        return list(agreement.gather(channel, text, limit, purpose=purpose, is_stopped=is_stopped))
+        return list(
+            agreement.gather(
+                channel,
+                text,
+                limit,
+                purpose=purpose,
+                is_stopped=is_stopped,
+                needed_since=needed_since,
+            )
+        )
     except OtherProcessError as error:
         raise report_deadline(call, limit, error) from None
 

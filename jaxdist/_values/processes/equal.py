@@ -31,7 +31,8 @@ def make_equal(
         caller: Who needs the values, for errors.
         named: Values of this process, by name; the same names in all processes.
         layout: The mesh of the strategy.
-        seconds: How long to wait for the others; None means `collective_seconds`.
+        seconds: How long to wait for the others; None means `timeout_seconds` of the mesh, and
+            without it `collective_seconds`.
 
     Returns:
         For each name whose values differ, the value of process 0 on all devices.
@@ -44,6 +45,7 @@ def make_equal(
     if agreement is None or not named:
         return {}
     own = {name: (_describe(x), digest(x), _is_state(x)) for name, x in named.items()}
+    seconds = layout.timeout_seconds if seconds is None else seconds
     texts = agreement.gather(
         _CHANNEL, json.dumps(own), seconds, purpose=f"the plain values of {caller}"
     )

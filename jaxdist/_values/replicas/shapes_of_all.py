@@ -33,6 +33,7 @@ def find_shapes(name: object, value: PerReplica, layout: ReplicaMesh) -> AgreedS
 
     Raises:
         ContextError: This process has joined no others.
+        DeadlineExceededError: A process has not come within the `timeout_seconds` of the mesh.
         ProgramMismatchError: The ranks or dtypes of the processes differ.
     """
     own = [_describe(x) for x in value.values]
@@ -42,7 +43,8 @@ def find_shapes(name: object, value: PerReplica, layout: ReplicaMesh) -> AgreedS
     if known is not None:
         return known
     purpose = f"the shapes of {name}"
-    texts = exchange(f"The call with {name}", _CHANNEL, json.dumps(own), None, purpose)
+    seconds = layout.timeout_seconds
+    texts = exchange(f"The call with {name}", _CHANNEL, json.dumps(own), seconds, purpose)
     said = [json.loads(text) for text in texts]
     left = {process: iter(one) for process, one in enumerate(said)}
     everyone = [next(left[process]) for process in layout.replica_owners]

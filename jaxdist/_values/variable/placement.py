@@ -17,6 +17,7 @@ from jaxdist._values.pairwise import combine_pairwise
 from jaxdist._values.processes.digests import is_of_this_process
 from jaxdist._values.processes.equal import make_equal
 from jaxdist._values.processes.put import put
+from jaxdist._values.processes.waits import compute_together
 from jaxdist._values.replicas.agreed import mark_with_shapes
 from jaxdist._values.replicas.auto_view import compute_auto
 from jaxdist._values.replicas.binding import current_binding
@@ -136,10 +137,19 @@ class VariablePlacement:
         return tuple(on[self.layout.device_grid[r, 0]] for r in self.layout.local_replicas)
 
     def combine(self, held: jax.Array, how: VariableAggregation) -> jax.Array:
-        """Combine an array with one value for each replica into one mirrored value."""
-        if self.layout is None:
+        """Combine an array with one value for each replica into one mirrored value.
+
+        Raises:
+            DeadlineExceededError: Another process has not come within the limit of the mesh.
+            UnavailableError: Another process has ended.
+        """
+        layout = self.layout
+        if layout is None:
             return held
-        return compute_auto(_make_combine(self.layout, how, self.shape), held)
+        program = _make_combine(layout, how, self.shape)
+        return compute_together(
+            "The read of a variable", layout, lambda: compute_auto(program, held)
+        )
 
     def split_sum(self, value: Any) -> jax.Array:
         """Return an array with a share for each replica; the sum of the shares is `value`.

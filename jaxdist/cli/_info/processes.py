@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 
-from jaxdist._processes import get_settings, variable_of
+from jaxdist._processes import INTERFACE, get_settings, variable_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,6 @@ _FOR_GPUS = (
     ),
 )
 _VARIABLES_FOR_GPUS = (
-    ("NCCL_SOCKET_IFNAME", "the network interface, where NCCL chooses a wrong one; several hosts"),
     ("NCCL_IB_DISABLE", "1 uses sockets in place of InfiniBand, to find a fault; several hosts"),
     ("NCCL_LAUNCH_ORDER_IMPLICIT", "1 where one process has several GPUs"),
     (
@@ -95,6 +94,8 @@ def list_settings(platform: str, environment: Mapping[str, str] = os.environ) ->
         visible = environment.get("CUDA_VISIBLE_DEVICES", "unset")
         one = "one GPU for each process"
         rows.append(Row("CUDA_VISIBLE_DEVICES", visible, "jaxdist launch", one))
+        interface = environment.get(INTERFACE, "unset")
+        rows.append(Row(INTERFACE, interface, "jaxdist, if unset", "network of several hosts"))
         rows += [Row(f.split("=")[0], find_flag(flags, f), "you", w) for f, w in _FOR_GPUS]
         rows += [Row(v, environment.get(v, "unset"), "you", w) for v, w in _VARIABLES_FOR_GPUS]
     return rows

@@ -170,8 +170,13 @@ class SlurmClusterResolver(ClusterResolver):
         bound = self._environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
         self._gpus: list[str] = []
         if per_node is None and per_task is None and bound.isdecimal():
-            # Slurm gives each task its GPUs.
+            # Slurm gives each task its GPUs. Slurm 22.05 does not if a kind of GPU is asked for:
+            # then all tasks of a host see all of them.
             self._gpus_per_task = int(bound)
+            seen = _VISIBLE in self._environ
+            listed: list[str] = [] if seen else list_gpus(self._environ)
+            if tasks > 1 and len(listed) >= tasks * self._gpus_per_task:
+                self._gpus = listed
             return
         visible = list_gpus(self._environ) if per_node is None else None
         count = len(visible) if visible is not None else per_node or 0

@@ -41,13 +41,13 @@ def read_step(
     """
     rank = _read_integer(environ, "SLURM_PROCID")
     counts = _read_counts(environ, tasks_per_node)
-    places = _deal(counts, environ.get("SLURM_DISTRIBUTION", "block").startswith("cyclic"))
+    places = _deal(counts, _read_plane(environ, max(counts.values())))
     if rank >= len(places):
         raise _contradict(
             f"SLURM_PROCID={rank}", f"{len(places)} tasks in {counts}", "Tasks are numbered from 0."
         )
     host, local = places[rank]
-    # Slurm has more distributions than those two, and `SLURM_HOSTFILE`.
+    # What Slurm does by a plugin or by `SLURM_HOSTFILE` need not be in these variables.
     own = environ.get("SLURMD_NODENAME", host)
     if own != host:
         raise _contradict(
@@ -64,9 +64,37 @@ def read_step(
 
 
 _DEALT = (
-    "Tasks are dealt to hosts one host after the other (block), or in turn (cyclic), as "
-    "SLURM_DISTRIBUTION says."
+    "Tasks are dealt to hosts one host after the other (block), in turn (cyclic), or some at a "
+    "time in turn (plane), as SLURM_DISTRIBUTION says."
 )
+
+
+def _read_plane(environ: Mapping[str, str], most_on_one_host: int) -> int:
+    """Return how many tasks a host gets before the next host is given some.
+
+    Raises:
+        ClusterError: Tasks are dealt in an order that the variables do not tell. All tasks of the
+            step raise it: those that happen to be where `block` would put them would wait for the
+            others.
+    """
+    distribution = environ.get("SLURM_DISTRIBUTION", "block")
+    # Behind the colon is how the tasks of a host are dealt to its cores; behind the comma, whether
+    # hosts are filled.
+    kind, _, size = distribution.partition(":")[0].partition(",")[0].partition("=")
+    if kind in ("block", "unknown"):
+        return most_on_one_host
+    if kind == "cyclic":
+        return 1
+    text = size or environ.get("SLURM_DIST_PLANESIZE", "")
+    if kind == "plane" and text.isdecimal() and int(text) > 0:
+        return int(text)
+    what = "SLURM_DIST_PLANESIZE is missing" if kind == "plane" else "no variable tells the order"
+    raise ClusterError(
+        f"SlurmClusterResolver found SLURM_DISTRIBUTION={distribution!r}, and {what}.\n\n"
+        "Each task finds the hosts of all tasks from the variables of Slurm, which tell it for "
+        "block, cyclic and plane.\n\n"
+        "Start the program with `srun --distribution=block`, or set TF_CONFIG in each task."
+    )
 
 
 def _read_counts(
@@ -103,10 +131,11 @@ def _read_counts(
     return dict(zip(hosts, counts, strict=True))
 
 
-def _deal(counts: Mapping[str, int], is_cyclic: bool) -> list[tuple[str, int]]:
+def _deal(counts: Mapping[str, int], plane: int) -> list[tuple[str, int]]:
+    """Return host and number on the host of each task, if hosts get `plane` tasks in turn."""
     places = [(host, local) for host, count in counts.items() for local in range(count)]
     # Sorting keeps the order of the hosts among the tasks of one turn.
-    return sorted(places, key=lambda place: place[1]) if is_cyclic else places
+    return sorted(places, key=lambda place: place[1] // plane)
 
 
 def _read(environ: Mapping[str, str], name: str) -> str:

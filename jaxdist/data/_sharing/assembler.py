@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -182,6 +182,11 @@ class ShareAssembler(Assembler, abc.ABC):
         """Tell the other processes that this one reads no more."""
         if self.exchange is not None:
             self.exchange.leave(reason)
+
+    def count_waits_from(self, needed_since: Callable[[], float | None]) -> None:
+        """Count waits for other processes only from when the loop needs a batch."""
+        if self.exchange is not None:
+            self.exchange.needed_since = needed_since
 
     def stop_waiting(self) -> None:
         """End a wait for other processes, in whatever thread it is."""

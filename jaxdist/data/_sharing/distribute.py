@@ -96,7 +96,8 @@ def share_dataset(
     """Return how the processes read a dataset of global batches together."""
     partial = options.partial_batch
     same = {"partial_batch": partial.value, "policy": policy.name}
-    find = _Finder(SPLIT_CALLER, agreement, {**same, "balance_rows": str(placer.balanced)})
+    same["balance_rows"] = str(placer.balanced)
+    find = _Finder(SPLIT_CALLER, agreement, same, layout.timeout_seconds)
     num_replicas = layout.num_replicas
     dataset = source.dataset
     grain = find_grain_batches(dataset)
@@ -162,7 +163,8 @@ def share_function(
 ) -> Shared:
     """Return how the processes read datasets of their own together."""
     is_per_replica, partial = options.is_per_replica, options.partial_batch
-    find = _Finder(GROUP_CALLER, agreement, {"partial_batch": partial.value})
+    same = {"partial_batch": partial.value}
+    find = _Finder(GROUP_CALLER, agreement, same, layout.timeout_seconds)
     size = max(s.batch_size for s in sources)
 
     def open_reader() -> ShareReader:
@@ -201,6 +203,7 @@ class _Finder:
     caller: str
     agreement: Agreement | None
     same: dict[str, str]
+    seconds: float | None
 
     def exchange(
         self, reader: ShareReader | None, same: dict[str, str], *, is_needed: bool
@@ -223,7 +226,7 @@ class _Finder:
         position = None if reader is None else reader.position()
         shown = json.dumps(position, default=repr, sort_keys=True)
         where = {} if position is None else {"position": shown}
-        return Exchange(self.caller, agreement, {**self.same, **same, **where})
+        return Exchange(self.caller, agreement, {**self.same, **same, **where}, self.seconds)
 
 
 def _own_cut(layout: ReplicaMesh, partial: PartialBatch, batch_size: int, *, balanced: bool) -> Cut:

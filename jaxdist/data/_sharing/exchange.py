@@ -13,10 +13,10 @@ import dataclasses
 import itertools
 import json
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxdist._processes import Agreement, find_odd_ones
+from jaxdist._processes import Agreement, exchange_over, find_odd_ones
 from jaxdist.data._sharing.structure import (
     Structure,
     check_equal,
@@ -58,12 +58,23 @@ class Exchange:
         caller: The function that messages name.
         agreement: The agreement of the job.
         same: What has to be equal in all processes, by name, with the value here.
+        seconds: How long a loop waits for the other processes; None means `collective_seconds`.
     """
 
-    def __init__(self, caller: str, agreement: Agreement, same: dict[str, str]) -> None:
+    def __init__(
+        self,
+        caller: str,
+        agreement: Agreement,
+        same: dict[str, str],
+        seconds: float | None = None,
+    ) -> None:
         number = next(_PASSES.setdefault(agreement, itertools.count()))
         self.process = agreement.process.index
         self.is_stopped = False
+        # Since when the loop waits for a batch, by `time.monotonic`. A thread that reads ahead of
+        # it may wait for long.
+        self.needed_since: Callable[[], float | None] | None = None
+        self._seconds = seconds
         self._caller = caller
         self._agreement = agreement
         self._channel = f"data/{number}"
@@ -131,8 +142,15 @@ class Exchange:
     def _gather(self, step: int, said: dict[str, Any]) -> list[dict[str, Any]]:
         purpose = f"the rows of step {step + 1} of {self._caller}"
         try:
-            texts = self._agreement.gather(
-                self._channel, json.dumps(said), purpose=purpose, is_stopped=lambda: self.is_stopped
+            texts = exchange_over(
+                self._agreement,
+                "next(iterator)",
+                self._channel,
+                json.dumps(said),
+                self._seconds,
+                purpose,
+                lambda: self.is_stopped,
+                None if self._seconds is None else self.needed_since,
             )
         except DeadlineExceededError:
             self._has_ended = True

@@ -61,13 +61,22 @@ def _check_batch_size(loaded: LoadedConfig[Any], replicas: int, rows: int, examp
             f"A batch has at most all of them.\n\n"
             f"Set data.batch_size to {rows - rows % replicas} or less."
         )
-    if size % replicas:
+    if size < replicas:
+        raise ConfigError(
+            f"{where}: data.batch_size is {size}, and there are {replicas} replicas.\n\n"
+            f"Each replica takes at least one of the {examples} in each step.\n\n"
+            f"Set data.batch_size to {replicas} or more."
+        )
+    # Otherwise the rows are divided as evenly as can be, and a step weighs each row equally.
+    if size % replicas and loaded.values.strategy.deterministic:
         low, high = size - size % replicas, size + -size % replicas
         values = [v for v in (low, high) if 0 < v <= rows]
         raise ConfigError(
             f"{where}: data.batch_size is {size}, and there are {replicas} replicas.\n\n"
-            f"All replicas take the same number of rows: a multiple of {replicas}.\n\n"
-            f"Set data.batch_size to {' or '.join(map(str, values))}."
+            "With strategy.deterministic, all replicas take the same number of rows: a multiple "
+            f"of {replicas}.\n\n"
+            f"Set data.batch_size to {' or '.join(map(str, values))}, or strategy.deterministic "
+            "to false."
         )
 
 

@@ -10,7 +10,7 @@ from jaxdist._parameter_server import ParameterServerStrategy
 from jaxdist._reports import print_line
 from jaxdist._strategies import Strategy, check_strategy
 from jaxdist._validate import as_flag, check_instance
-from jaxdist.data import DistributedIterator, batches
+from jaxdist.data import DistributedIterator, InputOptions, batches
 from jaxdist.jobs._config.checks import check_job
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig
@@ -118,7 +118,11 @@ def train(
 
 
 def _make_batches(config: JobConfig, strategy: Strategy, task: Task[Any]) -> DistributedIterator:
-    """Return endless global batches. All have one size, so that the step is compiled once."""
+    """Return endless global batches. All have one size, so that the step is compiled once.
+
+    The rows of a batch that the replicas do not divide are spread as evenly as possible, so no
+    replica is without rows.
+    """
     source = batches(
         task.data.train,
         config.data.batch_size,
@@ -127,4 +131,5 @@ def _make_batches(config: JobConfig, strategy: Strategy, task: Task[Any]) -> Dis
         drop_remainder=True,
         repeat=None,
     )
-    return iter(strategy.experimental_distribute_dataset(source))
+    options = InputOptions(balance_rows=True)
+    return iter(strategy.experimental_distribute_dataset(source, options))

@@ -98,7 +98,8 @@ def generate(
         return b""
     arguments = (
         model,
-        tokens.astype(np.int32),
+        # All replicas continue the same prompt.
+        jax.device_put(tokens.astype(np.int32), strategy.replicated_sharding),
         jax.random.key(seed),
         np.float32(temperature),
         num_bytes,

@@ -33,6 +33,8 @@ def test_every_option_is_in_the_script(capsys: pytest.CaptureFixture[str]) -> No
         "--time=2:00:00", f"--chdir={os.getcwd()}", "--output=cluster-script-%j.log",
     }  # fmt: skip
     assert f"{SCRIPT} 'a b' '$HOME'; then" in script
+    # Slurm 22.05 gives tasks no GPUs of their own where a kind is asked for.
+    assert " --gpu-bind=per_task:2 " in script
 
 
 @pytest.mark.parametrize(
