@@ -4,13 +4,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from jaxdist._launching.noise import Noise
+
 # A line that is longer is written in pieces, so that no process fills the launcher's memory.
 MOST_BYTES_OF_A_LINE = 1 << 24
 _TAIL = 1 << 18
 
 
 class PrefixedOutput:
-    """One output stream of one process.
+    """One output stream of one process, without the lines that `Noise` covers.
 
     Args:
         index: Number of the process, or its name.
@@ -23,6 +25,7 @@ class PrefixedOutput:
         self._parts: list[bytes] = []  # of the line that is not complete
         self._held = 0
         self._tail = b""
+        self._noise = Noise()
 
     def feed(self, chunk: bytes) -> None:
         """Take what the process wrote, and write the lines that it completes."""
@@ -30,7 +33,9 @@ class PrefixedOutput:
         complete, newline, rest = chunk.rpartition(b"\n")
         if newline:
             lines = (b"".join(self._parts) + complete).split(b"\n")
-            self._write(b"".join(self._prefix + line + b"\n" for line in lines))
+            kept = [line for line in lines if not self._noise.covers(line)]
+            if kept:
+                self._write(b"".join(self._prefix + line + b"\n" for line in kept))
             self._parts.clear()
             self._held = 0
         if rest:

@@ -27,6 +27,59 @@ def test_lines_are_those_of_the_process_however_they_arrive(chunks: list[bytes])
     assert lines.read_tail() == whole.decode(errors="replace")
 
 
+_CONNECTED = b" is connected to "
+_PEERS = b" peer ranks. "
+_EXPECTED = b"Expected number of connected peer ranks is : "
+_RANK = b"[Gloo] Rank "
+_MESSAGE = _RANK + b"%d" + _CONNECTED + b"1" + _PEERS + _EXPECTED + b"1"
+_SERVICE = b"W1127 14:06:41.95   22191 coordination_service.cc:185] [10648150923690693913] "
+_RECOVERABLE = _SERVICE + b"Using experimental recoverable task feature. The default shutdown ..."
+_DIED = b"E1127 14:06:41.95   22191 coordination_service.cc:185] Task 1 has died."
+# Two threads at once: the second line is the end of one of the messages.
+_BOTH = _RANK + _RANK + b"1" + _CONNECTED + b"03" + _CONNECTED + _PEERS + b"3" + _EXPECTED + b"3"
+_REST = _CONNECTED + b"3" + _PEERS + _EXPECTED + b"3"
+
+
+@pytest.mark.parametrize(
+    ("given_lines", "kept"),
+    [
+        ([_MESSAGE % 0, b"loss 1.0", _MESSAGE % 1], [b"loss 1.0"]),
+        ([_BOTH, b"", b"", b"3"], [b"", b"3"]),
+        ([_RANK + b"0" + _MESSAGE % 1, _REST, b""], [b""]),
+        ([_RECOVERABLE, _DIED], [_DIED]),
+        ([b"12", b"", b" peer", b"[Gloo] Rank 0 failed"], None),
+        ([b"I see " + _MESSAGE % 0, b"Using experimental"], None),
+    ],
+)
+def test_lines_that_mean_nothing_are_left_out_and_no_others(
+    given_lines: list[bytes], kept: list[bytes] | None
+) -> None:
+    written: list[bytes] = []
+    lines = PrefixedOutput(0, written.append)
+    for line in given_lines:
+        lines.feed(line + b"\n")
+    lines.finish()
+    kept = given_lines if kept is None else kept
+    assert b"".join(written) == b"".join(b"[0] " + line + b"\n" for line in kept)
+
+
+def test_a_job_of_two_processes_prints_its_own_lines_only(tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import jaxdist\n"
+        "strategy = jaxdist.MultiWorkerMirroredStrategy()\n"
+        "def step():\n"
+        "    return jaxdist.get_replica_context().all_reduce('sum', 1.0)\n"
+        "total = strategy.run(step)\n"
+        "print('sum', float(strategy.experimental_local_results(total)[0]))\n"
+    )
+    env = {"JAX_PLATFORMS": "cpu"}
+    outcome = run_launcher("-n", "2", "--devices-per-process", "2", str(script), env=env)
+    assert outcome.exit_code == 0, outcome.describe()
+    assert sorted(outcome.stdout.splitlines()) == ["[0] sum 4.0", "[1] sum 4.0"]
+    assert outcome.stderr == ""
+
+
 def test_a_line_without_an_end_is_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "MOST_BYTES_OF_A_LINE", 10)
     written: list[bytes] = []

@@ -5,6 +5,7 @@ import importlib
 import math
 import os
 import pathlib
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -54,12 +55,14 @@ def connect_to_ray() -> Iterator["RayCluster"]:
             "jaxdist is installed without its optional packages.\n\n"
             "Install it with: pip install ray"
         ) from None
-    # What the processes print comes by the launcher, not by Ray.
-    ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
-    try:
-        yield RayCluster(ray)
-    finally:
-        ray.shutdown()
+    # What the processes print comes by the launcher, not by Ray. Ray's own lines, such as those of
+    # its autoscaler, are no output of the job: the launcher has taken its streams before.
+    with contextlib.redirect_stdout(sys.stderr):
+        ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+        try:
+            yield RayCluster(ray)
+        finally:
+            ray.shutdown()
 
 
 class RayCluster:
