@@ -73,7 +73,7 @@ def test_a_job_of_two_processes_prints_its_own_lines_only(tmp_path: pathlib.Path
         "total = strategy.run(step)\n"
         "print('sum', float(strategy.experimental_local_results(total)[0]))\n"
     )
-    env = {"JAX_PLATFORMS": "cpu"}
+    env: dict[str, str | None] = {"JAX_PLATFORMS": "cpu"}
     outcome = run_launcher("-n", "2", "--devices-per-process", "2", str(script), env=env)
     assert outcome.exit_code == 0, outcome.describe()
     assert sorted(outcome.stdout.splitlines()) == ["[0] sum 4.0", "[1] sum 4.0"]

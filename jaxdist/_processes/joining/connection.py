@@ -29,8 +29,14 @@ _LOG = logging.getLogger("jaxdist")
 
 _SECONDS_FOR_OTHERS = 1.0
 _FLAG = "xla_cpu_collective_timeout_seconds"
+_own_address: list[str] = []
 # What this process has joined.
 _joined: list[tuple[tuple[str, ...], int]] = []
+
+
+def get_own_address() -> str | None:
+    """Return the address at which the others reach this process; None before `join`."""
+    return _own_address[0] if _own_address else None
 
 
 def is_connected() -> bool:
@@ -92,6 +98,7 @@ def join(caller: str, addresses: Sequence[str], index: int) -> Process:
         split_address(f"The environment variable {SERVICE}", service)
     use_launched_devices(caller)
     own = _choose_address(addresses, index, service)
+    _own_address[:] = [own]
     claim = _meet(caller, addresses, index, service, settings)
     try:
         # JAX's service needs the port of process 0, unless it is elsewhere. Then process 0 answers

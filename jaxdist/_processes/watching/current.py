@@ -12,8 +12,10 @@ from jaxdist._processes.settings import Settings, get_settings
 from jaxdist._processes.store import Store, get_store
 from jaxdist._processes.watching.doctor import Doctor
 from jaxdist._processes.watching.farewell import Farewell
+from jaxdist._processes.watching.lifelines import Lifelines
 
 _current: list[tuple[Doctor, Farewell]] = []
+_lifelines: list[Lifelines] = []
 
 
 def get_doctor() -> Doctor | None:
@@ -38,6 +40,12 @@ def start_watching(process: Process, store: Store, settings: Settings) -> None:
     _current.append((doctor, farewell))
     farewell.install()
     doctor.start()
+    address = joining.get_own_address()
+    # Processes that JAX has found by itself, as on TPUs, have no address here.
+    if address is not None:
+        lifelines = Lifelines(process, store, address)
+        _lifelines.append(lifelines)
+        lifelines.start()
     find_ended_by(lambda: _list_ended(doctor))
     at_leaving(stop_watching)
     # A process that joined by `jax.distributed.initialize` does not leave through jaxdist.
@@ -49,6 +57,8 @@ def stop_watching() -> None:
     if not _current:
         return
     find_ended_by(None)
+    while _lifelines:
+        _lifelines.pop().stop()
     doctor, farewell = _current.pop()
     farewell.uninstall()
     doctor.stop()

@@ -1,0 +1,174 @@
+"""`Lifelines`: connections by which a process on another host is seen to end.
+
+Note [Lifelines]
+~~~~~~~~~~~~~~~~
+A process that is killed on this host is seen in `/proc`, and one of a launcher by its note. For a
+process on another host there is neither, and the coordination service does not say. So each process
+keeps a connection to process 0, over which nothing is sent. When a process ends, however it ends,
+its system closes the connection. One that is stopped by a signal keeps it, and so does one behind a
+network that is cut. A device in between can close connections that are idle: so a process counts as
+ended only if it has sent no news for some seconds, too.
+"""
+
+import contextlib
+import json
+import logging
+import selectors
+import socket
+import threading
+import time
+
+from jaxdist._processes.process import Process
+from jaxdist._processes.store import Store
+from jaxdist._processes.watching.observer import GONE, LEFT, SILENT_SECONDS
+from jaxdist._processes.watching.state import PREFIX, ProcessState
+from jaxdist.errors import UnavailableError
+
+_LOG = logging.getLogger("jaxdist")
+_KEY = "jaxdist/lifelines"
+_SECONDS_TO_CONNECT = 10.0
+_SECONDS_BETWEEN_LOOKS = 0.5
+_MOST_BYTES = 32
+# Packets that keep the connection alive in the tables of devices in between.
+_IDLE_SECONDS = 60
+
+
+class Lifelines:
+    """A thread that notices the end of processes, and writes it to the store as they would.
+
+    Process 0 notices the end of each other process, and each other process that of process 0.
+
+    Args:
+        process: This process.
+        store: The store of the job.
+        address: The address of this machine that the others reach.
+    """
+
+    def __init__(self, process: Process, store: Store, address: str) -> None:
+        self._process, self._store, self._address = process, store, address
+        self._server: socket.socket | None = None
+        self._lines: dict[socket.socket, int | None] = {}
+        # The last state of a process whose connection was closed, and when that was.
+        self._lost: dict[int, tuple[str | None, float]] = {}
+        self._stopping = threading.Event()
+        run = self._serve if process.index == 0 else self._hold
+        self._thread = threading.Thread(target=run, name="jaxdist-lifelines", daemon=True)
+        if process.index == 0:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            self._server = socket.create_server((address, 0), family=family, backlog=512)
+
+    def start(self) -> None:
+        """Start the thread."""
+        if self._server is not None:
+            where = json.dumps([self._address, self._server.getsockname()[1]])
+            self._store.set(_KEY, where, overwrite=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close the connections, and wait until the thread has ended."""
+        self._stopping.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _serve(self) -> None:
+        """Watch the other processes, in process 0."""
+        try:
+            self._watch_until_stopped()
+        except UnavailableError:
+            pass  # The service is gone, and with it everybody to tell.
+        finally:
+            self._close()
+
+    def _hold(self) -> None:
+        """Keep a connection to process 0, and watch it."""
+        try:
+            line = self._connect()
+            if line is not None:
+                self._lines[line] = 0
+                self._watch_until_stopped()
+        except (OSError, UnavailableError) as error:
+            # The job works without it. Deaths on other hosts are then noticed by a time limit only.
+            _LOG.info("The end of process 0 will not be noticed at once: %s", error)
+        finally:
+            self._close()
+
+    def _connect(self) -> socket.socket | None:
+        text = None
+        while text is None and not self._stopping.is_set():
+            text = self._store.wait_for(_KEY, _SECONDS_BETWEEN_LOOKS)
+        if text is None:
+            return None
+        host, port = json.loads(text)
+        line = socket.create_connection((host, port), timeout=_SECONDS_TO_CONNECT)
+        line.sendall(f"{self._process.index}\n".encode())
+        _keep_alive(line)
+        return line
+
+    def _watch_until_stopped(self) -> None:
+        server = self._server
+        with selectors.DefaultSelector() as selector:
+            for one in [*self._lines, *([server] if server is not None else [])]:
+                selector.register(one, selectors.EVENT_READ)
+            while not self._stopping.is_set() and (selector.get_map() or self._lost):
+                for key, _ in selector.select(_SECONDS_BETWEEN_LOOKS):
+                    one = key.fileobj
+                    if one is server and server is not None:
+                        line, _ = server.accept()
+                        _keep_alive(line)
+                        self._lines[line] = None
+                        selector.register(line, selectors.EVENT_READ)
+                    elif isinstance(one, socket.socket) and not self._read(one):
+                        selector.unregister(one)
+                        one.close()
+                if self._lost:
+                    self._judge()
+
+    def _read(self, line: socket.socket) -> bool:
+        """Read the number of a process from its connection; return whether it is still open."""
+        try:
+            said = line.recv(_MOST_BYTES)
+            has_ended = not said
+        except ConnectionResetError:
+            said, has_ended = b"", True
+        except OSError:
+            # The network does not answer. Whether the process lives, nobody knows.
+            said, has_ended = b"", False
+        index = self._lines[line]
+        text = said.strip()
+        if index is None and text.isdigit() and int(text) < self._process.count:
+            self._lines[line] = int(text)
+            return True
+        del self._lines[line]
+        if has_ended and index is not None:
+            self._lost[index] = (self._store.get(f"{PREFIX}/{index}"), time.monotonic())
+        return False
+
+    def _judge(self) -> None:
+        """Write which of the lost processes have ended: those that have sent no news since."""
+        for index, (before, since) in list(self._lost.items()):
+            now = self._store.get(f"{PREFIX}/{index}")
+            if _read_news(now) != _read_news(before):
+                _LOG.info("Process %d lives, and its idle connection was closed.", index)
+                del self._lost[index]
+            elif time.monotonic() - since > SILENT_SECONDS:
+                del self._lost[index]
+                # It may have said itself why it ends.
+                with contextlib.suppress(KeyError):
+                    self._store.set(f"{LEFT}/{index}", GONE)
+
+    def _close(self) -> None:
+        for line in self._lines:
+            line.close()
+        if self._server is not None:
+            self._server.close()
+
+
+def _read_news(text: str | None) -> int:
+    return -1 if text is None else ProcessState.from_text(text).news
+
+
+def _keep_alive(line: socket.socket) -> None:
+    line.settimeout(None)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_SECONDS)
