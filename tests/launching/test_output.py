@@ -2,12 +2,14 @@
 
 import io
 import pathlib
+import sys
+import types
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdist._launching import output, write_to
+from jaxdist._launching import connect_to_ray, output, write_to
 from jaxdist._launching.output import PrefixedOutput
 from tests.launching.launcher import run_launcher, write_script
 
@@ -78,6 +80,20 @@ def test_a_job_of_two_processes_prints_its_own_lines_only(tmp_path: pathlib.Path
     assert outcome.exit_code == 0, outcome.describe()
     assert sorted(outcome.stdout.splitlines()) == ["[0] sum 4.0", "[1] sum 4.0"]
     assert outcome.stderr == ""
+
+
+def test_lines_of_ray_itself_are_no_output_of_the_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray = types.ModuleType("ray")
+    monkeypatch.setattr(ray, "init", lambda **_: print("started"), raising=False)
+    monkeypatch.setattr(ray, "shutdown", lambda: print("ended"), raising=False)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with connect_to_ray():
+        print("loss 1.0")
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("loss 1.0\n", "started\nended\n")
 
 
 def test_a_line_without_an_end_is_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,14 +55,22 @@ def connect_to_ray() -> Iterator["RayCluster"]:
             "jaxdist is installed without its optional packages.\n\n"
             "Install it with: pip install ray"
         ) from None
-    # What the processes print comes by the launcher, not by Ray. Ray's own lines, such as those of
-    # its autoscaler, are no output of the job: the launcher has taken its streams before.
-    with contextlib.redirect_stdout(sys.stderr):
+    # What the processes print comes by the launcher, not by Ray.
+    with _print_to_standard_error():
         ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
-        try:
-            yield RayCluster(ray)
-        finally:
+    try:
+        yield RayCluster(ray)
+    finally:
+        with _print_to_standard_error():
             ray.shutdown()
+
+
+def _print_to_standard_error() -> contextlib.AbstractContextManager[Any]:
+    """Let Ray's own lines, such as those of its autoscaler, be no output of the job.
+
+    What the processes of the job print goes to the stream that the launcher took before.
+    """
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 class RayCluster:
@@ -92,6 +100,7 @@ class RayCluster:
         check_devices(job.caller, job.devices_per_process, os.environ)
         gpus = (job.devices_per_process or 1) if self._has_gpus() else 0
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_print_to_standard_error())
             bundles = [make_bundle(gpus)] * count
             group = reserve(self._ray, bundles, signals, stack)
             if group is None:
@@ -140,7 +149,8 @@ class RayCluster:
         """
         check_devices("jaxdist launch", job.devices_per_process, os.environ)
         gpus = (job.devices_per_process or 1) if self._has_gpus() else 0
-        return run_tasks_on_ray(self._ray, job, gpus, write, signals)
+        with _print_to_standard_error():
+            return run_tasks_on_ray(self._ray, job, gpus, write, signals)
 
     def _has_gpus(self) -> bool:
         platforms = os.environ.get("JAX_PLATFORMS", "")
