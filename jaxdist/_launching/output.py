@@ -9,10 +9,9 @@ from typing import Any
 MOST_BYTES_OF_A_LINE = 1 << 24
 _TAIL = 1 << 18
 
-# Lines of JAX's libraries that mean nothing. The list is short and exact: a line that could say
-# something about a failure is never left out.
-# Several threads of gloo write the pieces of this message at once, so one line can have the pieces
-# of two, and the next line the rest or nothing.
+# Lines of JAX's libraries that mean nothing. A line that could say something about a failure is
+# never among them. Several threads of gloo write the pieces of one message at once, so a line can
+# have the pieces of two, and the next line the rest or nothing.
 _GLOO_PIECES = (
     rb"\[Gloo\] Rank ",
     rb" is connected to ",

@@ -15,7 +15,8 @@ from tests.hosts.hosts import Host, make_hosts, needs_hosts
 from tests.hosts.programs import sum_indices
 from tests.processes.job import ROOT, run_job
 
-pytestmark = needs_hosts
+# Tests with hosts wait for each other.
+pytestmark = [needs_hosts, pytest.mark.slow, pytest.mark.timeout(600)]
 
 _TWO_NETWORKS = ("10.77.0.{}/24", "10.78.0.{}/24")
 _IPV6 = ("fd77::{}/64",)

@@ -13,7 +13,8 @@ from tests.hosts.hosts import make_hosts, needs_hosts
 from tests.processes.job import start_job
 from tests.tables import sampled
 
-pytestmark = [needs_hosts, pytest.mark.timeout(180)]
+# Tests with hosts wait for each other.
+pytestmark = [needs_hosts, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PLACES = ("a new program", "a known program", "reduce", "gather")
 ENDED = ("SIGKILL", "exit 0")

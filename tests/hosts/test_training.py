@@ -11,7 +11,7 @@ from tests.hosts.training import train
 from tests.processes.job import ROOT, results_of_job
 from tests.tables import sampled
 
-pytestmark = [needs_hosts, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [needs_hosts, pytest.mark.slow, pytest.mark.timeout(600)]
 
 CONFIG = str(ROOT / "configs" / "digits_multi_worker.toml")
 _IPV4, _OTHER, _IPV6 = "10.77.0.{}/24", "10.78.0.{}/24", "fd77::{}/64"

@@ -10,6 +10,7 @@ import os
 import platform
 import socket
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from jaxdist.errors import ClusterError, DuplicateTaskError
 _MARK = "jaxdist-claim "
 # A process on the same machine answers in less than a millisecond; this is for slow networks.
 _ANSWER_SECONDS = 2.0
+_NAP_SECONDS = 0.005
 
 
 class Answers:
@@ -49,6 +51,9 @@ class Answers:
         if not self._is_open:
             return
         self._is_open = False
+        # Linux ends the wait of the thread then; elsewhere it looks now and then.
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._server.close()
 
@@ -57,6 +62,10 @@ class Answers:
             try:
                 asker, _ = self._server.accept()
             except TimeoutError:
+                continue
+            except OSError:
+                # The socket was shut down; or the process has too many files at the moment.
+                time.sleep(_NAP_SECONDS)
                 continue
             # Who has gone in the meantime needs no answer.
             with contextlib.suppress(OSError), asker:

@@ -97,8 +97,6 @@ def join(caller: str, addresses: Sequence[str], index: int) -> Process:
     if service:
         split_address(f"The environment variable {SERVICE}", service)
     use_launched_devices(caller)
-    own = _choose_address(addresses, index, service)
-    _own_address[:] = [own]
     claim = _meet(caller, addresses, index, service, settings)
     try:
         # JAX's service needs the port of process 0, unless it is elsewhere. Then process 0 answers
@@ -111,6 +109,9 @@ def join(caller: str, addresses: Sequence[str], index: int) -> Process:
         claim.close()
     _joined.append(plan)
     leave_at_exit()
+    # Only now: names of pods may have no address before all have come.
+    own = _choose_address(addresses, index, service)
+    _own_address[:] = [own]
     # The backend waits for the devices of all processes. Now all of them are there.
     jax.local_devices()
     store = get_store()

@@ -51,6 +51,7 @@ class Lifelines:
         # The last state of a process whose connection was closed, and when that was.
         self._lost: dict[int, tuple[str | None, float]] = {}
         self._stopping = threading.Event()
+        self._woken, self._wake = socket.socketpair()
         run = self._serve if process.index == 0 else self._hold
         self._thread = threading.Thread(target=run, name="jaxdist-lifelines", daemon=True)
         if process.index == 0:
@@ -67,6 +68,8 @@ class Lifelines:
     def stop(self) -> None:
         """Close the connections, and wait until the thread has ended."""
         self._stopping.set()
+        with contextlib.suppress(OSError):
+            self._wake.send(b"x")
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -74,8 +77,9 @@ class Lifelines:
         """Watch the other processes, in process 0."""
         try:
             self._watch_until_stopped()
-        except UnavailableError:
-            pass  # The service is gone, and with it everybody to tell.
+        except (OSError, UnavailableError) as error:
+            # Without the service there is nobody to tell; nor are there connections without files.
+            _LOG.info("The end of other processes will not be noticed at once: %s", error)
         finally:
             self._close()
 
@@ -107,9 +111,9 @@ class Lifelines:
     def _watch_until_stopped(self) -> None:
         server = self._server
         with selectors.DefaultSelector() as selector:
-            for one in [*self._lines, *([server] if server is not None else [])]:
+            for one in [*self._lines, *([server] if server is not None else []), self._woken]:
                 selector.register(one, selectors.EVENT_READ)
-            while not self._stopping.is_set() and (selector.get_map() or self._lost):
+            while not self._stopping.is_set() and (server or self._lines or self._lost):
                 for key, _ in selector.select(_SECONDS_BETWEEN_LOOKS):
                     one = key.fileobj
                     if one is server and server is not None:
@@ -117,7 +121,11 @@ class Lifelines:
                         _keep_alive(line)
                         self._lines[line] = None
                         selector.register(line, selectors.EVENT_READ)
-                    elif isinstance(one, socket.socket) and not self._read(one):
+                    elif (
+                        isinstance(one, socket.socket)
+                        and one in self._lines
+                        and not self._read(one)
+                    ):
                         selector.unregister(one)
                         one.close()
                 if self._lost:
@@ -161,6 +169,8 @@ class Lifelines:
             line.close()
         if self._server is not None:
             self._server.close()
+        self._wake.close()
+        self._woken.close()
 
 
 def _read_news(text: str | None) -> int:
