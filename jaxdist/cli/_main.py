@@ -53,7 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # keep their traceback.
         if arguments.traceback:
             raise
-        print(f"jaxdist {arguments.subcommand}: {error}", file=sys.stderr)
+        name = f"jaxdist {arguments.subcommand}"
+        # Errors about the command itself begin with its name.
+        said = str(error)
+        print(said if said.startswith(name) else f"{name}: {said}", file=sys.stderr)
         # A launcher reads tracebacks from the output, and there is none.
         record_error(error)
         return EXIT_ERROR

@@ -48,6 +48,19 @@ def test_version_names_jaxdist_and_jax(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
+    "arguments", [["new", "/proc/x"], ["examples", "/proc/x"], ["train", "no_such_file.toml"]]
+)
+def test_an_error_has_the_name_of_the_command_once(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    name = f"jaxdist {arguments[0]}"
+    assert said.startswith(name)
+    assert not said.removeprefix(name).removeprefix(": ").startswith(name)
+
+
+@pytest.mark.parametrize(
     "arguments", [[], ["trian"], ["train"], ["train", "x.toml", "--sett", "a"]]
 )
 def test_arguments_that_are_not_understood_exit_with_2(
