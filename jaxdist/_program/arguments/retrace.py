@@ -1,6 +1,7 @@
 """Warnings for a step that is traced again and again."""
 
 import dataclasses
+import functools
 import warnings
 from collections import Counter, deque
 from typing import Any
@@ -81,6 +82,9 @@ class RetraceWatch:
 
 
 def source_location(fn: Any) -> str:
-    """Return the `file:line` where a function was defined."""
-    code = getattr(fn, "__code__", None)
+    """Return the `file:line` where a function, or the call of an object, was defined."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    fn = getattr(fn, "__wrapped__", fn)
+    code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else "an unknown place"
