@@ -234,9 +234,8 @@ def _explain_not_pieces(what: str, names: Sequence[str]) -> str:
         f"{what} {len(names)} array(s) in pieces that are not proved to be "
         f"pieces of one array: {', '.join(names[:10])}{more}.\n\n"
         "They are computed from values that differ between replicas for other reasons than where "
-        f"the array is cut.\n\n{_TO_GATHER} In an optimizer, jaxdist.sharded_update(tx) in the "
-        "place of tx gives the result of whole arrays. What is a piece for a reason that the "
-        "trace does not show is declared: Sharded(array, dim, size)."
+        f"the array is cut.\n\n{_TO_GATHER} {_IN_OPTIMIZERS} What is a piece for a reason that "
+        "the trace does not show is declared: Sharded(array, dim, size)."
     )
 
 
@@ -260,6 +259,10 @@ _OF_OPTIMIZERS = (
     "Let sharded_update do what needs whole arrays: jaxdist.sharded_update(tx) in the place of tx "
     "gives the result of whole arrays for any optax transformation."
 )
+_IN_OPTIMIZERS = (
+    "In an optimizer, jaxdist.sharded_update(tx) in the place of tx gives the result of whole "
+    "arrays."
+)
 _TO_GATHER = (
     "Gather the array before, jaxdist.partition.gather(tree); value.array is the piece by itself, "
     "where that is meant."
@@ -270,7 +273,9 @@ def _refuse(eqn: Any, piece: ShardFact, why: str) -> NoReturn:
     cut = piece.cut
     where = "" if cut is None else f" (dim {cut.dim}, of {cut.size} elements)"
     source = _compat.find_source(eqn)
-    remedy = _OF_OPTIMIZERS if _compat.is_from_library(eqn, "optax") else _TO_GATHER
+    # Functions that JAX compiles by themselves, such as a norm, do not say who called them.
+    unknown = _TO_GATHER if source else f"{_TO_GATHER} {_IN_OPTIMIZERS}"
+    remedy = _OF_OPTIMIZERS if _compat.is_from_library(eqn, "optax") else unknown
     raise ShardedArrayError(
         f"strategy.run{f', at {source}' if source else ''}: an operation would see the "
         f"pieces{where} that a replica holds of a sharded array in the place of the array: "
