@@ -87,7 +87,8 @@ def _start(folder: pathlib.Path, steps: int, seconds: float = 0.02) -> Iterator[
 def test_chief_workers_server_and_evaluator_train_one_model_with_a_worker_and_the_chief_killed(
     tmp_path: pathlib.Path,
 ) -> None:
-    with _start(tmp_path, 250) as run:
+    # Long enough that a process which was killed is back before the others are ready.
+    with _start(tmp_path, 1000, 0.05) as run:
         wait_until(lambda: run.count_steps("worker 1") > 5, 120)
         worker = run.find_pid("worker 1")
         os.kill(worker, signal.SIGKILL)
@@ -97,7 +98,7 @@ def test_chief_workers_server_and_evaluator_train_one_model_with_a_worker_and_th
         chief = run.find_pid("chief 0")
         os.kill(chief, signal.SIGKILL)
         wait_until(lambda: run.find_pid("chief 0") != chief, 60)
-        run.check_end(250)
+        run.check_end(1000)
         taken = {n: run.count_steps(n) for n in ("chief 0", "worker 0", "worker 1")}
         assert all(taken.values())
         # A step whose process was killed may count on the server and not in its file.
