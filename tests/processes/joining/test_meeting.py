@@ -1,19 +1,22 @@
 """Processes meet, or say why they cannot."""
 
 import socket
+import time
 from typing import Any
 
 import pytest
 
-from jaxdist._processes import LocalStore, Process
+from jaxdist._processes import LocalStore, Machine, Process
 from jaxdist._processes.addresses import split_address
 from jaxdist._processes.agreement import Agreement
+from jaxdist._processes.joining import connection
 from jaxdist._processes.joining.claims import Claim, ask
 from jaxdist._processes.joining.launched import get_launched_devices
 from jaxdist._processes.settings import get_settings
 from jaxdist.errors import (
     ArgumentError,
     ClusterError,
+    ContextError,
     DeadlineExceededError,
     DuplicateTaskError,
     UnavailableError,
@@ -172,3 +175,38 @@ def test_an_exchange_with_a_process_that_has_ended_names_it() -> None:
         Agreement(store, Process(0, 2)).gather("rows", "8", 5)
     error: Any = caught.value
     assert error.processes == (1,)
+
+
+def test_an_exchange_that_nobody_needs_any_more_is_stopped() -> None:
+    agreement = Agreement(LocalStore(), Process(0, 2))
+    with refused(ContextError, "The exchange of rows was stopped"):
+        agreement.gather("rows", "8", 20, is_stopped=lambda: True)
+
+
+def test_the_limit_of_an_exchange_counts_from_when_it_is_needed() -> None:
+    began = time.monotonic()
+    # As a loop does that comes to its next batch later than the thread that reads ahead.
+    asked: list[float] = []
+
+    def needed_since() -> float | None:
+        now = time.monotonic()
+        asked.append(now)
+        return began + 0.6 if now > began + 0.6 else None
+
+    agreement = Agreement(LocalStore(), Process(0, 2))
+    with refused(DeadlineExceededError, "process 1 did not come", "within 0.2 s"):
+        agreement.gather("rows", "8", 0.2, needed_since=needed_since)
+    assert time.monotonic() >= began + 0.8
+    assert len(asked) >= 2
+
+
+def test_a_process_without_any_address_says_so_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Nowhere(Machine):
+        def find_addresses(self, host: str) -> tuple[str, ...]:
+            return ()
+
+    monkeypatch.setattr(connection, "Machine", Nowhere)
+    with refused(ClusterError, "Process 0 has no address", "h0:1 is none of this machine"):
+        connection._choose_address(["h0:1", "h1:1"], 0, "")
