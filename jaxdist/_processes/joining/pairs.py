@@ -42,7 +42,7 @@ def list_partners(index: int, count: int) -> list[int]:
         >>> from jaxdist._processes.joining.pairs import list_partners
         >>> list_partners(1, 4)
         [0, 2, 3]
-        >>> len(list_partners(0, 512))
+        >>> len(list_partners(0, 501))
         16
     """
     farthest = count // 2
