@@ -143,8 +143,11 @@ def test_the_remedy_is_that_of_optimizers_in_optimizers_only(strategy: Any) -> N
     def own(w: Any) -> Any:
         return jax.tree.map(lambda w: w * jnp.linalg.norm(w), w)
 
-    with pytest.raises(ShardedArrayError, match=r"partition\.gather\(tree\)") as caught:
+    # JAX compiles a norm by itself, so it may also be one of an optimizer.
+    with pytest.raises(ShardedArrayError, match=r"partition\.gather\(tree\)"):
         strategy.run(own, (w,))
+    with pytest.raises(ShardedArrayError, match=r"partition\.gather\(tree\)") as caught:
+        strategy.run(lambda w: jax.tree.map(lambda w: w * w.sum(), w), (w,))
     assert "sharded_update(tx)" not in str(caught.value)
 
     def clipped(w: Any) -> Any:
