@@ -5,9 +5,9 @@ Note [Address of gloo]
 Collectives between CPU processes (gloo) connect at any free port of one address of each process.
 JAX takes the address of the host's own name, which need not be the one of the cluster: Debian maps
 the name to 127.0.1.1, a host with two networks has two, and the name of a container may have none.
-So jaxdist takes the address that this process has in the cluster. Where that is no address of this
-machine (behind a proxy), or is loopback in a job of several hosts, it takes the one from which the
-other processes are reached.
+So jaxdist uses the address that this process has in the cluster. If this machine does not have that
+address (behind a proxy), or if it is loopback in a job of several hosts, jaxdist uses the address
+from which this machine reaches the other processes.
 """
 
 import dataclasses
@@ -109,9 +109,9 @@ def find_own_address(
     # What all processes of one machine may use.
     is_local = all(is_loopback(host) for host in hosts)
     # Both ends of a connection have the same kind of address.
-    is_new = any(":" in host for host in hosts)
+    has_ipv6 = any(":" in host for host in hosts)
     found = machine.find_addresses(hosts[index])
-    for address in sorted(found, key=lambda a: (":" in a) != is_new):
+    for address in sorted(found, key=lambda a: (":" in a) != has_ipv6):
         if (is_local or not is_loopback(address)) and machine.is_own(address):
             return OwnAddress(address, f"the address of {hosts[index]} in the cluster")
     others = [host for i, host in enumerate(hosts) if i != index]

@@ -1,6 +1,7 @@
 """What looks wrong in a job: one function for each thing to look at."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Mapping
 
@@ -42,7 +43,7 @@ class Situation:
         """Host and port of each process."""
         return [_processes.split_address("jaxdist resolve", a) for a in self.tasks.values()]
 
-    @property
+    @functools.cached_property
     def own(self) -> _processes.OwnAddress | None:
         """The address of this process for collectives, where it can be found."""
         if self.index is None:
@@ -117,9 +118,9 @@ def _check_collectives(s: Situation) -> Iterator[Finding]:
     if not found:
         yield Finding(
             ERROR,
-            f"This process has no address for collectives: {s.places[s.index][0]} is none of this "
-            f"machine, no other process can be reached, and the host name {name} has no address. "
-            "Write an address of this machine into the cluster.",
+            f"This process has no address for collectives: {s.places[s.index][0]} is not an "
+            f"address of this machine, no other process can be reached, and the host name {name} "
+            "has no address. Write an address of this machine into the cluster.",
         )
     elif _processes.is_loopback(found[0]) and len(s.hosts) > 1:
         yield Finding(

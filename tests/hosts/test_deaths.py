@@ -3,7 +3,6 @@
 `docs/machines/several-hosts.md` has the table.
 """
 
-import time
 from typing import Any
 
 import pytest
@@ -39,9 +38,7 @@ def test_the_process_that_waits_says_who_is_missing_within_the_bound(row: Any) -
                 hosts[1].cut()
             if fault == "a host that is gone":
                 job.kill(1)
-            end = time.monotonic() + 100
-            while time.monotonic() < end and job.exit_code(0) is None:
-                time.sleep(0.05)
+            job.wait_for_end(0, 100)
             job.kill(1)
             first, _ = job.wait(20)
     assert first.exit_code == 0, first.describe()

@@ -101,6 +101,12 @@ class Job:
                 )
             time.sleep(0.005)
 
+    def wait_for_end(self, index: int, timeout: float) -> None:
+        """Wait until a process has ended, or the time has passed."""
+        deadline = time.monotonic() + timeout
+        while self.exit_code(index) is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+
     def wait(self, timeout: float = 60.0) -> list[Outcome]:
         """Wait for the end of all processes. Those that take longer are killed."""
         deadline = time.monotonic() + timeout

@@ -162,7 +162,7 @@ DEBIAN = {"h0": "127.0.1.1"}
         (
             lambda: _report(["h1:1", "h2:1"], network=_Network(name="pod-7", is_connected=False)),
             "error",
-            ["h1 is none of this machine", "host name pod-7 has no address"],
+            ["h1 is not an address of this machine", "host name pod-7 has no address"],
         ),
         (
             lambda: _report(

@@ -150,9 +150,9 @@ def _choose_address(addresses: Sequence[str], index: int, service: str) -> str:
         known = machine.find_addresses(name)
         if not known:
             raise ClusterError(
-                f"Process {index} has no address for collectives: {addresses[index]} is none of "
-                f"this machine, no other process can be reached, and the host name {name} has no "
-                "address.\n\n"
+                f"Process {index} has no address for collectives: {addresses[index]} is not an "
+                "address of this machine, no other process can be reached, and the host name "
+                f"{name} has no address.\n\n"
                 "Collectives between processes need an address of this machine.\n\n"
                 "Write an address of this machine into the cluster, or add the host name to "
                 "/etc/hosts. `jaxdist resolve` shows what a process would use."

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from jaxdist._processes.addresses import format_address
+from jaxdist._processes.addresses import format_address, listen
 from jaxdist._processes.joining.claims import Answers, ask
 from jaxdist._processes.process import Process
 from jaxdist._processes.store import Store
@@ -76,8 +76,14 @@ def try_pairs(caller: str, address: str, process: Process, store: Store, seconds
         return
     start = time.monotonic()
     end = start + seconds
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    server = socket.create_server((address, 0), family=family)
+    server = listen(address, 0)
+    if server is None:
+        raise ClusterError(
+            f"{caller}: process {process.index} cannot listen at {address}.\n\n"
+            "Collectives between CPU processes (gloo) connect at an address of this machine.\n\n"
+            "Write an address of this machine into the cluster. `jaxdist resolve` shows what a "
+            "process would use."
+        )
     said = {"index": process.index, "host": socket.gethostname(), "address": address}
     said["where"] = format_address(address, server.getsockname()[1])
     answers = Answers(server, said)

@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 
+from jaxdist._processes.addresses import listen
 from jaxdist._processes.process import Process
 from jaxdist._processes.store import Store
 from jaxdist._processes.watching.observer import GONE, LEFT, SILENT_SECONDS
@@ -54,12 +55,14 @@ class Lifelines:
         self._woken, self._wake = socket.socketpair()
         run = self._serve if process.index == 0 else self._hold
         self._thread = threading.Thread(target=run, name="jaxdist-lifelines", daemon=True)
-        if process.index == 0:
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            self._server = socket.create_server((address, 0), family=family, backlog=512)
 
     def start(self) -> None:
         """Start the thread."""
+        if self._process.index == 0:
+            try:
+                self._server = listen(self._address, 0)
+            except OSError as error:
+                _LOG.info("The end of other processes will not be noticed at once: %s", error)
         if self._server is not None:
             where = json.dumps([self._address, self._server.getsockname()[1]])
             self._store.set(_KEY, where, overwrite=True)

@@ -256,12 +256,11 @@ def _explain_unequal_copies(eqn: Any, over: Sequence[str], axes: Sequence[str]) 
 
 
 _OF_OPTIMIZERS = (
-    "Let sharded_update do what needs whole arrays: jaxdist.sharded_update(tx) in the place of tx "
+    "Let sharded_update do what needs whole arrays: jaxdist.sharded_update(tx) instead of tx "
     "gives the result of whole arrays for any optax transformation."
 )
 _IN_OPTIMIZERS = (
-    "In an optimizer, jaxdist.sharded_update(tx) in the place of tx gives the result of whole "
-    "arrays."
+    "In an optimizer, jaxdist.sharded_update(tx) instead of tx gives the result of whole arrays."
 )
 _TO_GATHER = (
     "Gather the array before, jaxdist.partition.gather(tree); value.array is the piece by itself, "

@@ -208,5 +208,7 @@ def test_a_process_without_any_address_says_so_and_what_to_do(
             return ()
 
     monkeypatch.setattr(connection, "Machine", Nowhere)
-    with refused(ClusterError, "Process 0 has no address", "h0:1 is none of this machine"):
+    with refused(
+        ClusterError, "Process 0 has no address", "h0:1 is not an address of this machine"
+    ):
         connection._choose_address(["h0:1", "h1:1"], 0, "")

@@ -169,3 +169,9 @@ def test_this_machine_knows_its_interfaces_and_sources() -> None:
 )
 def test_what_nccl_reads_from_its_variable(choice: str, chosen: bool) -> None:
     assert is_chosen("eth0", choice) == chosen
+
+
+def test_an_address_of_another_machine_is_named() -> None:
+    # An address for documentation, which no machine has.
+    with refused(ClusterError, "process 0 cannot listen at 192.0.2.1", "jaxdist resolve"):
+        pairs.try_pairs("Strategy", "192.0.2.1", Process(0, 2), LocalStore(), 1.0)

@@ -1,6 +1,5 @@
 """`timeout_seconds` limits each wait for other processes, also outside of steps."""
 
-import time
 from typing import Any
 
 import pytest
@@ -15,9 +14,7 @@ def _run_first(place: str, fault: str) -> dict[str, Any]:
     """Return what process 0 says, while process 1 does not come."""
     env = {"JAXDIST_HEARTBEAT_SECONDS": "5"}
     with start_job(wait, 2, args=(place, fault), env=env) as job:
-        end = time.monotonic() + 40
-        while time.monotonic() < end and job.exit_code(0) is None:
-            time.sleep(0.05)
+        job.wait_for_end(0, 40)
         job.kill(1)
         first, _ = job.wait(10)
     assert first.exit_code == 0, first.describe()
