@@ -27,7 +27,7 @@ class Row:
 
     name: str
     fn: Callable[[Any, Any], Any]
-    params: Any = None
+    make_params: Callable[[], Any] = lambda: None
     has_gradient: bool = True
     batch: Callable[[np.ndarray], np.ndarray] = np.asarray
 
@@ -81,7 +81,7 @@ def _nn_rows() -> list[Row]:
         _of("nn", "softmax_where", lambda x: jax.nn.softmax(x, where=x > -1)),
         _of("nn", "softmax_bf16", lambda x: jax.nn.softmax(x.astype(jnp.bfloat16))),
         _of("nn", "softmax_squared", lambda x: jax.nn.softmax(x) ** 2),
-        Row("nn.softmax_of_product", lambda w, x: jax.nn.softmax(x @ w) ** 2, _matrix(12)),
+        Row("nn.softmax_of_product", lambda w, x: jax.nn.softmax(x @ w) ** 2, _matrix),
         _of("nn", "two_softmaxes", lambda x: jax.nn.softmax(jax.nn.softmax(x) * 3 + x)),
     ]
 
@@ -91,8 +91,8 @@ def _causal(x: Any) -> Any:
     return jax.nn.dot_product_attention(q, k, v, is_causal=True)
 
 
-def _matrix(columns: int) -> np.ndarray:
-    return (0.3 * np.random.default_rng(5).normal(size=(FEATURES, columns))).astype(np.float32)
+def _matrix() -> np.ndarray:
+    return (0.3 * np.random.default_rng(5).normal(size=(FEATURES, 12))).astype(np.float32)
 
 
 # Reductions, cumulative operations and sorts
@@ -224,44 +224,53 @@ def _in_sequences(x: np.ndarray) -> np.ndarray:
     return x.reshape(len(x), 3, 8)
 
 
-def _layers(rngs: nnx.Rngs) -> dict[str, tuple[Any, bool]]:
-    """Each layer, and whether it takes sequences."""
-    r = {"rngs": rngs}
-    attention = nnx.MultiHeadAttention(2, 8, 8, decode=False, **r)
-    layers: dict[str, tuple[Any, bool]] = {
-        "BatchNorm": (nnx.BatchNorm(24, **r), False),
+_Maker = Callable[[nnx.Rngs], Any]
+
+
+def _layers() -> dict[str, tuple[_Maker, bool]]:
+    """What makes each layer, and whether it takes sequences."""
+    layers: dict[str, tuple[_Maker, bool]] = {
+        "BatchNorm": (lambda r: nnx.BatchNorm(24, rngs=r), False),
         "Bidirectional": (
-            nnx.Bidirectional(nnx.RNN(nnx.SimpleCell(8, 6, **r)), nnx.RNN(nnx.GRUCell(8, 6, **r))),
+            lambda r: nnx.Bidirectional(
+                nnx.RNN(nnx.SimpleCell(8, 6, rngs=r)), nnx.RNN(nnx.GRUCell(8, 6, rngs=r))
+            ),
             True,
         ),
-        "Conv": (nnx.Conv(8, 5, (2,), **r), True),
-        "ConvTranspose": (nnx.ConvTranspose(8, 5, (2,), **r), True),
-        "Dropout": (nnx.Dropout(0.3, **r), False),
-        "Einsum": (nnx.Einsum("bi,io->bo", (24, 5), (5,), **r), False),
-        "Embed": (_Embedded(nnx.Embed(7, 5, **r)), False),
-        "GroupNorm": (nnx.GroupNorm(24, 4, **r), False),
-        "InstanceNorm": (nnx.InstanceNorm(8, **r), True),
-        "LayerNorm": (nnx.LayerNorm(24, **r), False),
-        "Linear": (nnx.Linear(24, 5, **r), False),
-        "LinearGeneral": (nnx.LinearGeneral((3, 8), 5, axis=(-2, -1), **r), True),
-        "LoRA": (nnx.LoRA(24, 2, 5, **r), False),
-        "LoRALinear": (nnx.LoRALinear(24, 5, lora_rank=2, **r), False),
-        "MultiHeadAttention": (attention, True),
-        "PReLU": (nnx.PReLU(), False),
-        "RMSNorm": (nnx.RMSNorm(24, **r), False),
-        "Sequential": (nnx.Sequential(nnx.Linear(24, 9, **r), jnp.tanh), False),
+        "Conv": (lambda r: nnx.Conv(8, 5, (2,), rngs=r), True),
+        "ConvTranspose": (lambda r: nnx.ConvTranspose(8, 5, (2,), rngs=r), True),
+        "Dropout": (lambda r: nnx.Dropout(0.3, rngs=r), False),
+        "Einsum": (lambda r: nnx.Einsum("bi,io->bo", (24, 5), (5,), rngs=r), False),
+        "Embed": (lambda r: _Embedded(nnx.Embed(7, 5, rngs=r)), False),
+        "GroupNorm": (lambda r: nnx.GroupNorm(24, 4, rngs=r), False),
+        "InstanceNorm": (lambda r: nnx.InstanceNorm(8, rngs=r), True),
+        "LayerNorm": (lambda r: nnx.LayerNorm(24, rngs=r), False),
+        "Linear": (lambda r: nnx.Linear(24, 5, rngs=r), False),
+        "LinearGeneral": (lambda r: nnx.LinearGeneral((3, 8), 5, axis=(-2, -1), rngs=r), True),
+        "LoRA": (lambda r: nnx.LoRA(24, 2, 5, rngs=r), False),
+        "LoRALinear": (lambda r: nnx.LoRALinear(24, 5, lora_rank=2, rngs=r), False),
+        "MultiHeadAttention": (
+            lambda r: nnx.MultiHeadAttention(2, 8, 8, decode=False, rngs=r),
+            True,
+        ),
+        "PReLU": (lambda _: nnx.PReLU(), False),
+        "RMSNorm": (lambda r: nnx.RMSNorm(24, rngs=r), False),
+        "RNN": (
+            lambda r: nnx.RNN(nnx.LSTMCell(8, 6, rngs=r), time_major=False, reverse=True),
+            True,
+        ),
+        "Sequential": (lambda r: nnx.Sequential(nnx.Linear(24, 9, rngs=r), jnp.tanh), False),
         "SpectralNorm": (
-            _Updated(nnx.SpectralNorm(nnx.Linear(24, 5, **r), n_steps=2, **r)),
+            lambda r: _Updated(nnx.SpectralNorm(nnx.Linear(24, 5, rngs=r), n_steps=2, rngs=r)),
             False,
         ),
-        "WeightNorm": (nnx.WeightNorm(nnx.Linear(24, 5, **r), **r), False),
+        "WeightNorm": (lambda r: nnx.WeightNorm(nnx.Linear(24, 5, rngs=r), rngs=r), False),
     }
     for name in ("GRUCell", "LSTMCell", "OptimizedLSTMCell", "SimpleCell"):
         cell = getattr(nnx, name)
-        layers[name] = (nnx.RNN(cell(8, 6, **r)), True)
-    layers["RNN"] = (nnx.RNN(nnx.LSTMCell(8, 6, **r), time_major=False, reverse=True), True)
+        layers[name] = (lambda r, cell=cell: nnx.RNN(cell(8, 6, rngs=r)), True)
     if hasattr(nnx, "RoPE"):
-        layers["RoPE"] = (_Rotated(), True)
+        layers["RoPE"] = (lambda _: _Rotated(), True)
     return layers
 
 
@@ -289,18 +298,24 @@ class _Rotated(nnx.Module):
         return self.rotation(x[:, :, None, :])
 
 
+def _nnx_row(name: str, make: _Maker, takes_sequences: bool) -> Row:
+    # At the first use: every worker of the tests makes the table, and few rows of it run.
+    @functools.cache
+    def parts() -> tuple[Any, Any, Any]:
+        with jax.ensure_compile_time_eval():
+            return nnx.split(make(nnx.Rngs(0)), nnx.Param, ...)
+
+    def fn(params: Any, x: Any) -> Any:
+        graph, _, rest = parts()
+        # Each trace creates the state that the layer writes.
+        return nnx.merge(graph, params, jax.tree.map(jnp.asarray, rest))(x)
+
+    batch = _in_sequences if takes_sequences else np.asarray
+    return Row(f"nnx.{name}", fn, lambda: parts()[1], batch=batch)
+
+
 def _nnx_rows() -> list[Row]:
-    rows = []
-    for name, (layer, takes_sequences) in _layers(nnx.Rngs(0)).items():
-        graph, params, rest = nnx.split(layer, nnx.Param, ...)
-
-        def fn(params: Any, x: Any, graph: Any = graph, rest: Any = rest) -> Any:
-            # Each trace creates the state that the layer writes.
-            return nnx.merge(graph, params, jax.tree.map(jnp.asarray, rest))(x)
-
-        batch = _in_sequences if takes_sequences else np.asarray
-        rows.append(Row(f"nnx.{name}", fn, params, batch=batch))
-    return rows
+    return [_nnx_row(name, *rest) for name, rest in _layers().items()]
 
 
 # Losses of optax
@@ -394,14 +409,16 @@ class Group:
         """The parameters, and a batch of each replica."""
         x = np.random.default_rng(2).normal(size=(8, ROWS, FEATURES)).astype(np.float32)
         given = {row.name: PerReplica([row.batch(v) for v in x]) for row in self.rows}
-        return {row.name: row.params for row in self.rows}, given
+        return {row.name: row.make_params() for row in self.rows}, given
 
     def step(self) -> Callable[[Any, Any], Any]:
         """A step of the values and gradients of each row; it holds no parameters."""
-        bare = [dataclasses.replace(row, params=None) for row in self.rows]
 
         def step(params: Any, given: Any) -> Any:
-            return {r.name: _value_and_gradients(r, params[r.name], given[r.name]) for r in bare}
+            return {
+                row.name: _value_and_gradients(row, params[row.name], given[row.name])
+                for row in self.rows
+            }
 
         return step
 
