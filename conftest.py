@@ -75,13 +75,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what the length of the run leaves out."""
     # Not at the top: what it imports is not yet importable where conftest.py is read.
-    from tests.tables import chosen
+    from tests.tables import chosen, with_processes_first
 
     kept = chosen(items)
     if len(kept) < len(items):
         left = set(map(id, kept))
         config.hook.pytest_deselected(items=[item for item in items if id(item) not in left])
-        items[:] = kept
+    items[:] = with_processes_first(kept)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ out or shortens; `--long` runs everything.
 """
 
 import collections
+import functools
 import os
 import pathlib
 import random
@@ -52,6 +53,27 @@ def chosen(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     if length == "short":
         return [item for item in kept if id(item) in sample]
     return [item for item in kept if id(item) not in sample or _is_shortened(item)]
+
+
+# What the modules of tests with several processes take their helpers from.
+_OF_PROCESSES = ("tests.processes.", "tests.launching.launcher", "tests.parameter_server.tasks.")
+
+
+def with_processes_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Put tests that start several processes before the others, else in the same order.
+
+    pytest-xdist gives each of its workers a part of the list. Where all of them start such tests at
+    the same time, the processes of a test wait for processors until its time is over.
+    """
+    return sorted(items, key=lambda item: not _starts_processes(getattr(item, "module", None)))
+
+
+@functools.cache
+def _starts_processes(module: Any) -> bool:
+    found = (
+        (getattr(value, "__module__", None) for value in vars(module).values()) if module else ()
+    )
+    return any(isinstance(name, str) and name.startswith(_OF_PROCESSES) for name in found)
 
 
 def _sample(items: Sequence[pytest.Item]) -> set[int]:

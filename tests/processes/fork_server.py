@@ -65,17 +65,33 @@ def serve() -> None:
             if not line:
                 return
             request = json.loads(line)
+            streams = _open_streams(request)
             pid = os.fork()
             if pid == 0:
                 selector.close()
                 os.close(wake)
                 os.close(woken)
-                _run(request)
+                _run(request, streams)
                 return
+            for stream in streams:
+                os.close(stream)
             # Here and in the child: whoever is first. The caller signals the group at once.
             _own_group(pid)
             codes[pid] = request["code"]
             print(pid, flush=True)
+
+
+def _open_streams(request: dict[str, Any]) -> tuple[int, int, int]:
+    """Open what the process gets as standard input, output and error.
+
+    Here, so that a caller that names its pipes by `/proc` may close them when it gets the answer.
+    """
+    write = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    return (
+        os.open(request.get("stdin", os.devnull), os.O_RDONLY),
+        os.open(request["stdout"], write),
+        os.open(request["stderr"], write),
+    )
 
 
 def _own_group(pid: int) -> None:
@@ -100,18 +116,17 @@ def write_whole(path: str, content: bytes) -> None:
     part.rename(path)
 
 
-def _run(request: dict[str, Any]) -> None:
+def _run(request: dict[str, Any], streams: tuple[int, int, int]) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _own_group(0)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    for number, path in ((1, request["stdout"]), (2, request["stderr"])):
-        opened = os.open(path, flags)
-        os.dup2(opened, number)
-        os.close(opened)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    # The server has read ahead from its own input.
+    sys.stdin = os.fdopen(0)
     if request.get("holder"):
         _enter_host(request["holder"])
     # Where the process is when it takes too long.

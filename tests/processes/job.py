@@ -231,7 +231,7 @@ def start_job(
                 "arguments": str(folder / "arguments"),
                 **{k: str(folder / f"{index}.{k}") for k in ("stdout", "stderr", "result", "code")},
             }
-            job.pids.append(_fork_server().start(request))
+            job.pids.append(fork_server().start(request))
         yield job
 
 
@@ -295,7 +295,8 @@ def _first_fork_server(pid: int) -> _ForkServer:
     return _ForkServer()
 
 
-def _fork_server() -> _ForkServer:
+def fork_server() -> _ForkServer:
+    """Return the fork server of this process; it is started again if it has ended."""
     # For each process: workers of pytest-xdist, and processes of tests that start jobs themselves.
     server = _first_fork_server(os.getpid())
     if server.is_alive():

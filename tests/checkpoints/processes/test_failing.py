@@ -67,7 +67,7 @@ def test_killed_at_a_file_operation_of_a_save_the_state_restores(
         assert step == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_killed_at_each_file_operation_of_a_save_the_state_restores(

@@ -16,7 +16,7 @@ import pytest
 
 from jaxdist._launching import find_free_ports
 from tests.parameter_server.faults.message_proxy import KINDS, Wire, start_proxies
-from tests.parameter_server.tasks.cluster import ROOT, SECRET, Task
+from tests.parameter_server.tasks.cluster import ROOT, SECRET, Task, start_command
 from tests.tables import sampled
 
 RPC_SECONDS = 1.5
@@ -75,7 +75,7 @@ class Cluster:
                 "JAXDIST_SERVER_SECONDS": str(SERVER_SECONDS),
                 "JAXDIST_JOIN_SECONDS": str(START),
             }
-            tasks[job, index] = Task(command, environment)
+            tasks[job, index] = Task(start_command(command, environment))
             stack.callback(tasks[job, index].close)
         self.chief = tasks["chief", 0]
 

@@ -5,34 +5,38 @@ import json
 import os
 import pathlib
 import queue
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxdist._launching import find_free_ports
+from tests.processes.forked_script import ForkedScript
 
 ROOT = pathlib.Path(__file__).parents[3]
 SCRIPT = pathlib.Path(__file__).with_name("job_script.py")
 SECRET = "a secret of this test, long enough"
 
 
+def start_command(command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start a command, with its standard error in its standard output."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env=dict(environment),
+    )
+
+
 class Task:
     """One process of the cluster."""
 
-    def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=ROOT,
-            env=dict(environment),
-        )
+    def __init__(self, process: ForkedScript | subprocess.Popen[str]) -> None:
+        self.process = process
         self.lines: list[str] = []
         self._news: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -65,8 +69,7 @@ class Task:
 
     def kill(self) -> None:
         """End the process at once, also if it is stopped."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.kill()
         self.process.wait(30)
         self._reader.join(30)
 
@@ -121,8 +124,7 @@ class Cluster:
         environment = {**self.environment, "TF_CONFIG": config, **(env or {})}
         if name in self.tasks:
             self.tasks[name].close()
-        command = [sys.executable, str(self.script), *self.arguments]
-        made = self.tasks[name] = Task(command, environment)
+        made = self.tasks[name] = Task(ForkedScript(self.script, [*self.arguments], environment))
         return made
 
     def start_all(self) -> Task:

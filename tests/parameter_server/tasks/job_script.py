@@ -66,9 +66,9 @@ def main(steps: int, mode: str) -> None:
     results = []
     for number in range(1, steps):
         results.append(coordinator.schedule(step, args=(iterator,)))
-        if number % 1000 == 0:
+        if number % 500 == 0:
             # Others are under way.
-            results[-500].fetch()
+            results[-250].fetch()
             say(event="progress", step=number)
     coordinator.join()
     found = coordinator.statistics()

@@ -20,7 +20,7 @@ def test_every_step_counts_once_and_training_converges() -> None:
 
 
 def test_a_killed_worker_comes_back_and_its_closure_counts_once() -> None:
-    with make_cluster("3000", "wait") as cluster:
+    with make_cluster("1500", "wait") as cluster:
         chief = cluster.start_all()
         chief.wait_for("first")
         chief.tell()
@@ -28,7 +28,7 @@ def test_a_killed_worker_comes_back_and_its_closure_counts_once() -> None:
             cluster.tasks["worker 0"].kill()
             cluster.start("worker 0")
         end = chief.wait_for("end")
-        assert end["count"] == end["applied"] == end["scheduled"] == 3000
+        assert end["count"] == end["applied"] == end["scheduled"] == 1500
         assert end["lost"] == 0
 
 
@@ -36,7 +36,7 @@ def test_a_killed_server_comes_back_from_its_snapshot_and_what_is_lost_is_report
     tmp_path: pathlib.Path,
 ) -> None:
     env = {"JAXDIST_SNAPSHOT_DIRECTORY": str(tmp_path)}
-    with make_cluster("4000", "wait", env=env) as cluster:
+    with make_cluster("2000", "wait", env=env) as cluster:
         chief = cluster.start_all()
         chief.wait_for("first")
         chief.tell()
@@ -45,7 +45,7 @@ def test_a_killed_server_comes_back_from_its_snapshot_and_what_is_lost_is_report
             cluster.tasks["ps 0"].kill()
             cluster.start("ps 0")
         end = chief.wait_for("end")
-        assert end["applied"] + end["lost"] == end["scheduled"] == 4000, end
+        assert end["applied"] + end["lost"] == end["scheduled"] == 2000, end
         assert end["count"] == end["applied"], end
         assert end["lost"] > 0, end
 

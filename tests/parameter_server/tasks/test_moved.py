@@ -19,7 +19,7 @@ def test_a_job_goes_on_with_a_server_and_a_worker_that_have_moved(tmp_path: path
         "JAXDIST_SNAPSHOT_DIRECTORY": str(tmp_path / "snapshots"),
         "JAXDIST_ADDRESSES": str(book),
     }
-    with make_cluster("4000", "wait", env=env) as cluster:
+    with make_cluster("2000", "wait", env=env) as cluster:
         chief = cluster.start_all()
         chief.wait_for("first")
         chief.tell()
@@ -33,6 +33,6 @@ def test_a_job_goes_on_with_a_server_and_a_worker_that_have_moved(tmp_path: path
             part.rename(book)
             cluster.start(name)
         end = chief.wait_for("end")
-        assert end["applied"] + end["lost"] == end["scheduled"] == 4000, end
+        assert end["applied"] + end["lost"] == end["scheduled"] == 2000, end
         assert end["count"] == end["applied"], end
         assert all(task.process.poll() is None for task in cluster.tasks.values() if task != chief)

@@ -303,7 +303,8 @@ def _nnx_row(name: str, make: _Maker, takes_sequences: bool) -> Row:
     @functools.cache
     def parts() -> tuple[Any, Any, Any]:
         with jax.ensure_compile_time_eval():
-            return nnx.split(make(nnx.Rngs(0)), nnx.Param, ...)
+            graph, params, rest = nnx.split(make(nnx.Rngs(0)), nnx.Param, ...)
+        return graph, params, rest
 
     def fn(params: Any, x: Any) -> Any:
         graph, _, rest = parts()
