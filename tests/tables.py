@@ -62,9 +62,9 @@ _OF_PROCESSES = ("tests.processes.", "tests.launching.launcher", "tests.paramete
 def with_processes_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Put tests that start several processes before the others, else in the same order.
 
-    With `worksteal`, which all but the short run have, pytest-xdist gives each of its workers a part
-    of the list. Where all of them start such tests at the same time, the processes of a test wait
-    for processors until its time is over.
+    With `worksteal`, which all but the short run have, pytest-xdist gives each of its workers a
+    part of the list. Where all of them start such tests at the same time, the processes of a test
+    wait for processors until its time is over.
     """
     if _length() == "short":
         return list(items)
