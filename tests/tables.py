@@ -2,8 +2,9 @@
 
 The short run is the one of README: `pytest` without arguments. It leaves out what is marked `slow`
 or is in `slow_tests.txt`, and takes a fixed sample of the rows of each parametrized test. `--all`,
-or naming files, runs all but the long rows; `--rest` those of `--all` that the short run leaves
-out or shortens; `--long` runs everything.
+or naming files, runs all but the long rows; `--rest`, which is for CI, those of `--all` that the
+short run leaves out or shortens, and a fixed sample of the rows of slow tests; `--long` runs
+everything.
 """
 
 import collections
@@ -18,6 +19,10 @@ import pytest
 
 # Of each parametrized test, in the short run.
 ROWS = 2
+# Of each slow parametrized test, in the rest.
+SLOW_ROWS = 3
+# Each row of their tests is a page, a class or a function that users see.
+_WHOLE = ("tests/test_documentation.py", "tests/documentation/", "tests/bad_inputs/")
 # `python -m tools.slow_tests` writes it.
 _SLOW = frozenset(pathlib.Path(__file__).with_name("slow_tests.txt").read_text().split())
 
@@ -52,7 +57,9 @@ def chosen(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     sample = _sample(kept)
     if length == "short":
         return [item for item in kept if id(item) in sample]
-    return [item for item in kept if id(item) not in sample or _is_shortened(item)]
+    left = _more_rows(kept)
+    rest = [item for item in kept if id(item) not in sample or _is_shortened(item)]
+    return [item for item in rest if id(item) not in left]
 
 
 # What the modules of tests with several processes take their helpers from.
@@ -81,16 +88,33 @@ def _starts_processes(module: Any) -> bool:
 
 def _sample(items: Sequence[pytest.Item]) -> set[int]:
     """The `id` of each item of the short run."""
-    by_function: dict[str, list[pytest.Item]] = collections.defaultdict(list)
+    quick = [item for item in items if not _is_slow(item)]
+    return {id(item) for rows in _by_function(quick) for item in rows[:ROWS]}
+
+
+def _more_rows(items: Sequence[pytest.Item]) -> set[int]:
+    """The `id` of each item of slow tests that only `--all` runs."""
+    slow = [item for item in items if _is_slow(item) and not item.nodeid.startswith(_WHOLE)]
+    return {id(item) for rows in _by_function(slow) for item in rows[SLOW_ROWS:]}
+
+
+def _by_function(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
+    """The rows of each function, in a fixed order without meaning."""
+    found: dict[str, list[pytest.Item]] = collections.defaultdict(list)
     for item in items:
-        function = item.nodeid.partition("[")[0]
-        if item.get_closest_marker("slow") is None and function not in _SLOW:
-            by_function[function].append(item)
-    return {
-        id(item)
-        for rows in by_function.values()
-        for item in sorted(rows, key=lambda item: random.Random(item.nodeid).random())[:ROWS]
-    }
+        found[_get_function(item)].append(item)
+    return [
+        sorted(rows, key=lambda item: random.Random(item.nodeid).random())
+        for rows in found.values()
+    ]
+
+
+def _get_function(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None or _get_function(item) in _SLOW
 
 
 def _is_shortened(item: pytest.Item) -> bool:

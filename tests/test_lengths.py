@@ -72,16 +72,21 @@ def test_each_length_of_a_run_has_its_tests(
     assert len(tables.sampled(range(9), 2)) == (9 if length == "long" else 2)
 
 
-def test_the_short_run_and_the_rest_are_all_tests_and_share_only_what_is_shortened(
+def test_the_short_run_and_the_rest_are_all_but_rows_of_slow_tests_and_share_what_is_shortened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole, shortened = types.SimpleNamespace(), types.SimpleNamespace(examples=tables.examples)
     items = [_item(f"a[{i}]") for i in range(5)] + [_item("b"), _item("c", "slow"), _item("d")]
+    slow = [_item(f"e[{i}]", "slow") for i in range(tables.SLOW_ROWS + 3)]
+    pages = [_item(f"tests/documentation/f[{i}]", "slow") for i in range(tables.SLOW_ROWS + 3)]
+    items += slow + pages
     for item in items:
         item.module = shortened if item.nodeid == "d" else whole
     kept: dict[str, list[str]] = {}
     for length in ("all", "short", "rest"):
         monkeypatch.setenv("JAXDIST_TESTS", length)
         kept[length] = [item.nodeid for item in tables.chosen(items)]
-    assert set(kept["short"]) | set(kept["rest"]) == set(kept["all"])
+    left = set(kept["all"]) - set(kept["short"]) - set(kept["rest"])
+    assert left < {item.nodeid for item in slow}
+    assert len(left) == 3
     assert set(kept["short"]) & set(kept["rest"]) == {"d"}
