@@ -4,6 +4,7 @@ See Note [Roll call] in `roll_call.py`.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -110,25 +111,49 @@ class Claim:
             self._answers.close()
 
 
-def ask(address: str, caller: str, seconds: float = _ANSWER_SECONDS) -> dict[str, Any] | str | None:
+@dataclasses.dataclass(frozen=True)
+class Silence:
+    """No process of jaxdist answers at an address.
+
+    Attributes:
+        reason: What is there instead, for errors.
+        is_listening: Whether something accepts connections there, such as JAX's service.
+    """
+
+    reason: str
+    is_listening: bool
+
+
+_OTHER_PROGRAM = Silence("another program listens there", is_listening=True)
+
+
+def ask(address: str, caller: str, seconds: float = _ANSWER_SECONDS) -> dict[str, Any] | Silence:
     """Ask who is at an address, and wait at most `seconds` for a connection and for an answer.
 
     Returns:
-        What a process of jaxdist answers there; a text if something else listens there; None if
-        nothing does.
+        What a process of jaxdist answers there, or why none does.
     """
     host, port = split_address(caller, address)
     try:
-        with socket.create_connection((host, port), timeout=seconds) as connection:
-            connection.settimeout(seconds)
-            return _read(connection)
+        connection = socket.create_connection((host, port), timeout=seconds)
     except TimeoutError:
-        return "something that does not answer"
-    except OSError:
-        return None
+        # A firewall, a network that is cut, or a host that is gone.
+        return Silence(f"no answer to a connection within {seconds:.0f} s", is_listening=False)
+    except ConnectionRefusedError:
+        return Silence("nothing listens there (connection refused)", is_listening=False)
+    except OSError as error:
+        return Silence(error.strerror or str(error), is_listening=False)
+    with connection:
+        connection.settimeout(seconds)
+        try:
+            return _read(connection)
+        except TimeoutError:
+            return Silence("something that does not answer listens there", is_listening=True)
+        except OSError:
+            return Silence("the connection is closed at once", is_listening=False)
 
 
-def _read(connection: socket.socket) -> dict[str, Any] | str:
+def _read(connection: socket.socket) -> dict[str, Any] | Silence:
     received = b""
     while not received.endswith(b"\n") and len(received) < 65536:
         part = connection.recv(4096)
@@ -136,10 +161,10 @@ def _read(connection: socket.socket) -> dict[str, Any] | str:
             break
         received += part
         if not _MARK.encode().startswith(received[: len(_MARK)]):
-            return "another program"
+            return _OTHER_PROGRAM
     text = received.decode(errors="replace")
     if not text.startswith(_MARK) or not text.endswith("\n"):
-        return "another program"
+        return _OTHER_PROGRAM
     said: dict[str, Any] = json.loads(text.removeprefix(_MARK))
     return said
 

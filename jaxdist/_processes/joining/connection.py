@@ -181,6 +181,7 @@ def _meet(
     """Return the claim of this process when all others are there; see Note [Roll call]."""
     me = describe_this_process(index, addresses)
     claim = Claim(caller, addresses[index], me)
+    call = RollCall(caller, addresses, me, claim, settings.join_seconds)
     try:
         if not claim.can_answer:
             # The address belongs to a proxy or a service in front of this process, so nobody can
@@ -188,13 +189,13 @@ def _meet(
             _LOG.info(
                 "%s is no address of this machine; JAX waits for the others.", addresses[index]
             )
-            return claim
-        call = RollCall(caller, addresses, me, claim, settings.join_seconds)
-        if index == 0:
+        elif index == 0:
             call.wait_for_all()
             claim.say(is_complete=bool(service))
         else:
             call.wait_for_first(is_service_elsewhere=bool(service))
+        if service or index != 0:
+            call.wait_for_service(service or addresses[0])
     except ClusterError:
         # The others ask at least this often, and see then for themselves what does not fit.
         time.sleep(_SECONDS_FOR_OTHERS)

@@ -134,7 +134,7 @@ def _try_all(
         if isinstance(answer, dict):
             what = f"process {answer.get('index')} on {answer.get('host')} answers there"
         else:
-            what = f"{answer} listens there" if answer else "the connection is refused"
+            what = answer.reason
         return (
             f"process {process.index} on {me['host']} ({me['address']}) to process {other} on "
             f"{it['host']} at {it['where']}: {what}"

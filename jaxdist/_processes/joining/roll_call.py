@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxdist._processes.joining.claims import Claim, ask
+from jaxdist._processes.joining.claims import Claim, Silence, ask
 from jaxdist.errors import ClusterError, DuplicateTaskError
 
 _LOG = logging.getLogger("jaxdist")
@@ -52,14 +52,14 @@ class RollCall:
     def wait_for_all(self) -> None:
         """Ask every process until all have answered; for process 0."""
         missing = {i for i in range(len(self._addresses)) if i != self._me["index"]}
-        heard: dict[int, str] = {}
+        heard: dict[int, Silence] = {}
         while True:
             for index in sorted(missing):
                 said = ask(self._addresses[index], self._caller)
                 if isinstance(said, dict):
                     self._check(index, said)
                     missing.discard(index)
-                elif said is not None:
+                else:
                     heard[index] = said
             self._claim.say(missing=sorted(missing))
             if not missing:
@@ -76,9 +76,31 @@ class RollCall:
                 missing = set(said.get("missing", []))
                 if said.get("is_complete"):
                     return
-            elif said is not None and not is_service_elsewhere:
+            elif said.is_listening and not is_service_elsewhere:
                 return  # JAX's service has the port now.
-            self._nap(missing or {0}, {0: said} if isinstance(said, str) else {})
+            self._nap(missing or {0}, {0: said} if isinstance(said, Silence) else {})
+
+    def wait_for_service(self, address: str) -> None:
+        """Wait until JAX's service can be reached at an address; for all that do not host it.
+
+        `jax.distributed.initialize` ends a process with SIGABRT that cannot reach it.
+
+        Raises:
+            ClusterError: It cannot be reached in time.
+        """
+        while True:
+            said = ask(address, self._caller)
+            if not isinstance(said, Silence) or said.is_listening:
+                return
+            if time.monotonic() - self._start >= self._seconds:
+                raise ClusterError(
+                    f"{self._caller}: process {self._me['index']} cannot reach JAX's coordination "
+                    f"service at {address}: {said.reason}. It has tried for {self._seconds:.0f} s."
+                    "\n\nThe processes of a job meet at that service.\n\n"
+                    "Look whether the process that hosts it runs, and let this host reach the port "
+                    "in the firewall; or allow more time with JAXDIST_JOIN_SECONDS."
+                )
+            time.sleep(_SECONDS_BETWEEN_QUESTIONS)
 
     def _check(self, index: int, said: Mapping[str, Any]) -> None:
         """Raise if what another process says of itself does not fit this one."""
@@ -109,7 +131,7 @@ class RollCall:
                 "\n\nInstall the same versions on every machine."
             )
 
-    def _nap(self, missing: set[int], heard: Mapping[int, str]) -> None:
+    def _nap(self, missing: set[int], heard: Mapping[int, Silence]) -> None:
         waited = time.monotonic() - self._start
         if waited >= self._seconds:
             raise ClusterError(self._describe_missing(missing, heard, waited))
@@ -126,10 +148,13 @@ class RollCall:
             )
         time.sleep(_SECONDS_BETWEEN_QUESTIONS)
 
-    def _describe_missing(self, missing: set[int], heard: Mapping[int, str], waited: float) -> str:
+    def _describe_missing(
+        self, missing: set[int], heard: Mapping[int, Silence], waited: float
+    ) -> str:
+        # Process 0 has not said more of those that it still waits for.
         lines = [
-            f"  process {i} at {self._addresses[i]}: "
-            + (f"{heard[i]} listens there" if i in heard else "nothing listens there")
+            f"  process {i} at {self._addresses[i]}"
+            + (f": {heard[i].reason}" if i in heard else "")
             for i in sorted(missing)[:8]
         ]
         return (

@@ -10,6 +10,8 @@ from jaxdist.errors import DeadlineExceededError, OtherProcessError, Unavailable
 
 _NAP = 0.05
 _SECONDS_OF_LAUNCHER = 1.0
+# After a cut, TCP repeats what was lost after up to some seconds, also that a process has ended.
+_SECONDS_OF_NETWORK = 3.0
 _RULE = "All processes take part in each collective, so it cannot complete without one of them."
 
 
@@ -56,7 +58,7 @@ def _find_cause(error: Exception, doctor: Doctor) -> Diagnosis:
     if is_time_limit(error):
         return diagnose(doctor.observer.look_until_fresh(), own)
     # The connection of a process closes a little before its end is known.
-    end = time.monotonic() + SILENT_SECONDS + 0.5
+    end = time.monotonic() + SILENT_SECONDS + _SECONDS_OF_NETWORK
     while True:
         table = doctor.observer.look()
         found = diagnose_lost(table, own)

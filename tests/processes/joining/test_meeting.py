@@ -10,7 +10,7 @@ from jaxdist._processes import LocalStore, Machine, Process
 from jaxdist._processes.addresses import split_address
 from jaxdist._processes.agreement import Agreement
 from jaxdist._processes.joining import connection
-from jaxdist._processes.joining.claims import Claim, ask
+from jaxdist._processes.joining.claims import Claim, Silence, ask
 from jaxdist._processes.joining.launched import get_launched_devices
 from jaxdist._processes.settings import get_settings
 from jaxdist.errors import (
@@ -97,6 +97,17 @@ def test_a_store_whose_service_has_ended_says_so_at_each_request() -> None:
         assert error.startswith("UnavailableError: The coordination service of the job cannot")
 
 
+def test_a_service_that_cannot_be_reached_is_named_and_ends_no_process() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        service = f"127.0.0.1:{free.getsockname()[1]}"
+    env = {"HOW": "", "JAXDIST_JOIN_SECONDS": "3", "JAXDIST_SERVICE": service}
+    for outcome in run_job(join, 2, env=env, service=False):
+        assert outcome.exit_code == 0, outcome.describe()
+        assert outcome.result["error"] == "ClusterError"
+        for part in (f"coordination service at {service}", "nothing listens there", "3 s"):
+            assert part in outcome.result["message"]
+
+
 def test_a_port_of_another_program_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
@@ -116,7 +127,8 @@ def test_a_claim_of_the_same_task_is_a_duplicate() -> None:
             Claim("Strategy", address, said)
     finally:
         claim.close()
-    assert ask(address, "Strategy") is None
+    refusal = Silence("nothing listens there (connection refused)", is_listening=False)
+    assert ask(address, "Strategy") == refusal
 
 
 _WRONG = ["host", "host:", ":80", "host:0", "host:65536", "host:x", "host:1:2", "::1:2", " h:1"]

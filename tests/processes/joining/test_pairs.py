@@ -68,7 +68,7 @@ def test_a_process_that_does_not_come_is_an_error_of_all_others(missing: int) ->
     ("answer", "part"),
     [
         ({"index": 7, "host": "h7"}, "process 7 on h7 answers there"),
-        (None, "the connection is refused"),
+        (None, "connection refused"),
     ],
 )
 def test_an_address_at_which_someone_else_answers_is_named(
