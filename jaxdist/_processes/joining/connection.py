@@ -66,7 +66,8 @@ def join(caller: str, addresses: Sequence[str], index: int) -> Process:
     Raises:
         BackendStartedError: JAX has used its devices already.
         ClusterError: Processes that do not come in time, that have another cluster or other
-            versions, or that cannot connect to each other; or a port that is in use.
+            versions, or that cannot connect to each other; a coordination service that cannot be
+            reached; or a port that is in use.
         DuplicateTaskError: Two processes with one index.
         ContextError: This process has joined another cluster.
     """
