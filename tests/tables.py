@@ -20,7 +20,7 @@ import pytest
 # Of each parametrized test, in the short run.
 ROWS = 2
 # Of each slow parametrized test, in the rest.
-SLOW_ROWS = 3
+SLOW_ROWS = 1
 # Each row of their tests is a page, a class or a function that users see.
 _WHOLE = ("tests/test_documentation.py", "tests/documentation/", "tests/bad_inputs/")
 # `python -m tools.slow_tests` writes it.
