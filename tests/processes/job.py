@@ -235,13 +235,13 @@ def start_job(
         yield job
 
 
-def run_job(target: Target, count: int, *, timeout: float = 60.0, **how: Any) -> list[Outcome]:
+def run_job(target: Target, count: int, *, timeout: float = 120.0, **how: Any) -> list[Outcome]:
     """Run processes to their end, at most `timeout` seconds; arguments as of `start_job`."""
     with start_job(target, count, **how) as job:
         return job.wait(timeout)
 
 
-def results_of_job(target: Target, count: int, *, timeout: float = 60.0, **how: Any) -> list[Any]:
+def results_of_job(target: Target, count: int, *, timeout: float = 120.0, **how: Any) -> list[Any]:
     """Run processes that all have to end well, and return what their functions returned."""
     outcomes = run_job(target, count, timeout=timeout, **how)
     if any(outcome.exit_code or outcome.timed_out for outcome in outcomes):
