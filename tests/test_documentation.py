@@ -144,7 +144,7 @@ def test_code_of_the_page_runs_and_prints_what_the_page_says(
         env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     printed = {

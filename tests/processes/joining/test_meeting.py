@@ -28,7 +28,7 @@ from tests.strategies.oracle import refused
 
 def _join(how: str, count: int = 2, **more: Any) -> list[dict[str, Any]]:
     env = {"HOW": how, "JAXDIST_JOIN_SECONDS": "4", "JAXDIST_HEARTBEAT_SECONDS": "5"}
-    outcomes = run_job(join, count, env=env, timeout=60, **more)
+    outcomes = run_job(join, count, env=env, timeout=120, **more)
     for outcome in outcomes:
         assert outcome.exit_code == 0, outcome.describe()
     return [outcome.result for outcome in outcomes]

@@ -14,7 +14,7 @@ from tests.strategies.oracle import refused
 
 @functools.cache
 def _refused() -> list[dict[str, str]]:
-    return results_of_job(refuse, 2, timeout=60)
+    return results_of_job(refuse, 2, timeout=120)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_errors_name_the_replica_by_its_number_in_the_job() -> None:
 
 
 def test_values_of_single_replicas_and_variables_work_in_traces() -> None:
-    for result in results_of_job(compute, 2, timeout=60):
+    for result in results_of_job(compute, 2, timeout=120):
         assert result == {
             "function of listed values": 30.0,
             "listed values in jit": 30.0,

@@ -10,7 +10,7 @@ from tests.strategies.multi_worker.differing import differ, loop_until_one_leave
 
 @functools.cache
 def _differing() -> list[dict[str, str]]:
-    return results_of_job(differ, 2, timeout=60)
+    return results_of_job(differ, 2, timeout=120)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,6 @@ def test_lists_are_reduced_and_gathered_as_in_one_process() -> None:
 
 @pytest.mark.parametrize("where", ["reduce", "batch"])
 def test_a_loop_that_one_process_leaves_is_an_error_in_the_other(where: str) -> None:
-    here, other = run_job(loop_until_one_leaves, 2, args=(where,), timeout=60)
+    here, other = run_job(loop_until_one_leaves, 2, args=(where,), timeout=120)
     assert other.exit_code == 0, other.describe()
     assert here.result == {"error": "UnavailableError", "processes": (1,)}, here.describe()

@@ -42,7 +42,7 @@ def _of_job(count: int, devices: int, how: str, names: tuple[str, ...]) -> list[
     env = {"CASES": json.dumps(names), "HOW": how}
     # Bits of different programs are compared, so machine code is optimized as users have it.
     results: list[dict[str, Any]] = results_of_job(
-        run_cases, count, devices=devices, timeout=100, env=env, optimized=how != "{}"
+        run_cases, count, devices=devices, timeout=200, env=env, optimized=how != "{}"
     )
     return results
 
