@@ -27,7 +27,7 @@ endif
 test-all:  ## run unit tests, contracts, doctests and documentation on 8 virtual devices: half an hour
 	$(PYTHON) -m pytest -n 3 --dist worksteal --all
 
-test-rest:  ## run the tests of `make test-all` that `make test` leaves out or shortens; few rows of slow ones
+test-rest:  ## run the tests of `make test-all` that `make test` leaves out or shortens; of slow ones a sample
 	$(PYTHON) -m pytest -n 3 --dist worksteal --rest
 
 # A part goes on where an earlier run of it stopped, and is recorded in tests/records/long.tsv.
