@@ -73,7 +73,8 @@ class History:
         if not self.epoch:
             raise ContextError(
                 "fit.History.plot was called, and no epoch is complete.\n\n"
-                "It draws values over epochs.\n\nCall fit first."
+                "It draws values over epochs; a fit that resumes a finished training has none.\n\n"
+                "Call fit first, or pass a higher epochs to it."
             )
         if path is not None:
             path = as_path("fit.History.plot", "path", path, "history.png")

@@ -2,6 +2,7 @@
 
 import io
 import math
+import pathlib
 import re
 from typing import Any
 
@@ -73,6 +74,23 @@ def test_an_early_stop_says_what_was_best_and_restored(
     best = None if "never" in words else seen.index(min(seen))
     assert (history.monitor, history.best_epoch) == ("loss", best)
     assert history.restored_epoch == (best if restores else None)
+
+
+def test_an_early_stop_says_when_the_checkpoint_has_no_weights_to_restore(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, data = make_model(mirrored(1)), make_data(8)
+    for epochs, restores in ((2, False), (9, True)):
+        stopping = fit.EarlyStopping("loss", patience=3, restore_best_weights=restores)
+        save = fit.ModelCheckpoint(tmp_path, resume=True)
+        losses = _SetLosses([3.0, 1.0, *[2.0] * 7])
+        callbacks = [losses, stopping, save]
+        history = model.fit(data.x, data.y, 8, epochs=epochs, callbacks=callbacks, verbose=2)
+    assert history.restored_epoch is None
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "Early stop after epoch 5: the best is loss 1 of epoch 2. The weights of epoch 5 stay (the "
+        "checkpoint does not have those of epoch 2)."
+    )
 
 
 @pytest.mark.parametrize(

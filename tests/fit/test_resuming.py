@@ -332,6 +332,57 @@ def test_an_initial_epoch_that_is_given_wins(tmp_path: pathlib.Path) -> None:
         _run(tmp_path, "arrays", "epoch", epochs=9, initial_epoch=1)
 
 
+def test_an_initial_epoch_that_is_given_trains_after_an_early_stop(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped = _run(tmp_path, "arrays", "epoch", epochs=9).epochs[-1] + 1
+    again = _run(tmp_path, "arrays", "epoch", epochs=20, initial_epoch=stopped + 3, verbose=2)
+    assert again.epochs[0] == stopped + 3
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"resumes after epoch {stopped + 3} (")
+    assert lines[-1].startswith(f"Early stop after epoch {again.epochs[-1] + 1}: ")
+
+
+class _Worth(fit.Callback):
+    """Adds a value to the logs of each epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: Any) -> None:
+        logs["worth"] = [5.0, 3.0, 4.0, 2.0][epoch]
+
+
+@pytest.mark.parametrize("order", [("all", "best"), ("best", "all")])
+def test_a_resumed_training_knows_the_best_value_of_each_callback(
+    order: tuple[str, str], tmp_path: pathlib.Path
+) -> None:
+    model = make_model(mirrored(1))
+    for epochs, saved in ((2, (1, 2)), (3, (1, 2)), (4, (1, 2, 4))):
+        savers = {
+            "all": fit.ModelCheckpoint(tmp_path / "all", resume=True),
+            "best": fit.ModelCheckpoint(tmp_path / "best", "worth", save_best_only=True),
+        }
+        callbacks = [_Worth(), *(savers[name] for name in order)]
+        model.fit(DATA.x, DATA.y, SIZE, epochs, callbacks=callbacks, verbose=0)
+        with Checkpoints(tmp_path / "best") as best:
+            assert best.steps() == saved
+
+
+def test_a_checkpoint_that_another_program_deletes_is_an_error(tmp_path: pathlib.Path) -> None:
+    class Delete(fit.Callback):
+        def on_train_begin(self, logs: Any) -> None:
+            with Checkpoints(tmp_path) as checkpoints:
+                checkpoints.discard_after(self.left)
+
+        def __init__(self, left: int) -> None:
+            self.left = left
+
+    model = make_model(mirrored(1))
+    save = fit.ModelCheckpoint(tmp_path, resume=True)
+    model.fit(DATA.x, DATA.y, SIZE, 3, callbacks=[save], verbose=0)
+    for left, found in ((2, "2"), (0, "none")):
+        with pytest.raises(CheckpointError, match=f"a moment later, {found} as the newest"):
+            model.fit(DATA.x, DATA.y, SIZE, 4, callbacks=[Delete(left), save], verbose=0)
+
+
 @pytest.mark.parametrize(("save_freq", "noun"), [("epoch", "epoch"), (2, "step")])
 def test_a_folder_with_checkpoints_is_refused_without_resume(
     save_freq: Any, noun: str, tmp_path: pathlib.Path
@@ -426,8 +477,9 @@ def test_another_dataset_or_other_metrics_within_an_epoch_are_refused(
 ) -> None:
     with pytest.raises(_Killed):
         _run(tmp_path, "arrays", 1, kill=3)
-    with pytest.raises(ArgumentError, match="num_examples=20"):
+    with pytest.raises(ArgumentError, match="num_examples=20") as raised:
         _run(tmp_path, "arrays", 1, x=DATA.x[:16], y=DATA.y[:16])
+    assert any("fit.Model.fit continues within an epoch" in n for n in raised.value.__notes__)
     with pytest.raises(ArgumentError, match="resumed after 2 batches of epoch 1, and read 0 more"):
         _run(tmp_path, "arrays", 1, steps_per_epoch=2)
     model = fit.Model(_Net(), mirrored(2))

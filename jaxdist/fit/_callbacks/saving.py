@@ -126,7 +126,9 @@ class ModelCheckpoint(Callback):
             )
         self._opened: Checkpoints | None = None
         # `fit` sets it.
-        self._find_position: Callable[[], Position] | None = None
+        self._find_position: Callable[[int, Logs], Position] | None = None
+        self._judged: int | None = None
+        self._is_best = False
 
     def epochs_done(self) -> int:
         """Return the number of complete epochs of the newest checkpoint; 0 without one.
@@ -156,8 +158,8 @@ class ModelCheckpoint(Callback):
                 f"{_CALLER}.restore was given model={show(model)}.\n\n"
                 "It is a compiled fit.Model.\n\nPass the model whose checkpoints these are."
             )
-        position = self._restore_position(model)
-        return 0 if position is None else position.epochs
+        newest = self._read_newest()
+        return 0 if newest is None else self._restore_position(model, newest).epochs
 
     def _read_newest(self) -> Position | None:
         """Return the position of the newest checkpoint without its arrays; None without one.
@@ -185,18 +187,29 @@ class ModelCheckpoint(Callback):
         known.update((name, notes[name]) for name in _IN_NOTES if name in notes)
         return Position(**known)
 
-    def _restore_position(self, model: Any) -> Position | None:
-        """Read the newest checkpoint into a model, and return its position; None without one."""
-        newest = self._read_newest()
-        if newest is None:
-            return None
+    def _restore_position(self, model: Any, newest: Position) -> Position:
+        """Read the newest checkpoint into a model, and return its position with its arrays.
+
+        Args:
+            model: A compiled `fit.Model`.
+            newest: What `_read_newest` returned.
+
+        Raises:
+            CheckpointError: It is of another model, or another program has replaced it.
+        """
         arrays = make_empty_arrays(newest.callbacks)
         objects = model.objects()
         restored = self._checkpoints.restore(
             {**objects, "callbacks": arrays} if arrays else objects
         )
-        if restored is None:
-            return None
+        number = self._get_number(newest)
+        if restored is None or restored.step != number:
+            raise CheckpointError(
+                f"{_CALLER} found checkpoint {number} in {self._checkpoints.directory} and, a "
+                f"moment later, {'none' if restored is None else restored.step} as the newest.\n\n"
+                "Only one program at a time writes into a directory or deletes from it.\n\n"
+                "End the other program, and begin again with a new model."
+            )
         if restored.notes.get("best") is not None:
             self._monitor.reset(restored.notes["best"])
         return dataclasses.replace(newest, arrays=restored.state["callbacks"] if arrays else ())
@@ -205,6 +218,10 @@ class ModelCheckpoint(Callback):
     def _kind(self) -> str:
         """What the numbers of its checkpoints count."""
         return "epochs" if self._every is None else "steps"
+
+    def _get_number(self, position: Position) -> int:
+        """Return the number of its checkpoint of a position."""
+        return position.epochs if self._every is None else position.steps
 
     @property
     def _checkpoints(self) -> Checkpoints:
@@ -244,6 +261,7 @@ class ModelCheckpoint(Callback):
 
     def on_train_begin(self, logs: Logs) -> None:
         self._monitor.reset()
+        self._judged = None
 
     def get_state(self) -> Any:
         return {"best": self._monitor.best}
@@ -254,25 +272,39 @@ class ModelCheckpoint(Callback):
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         if not self.model.writes_checkpoints:
             return
-        if self._only_best:
+        if not self._judge(epoch, logs):
+            return
+        if self._find_position is None:
+            # Without `fit` only the epoch is known.
+            self._save(Position(epoch + 1, logs=dict(logs)))
+        else:
+            self._save(self._find_position(epoch, logs))
+
+    def _judge(self, epoch: int, logs: Logs) -> bool:
+        """Whether it saves after an epoch. Later calls for the same epoch return the same.
+
+        Others call it too, before they save: their checkpoints have the best value of each
+        callback, also of those that save after them.
+        """
+        if not self._only_best:
+            return True
+        if self._judged != epoch:
             value = self._monitor.read(logs, self.model)
-            if value is None or not self._monitor.is_better(value):
-                return
-            self._monitor.best = value
-        # Without `fit` only the epoch is known.
-        find = self._find_position or (lambda: Position(epoch + 1, logs=dict(logs)))
-        self._save(find())
+            self._is_best = value is not None and self._monitor.is_better(value)
+            if value is not None and self._is_best:
+                self._monitor.best = value
+            self._judged = epoch
+        return self._is_best
 
     def _save(self, position: Position) -> None:
         """Save the model at a position, which numbers the checkpoint."""
-        number = position.epochs if self._every is None else position.steps
         best = self._monitor.best if self._only_best else None
         notes = {**position.to_notes(), "numbered_by": self._kind, "best": best}
         objects = self.model.objects()
         # Those of the first process count, as its notes do; another one may have other callbacks.
         if position.arrays and get_current_process().is_first:
             objects["callbacks"] = list(position.arrays)
-        self._checkpoints.save(number, objects, notes)
+        self._checkpoints.save(self._get_number(position), objects, notes)
 
     def on_train_end(self, logs: Logs) -> None:
         self._checkpoints.wait_until_finished()

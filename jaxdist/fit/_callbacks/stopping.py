@@ -79,6 +79,10 @@ class EarlyStopping(Callback):
             self.stopped_epoch = state["stopped_epoch"]
             self.model.stop_training = True
 
+    def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
+        # `fit(initial_epoch=...)` also trains after a stop.
+        self.stopped_epoch = None
+
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         value = self._monitor.read(logs, self.model)
         if value is None or epoch < self._start:
@@ -117,8 +121,11 @@ class EarlyStopping(Callback):
                 return f"{end}: {name} was never a finite number. No weights are restored."
             if self._weights is not None:
                 return f"{end}: the best is {found}. The weights of epoch {best + 1} are restored."
+            reason = "restore_best_weights=False"
+            if self._restores:
+                reason = f"the checkpoint does not have those of epoch {best + 1}"
             kept = f"The weights of epoch {self.stopped_epoch + 1} stay"
-            return f"{end}: the best is {found}. {kept} (restore_best_weights=False)."
+            return f"{end}: the best is {found}. {kept} ({reason})."
         if self._weights is None or best is None or best == last:
             return ""
         return f"The best is {found}. The weights of epoch {best + 1} are restored."

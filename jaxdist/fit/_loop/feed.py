@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._strategies import Strategy
-from jaxdist._validate import CallerRename, show
+from jaxdist._validate import CallerRename, ErrorNote, show
 from jaxdist.data import Batches, DistributedDataset, InputOptions, PartialBatch
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist.fit._callbacks.saving import Position
@@ -203,7 +203,11 @@ def _get_position(batches: Any) -> Any:
 def _skip(batches: Any, count: int, position: Any) -> None:
     """Continue a pass after a number of batches."""
     if position is not None:
-        batches.set_state(join_state(position, ()))
+        with ErrorNote(
+            "fit.Model.fit continues within an epoch, where its checkpoint says. To train on other "
+            "data, choose another directory."
+        ):
+            batches.set_state(join_state(position, ()))
         return
     _LOG.info(
         "fit reads %d batches without training on them: the dataset has no get_state and set_state",

@@ -21,6 +21,7 @@ class Start:
         position: The position; of an epoch that was given, only its number is known.
         savers: The callbacks that save.
         saver: The one whose checkpoint is continued; None without a checkpoint.
+        saved: The position of that checkpoint, without its arrays.
         continues: Whether the epoch is that of the checkpoint. `initial_epoch` of `fit` wins over
             it.
     """
@@ -28,6 +29,7 @@ class Start:
     position: Position
     savers: Sequence[ModelCheckpoint]
     saver: ModelCheckpoint | None = None
+    saved: Position | None = None
     continues: bool = False
 
     @property
@@ -63,11 +65,10 @@ def find_start(model: Any, callbacks: Sequence[Callback], initial_epoch: int | N
     found = [(saver, saver._read_newest()) for saver in savers]
     resumable = [(s, p) for s, p in found if s._resumes and p is not None]
     if resumable:
-        saver, position = max(resumable, key=lambda pair: (pair[1].epochs, pair[1].step))
-        continues = initial_epoch in (None, position.epochs)
-        if not continues:
-            position = Position(initial_epoch or 0, steps=position.steps)
-        start = Start(position, savers, saver, continues)
+        saver, saved = max(resumable, key=lambda pair: (pair[1].epochs, pair[1].step))
+        continues = initial_epoch in (None, saved.epochs)
+        position = saved if continues else Position(initial_epoch or 0, steps=saved.steps)
+        start = Start(position, savers, saver, saved, continues)
     else:
         start = Start(Position(initial_epoch or 0), savers)
     if model.writes_checkpoints:
@@ -82,11 +83,9 @@ def load(model: Any, callbacks: Sequence[Callback], start: Start) -> None:
     Raises:
         CheckpointError: It is of another model or optimizer, or is damaged. Nothing was changed.
     """
-    if start.saver is None:
+    if start.saver is None or start.saved is None:
         return
-    saved = start.saver._restore_position(model)
-    if saved is None:
-        return
+    saved = start.saver._restore_position(model, start.saved)
     states: dict[str, list[Any]] = {}
     for kind, state in saved.callbacks:
         states.setdefault(kind, []).append(join_state(state, saved.arrays))

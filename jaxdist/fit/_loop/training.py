@@ -12,7 +12,7 @@ from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer, as_number, show
 from jaxdist._values import PerReplica
 from jaxdist.errors import ArgumentError
-from jaxdist.fit._callbacks.base import Callback, CallbackList
+from jaxdist.fit._callbacks.base import Callback, CallbackList, Logs
 from jaxdist.fit._callbacks.monitor import check_watched
 from jaxdist.fit._callbacks.saving import ModelCheckpoint, Position
 from jaxdist.fit._history import History
@@ -174,8 +174,11 @@ class _Loop:
             if start.savers:
                 # A state that cannot be saved is an error now, and not after the first epoch.
                 describe_states(callbacks.callbacks)
-            # A callback that had ended the training says so again when it gets its state.
-            has_ended = start.saver is not None and model.stop_training
+            # A callback that had ended the training says so again when it gets its state; an epoch
+            # that was given to `fit` begins in any case.
+            has_ended = start.continues and model.stop_training
+            if start.saver is not None:
+                model.stop_training = has_ended
             start.tell(progress, epochs, has_ended=has_ended)
             for epoch in range(first, first if has_ended else epochs):
                 if epoch > first or not is_begun:
@@ -234,7 +237,9 @@ class _Loop:
         self._position = Position(epoch, steps=before.steps - before.step + step)
         return totals.logs()
 
-    def _find_position(self) -> Position:
+    def _find_position(self, epoch: int, logs: Logs) -> Position:
+        for saver in self._savers:
+            saver._judge(epoch, logs)
         passes, data = self._feed.get_state()
         return self._add_states(dataclasses.replace(self._position, passes=passes, data=data))
 
