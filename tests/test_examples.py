@@ -124,6 +124,16 @@ def test_nothing_is_copied_where_one_of_the_folders_is_there(
     assert _list_files(tmp_path) == [f"{there}/mine.txt"]
 
 
+def test_the_command_prints_the_places_of_copies_for_a_file_address(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["examples", (tmp_path / "mine").as_uri()]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert sorted(printed) == sorted(
+        str(path) for path in (tmp_path / "mine").rglob("*") if path.is_file()
+    )
+
+
 def test_a_copy_that_fails_leaves_nothing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

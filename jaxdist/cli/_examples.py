@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from jaxdist._examples import copy_examples, list_configs, list_notebooks
+from jaxdist._validate import as_path
 
 
 def add_examples(
@@ -29,8 +30,9 @@ def add_examples(
 def show_or_copy(arguments: argparse.Namespace) -> int:
     """List the examples, or copy them and list the copies."""
     if arguments.folder is not None:
-        for path in copy_examples(arguments.folder):
-            print(Path(arguments.folder) / path.relative_to(Path(arguments.folder).absolute()))
+        folder = Path(as_path("jaxdist examples", "FOLDER", arguments.folder, "examples"))
+        for path in copy_examples(folder):
+            print(folder / path.relative_to(folder.absolute()))
         return 0
     print("Configurations, for jaxdist train NAME and jaxdist plan NAME --topology MACHINE:\n")
     for name in list_configs():

@@ -1,9 +1,11 @@
 """`jaxdist new`: a project that runs at once."""
 
 import argparse
+import shlex
 from pathlib import Path
 
 from jaxdist._projects import write_project
+from jaxdist._validate import as_path
 
 
 def add_new(
@@ -27,9 +29,8 @@ def add_new(
 
 def write(arguments: argparse.Namespace) -> int:
     """Write the project, and print its files and the next command."""
-    # As text: a `Path` of an empty text is the current folder.
-    files = write_project(arguments.name)
-    for path in files:
-        print(Path(arguments.name) / path.name)
-    print(f"\nTrain: cd {arguments.name} && python train.py")
+    name = as_path("jaxdist new", "NAME", arguments.name, "flowers")
+    for path in write_project(name):
+        print(Path(name) / path.name)
+    print(f"\nTrain: cd {shlex.quote(name)} && python train.py")
     return 0

@@ -134,3 +134,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: pathlib.Path) -> Non
     (tmp_path / "file").write_text("")
     with pytest.raises(ArgumentError, match="cannot write"):
         write_project(tmp_path / "file" / "flowers")
+
+
+def test_a_project_at_a_file_address_is_printed_as_a_path(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "my projects" / "flowers"
+    assert main(["new", folder.as_uri()]) == 0
+    *files, _, command = capsys.readouterr().out.splitlines()
+    assert all(pathlib.Path(file).is_file() for file in files)
+    assert command == f"Train: cd '{folder}' && python train.py"
