@@ -17,7 +17,7 @@ from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._program.proof.reduced_gradients import check_reduced_gradients
 from jaxdist._program.proof.replication import NONE, Differs, analyse
 from jaxdist._program.proof.same_work import find_same_work
-from jaxdist._program.trace.axis_errors import manual_axis_error
+from jaxdist._program.trace.axis_errors import needs_explicit_axes, out_sharding_error
 from jaxdist._program.trace.replica_specs import LayoutsOfReplica
 from jaxdist._program.trace.trace import Argument, LocalStep, Signature, TracedStep
 from jaxdist._replica import HasLayout
@@ -100,10 +100,9 @@ class Replica:
                 except ValueError as error:
                     if "zero-length scan" in str(error):
                         error.add_note(_NO_TURNS)
-                    better = manual_axis_error(error, self._local.fn, self._layout)
-                    if better is None:
+                    if not needs_explicit_axes(error):
                         raise
-                    raise better from error
+                    raise out_sharding_error(error, self._local.fn, self._layout) from error
 
         return run_body
 
