@@ -64,6 +64,8 @@ class Replica:
         self._inputs = signature.inputs
         # For each variable, in the order of its first use, whether each replica has its own value.
         self._is_own: list[bool] = []
+        # The numbers of the inputs that are old values of metrics of Keras.
+        self.old_metrics: set[int] = set()
         kinds = signature.graph.types if signature.graph else ()
         count = len(self._arguments) - len(kinds)
         self._is_metric = [*map(is_metric, kinds), *[False] * count]
@@ -109,6 +111,8 @@ class Replica:
     def _add_variable(self, variable: Variable, value: Any) -> Any:
         """Return the tracer of a variable that the step uses for the first time."""
         own = self.ops.add_input(value)
+        if variable._is_of_metric:
+            self.old_metrics.add(len(self._arguments) + len(self._is_own))
         self._is_own.append(variable.home.per_replica)
         return own
 
