@@ -9,7 +9,7 @@ import operator
 import os
 import re
 import urllib.parse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -30,8 +30,24 @@ def log_without_effect(caller: str, argument: str, why: str) -> None:
         _LOG.info("%s: %s has no effect: %s.", caller, argument, why)
 
 
-def check_call_arguments(caller: str, args: Any, kwargs: Any) -> None:
-    """Raise if `args` is no list or tuple, or `kwargs` is no dict."""
+def check_call_arguments(caller: str, args: Any, kwargs: Any, more: Sequence[Any] = ()) -> None:
+    """Raise if `args` is not a list or tuple, `kwargs` is not a dict, or arguments follow them.
+
+    Args:
+        caller: What was called.
+        args: What was given as `args`.
+        kwargs: What was given as `kwargs`.
+        more: What was given after them, if that is more than the options.
+    """
+    if more:
+        count = 2 + len(more)
+        names = ", ".join("abcdefghij"[:count]) if count <= 10 else "a, b, ..."
+        raise CallArgumentsError(
+            f"{caller} was given {count} positional arguments after the step: {show(args)}, "
+            f"{show(kwargs)}, ...\n\n"
+            "The arguments of the step are one argument of the call, a list or tuple.\n\n"
+            f"Pass all of them in one tuple: args=({names}), not {names}."
+        )
     # An array is iterable too: `args=x` would pass its rows as separate arguments.
     if not isinstance(args, (list, tuple)):
         way = "Wrap a single argument: args=(value,)."

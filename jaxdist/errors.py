@@ -355,11 +355,17 @@ class RetraceWarning(UserWarning):
 
 
 class UnevenMeanWarning(UserWarning):
-    """Warns of a mean that weights replicas equally although their numbers of rows differ."""
+    """Warns of a mean that weights replicas equally although their numbers of rows differ.
+
+    A division by another number that equals the number of replicas, such as a dim, looks like one.
+    """
 
 
 class DividedMetricWarning(UserWarning):
-    """Warns of a metric whose values were divided by the rows of all replicas already."""
+    """Warns of a metric whose values were divided by the rows of all replicas already.
+
+    A division by another number that equals the size of the global batch looks like one.
+    """
 
 
 class StateDivergenceWarning(UserWarning):

@@ -115,6 +115,7 @@ from jaxdist._compat.sources import is_called_from_folder as is_called_from_fold
 from jaxdist._compat.sources import is_from_file as is_from_file
 from jaxdist._compat.sources import is_from_folder as is_from_folder
 from jaxdist._compat.sources import is_from_library as is_from_library
+from jaxdist._compat.sources import is_from_mean as is_from_mean
 from jaxdist._compat.sources import is_transposed as is_transposed
 from jaxdist._compat.sources import with_hidden_frames as with_hidden_frames
 from jaxdist._compat.tracing import copy_thread_settings as copy_thread_settings

@@ -56,6 +56,11 @@ def is_called_by_layer(eqn: Any) -> bool:
     return False
 
 
+# Inside a function that JAX jits, only the outermost of its own functions is in the traceback.
+_MEANS = ("mean", "_mean", "average", "_average")
+_REDUCTIONS = os.path.join("jax", "_src", "numpy", "reductions.py")
+
+
 def find_functions(eqn: Any) -> list[str]:
     """Return the qualified names of the functions that made an equation, the innermost first."""
     return [f.function_name for f in _source_info.user_frames(eqn.source_info.traceback)]
@@ -71,6 +76,18 @@ def is_from_library(eqn: Any, name: str) -> bool:
     part = f"site-packages{os.sep}{name}{os.sep}"
     frames = _source_info.user_frames(eqn.source_info.traceback)
     return any(part in frame.file_name for frame in frames)
+
+
+def is_from_mean(eqn: Any) -> bool:
+    """Whether `jnp.mean` or `jnp.average` made an equation."""
+    traceback = eqn.source_info.traceback
+    for frame in () if traceback is None else traceback.frames:
+        name = frame.file_name
+        if _source_info.is_user_filename(name) and not name.startswith(PACKAGE):
+            return False
+        if frame.function_name in _MEANS and name.endswith(_REDUCTIONS):
+            return True
+    return False
 
 
 def is_from_folder(eqn: Any, folder: str) -> bool:

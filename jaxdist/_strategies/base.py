@@ -183,6 +183,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
+        *more: Any,
     ) -> Any:
         """Run `fn` once on every replica, as one compiled program.
 
@@ -205,6 +206,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             args: Positional arguments, a list or tuple.
             kwargs: Keyword arguments.
             options: Which arguments to donate, and which numbers are static.
+            *more: Nothing. It is there for the error of a call `run(step, a, b, c, d)`.
 
         Returns:
             The results of `fn`. Arrays that are proved to be equal on all replicas are plain
@@ -232,8 +234,11 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         # type check is faster than `isinstance`; other types take the slower path below.
         try:
             merging = check_run(self) if _raw_frame() is not None or _replica.ambient else None
-            if type(args) is not tuple or (kwargs is not None and type(kwargs) is not dict):
-                check_call_arguments("strategy.run", args, kwargs)
+            if more or type(args) is not tuple or (kwargs is not None and type(kwargs) is not dict):
+                is_argument = bool(more) or not isinstance(options, RunOptions | None)
+                check_call_arguments(
+                    "strategy.run", args, kwargs, (options, *more) if is_argument else ()
+                )
             if merging is not None:
                 check_callable("strategy.run", fn)
                 if options is not None:

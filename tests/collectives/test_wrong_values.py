@@ -37,8 +37,15 @@ UNKNOWN: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     ),
     "shape": (jax.ShapeDtypeStruct((2,), "float32"), ArgumentTypeError, ("without numbers",)),
     "big_integer": (BIG, ReplicaValueError, (str(BIG), "int32 ends at")),
+    "big_integers": (
+        np.array([1, BIG]),
+        ReplicaValueError,
+        (str(BIG), "int64 with integers", "int32"),
+    ),
     "per_replica": (PerReplica([1.0, 2.0]), ContextError, ("a PerReplica", "args=(value, ...)")),
 }
+# Across replicas the value has another error, or is refused when the `PerReplica` is made.
+OF_STEPS = {"per_replica", "big_integer", "big_integers"}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +64,7 @@ def test_what_jax_does_not_have_is_named_in_a_step(two: MirroredStrategy, name: 
 
 
 @pytest.mark.skipif(np.dtype("g").itemsize == 8, reason="no long double on this machine")
-@pytest.mark.parametrize("name", sorted(set(UNKNOWN) - {"per_replica", "big_integer"}))
+@pytest.mark.parametrize("name", sorted(set(UNKNOWN) - OF_STEPS))
 def test_what_jax_does_not_have_is_named_across_replicas(two: MirroredStrategy, name: str) -> None:
     value, error, parts = UNKNOWN[name]
     rows = PerReplica([value, value])

@@ -75,3 +75,47 @@ def test_an_optimizer_makes_its_variables_in_the_first_step_op_by_op() -> None:
         strategy.run(lambda: optimizer.apply([ops.ones((2, 1)), ops.ones(1)], layer.weights))
     assert int(optimizer.iterations.value) == 1
     np.testing.assert_allclose(layer.kernel.value, [[0.9], [0.9]], rtol=1e-5)
+
+
+def _all_reduce(value: Any) -> Any:
+    return jaxdist.get_replica_context().all_reduce("sum", value)
+
+
+# Of two replicas with four rows each.
+COUNTED: dict[str, tuple[Any, float | None]] = {
+    "rows": (lambda m, x: m.update_state(x.shape[0]), None),
+    "ones": (lambda m, x: m.update_state(ops.ones_like(x)), None),
+    "a number": (lambda m, x: m.update_state(1), None),
+    "rows of all": (lambda m, x: m.update_state(_all_reduce(x.shape[0])), 8),
+    "rows of all, as floats": (lambda m, x: m.update_state(_all_reduce(1.0 * x.shape[0])), 8),
+    "gathered rows": (lambda m, x: m.update_state(_gather(x) * 0 + 1), 8),
+    "said to be of all": (lambda m, x: m.update_state(jaxdist.assume_replicated(8.0)), 8),
+    "reset": (lambda m, x: m.reset_state(), 0),
+    "not changed": (lambda m, x: None, 0),
+}
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_count_of_one_replica_is_not_added_once_for_all(name: str, eagerly: bool) -> None:
+    update, expected = COUNTED[name]
+    strategy = make_strategy(2)
+    with strategy.scope():
+        metric = keras.metrics.Sum()
+    with jaxdist.config.run_eagerly() if eagerly else contextlib.nullcontext():
+        if expected is None:
+            with refused(StateDivergenceError, "2 replicas", "1.0 * x.shape[0]", "outside"):
+                _run(lambda x: update(metric, x), strategy, 8)
+            return
+        _run(lambda x: update(metric, x), strategy, 8)
+    assert float(metric.result()) == expected
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_mean_of_a_constant_is_that_constant(eagerly: bool) -> None:
+    strategy = make_strategy(2)
+    with strategy.scope():
+        metric = keras.metrics.Mean()
+    with jaxdist.config.run_eagerly() if eagerly else contextlib.nullcontext():
+        _run(lambda x: metric.update_state(x.shape[0]), strategy, 8)
+    assert float(metric.result()) == 4

@@ -1,5 +1,7 @@
 """Generators and other sources of batches."""
 
+import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,6 +35,10 @@ def _generate() -> Iterator[Any]:
             yield x[:count], data.y[start : start + count]
 
 
+def _generate_once() -> Iterator[Any]:
+    yield from itertools.islice(_generate(), 3)
+
+
 @pytest.mark.parametrize(
     ("source", "steps"), [(Sequence, None), (_generate, 3)], ids=["py_dataset", "generator"]
 )
@@ -49,6 +55,21 @@ def test_a_source_of_batches_gives_the_numbers_of_keras_alone(
                 model = _make_model()
         history = model.fit(source(), epochs=2, steps_per_epoch=steps, shuffle=False, verbose=0)
         found.append(history.history["loss"])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_a_generator_that_ends_gives_the_numbers_of_keras_alone() -> None:
+    found = []
+    for strategy in (None, make_strategy(3)):
+        keras.utils.set_random_seed(0)
+        with contextlib.nullcontext() if strategy is None else strategy.scope():
+            model = _make_model()
+        history = model.fit(_generate_once(), shuffle=False, verbose=0)
+        losses = [history.history["loss"][0]]
+        losses.append(model.evaluate(_generate_once(), verbose=0))
+        outputs = model.predict(((x,) for x, _ in _generate_once()), verbose=0)
+        found.append(np.concatenate([losses, outputs.ravel()]))
     np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
 
 

@@ -30,8 +30,12 @@ def _add(a: Any, b: Any, c: Any) -> Any:
 def test_arguments_one_after_the_other_are_told_to_be_a_tuple() -> None:
     strategy: Any = _strategy()
     one = jnp.ones(2)
-    with refused(CallArgumentsError, "strategy.run", "args=(a, b), not a, b"):
-        strategy.run(_add, one, one, one)
+    for count, names in [(3, "a, b, c"), (4, "a, b, c, d"), (7, "a, b, c, d, e, f, g")]:
+        said = f"{count} positional arguments", f"args=({names}), not {names}"
+        with refused(CallArgumentsError, "strategy.run", *said):
+            strategy.run(_add, *[one] * count)
+    with refused(CallArgumentsError, "strategy.run", "args=(a, b, ...)"):
+        strategy.run(_add, *[one] * 20)
     with refused(CallArgumentsError, "strategy.run", "args=(a, b), not a, b"):
         strategy.run(_add, one, one)
     with refused(CallArgumentsError, "strategy.run", "args=(a, b)"):

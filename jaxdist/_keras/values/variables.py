@@ -26,6 +26,7 @@ class _OfMetric(Variable):
 
     __slots__ = ()
 
+    _is_of_metric = True
     _remedy_of_divergence = (
         "They belong to metrics of Keras, which have one value for all replicas, and each replica "
         "updates them with its own rows.\n\n"

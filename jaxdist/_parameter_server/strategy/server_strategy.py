@@ -122,6 +122,7 @@ class ServerStrategy(Strategy):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
+        *more: Any,
     ) -> Any:
         """Run `fn` on the replicas of the worker that runs the scheduled function around it.
 
@@ -133,13 +134,14 @@ class ServerStrategy(Strategy):
             args: As for `Strategy.run`.
             kwargs: As for `Strategy.run`.
             options: As for `Strategy.run`.
+            *more: As for `Strategy.run`.
 
         Source:
             `tf.distribute.ParameterServerStrategy.run`.
         """
         if current_binding() is not None or get_call_context().in_step is not None:
-            return super().run(fn, args, kwargs, options)
-        check_call_arguments("strategy.run", args, kwargs)
+            return super().run(fn, args, kwargs, options, *more)
+        check_call_arguments("strategy.run", args, kwargs, (options, *more) if more else ())
         check_callable("strategy.run", fn)
         options = None if options is None else check_options(options)
         self._before_run_here()

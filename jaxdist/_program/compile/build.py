@@ -15,12 +15,19 @@ from jaxdist._program.logical.placed_work import placed_work
 from jaxdist._program.logical.spmd_inputs import check_inputs
 from jaxdist._program.nnx.graph_rules import Combination
 from jaxdist._program.proof.replication import TracedCollective, analyse
+from jaxdist._program.state.constant_additions import check_constant_additions
 from jaxdist._program.state.divided_metrics import warn_of_divided_metrics
 from jaxdist._program.state.metric_increments import trace_increments
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input
 from jaxdist._program.state.rows import find_places_with_rows
 from jaxdist._program.state.state import check_functional_state, find_combinations
-from jaxdist._program.trace.trace import Signature, TracedStep, input_differences, replica_axes_of
+from jaxdist._program.trace.trace import (
+    Argument,
+    Signature,
+    TracedStep,
+    input_differences,
+    replica_axes_of,
+)
 from jaxdist._program.variables.lift import LiftedVariables, check_equal
 from jaxdist._values import Kind
 from jaxdist.errors import ArgumentTypeError
@@ -71,6 +78,10 @@ def build(
         check_functional_state(signature, traced, differs, donated_args, layout.num_replicas, where)
         of_variables = differs[graph_size : traced.num_graph]
         check_equal(variables.written, of_variables, layout.num_replicas)
+        written = variables.written
+        of_metrics = {graph_size + i for i, v in enumerate(written) if v._is_of_metric}
+        old = {n for n, o in enumerate(traced.operands) if type(o) is Argument and o in of_metrics}
+        check_constant_additions(written, traced, old, graph_size, axes, layout.num_replicas)
     outputs: list[OutSlot] = []
     own_copies = {graph_size + i for i, v in enumerate(variables.written) if v.home.per_replica}
     marks = marks_of_results(traced.jaxpr) if layout.num_logical > 1 else [None] * len(names)

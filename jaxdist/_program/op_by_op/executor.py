@@ -29,6 +29,7 @@ from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
 from jaxdist._program.proof.pieces import check_results
 from jaxdist._program.proof.replication import NONE, Differs
 from jaxdist._program.proof.uneven_mean import MeanOverReplicas
+from jaxdist._program.state.constant_additions import check_constant_additions
 from jaxdist._program.state.divided_metrics import warn_of_divided_metrics
 from jaxdist._program.state.metric_increments import numbers_of_metrics
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input
@@ -200,6 +201,8 @@ class OpByOpStep:
             self._warn_of_divided_metrics(taped, axes, where)
             check_functional_state(signature, first, of_results, donated, num_replicas, where)
             check_equal(changed, of_variables, num_replicas)
+            old = self._replicas[0].old_metrics
+            check_constant_additions(changed, first, old, count, axes, num_replicas)
         # A tape does not record decisions in Python.
         check_results(
             [

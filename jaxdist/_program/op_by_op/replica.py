@@ -17,7 +17,7 @@ from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._program.proof.reduced_gradients import check_reduced_gradients
 from jaxdist._program.proof.replication import NONE, Differs, analyse
 from jaxdist._program.proof.same_work import find_same_work
-from jaxdist._program.trace.axis_errors import manual_axis_error
+from jaxdist._program.trace.axis_errors import needs_explicit_axes, out_sharding_error
 from jaxdist._program.trace.replica_specs import LayoutsOfReplica
 from jaxdist._program.trace.trace import Argument, LocalStep, Signature, TracedStep
 from jaxdist._replica import HasLayout
@@ -64,6 +64,8 @@ class Replica:
         self._inputs = signature.inputs
         # For each variable, in the order of its first use, whether each replica has its own value.
         self._is_own: list[bool] = []
+        # The numbers of the inputs that are old values of metrics of Keras.
+        self.old_metrics: set[int] = set()
         kinds = signature.graph.types if signature.graph else ()
         count = len(self._arguments) - len(kinds)
         self._is_metric = [*map(is_metric, kinds), *[False] * count]
@@ -100,16 +102,17 @@ class Replica:
                 except ValueError as error:
                     if "zero-length scan" in str(error):
                         error.add_note(_NO_TURNS)
-                    better = manual_axis_error(error, self._local.fn, self._layout)
-                    if better is None:
+                    if not needs_explicit_axes(error):
                         raise
-                    raise better from error
+                    raise out_sharding_error(error, self._local.fn, self._layout) from error
 
         return run_body
 
     def _add_variable(self, variable: Variable, value: Any) -> Any:
         """Return the tracer of a variable that the step uses for the first time."""
         own = self.ops.add_input(value)
+        if variable._is_of_metric:
+            self.old_metrics.add(len(self._arguments) + len(self._is_own))
         self._is_own.append(variable.home.per_replica)
         return own
 

@@ -14,6 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist import _compat
 from jaxdist._collectives import ASSUME_REPLICATED
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
@@ -150,7 +151,11 @@ class DividedValues(ForwardAnalysis[Scale]):
         if name == "div":
             over, under = inputs
             is_local = any(_is_close(under.number, n) for n in over.terms)
-            if (under.is_total and not is_local) or self._is_size_of_all(over, under.number):
+            is_by_all = under.is_total and not is_local
+            is_by_all = is_by_all or self._is_size_of_all(over, under.number)
+            # A mean divides by the elements of its own array, which may be as many as the rows of
+            # all replicas where a dim has the size of their number.
+            if is_by_all and not _compat.is_from_mean(eqn):
                 return "" if over.is_sum else over.line or find_line(eqn)
             is_undone = bool(under.line) or _is_close(under.number, 1 / self._num_replicas)
             return "" if is_undone else over.line

@@ -25,13 +25,6 @@ _NOT_IN_MESH = (
     re.compile(r"requires axis_names=frozenset\(\{(.*?)\}\) to be a subset of mesh\.axis_names"),
     re.compile(r"Resource axis: (.+?) of "),
 )
-_MANUAL = re.compile(
-    r"contains a manual axes"
-    r"|can only refer to Auto axes of the mesh",
-)
-_SPEC = re.compile(
-    r"(?:pspec|spec=|PartitionSpec:) ?(?:PartitionSpec|P)(\(.*?\))(?= and mesh| cont| with)"
-)
 _WITHOUT_MESH = ("Please set a mesh via", "can only be used outside of `jax.jit`")
 _OTHER_TYPES = "Going from `Manual` AxisType"
 # Errors of JAX and NumPy for an axis that is not a name, or that is named twice.
@@ -108,11 +101,19 @@ def needs_explicit_axes(error: Exception) -> bool:
 def out_sharding_error(error: Exception, fn: Any, layout: ReplicaMesh) -> AxisNameError:
     """Return the error for a sharding over an axis that is Manual or Auto in the step."""
     first = str(error).partition(" This error occurs")[0]
-    return AxisNameError(
+    return not_explicit_error(
         f"The step {_name(fn)!r} names an axis in out_sharding or reshard that is not Explicit "
-        f"there: {first}\n\n"
+        f"there: {first}",
+        layout,
+    )
+
+
+def not_explicit_error(refused: str, layout: ReplicaMesh) -> AxisNameError:
+    """Return the error for a sharding over an axis that is not Explicit in the step."""
+    return AxisNameError(
+        f"{refused}\n\n"
         "Axes of the logical devices are Explicit in a step if they are so on the strategy's mesh, "
-        f"{layout.mesh}. A sum over the replicas {list(layout.replica_axes)} is no layout.\n\n"
+        f"{layout.mesh}. A sum over the replicas {list(layout.replica_axes)} is not a layout.\n\n"
         "For an Auto axis use jax.lax.with_sharding_constraint, or make the mesh with "
         "jax.make_mesh. For a sum write jaxdist.get_replica_context().all_reduce('sum', x)."
     )
@@ -139,20 +140,6 @@ def check_names(name: str, params: dict[str, Any], line: str, layout: ReplicaMes
         "A collective takes the name of an axis, or a tuple of different names. The replicas are "
         f"along {list(layout.replica_axes)}.\n\nWrite {written} instead."
     )
-
-
-def manual_axis_error(error: ValueError, fn: Any, layout: ReplicaMesh) -> JaxdistError | None:
-    """Return a better error for a layout that names an axis of replicas; None for other errors."""
-    text = str(error)
-    if needs_explicit_axes(error):
-        return out_sharding_error(error, fn, layout)
-    if not _MANUAL.search(text):
-        return None
-    spec = _SPEC.search(text)
-    named = [a for a in layout.replica_axes if spec is None or repr(a) in spec.group(1)]
-    if not named and "reshard" in text:
-        return None
-    return layout_error(f"The step {_name(fn)!r}", spec.group(1) if spec else "", layout)
 
 
 def layout_error(where: str, spec: Any, layout: ReplicaMesh) -> ContextError:

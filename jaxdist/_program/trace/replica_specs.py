@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.in_slot import InSlot
+from jaxdist._program.trace.axis_errors import not_explicit_error
 from jaxdist._values import Kind
 from jaxdist.errors import ContextError, ShapeError
 
@@ -65,8 +66,11 @@ class LayoutsOfReplica:
     def __call__(self, sharding: Any, name: str) -> Any:
         """Return the sharding that the function `name` of JAX gets."""
         spec = self._find_spec(sharding)
-        # A sum that is kept apart is no layout.
-        if spec is None or self._axes & {*spec.unreduced, *spec.reduced}:
+        if spec is None:
+            return sharding
+        self._check_sums(name, spec)
+        # A sum that is kept apart is not a layout.
+        if self._axes & {*spec.unreduced, *spec.reduced}:
             return sharding
         entries = spec.partitions
         found = tuple(_without(e, self._axes) for e in entries)
@@ -77,14 +81,26 @@ class LayoutsOfReplica:
             self._left_out[line] = None
         elif isinstance(sharding, PartitionSpec) != is_jit:
             return sharding
-        kept = spec.update(partitions=found)
         around = jax.sharding.get_abstract_mesh()
+        if not around.auto_axes:
+            # XLA has no axis left to lay a dim out by, and JAX refuses the word.
+            found = tuple(None if e is PartitionSpec.UNCONSTRAINED else e for e in found)
+        kept = spec.update(partitions=found)
         mesh: Any = around
         # The layouts of a jitted function are compared as those of arrays, which have no manual
         # axes.
         if is_jit:
             mesh = self._layout.mesh if around.explicit_axes else self._layout.auto_mesh
         return NamedSharding(mesh, kept, memory_kind=self._find_memory(sharding))
+
+    def _check_sums(self, name: str, spec: PartitionSpec) -> None:
+        axes = frozenset(self._layout.replica_axes) & {*spec.unreduced, *spec.reduced}
+        if axes:
+            raise not_explicit_error(
+                f"The step calls {name} at {_compat.find_line_in_user_code()} with the spec "
+                f"{spec}, which keeps a sum over {sorted(axes)} apart.",
+                self._layout,
+            )
 
     def _check_values(self, name: str, entries: Sequence[Any]) -> None:
         """Check that a function makes the values that one replica has without the axis."""

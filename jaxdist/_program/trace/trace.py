@@ -37,7 +37,6 @@ from jaxdist._program.proof.uneven_mean import MeanOverReplicas
 from jaxdist._program.trace import sharded
 from jaxdist._program.trace.axis_errors import (
     axis_error,
-    manual_axis_error,
     needs_explicit_axes,
     out_sharding_error,
 )
@@ -194,10 +193,7 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: HasLayout) -> 
                 raise out_sharding_error(error, fn, layout) from error
             # JAX has no class for the error about an operation that names a manual axis.
             if axes == partial or "manual" not in str(error).lower():
-                better = manual_axis_error(error, fn, layout)
-                if better is None:
-                    raise
-                raise better from error
+                raise
             axes = partial
             continue
         dead = next((c for c in traced.closed.consts if is_leaked(c)), None)

@@ -105,6 +105,8 @@ class Variable(
 
     # How to give all replicas one value, where a class of variables has a way of its own.
     _remedy_of_divergence = ""
+    # Whether it belongs to a metric of Keras, which counts what all replicas have.
+    _is_of_metric = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # A strategy may have variables of its own: those of parameter servers are on the servers.

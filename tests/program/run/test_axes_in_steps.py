@@ -88,6 +88,10 @@ FORMS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "laid out over the replicas": (_lay_out(NamedSharding(MESH, DATA)), OWN * 2),
     "laid out over the replicas by a spec": (_lay_out(DATA), OWN * 2),
     "laid out over a logical axis": (_lay_out(MODEL), OWN * 2),
+    "not constrained, and over the replicas": (
+        _lay_out(PartitionSpec(PartitionSpec.UNCONSTRAINED, "data")),
+        OWN * 2,
+    ),
     "laid out over no axis": (_lay_out(PartitionSpec("none")), None),
     "laid out over another mesh": (_lay_out(NamedSharding(OTHER, DATA)), None),
     "laid out on one device": (_lay_out(SingleDeviceSharding(DEVICES[0])), None),
@@ -189,6 +193,14 @@ def test_an_error_about_an_axis_names_it_and_the_way_on(
         assert word in str(raised.value)
 
 
+def test_a_map_that_the_step_itself_makes_over_the_replicas_is_refused() -> None:
+    def step(x: Any) -> Any:
+        return _map("data", DATA, axis_names={"data"})(x)
+
+    with pytest.raises(ContextError, match=r"maps a function over \['data'\]"):
+        four().run(step, (ROWS,))
+
+
 def test_a_gradient_goes_through_a_map_over_a_logical_axis() -> None:
     weights = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
 
@@ -208,3 +220,36 @@ def test_a_gradient_goes_through_a_map_over_a_logical_axis() -> None:
     rows = jax.device_put(ROWS, strategy.per_replica_sharding)
     whole = jax.grad(lambda w: jnp.sin(ROWS @ w).mean())(weights)
     np.testing.assert_allclose(strategy.run(step, (rows, weights)), whole, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
+def test_a_dim_may_be_unconstrained_where_no_axis_is_left_to_lay_it_out_by(axis_type: str) -> None:
+    types = (jax.sharding.AxisType[axis_type],)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=types, devices=jax.devices()[:4])
+    strategy = jaxdist.MirroredStrategy(mesh=mesh, replica_axes=("data",))
+    rows = jax.device_put(ROWS, strategy.per_replica_sharding)
+    free = PartitionSpec(PartitionSpec.UNCONSTRAINED, "data")
+    got = strategy.run(lambda x: _lay_out(free)(x), (rows,))
+    np.testing.assert_array_equal(strategy.gather(got, 0), ROWS * 2)
+
+
+@pytest.mark.parametrize("executor", ["compiled", "op by op"])
+@pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
+def test_a_layout_that_keeps_a_sum_over_the_replicas_apart_is_refused(
+    axis_type: str, executor: str
+) -> None:
+    types = (jax.sharding.AxisType[axis_type],)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=types, devices=jax.devices()[:4])
+    strategy = jaxdist.MirroredStrategy(mesh=mesh, replica_axes=("data",))
+    layouts: list[Any] = [PartitionSpec(unreduced={"data"})]
+    # JAX makes no other layouts with a sum on the other mesh.
+    if axis_type == "Explicit":
+        specs = (PartitionSpec(unreduced={"data"}), PartitionSpec(reduced={"data"}))
+        layouts += [NamedSharding(mesh, spec) for spec in specs]
+    for sharding in layouts:
+        with (
+            jaxdist.config.run_eagerly(executor == "op by op"),
+            pytest.raises(AxisNameError, match=r"sum over \['data'\] apart") as raised,
+        ):
+            strategy.run(lambda x, sharding=sharding: _lay_out(sharding)(x), (ROWS,))
+        assert "all_reduce('sum', x)" in str(raised.value)

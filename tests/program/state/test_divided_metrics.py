@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -175,6 +176,28 @@ def test_a_warning_exactly_where_the_mean_is_too_small(row: tuple[str, str, str]
         np.testing.assert_allclose(_compute(metric), mean * factor, rtol=1e-4)
     elif is_share:
         np.testing.assert_allclose(_compute(metric), mean, rtol=1e-4)
+
+
+@pytest.mark.both_executors
+@pytest.mark.parametrize(
+    "mean",
+    [
+        jnp.mean,
+        jnp.average,
+        lambda y: y.mean(),
+        lambda y: optax.l2_loss(y).mean(),
+        jax.jit(jnp.mean),
+    ],
+    ids=["jnp.mean", "jnp.average", "method", "optax", "jit"],
+)
+def test_a_mean_over_a_dim_as_long_as_the_replicas_are_many_is_no_share(mean: Any) -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    metric = nnx.metrics.Average("loss")
+    x = jax.device_put(X, strategy.per_replica_sharding)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DividedMetricWarning)
+        strategy.run(lambda metric, x: metric.update(loss=mean(x)), (metric, x))
+    np.testing.assert_allclose(_compute(metric), mean(X), rtol=1e-5)
 
 
 @pytest.mark.both_executors

@@ -97,6 +97,7 @@ class WorkerStrategy(ServerStrategy):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
+        *more: Any,
     ) -> Any:
         """Run `fn` on the replicas of this worker, which are in step with each other only.
 
@@ -111,13 +112,14 @@ class WorkerStrategy(ServerStrategy):
             args: As for `Strategy.run`. NNX models and optimizers move to the servers.
             kwargs: As for `Strategy.run`.
             options: As for `Strategy.run`.
+            *more: As for `Strategy.run`.
 
         Source:
             `tf.compat.v1.distribute.experimental.ParameterServerStrategy.run`.
         """
         if self._is_alone:
-            return Strategy.run(self, fn, args, kwargs, options)
-        return super().run(fn, args, kwargs, options)
+            return Strategy.run(self, fn, args, kwargs, options, *more)
+        return super().run(fn, args, kwargs, options, *more)
 
     def _run_here(self, prepared: Prepared, number: int) -> Any:
         began, limit = time.monotonic(), read_wait_settings().server_seconds
