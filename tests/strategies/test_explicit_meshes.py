@@ -336,6 +336,35 @@ def test_a_step_with_out_sharding_runs_in_a_jit_under_the_own_mesh(name: str) ->
     np.testing.assert_allclose(found, expected + W * 0, rtol=2e-5, atol=1e-6)
 
 
+STEPS_OF_ROWS: dict[str, Callable[[Any], Any]] = {
+    "shape": lambda x: jnp.zeros(x.shape) + x.shape[0],
+    "sum": lambda x: jax.lax.psum(x, "data"),
+    "scatter": lambda x: jax.lax.psum_scatter(x, "data", tiled=True),
+    "gather": lambda x: jax.lax.all_gather(x, "data"),
+}
+
+
+@pytest.mark.parametrize("step", STEPS_OF_ROWS.values(), ids=STEPS_OF_ROWS)
+@pytest.mark.parametrize("context", ["none", "own"])
+@pytest.mark.parametrize("axes", ["data_model", "only_data"])
+def test_an_array_with_rows_of_each_replica_has_them_in_a_jit_of_the_user_too(
+    axes: str, context: str, step: Callable[[Any], Any]
+) -> None:
+    s = _make(axes)
+    rows = np.arange(256, dtype="float32").reshape(64, 4)
+    rows = jax.device_put(rows, s.strategy.per_replica_sharding)
+    outside = s.strategy.run(step, (rows,))
+    with CONTEXTS[context](s):
+        inside = jax.jit(lambda x: s.strategy.run(step, (x,)))(rows)
+    assert type(inside) is type(outside)
+    np.testing.assert_array_equal(_array_of(inside), _array_of(outside))
+    # The type of a replicated array tells that, too.
+    whole = jax.device_put(np.ones((4, 2), "float32"), s.strategy.replicated_sharding)
+    with CONTEXTS[context](s):
+        found = jax.jit(lambda x: s.strategy.run(STEPS_OF_ROWS["shape"], (x,)))(whole)
+    np.testing.assert_array_equal(found, np.full((4, 2), 4.0))
+
+
 def test_out_sharding_over_an_axis_that_is_not_explicit_is_refused_by_name() -> None:
     s = _make("data_model", "auto")
     step = lambda w, x: jnp.einsum("bi,io->bo", x, w, out_sharding=P(None, "model"))  # noqa: E731

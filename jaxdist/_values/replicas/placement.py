@@ -117,11 +117,25 @@ def placement_of(leaf: Any, layout: ReplicaMesh) -> Placement:
     sharding = None
     if isinstance(leaf, jax.core.Tracer):
         origin = origin_of(leaf)
-        sharding = origin.sharding if origin is not None and origin.is_committed else None
+        if origin is None:
+            sharding = _find_explicit_sharding(leaf, layout)
+        else:
+            sharding = origin.sharding if origin.is_committed else None
     elif isinstance(leaf, jax.ShapeDtypeStruct):
         sharding = leaf.sharding
     found = None if sharding is None else placement_of_sharding(sharding, leaf.ndim, layout)
     return found or Placement(Kind.MIRRORED, layout.replicated)
+
+
+def _find_explicit_sharding(leaf: Any, layout: ReplicaMesh) -> NamedSharding | None:
+    """Return the sharding in the type of a tracer, which JAX tells of Explicit axes."""
+    own = layout.mesh
+    typed = jax.typeof(leaf).sharding
+    if typed.mesh.axis_names != own.axis_names or typed.mesh.axis_sizes != own.axis_sizes:
+        return None
+    if not {*layout.replica_axes} <= {*typed.mesh.explicit_axes}:
+        return None
+    return NamedSharding(own, typed.spec)
 
 
 def is_mirrored(value: Any, layout: ReplicaMesh) -> bool:
