@@ -108,7 +108,8 @@ def test_an_elastic_job_goes_on_with_the_processes_that_are_left(
 def test_parameter_servers_count_each_function_once(
     nodes: Sequence[Host], tmp_path: pathlib.Path
 ) -> None:
-    argv = ("--ps", "1", "--workers", "2", "--snapshot-directory", str(tmp_path))
+    # A chief, a server and a worker: one on each node.
+    argv = ("--ps", "1", "--workers", "1", "--snapshot-directory", str(tmp_path))
     outcome = _run(nodes, *argv, SERVERS, "40", "plain")
     assert outcome.exit_code == 0, outcome.describe()
     events = re.findall(r"^\[chief 0\] (\{.*\})$", outcome.stdout, re.MULTILINE)
