@@ -1,7 +1,7 @@
 # Run `make setup` once before the other targets. PYTHON=... uses another environment.
 PYTHON ?= .venv/bin/python
 
-.PHONY: setup check test test-all test-rest test-long docs wheel bench accelerator size map raises notebooks
+.PHONY: setup check test test-all test-rest test-long test-hosts docs wheel bench accelerator size map raises notebooks
 
 setup:  ## create a virtual environment with the pinned tools
 	python3 -m venv .venv
@@ -36,6 +36,14 @@ test-long:  ## run `make test-all` with every row of its tables and fuzz tests, 
 	$(if $(and $(ROOM),$(if $(ROOM_FILES),,x)),$(error There is no room $(ROOM): see docs/design/000-rooms.md))
 	$(PYTHON) -m pytest -n 3 --dist worksteal --long --timeout 1200 --hypothesis-seed $(SEED) \
 		$(if $(PART),--part $(PART)) $(if $(ROOM),$(ROOM_FILES))
+
+# In an environment of its own: other tests run as where Ray is not installed.
+test-hosts:  ## run the jobs of the docs on Slurm and Ray with three nodes each, and record them in docs/machines/several-hosts.md; for root on Debian
+	apt-get update -q
+	apt-get install -y -q iproute2 nftables munge slurmctld slurmd slurm-client
+	$(PYTHON) -m venv build/hosts
+	build/hosts/bin/python -m pip install -q -e '.[test,ray]' 'ray[default]'
+	build/hosts/bin/python -m tools.hosts
 
 docs:  ## build the site in build/site, warnings as errors; its code is run by `make test ROOM=documentation`
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict

@@ -167,13 +167,13 @@ def _hold(name: str) -> Iterator[int]:
             yield process.pid
         finally:
             if process.poll() is None:
-                _end_processes_of(process.pid)
+                end_processes_of(process.pid)
             process.kill()
             process.wait()
             process.stdout.close()
 
 
-def _end_processes_of(holder: int) -> None:
+def end_processes_of(holder: int) -> None:
     """Kill what still runs in the network of a host, and wait for its end."""
     deadline = time.monotonic() + _SECONDS_TO_END
     network = os.readlink(f"/proc/{holder}/ns/net")

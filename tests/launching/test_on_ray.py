@@ -177,6 +177,35 @@ def test_a_cluster_that_starts_no_actors_is_an_error_that_says_why(
     assert (cluster.killed, cluster.removed, cluster.has_left) == (actors, 1, True)
 
 
+@pytest.mark.parametrize(
+    ("cause", "parts"),
+    [
+        ("RPC error: InvalidAuthToken: missing", ["asks for a token", "Set RAY_AUTH_MODE=token"]),
+        ("Deadline Exceeded", ["Failed to connect to Ray cluster at head:6379", "`ray status`"]),
+    ],
+)
+def test_a_cluster_that_cannot_be_reached_is_an_error_that_says_why(
+    cause: str,
+    parts: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def connect(**_: object) -> None:
+        raise ConnectionError("Failed to connect to Ray cluster at head:6379") from RuntimeError(
+            cause
+        )
+
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    StandIn(has_room=True).install(monkeypatch)
+    monkeypatch.setattr(sys.modules["ray"], "init", connect)
+    assert main(["launch", "--on", "ray", "-n", "2", STEPS]) == 2
+    said = capsys.readouterr().err
+    assert "cannot connect to the Ray cluster at head:6379" in said
+    for part in parts:
+        assert part in said
+
+
 def test_a_node_whose_python_has_gone_is_an_error_of_the_actor(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,7 @@ def connect_to_ray() -> Iterator["RayCluster"]:
 
     Raises:
         MissingExtraError: Ray is not installed.
-        LaunchError: The launcher would not be on a node of the cluster.
+        LaunchError: The launcher would not be on a node of the cluster, or cannot connect to it.
     """
     address = os.environ.get("RAY_ADDRESS", "")
     if address.startswith("ray://"):
@@ -57,12 +57,39 @@ def connect_to_ray() -> Iterator["RayCluster"]:
         ) from None
     # What the processes print comes by the launcher, not by Ray.
     with _print_to_standard_error():
-        ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+        try:
+            ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+        except ConnectionError as error:
+            raise _describe_refusal(error, address) from error
     try:
         yield RayCluster(ray)
     finally:
         with _print_to_standard_error():
             ray.shutdown()
+
+
+def _describe_refusal(error: ConnectionError, address: str) -> LaunchError:
+    """Return the error for a cluster to which Ray cannot connect."""
+    found = f"jaxdist launch --on ray cannot connect to the Ray cluster at {address or 'auto'}"
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    if any("InvalidAuthToken" in str(cause) for cause in causes):
+        return LaunchError(
+            f"{found}: the cluster asks for a token, and RAY_AUTH_MODE is "
+            f"{os.environ.get('RAY_AUTH_MODE') or 'not set'}.\n\n"
+            "`ray start` turns tokens on where it finds ~/.ray/auth_token. Programs need the same "
+            "token, and send it only if they are told to.\n\n"
+            "Set RAY_AUTH_MODE=token here, with the token of the cluster in ~/.ray/auth_token, or "
+            "start all nodes with RAY_AUTH_MODE=disabled."
+        )
+    return LaunchError(
+        f"{found}: {error}\n\n"
+        "RAY_ADDRESS is the address of the head, as HOST:PORT, and the launcher runs on a node of "
+        "the cluster.\n\n"
+        "See with `ray status` whether the cluster runs. Without RAY_ADDRESS, Ray starts on this "
+        "machine."
+    )
 
 
 def _print_to_standard_error() -> contextlib.AbstractContextManager[Any]:
