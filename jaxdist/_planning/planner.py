@@ -16,7 +16,7 @@ from jaxdist._planning.slice_axes import Axes
 from jaxdist._planning.target import Target
 from jaxdist._planning.targets import make_single_device_target, make_target
 from jaxdist._program import Program, RunOptions
-from jaxdist._reports import SlicePlan, seconds, share
+from jaxdist._reports import SlicePlan, plural, seconds, share
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer
 from jaxdist.cost import Chip
@@ -146,6 +146,7 @@ def _plan_for_target(
         times=needs.times,
         expected=needs.expected,
         notes=_collect_notes(target, needs),
+        gaps=_collect_gaps(needs),
     )
     if not made.memory.fits:
         tried = None if quick else functools.partial(_compile_needs, source, target)
@@ -216,14 +217,22 @@ def _collect_notes(target: Target, needs: Needs) -> tuple[str, ...]:
             "its start (XLA_PYTHON_CLIENT_MEM_FRACTION). XLA's figure leaves out the workspace of "
             "cuDNN and cuBLAS, the buffers of NCCL and the CUDA context, which are in the rest."
         )
-    if needs.unknown_loops:
-        notes.append("Loops with an unknown number of iterations were counted as one iteration.")
-    if needs.unknown:
-        notes.append(
-            "Operations of these are not counted, because their number is not known: "
-            f"{', '.join(needs.unknown)}. Compute takes longer than this plan says."
-        )
     return tuple(notes)
+
+
+def _collect_gaps(needs: Needs) -> tuple[str, ...]:
+    """Return what of the compiled program was not understood."""
+    gaps = []
+    if needs.unknown_loops:
+        loops = plural(needs.unknown_loops, "loop")
+        gaps.append(
+            f"{loops} with an unknown number of iterations: work and bytes of one iteration count."
+        )
+    if needs.unknown:
+        gaps.append(
+            f"operations of {', '.join(needs.unknown)}: their number is not known, so none counts."
+        )
+    return tuple(gaps)
 
 
 def _wait_for(single: "Future[Any] | None") -> None:

@@ -48,6 +48,8 @@ class SlicePlan(Report):
         efficiency_note: Why there is no efficiency, or what it is compared with.
         advice: Changes with which the step would fit, or use less memory.
         notes: What the numbers leave out.
+        gaps: What of the compiled program was not understood: work, bytes and times are too small
+            by it.
 
     Example:
         >>> strategy = OneDeviceStrategy("cpu:0")
@@ -75,6 +77,7 @@ class SlicePlan(Report):
     efficiency_note: str = ""
     advice: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
 
     @property
     def num_replicas(self) -> int:
@@ -132,6 +135,11 @@ class SlicePlan(Report):
         )
 
     @property
+    def _at_least(self) -> str:
+        """What stands before a number that is too small where something was not understood."""
+        return "at least " if self.gaps else ""
+
+    @property
     def _picture(self) -> Picture:
         return Picture(self.places, self.title)
 
@@ -145,6 +153,9 @@ class SlicePlan(Report):
     def parts(self) -> Iterator[Block | str]:
         """Yield tables, sentences and the assignment."""
         yield self.title
+        if self.gaps:
+            yield "Work and times below are too small, since not all of the program is understood:"
+            yield from (f"  {gap}" for gap in self.gaps)
         if self.rows_per_replica is not None:
             yield (
                 f"A batch has {self.global_rows:,} rows: {self.rows_per_replica:,} for each replica"
@@ -200,7 +211,7 @@ class SlicePlan(Report):
         devices = self.num_replicas * self.num_logical
         per_chip = flops * self.devices_per_chip
         yield (
-            f"Work of a step: {count(flops * devices, 'FLOP')} of matrix products, "
+            f"Work of a step: {self._at_least}{count(flops * devices, 'FLOP')} of matrix products, "
             f"{count(per_chip, 'FLOP')} on each {self.places.chip}"
         )
         if self.traffic:
@@ -230,7 +241,7 @@ class SlicePlan(Report):
         rate_of_rows = self.rows_per_second
         per_second = f", {rate_of_rows:,.0f} rows/s" if rate_of_rows else ""
         yield (
-            f"Predicted: {seconds(times.predicted)} a step{per_second}: "
+            f"Predicted: {self._at_least}{seconds(times.predicted)} a step{per_second}: "
             f"{seconds(max(times.compute, times.hbm))} of work and {seconds(times.collectives)} of "
             f"collectives; at least {seconds(times.bound)}, by {times.bound_by}"
         )
@@ -248,8 +259,9 @@ class SlicePlan(Report):
         if self.num_slices > 1:
             waits.append(f"{seconds(expected.outer)} of waits for {outer}")
         return (
-            f"Expected: {seconds(expected.seconds)} a step, with the overlap of the schedule and "
-            f"the efficiencies of the chip (cost.efficiency_of): {seconds(expected.work)} of work, "
+            f"Expected: {self._at_least}{seconds(expected.seconds)} a step, with the overlap of "
+            "the schedule and the efficiencies of the chip (cost.efficiency_of): "
+            f"{seconds(expected.work)} of work, "
             f"{' and '.join(waits)}"
         )
 

@@ -19,6 +19,8 @@ _SLICES = re.compile(r"_xla_megascale_target=(?P<target>\"[^\"]*\"|\{\{.*?\}\})"
 _LAID_OVER = re.compile(r"channel_id=(\d+).*async_collective_fusion_config")
 _BEGINS = 'custom_call_target="AsyncCollectiveStart"'
 _TRANSFERS = {"ONE_TO_ONE": "collective-permute"}
+# The compiler for TPUs writes a reduce-scatter as a fusion of an all-reduce and a slice of it.
+_SCATTERED = "all-reduce-scatter"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +114,20 @@ class _Walk:
                     inner, all_times, in_loop=in_loop or loop, in_branch=in_branch or branch
                 )
             kind = _find_kind(instruction)
+            if kind == "all-reduce" and self._find_slice(name, instruction) is not None:
+                kind = "reduce-scatter"
             if kind is not None and not self._is_continuation(name, instruction):
                 self._add((name, instruction.name), kind, instruction, times, in_loop, in_branch)
+
+    def _find_slice(self, name: str, instruction: Instruction) -> Instruction | None:
+        """Return the slice that a fused reduce-scatter takes of its all-reduce; None of others."""
+        if not name.startswith(_SCATTERED):
+            return None
+        users = [
+            i for i in self.module.computations[name].values() if instruction.name in i.operands
+        ]
+        [user] = users if len(users) == 1 else [None]
+        return user if user is not None and user.opcode == "dynamic-slice" else None
 
     def _is_continuation(self, name: str, instruction: Instruction) -> bool:
         """Whether this instruction continues a collective that another fusion has started."""
@@ -171,7 +185,8 @@ class _Walk:
             # The shape of a send has the operand. The results have the shape of the recv.
             results = _received_bytes(instruction, within)
         else:
-            results = _text.num_bytes(instruction.shape)
+            part = self._find_slice(key[0], instruction) if kind == "reduce-scatter" else None
+            results = _text.num_bytes((part or instruction).shape)
         operand_bytes = sum(_text.num_bytes(within[o].shape) for o in operands if o in within)
         if not any(o in within for o in operands):
             # A text that is only a part of a program may lack the operands.

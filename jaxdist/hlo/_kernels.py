@@ -1,9 +1,9 @@
 """The work of kernels that a library compiled into a program: Pallas on TPUs and GPUs.
 
 The text has no operations of a kernel. Its author may have given an estimate, which the text has.
-It lacks those of kernels that Triton compiles, and of all kernels for GPUs before JAX 0.12. The
-kernels of JAX's flash attention give one for the forward pass only, so those of the backward pass
-are known by name here.
+It lacks those of kernels that Triton compiles, and of all kernels for GPUs before JAX 0.12. Of the
+kernels of JAX's flash attention only that of the forward pass has one, and of splash attention none
+has, so the others are known by name here.
 """
 
 import math
@@ -19,8 +19,17 @@ _TARGETS = ("tpu_custom_call", "mosaic_gpu")
 # `cost_estimate_json = "{\22flops\22: 8, ...}"`.
 _ESTIMATE = re.compile(r'cost_estimate(?:":|_json = ")\{[^{}]*"flops": ?"?(\d+)')
 # The beginnings of the names of kernels, and their matrix products of queries x keys x dims of a
-# head: the scores, and the gradients of values, of probabilities and of keys or queries.
-_PRODUCTS_OF = {"flash_mha_bwd_dkv": 4, "flash_mha_bwd_dq": 3}
+# head: the scores and the results, and the gradients of values, of probabilities and of keys or
+# queries.
+_PRODUCTS_OF = {
+    "flash_mha_bwd_dkv": 4,
+    "flash_mha_bwd_dq": 3,
+    **{f"splash_{heads}_fwd": 2 for heads in ("mha", "mqa")},
+    **{f"splash_{heads}_dkv": 4 for heads in ("mha", "mqa")},
+    **{f"splash_{heads}_dq": 3 for heads in ("mha", "mqa")},
+}
+# In the attributes of splash attention: the positions are the last dim of the keys.
+_POSITIONS_LAST = re.compile(r'"k_layout": 2\b')
 
 
 def count_kernel(within: dict[str, Instruction], i: Instruction) -> int | None:
@@ -34,10 +43,17 @@ def count_kernel(within: dict[str, Instruction], i: Instruction) -> int | None:
     if estimate is not None:
         return int(estimate[1])
     products = _find_products(i)
-    if products is None or not all(o in within for o in i.operands[:2]):
+    arrays = [within[o].shape for o in i.operands if o in within]
+    # Splash attention has its mask as integers before the queries and keys.
+    floats = [parse_dims(a) for a in arrays if _text.dtype(a).startswith(("f", "bf"))]
+    if products is None or len(floats) < 2:
         return None
-    query, key = (parse_dims(within[o].shape) for o in i.operands[:2])  # [b, heads, s, dims]
-    return 2 * products * math.prod(query) * key[-2]
+    query, key = floats[:2]  # [b, heads, s, dims]
+    # A gradient of queries for each block of keys, which is summed later.
+    if products == 4 and any(len(parse_dims(r)) > len(query) for r in _text.elements(i.shape)):
+        products += 1
+    positions = key[-1] if _POSITIONS_LAST.search(unescape(i.rest)) else key[-2]
+    return 2 * products * math.prod(query) * positions
 
 
 def find_kernel_dtype(within: dict[str, Instruction], i: Instruction) -> str:

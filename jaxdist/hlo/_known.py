@@ -47,7 +47,7 @@ _ASYNC = re.compile(r"-(start|update|done)$")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 # Of the estimate that the author of a kernel gave, and of JAX's kernels that have none.
 _SENDS_NOTHING = re.compile(r'"remote_bytes_transferred": ?"?0\b')
-_ATTENTION = "flash_mha_bwd_"
+_ATTENTION = ("flash_mha_bwd_", "splash_mha_", "splash_mqa_")
 
 
 class Call(enum.Enum):

@@ -167,12 +167,15 @@ class _Run:
             self._finish(clock, within, i)
             return
         own = self._times.get((name, i.name))
+        fused = [self._times[key] for key in self._list_fused(i, inside) if key in self._times]
         if inside and any(_START in j.rest for j in inside.values()):
-            fused = next(called for how, called in i.called if how == "calls")
-            for j in inside.values():
-                if (fused, j.name) in self._times:
-                    clock.start(_find_channel(inside), *self._times[fused, j.name])
+            for link, seconds in fused:
+                clock.start(_find_channel(inside), link, seconds)
             return
+        for link, seconds in fused:
+            # A fusion without a start, such as a reduce-scatter of TPUs, stops the device.
+            clock.start(i.name, link, seconds)
+            clock.wait(i.name)
         if own is not None:
             is_async = i.opcode.endswith("-start") or i.opcode == "send"
             meeting = _MEETING.search(i.rest)
@@ -202,10 +205,20 @@ class _Run:
             clock.wait(meeting[1] if meeting else start.name)
 
     def _find_fused(self, i: Instruction) -> dict[str, Instruction]:
-        if i.opcode != "fusion":
-            return {}
-        name = next((called for how, called in i.called if how == "calls"), "")
-        return self._module.computations.get(name, {})
+        return self._module.computations.get(_find_called(i), {})
+
+    def _list_fused(
+        self, i: Instruction, inside: Mapping[str, Instruction]
+    ) -> list[tuple[str, str]]:
+        """Return the keys of the instructions in a fusion."""
+        return [(_find_called(i), name) for name in inside]
+
+
+def _find_called(i: Instruction) -> str:
+    """Return the name of the computation of a fusion, or ""."""
+    if i.opcode != "fusion":
+        return ""
+    return next((called for how, called in i.called if how == "calls"), "")
 
 
 def _find_channel(inside: Mapping[str, Instruction]) -> str:

@@ -10,7 +10,7 @@ with its own results, so other readers need no rule for starts. They skip `-upda
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jaxdist import _compat
 
@@ -29,6 +29,7 @@ _METADATA = re.compile(r"metadata=\{(?P<inside>(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\")*
 _QUOTED = re.compile(r'(?P<key>\w+)="(?P<value>(?:[^"\\]|\\.)*)"')
 # Stack frames outside of these files requested the compilation, and not the operation.
 _COMPILING_FILES: set[str] = set()
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 # Dtypes without a number of bits in their name. Two 4-bit numbers share one byte.
@@ -96,11 +97,10 @@ def _header(text: str) -> str:
 def read(text: str) -> Module:
     """Parse optimized HLO text."""
     module = Module(header=_header(text))
-    lines = iter(text.splitlines())
     table = ""
     # Instructions outside of every computation have the name "", so single lines can be read too.
     here: dict[str, Instruction] = module.computations.setdefault("", {})
-    for line in lines:
+    for line in _join_lines(text.splitlines()):
         if line in module.tables:
             table = line
         elif table and (row := _NUMBERED.match(line)):
@@ -118,6 +118,38 @@ def read(text: str) -> Module:
             # See Note [Unknown instructions].
             module.unread.append(line.strip())
     return module
+
+
+def _join_lines(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a text; an instruction that is written on several lines is one.
+
+    The attributes of a kernel may have line breaks, and the last of its lines begins with `}`.
+    """
+    place = 0
+    while place < len(lines):
+        line, end = lines[place], place + 1
+        if _INSTRUCTION.match(line) and (depth := _count_open(line)) > 0:
+            # A text that is damaged must not take the next instruction with it.
+            while depth > 0 and end < len(lines) and not _begins_another(lines[end]):
+                depth += _count_open(lines[end])
+                end += 1
+            if depth == 0:
+                line = " ".join(part.strip() for part in lines[place:end])
+            else:
+                end = place + 1
+        yield line
+        place = end
+
+
+def _begins_another(line: str) -> bool:
+    """Whether a line is an instruction of its own, or the beginning or end of a computation."""
+    return bool(line == "}" or _INSTRUCTION.match(line) or _COMPUTATION.match(line))
+
+
+def _count_open(line: str) -> int:
+    """Return how many brackets of a line stay open. Those in strings do not count."""
+    bare = _STRING.sub("", line)
+    return sum(map(bare.count, "([{")) - sum(map(bare.count, ")]}"))
 
 
 def _instruction(line: str) -> Instruction | None:

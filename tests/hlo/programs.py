@@ -221,6 +221,33 @@ def random(n: int, key: Any, table: Any, at: Any) -> Any:
     return _as_rows((rows, jnp.pad(rows, 1)[::2], jnp.flip(rows, 0)))
 
 
+def splash(n: int, w: Any, x: Any) -> Any:
+    """JAX's splash attention in a scan of layers that are computed again in the backward pass."""
+    # It is for TPUs, and loads slowly.
+    from jax.experimental.pallas.ops.tpu import splash_attention as kernels
+
+    del n
+    positions = x.shape[1]
+    mask = kernels.MultiHeadMask([kernels.CausalMask((positions, positions))] * w.shape[2])
+    attend = jax.vmap(kernels.make_splash_mha_single_device(mask))
+
+    def layer(h: Any, w: Any) -> Any:
+        q = jnp.einsum("bsd,dhe->bhse", h, w)
+        return h + jnp.einsum("bhse,dhe->bsd", attend(q, q, q), w), None
+
+    def loss(w: Any) -> Any:
+        h, _ = lax.scan(jax.checkpoint(layer), x, w)
+        return jnp.mean(h.astype(F32) ** 2)
+
+    return _as_rows(jax.grad(loss)(w))
+
+
+def scattered(n: int, x: Any, w: Any) -> Any:
+    """A sum of which each device keeps a part: the compiler for TPUs writes it as a fusion."""
+    halves = [list(range(n // 2)), list(range(n // 2, n))]
+    return lax.psum_scatter(x @ w, AXIS, axis_index_groups=halves, tiled=True)
+
+
 def _w(*shape: int, dtype: Any = F32) -> tuple[tuple[int, ...], Any, PartitionSpec]:
     return shape, dtype, SAME
 
@@ -286,6 +313,18 @@ PROGRAMS: tuple[Recorded, ...] = (
     Recorded("solvers", solvers, (_x(64, 64),), platforms=_GPU),
     Recorded("scan", scan, (_w(5, WIDTH, WIDTH), _x(ROWS, WIDTH))),
     Recorded("reduce_scatter", reduce_scatter, (_x(4096), _x(64, 16, dtype=BF16))),
+    Recorded(
+        "splash",
+        splash,
+        (_w(3, WIDTH, 2, 128, dtype=BF16), _x(2, 256, WIDTH, dtype=BF16)),
+        platforms=("tpu",),
+    ),
+    Recorded(
+        "scattered",
+        scattered,
+        (_x(1024, WIDTH, dtype=BF16), _w(WIDTH, 4096, dtype=BF16)),
+        platforms=("tpu",),
+    ),
     Recorded("all_to_all", all_to_all, (_x(64, 128),)),
     Recorded("ppermute", ppermute, (_x(1024), _x(16, 16, dtype=BF16))),
     Recorded("groups", groups, (_x(2048), _x(8, 8, dtype=jnp.int32))),

@@ -25,6 +25,8 @@ OTHERWISE = {
     # Sums of bfloat16 are made in float32; TPUs have no reduce-scatter of so little.
     "reduce_scatter": {"cpu", "tpu"},
     "ppermute": {"cpu"},
+    # It pads rows to whole tiles, and moves some of them to the next device afterwards.
+    "scattered": {"tpu"},
 }
 
 
@@ -43,14 +45,43 @@ def test_nothing_of_a_recorded_text_is_unknown(text: Text) -> None:
     assert hlo.work(text.text).unknown == () or text.program == "solvers"
 
 
-# A product is in a branch, or made of an FFT or of a solver.
-NOT_IN_TRACE = ("branches", "fft", "solvers")
+# A product is in a branch or in a kernel, or made of an FFT or of a solver.
+NOT_IN_TRACE = ("branches", "fft", "solvers", "splash")
 
 
 @pytest.mark.parametrize("text", sampled([t for t in TEXTS if t.program not in NOT_IN_TRACE], 10))
 def test_products_are_those_of_the_trace(text: Text) -> None:
     asked = text.asked.get("flops", 0)
     assert asked <= hlo.work(text.text).flops <= MOST[text.program] * asked
+
+
+def test_splash_attention_counts_in_full_and_its_loops_as_often_as_they_run() -> None:
+    layers, rows, positions, width, heads, dims = 3, 2, 256, 256, 2, 128
+    # Queries and results; again in the backward pass, where results are not needed; two gradients
+    # of each product.
+    dense = (2 + 1 + 4) * 2 * rows * positions * width * heads * dims
+    # The forward pass twice, gradients of keys and values, gradients of queries.
+    kernels = (2 + 2 + 4 + 3) * 2 * rows * heads * positions * positions * dims
+    texts = [t for t in TEXTS if t.program == "splash"]
+    assert len(texts) == 2
+    for text in texts:
+        assert "kernel_metadata={\n" in text.text, "this text shows it no more"
+        found = hlo.work(text.text)
+        assert (found.flops, found.unknown_loops) == (layers * (dense + kernels), 0)
+
+
+def test_a_reduce_scatter_that_is_a_fusion_has_its_bytes_and_its_time() -> None:
+    texts = [t for t in TEXTS if t.program == "scattered"]
+    assert len(texts) == 2
+    for text in texts:
+        assert "calls=%all-reduce-scatter" in text.text, "this text shows it no more"
+        scattered, moved = hlo.collectives(text.text)
+        # 1,024 rows are padded to 4 x 264.
+        sent = 3 * 264 * 4096 * 2
+        assert (scattered.kind, scattered.bytes_sent) == ("reduce-scatter", sent)
+        assert moved.kind == "collective-permute"
+        made = hlo.schedule(text.text, lambda c: (c.kind, c.bytes_sent), lambda work: 0.0)
+        assert made.waits["reduce-scatter"] == sent
 
 
 AS_ASKED = [t for t in TEXTS if t.platform not in OTHERWISE.get(t.program, ())]

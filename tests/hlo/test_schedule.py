@@ -112,6 +112,9 @@ _SCORES = 2 * 2 * 4 * 256 * 512 * 128
     [
         ("flash_mha_bwd_dkv_block_q_512", "", 4 * _SCORES, ()),
         ("flash_mha_bwd_dq_block_q_512", "", 3 * _SCORES, ()),
+        ("splash_mqa_fwd_residuals", "", 2 * _SCORES, ()),
+        ("splash_mha_dkv_no_residuals", "", 4 * _SCORES, ()),
+        ("splash_mha_dq_segmented_no_residuals", "", 3 * _SCORES, ()),
         ("flash", ', backend_config={"cost_estimate":{"flops":"77","x":"1"}}', 77, ()),
         ("mine", "", 0, ("custom-call to tpu_custom_call",)),
     ],
@@ -122,6 +125,27 @@ def test_a_kernel_counts_by_its_estimate_or_its_name_or_is_named_as_not_counted(
     text = _program(_KERNEL.replace("NAME", name) + config)
     found = hlo.work(text)
     assert (found.flops, found.unknown) == (flops, unknown)
+
+
+def test_splash_attention_with_positions_last_and_with_all_gradients_in_one_kernel() -> None:
+    mask = "%m = s8[1,8,8] parameter(2)\n  "
+    made = "(bf16[2,2,4,256,128], bf16[2,4,512,128], bf16[2,4,512,128]) custom-call(%m, "
+    text = mask + _KERNEL.replace("bf16[2,4,256,128] custom-call(", made)
+    text = text.replace("NAME", "splash_mha_dkv_no_residuals")
+    assert hlo.work(_program(text)).flops == 5 * _SCORES
+    layout = ', frontend_attributes={kernel_metadata={\n"xprof":"{\\"k_layout\\": 2}"\n}}'
+    turned = text.replace("%k = bf16[2,4,512,128]", "%k = bf16[2,4,128,512]") + layout
+    assert hlo.work(_program(turned)).flops == 5 * _SCORES
+
+
+def test_an_instruction_on_several_lines_is_read_and_a_damaged_one_takes_no_other_with_it() -> None:
+    attributes = ', frontend_attributes={kernel_metadata={\n"text":"} {{"\n}}, metadata={}'
+    whole = hlo.work(_program(f"%x = f32[8,8] add(%a, %a){attributes}", f"%b = f32[8,8] {_DOT}"))
+    assert (whole.flops, whole.unknown) == (2 * 8**3, ())
+    damaged = _program(f"%x = f32[8,8] add(%a, %a){attributes[:-16]}", f"%b = f32[8,8] {_DOT}")
+    found = hlo.work(damaged)
+    assert found.flops == 2 * 8**3
+    assert found.unknown, damaged
 
 
 def test_a_kernel_that_sends_nothing_is_no_unknown_communication() -> None:

@@ -119,6 +119,27 @@ def test_a_plan_prints_everything_and_says_that_nothing_was_measured(
     assert written.read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_is_not_understood_of_a_program_stands_before_the_numbers_that_are_too_small() -> None:
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        x = jax.lax.while_loop(lambda x: jnp.sum(x) < 7, lambda x: x @ w, x)
+        return jnp.linalg.cholesky(x.T @ x)
+
+    w = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
+    rows = jax.ShapeDtypeStruct((8 * WIDTH, WIDTH), jnp.float32)
+    program = jaxdist.MirroredStrategy().lower(step, (w, jaxdist.PerReplica.of_global(rows)))
+    lines = program.compile_for("v5e:2x2", global_batch=4 * WIDTH).text().splitlines()
+    assert "Work and times below are too small" in lines[1]
+    gaps = [line for line in lines[2:] if line.startswith("  ")][:2]
+    assert "with an unknown number of iterations: work and bytes of one" in gaps[0]
+    assert "cholesky" in gaps[1].lower()
+    text = "\n".join(lines)
+    for number in ("Work of a step: at least", "Predicted: at least", "Expected: at least"):
+        assert number in text
+    assert "at least" not in lowered().compile_for("v5e:2x2").text().replace(
+        "A step takes at least", ""
+    ).replace("; at least", "")
+
+
 def test_the_picture_shows_each_replica_where_its_device_is() -> None:
     topology = tpu.slice_of("v4:2x2x2").topology
     build = tpu.experimental.DeviceAssignment.build
