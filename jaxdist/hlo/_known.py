@@ -44,6 +44,7 @@ PRODUCTS = frozenset({"convolution", "dot", "ragged-dot", "scaled-dot"})
 _SOLVERS = frozenset({"cholesky", "triangular-solve"})
 _KNOWN = _MOVE.union(KINDS) | PRODUCTS | _SOLVERS | {"async", "custom-call", "fusion"}
 _ASYNC = re.compile(r"-(start|update|done)$")
+_OTHER_CORE = 'async_execution_thread="'
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 # Of the estimate that the author of a kernel gave, and of JAX's kernels that have none.
 _SENDS_NOTHING = re.compile(r'"remote_bytes_transferred": ?"?0\b')
@@ -121,9 +122,22 @@ def find_call(i: Instruction) -> Call:
     return next((kind for start, kind in _CALLS if target.startswith(start)), Call.UNKNOWN)
 
 
+def runs_on_other_core(i: Instruction) -> bool:
+    """Whether an instruction runs a computation of the text on another core of the device.
+
+    TPUs have SparseCores for gathers, which run beside the TensorCore.
+    """
+    return i.opcode.startswith("custom-call") and bool(
+        _OTHER_CORE in i.rest and any(how == "called_computations" for how, _ in i.called)
+    )
+
+
 def name_if_uncounted(i: Instruction) -> str:
     """Return the name of an instruction whose products are not counted, or ""."""
     opcode = _ASYNC.sub("", i.opcode)
+    # Their start was looked at.
+    if i.opcode in ("custom-call-update", "custom-call-done") or runs_on_other_core(i):
+        return ""
     if opcode == "custom-call" and find_call(i) in (Call.SOLVE, Call.UNKNOWN):
         return f"custom-call to {find_target(i) or 'nothing named'}"
     return opcode if opcode in _SOLVERS or opcode not in _KNOWN else ""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 
 from jaxdist.hlo import _text
 from jaxdist.hlo._collectives import CompiledCollective, find_collectives
+from jaxdist.hlo._known import runs_on_other_core
 from jaxdist.hlo._text import Instruction
 from jaxdist.hlo._trips import count_trips
 from jaxdist.hlo._work import Work, make_counter
@@ -185,7 +186,8 @@ class _Run:
                 clock.wait(key)
             return
         work = self._count(within, operation)
-        if i.opcode.endswith("-start") and operation.opcode not in _COMPUTING:
+        is_beside = operation.opcode not in _COMPUTING or runs_on_other_core(operation)
+        if i.opcode.endswith("-start") and is_beside:
             # A copy between memories, or other work beside the computation.
             clock.start(i.name, _MEMORY, self._time_work(work))
             return

@@ -14,6 +14,7 @@ from jaxdist.hlo._known import (
     find_call,
     find_target,
     name_if_uncounted,
+    runs_on_other_core,
 )
 from jaxdist.hlo._products import count_products, find_product_dtype
 from jaxdist.hlo._text import Instruction, Module
@@ -118,7 +119,8 @@ class _Count:
             branches = [self._computation(n) for _, n in i.called]
             most = max(branches, key=lambda w: (w.flops, w.memory_bytes), default=Work(0, 0))
             return dataclasses.replace(most, unknown=_sum(branches).unknown)
-        if i.opcode == "call" or (i.opcode.startswith("async-start") and not _is_copy(i)):
+        is_async = i.opcode.startswith("async-start") and not _is_copy(i)
+        if i.opcode == "call" or is_async or runs_on_other_core(i):
             return _sum([self._computation(n) for _, n in i.called])
         if i.opcode in _NAMES or i.opcode.endswith(("-done", "-update")):
             return Work(0, 0)

@@ -148,6 +148,42 @@ def test_an_instruction_on_several_lines_is_read_and_a_damaged_one_takes_no_othe
     assert found.unknown, damaged
 
 
+def test_a_gather_on_the_sparse_core_is_known_and_runs_beside_other_work() -> None:
+    """As libtpu 0.0.52 writes it for v5p: the update has the operands, the target is a mark."""
+    thread = '}, execution_thread="sparsecore"\n'
+    before = (
+        "%gathered {\n  %t = bf16[32000,512] parameter(0)\n  %n = s32[64] parameter(1)\n"
+        "  ROOT %g = bf16[64,512] gather(%t, %n), slice_sizes={1,512}\n"
+        f"{thread}%inner {{\n  %t = bf16[32000,512] parameter(0)\n  %n = s32[64] parameter(1)\n"
+        "  ROOT %f = bf16[64,512] fusion(%t, %n), kind=kCustom, calls=%gathered\n"
+        f"{thread}%called {{\n  %t = bf16[32000,512] parameter(0)\n  %n = s32[64] parameter(1)\n"
+        "  %s = ((bf16[32000,512], s32[64]), bf16[64,512], u32[]) call-start(%t, %n), "
+        'async_execution_thread="sparsecore", to_apply=%inner\n'
+        f"  ROOT %d = bf16[64,512] call-done(%s)\n{thread}"
+    )
+    found = "((bf16[32000,512], s32[64]), bf16[64,512], (s32[8])) "
+    text = _program(
+        "%t = bf16[32000,512] parameter(1)",
+        "%n = s32[64] parameter(2)",
+        '%s = ((), (), (s32[8])) custom-call-start(), async_execution_thread="sparsecore", '
+        'custom_call_target="TODO(b/522284627)", called_computations={%called}',
+        f"%b = f32[8,8] {_DOT}",
+        f"%u = {found}custom-call-update(%s, %t, %n)",
+        "%e = bf16[64,512] custom-call-done(%u)",
+        before=before,
+    )
+    assert hlo.unknown(text) == ()
+    work = hlo.work(text)
+    assert (work.flops, work.unknown) == (2 * 8**3, ())
+    rows = 64 * 512 * 2
+    assert 2 * rows <= work.memory_bytes - 3 * 8 * 8 * 4 < 2.1 * rows
+    made = hlo.schedule(
+        text, lambda c: ("ICI", 1.0), lambda w: w.flops / _SECOND + 2.0 * (w.memory_bytes > rows)
+    )
+    # The gather takes 2 s, beside the product of 1 s.
+    assert (made.work, made.seconds) == (1.0, 2.0)
+
+
 def test_a_kernel_that_sends_nothing_is_no_unknown_communication() -> None:
     estimate = ', backend_config={"cost_estimate":{"flops":"1","remote_bytes_transferred":"SENT"}}'
     for sent, unknown in (("0", ()), ("8", ("custom-call to tpu_custom_call",))):
