@@ -37,6 +37,7 @@ from jaxdist._program.proof.replication import NONE, ReplicationAnalysis
 from jaxdist._program.proof.same_work import SameWorkAnalysis
 from jaxdist._program.proof.uneven_mean import _Means
 from jaxdist._program.proof.updates import Part, UpdateAnalysis
+from jaxdist._program.state.constant_additions import _Additions
 from jaxdist._program.uneven.joined_ops import FlatList
 from jaxdist._program.virtual.device import OneReplica
 from jaxdist._update.partitioned import PieceInterpreter
@@ -154,6 +155,7 @@ ANALYSES: dict[type, Callable[[], tuple[Any, Any, Any, Callable[[Any], bool]]]] 
     ),
     MarkedInputs: lambda: (MarkedInputs(), True, False, bool),
     SameWorkAnalysis: lambda: (SameWorkAnalysis(AXES), 1, 0, lambda f: bool(f & 1)),
+    _Additions: lambda: (_Additions(AXES), 4, 0, lambda f: bool(f & 4)),
     ReducedGradients: lambda: (
         ReducedGradients(),
         Reduced(is_mean=True),
