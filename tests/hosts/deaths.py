@@ -90,8 +90,10 @@ def _prepare(place: str, folder: pathlib.Path) -> Callable[[], Any]:
         assert context is not None
         return context.all_reduce("sum", x)
 
-    def scale(x: jax.Array, n: jax.Array) -> jax.Array:
-        return x * n
+    def make_variable() -> jax.Array:
+        # All processes begin with the value of process 0.
+        with strategy.scope():
+            return jaxdist.Variable(np.ones(1, "float32")).value()
 
     checkpoints = Checkpoints(folder / "checkpoints")
 
@@ -104,7 +106,7 @@ def _prepare(place: str, folder: pathlib.Path) -> Callable[[], Any]:
         "reduce": lambda: strategy.reduce("sum", x, axis=None),
         "gather": lambda: strategy.gather(x, axis=0),
         "a new program": lambda: strategy.run(lambda x: step(x) + 1, (x,)),
-        "equal values": lambda: strategy.run(scale, (x, np.ones(1, "float32"))),
+        "equal values": make_variable,
         "save": save,
         "restore": lambda: checkpoints.restore(1, like={"w": _DIMS}).state,
         "the end": lambda: None,
