@@ -18,6 +18,13 @@ from tests.launching.files.printed import clean_environment
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo", "squeue", "scancel")
 _SECONDS_TO_START = 60.0
+_MUNGE_FILES = {
+    "socket": "munge.socket",
+    "key-file": "munge.key",
+    "pid-file": "munged.pid",
+    "log-file": "munged.log",
+    "seed-file": "munged.seed",
+}
 _CONFIG = """
 ClusterName=jaxdist
 SlurmctldHost={first.name}({first.address})
@@ -39,7 +46,6 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 ReturnToService=2
-SlurmdTimeout={node_seconds}
 KillWait=5
 JobRequeue=1
 {nodes}
@@ -68,7 +74,7 @@ class Slurm:
         """Run a command of Slurm to its end."""
         return subprocess.run(
             enter(self.hosts[0], command),
-            env=self._environment(),
+            env=_make_environment(self.folder),
             cwd=self.folder,
             capture_output=True,
             text=True,
@@ -100,25 +106,25 @@ class Slurm:
         logs = sorted(self.folder.glob("*.log"))
         return "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs)
 
-    def _environment(self) -> dict[str, str]:
-        return make_environment(self.folder)
 
-
-def make_environment(folder: pathlib.Path) -> dict[str, str]:
+def _make_environment(folder: pathlib.Path) -> dict[str, str]:
     """Return the variables with which programs find the cluster."""
     return {**clean_environment(), "SLURM_CONF": str(folder / "slurm.conf")}
 
 
 @contextlib.contextmanager
-def start_slurm(
-    hosts: Sequence[Host], folder: pathlib.Path, cores: int = 4, node_seconds: int = 300
-) -> Iterator[Slurm]:
-    """Start Slurm on hosts, and end it with everything that it has started."""
+def start_slurm(hosts: Sequence[Host], folder: pathlib.Path, cores: int = 4) -> Iterator[Slurm]:
+    """Start Slurm on hosts, and end it with everything that it has started.
+
+    Args:
+        hosts: Where. The controller is on the first.
+        folder: For what Slurm writes; all hosts see it.
+        cores: Cores of each node.
+    """
     names = [host.name for host in hosts]
     config = _CONFIG.format(
         first=hosts[0],
         folder=folder,
-        node_seconds=node_seconds,
         names=",".join(names),
         nodes="\n".join(
             f"NodeName={host.name} NodeAddr={host.address} CPUs={cores} RealMemory=16000"
@@ -135,7 +141,7 @@ def start_slurm(
 
         def start(host: Host, *command: str) -> None:
             output = folder / f"{command[0]}-{host.name}.out"
-            stack.enter_context(start_daemon(host, command, make_environment(folder), output))
+            stack.enter_context(start_daemon(host, command, _make_environment(folder), output))
 
         start(hosts[0], "munged", "--foreground", "--force", *files)
         start(hosts[0], "slurmctld", "-D", "-i")
@@ -145,15 +151,6 @@ def start_slurm(
         slurm = Slurm(folder, hosts)
         _wait_for_nodes(slurm, len(hosts))
         yield slurm
-
-
-_MUNGE_FILES = {
-    "socket": "munge.socket",
-    "key-file": "munge.key",
-    "pid-file": "munged.pid",
-    "log-file": "munged.log",
-    "seed-file": "munged.seed",
-}
 
 
 def _wait_for_nodes(slurm: Slurm, count: int) -> None:
