@@ -160,7 +160,8 @@ class _Run:
                 # As for the work, one branch runs: the longest.
                 clock.add(max(inner, key=lambda c: c.now), 1)
             return
-        inside = self._find_fused(i)
+        called = _find_fused(i)
+        inside = self._module.computations.get(called, {})
         if inside and any(_DONE in j.rest for j in inside.values()):
             clock.wait(_find_channel(inside))
             return
@@ -168,7 +169,7 @@ class _Run:
             self._finish(clock, within, i)
             return
         own = self._times.get((name, i.name))
-        fused = [self._times[key] for key in self._list_fused(i, inside) if key in self._times]
+        fused = [self._times[called, n] for n in inside if (called, n) in self._times]
         if inside and any(_START in j.rest for j in inside.values()):
             for link, seconds in fused:
                 clock.start(_find_channel(inside), link, seconds)
@@ -206,17 +207,8 @@ class _Run:
         if i.opcode != "send-done":
             clock.wait(meeting[1] if meeting else start.name)
 
-    def _find_fused(self, i: Instruction) -> dict[str, Instruction]:
-        return self._module.computations.get(_find_called(i), {})
 
-    def _list_fused(
-        self, i: Instruction, inside: Mapping[str, Instruction]
-    ) -> list[tuple[str, str]]:
-        """Return the keys of the instructions in a fusion."""
-        return [(_find_called(i), name) for name in inside]
-
-
-def _find_called(i: Instruction) -> str:
+def _find_fused(i: Instruction) -> str:
     """Return the name of the computation of a fusion, or ""."""
     if i.opcode != "fusion":
         return ""

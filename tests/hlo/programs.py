@@ -243,7 +243,7 @@ def splash(n: int, w: Any, x: Any) -> Any:
 
 
 def scattered(n: int, x: Any, w: Any) -> Any:
-    """A sum of which each device keeps a part: the compiler for TPUs writes it as a fusion."""
+    """Each device keeps a part of a sum. The compiler for TPUs writes that as one fusion."""
     halves = [list(range(n // 2)), list(range(n // 2, n))]
     return lax.psum_scatter(x @ w, AXIS, axis_index_groups=halves, tiled=True)
 

@@ -60,6 +60,10 @@ class Host:
         """Its address on the first network."""
         return self.addresses[0]
 
+    def enter(self, command: Sequence[str]) -> list[str]:
+        """Return a command that runs another one on this host."""
+        return _make_entry(self.holder, command)
+
     def write_names(self, lines: Sequence[str]) -> None:
         """Write the `/etc/hosts` of this host."""
         text = "".join(f"{line}\n" for line in lines)
@@ -199,7 +203,11 @@ def _list_processes_in(network: str) -> list[int]:
 
 
 def _enter(holder: int, command: Sequence[str], given: str = "") -> str:
-    return _run(["nsenter", "-t", str(holder), "-n", "-u", "-m", *command], given)
+    return _run(_make_entry(holder, command), given)
+
+
+def _make_entry(holder: int, command: Sequence[str]) -> list[str]:
+    return ["nsenter", "-t", str(holder), "-n", "-u", "-m", *command]
 
 
 def _run(command: Sequence[str], given: str = "") -> str:

@@ -38,8 +38,7 @@ _TAKE = """
 
 
 def _start(host: Host, script: str, *arguments: str) -> "subprocess.Popen[str]":
-    enter = ["nsenter", "-t", str(host.holder), "-n", "-u", "-m"]
-    command = [*enter, sys.executable, "-c", textwrap.dedent(script), *arguments]
+    command = host.enter([sys.executable, "-c", textwrap.dedent(script), *arguments])
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 

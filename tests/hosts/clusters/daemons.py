@@ -8,11 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from tests.hosts.hosts import Host
 
 
-def enter(host: Host, command: Sequence[str]) -> list[str]:
-    """Return a command that runs on a host."""
-    return ["nsenter", "-t", str(host.holder), "-n", "-u", "-m", *command]
-
-
 @contextlib.contextmanager
 def start_daemon(
     host: Host, command: Sequence[str], environment: Mapping[str, str], output: pathlib.Path
@@ -24,7 +19,7 @@ def start_daemon(
     nested = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     with output.open("w") as file:
         process = subprocess.Popen(
-            enter(host, ["setpriv", "--pdeathsig", "KILL", *nested, *command]),
+            host.enter(["setpriv", "--pdeathsig", "KILL", *nested, *command]),
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=file,

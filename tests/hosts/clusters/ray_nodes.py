@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from tests.hosts.clusters.daemons import enter, start_daemon
+from tests.hosts.clusters.daemons import start_daemon
 from tests.hosts.hosts import Host, find_obstacle
 from tests.launching.files.printed import clean_environment
 
@@ -56,7 +56,7 @@ def start_ray(hosts: Sequence[Host], folder: pathlib.Path, cores: int = 2) -> It
         for host in hosts:
             # A folder of its own, as on another machine.
             mount = ["mount", "-t", "tmpfs", "tmpfs", _FOLDER]
-            subprocess.run(enter(host, mount), check=True, timeout=60)
+            subprocess.run(host.enter(mount), check=True, timeout=60)
             where = ["--address", f"{hosts[0].address}:{_PORT}"]
             own = dict(environment)
             if host is hosts[0]:
@@ -79,7 +79,7 @@ def _wait_for_nodes(
     deadline = time.monotonic() + _SECONDS_TO_START
     while True:
         done = subprocess.run(
-            enter(hosts[0], [sys.executable, "-c", program]),
+            hosts[0].enter([sys.executable, "-c", program]),
             env=dict(environment),
             capture_output=True,
             text=True,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.hosts.clusters.daemons import enter, start_daemon
+from tests.hosts.clusters.daemons import start_daemon
 from tests.hosts.hosts import Host, find_obstacle
 from tests.launching.files.printed import clean_environment
 
@@ -73,7 +73,7 @@ class Slurm:
     def call(self, *command: str, seconds: float = 120) -> "subprocess.CompletedProcess[str]":
         """Run a command of Slurm to its end."""
         return subprocess.run(
-            enter(self.hosts[0], command),
+            self.hosts[0].enter(command),
             env=_make_environment(self.folder),
             cwd=self.folder,
             capture_output=True,

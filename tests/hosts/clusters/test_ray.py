@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from tests.hosts.clusters.daemons import enter
 from tests.hosts.clusters.ray_nodes import make_environment, needs_ray, start_ray
 from tests.hosts.hosts import Host, end_processes_of, make_hosts
 from tests.hosts.training import make_settings, train
@@ -70,7 +69,7 @@ def test_a_job_is_submitted_from_elsewhere(nodes: Sequence[Host]) -> None:
     ray = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit"]
     command = [sys.executable, "-m", "jaxdist", "launch", "-n", "3", "--on", "ray", SCRIPT]
     done = subprocess.run(
-        enter(nodes[1], [*ray, "--", *command]),
+        nodes[1].enter([*ray, "--", *command]),
         env=clean_environment() | make_environment(nodes[0]) | address,
         capture_output=True,
         text=True,
