@@ -180,7 +180,7 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], type[JaxdistError], tuple[str, ...
     "a sum that is kept apart": (
         lambda x: jnp.einsum("bi,io->bo", x, W, out_sharding=P(unreduced={"data"})),
         AxisNameError,
-        ("'data'", "no layout", "all_reduce('sum', x)"),
+        ("'data'", "not a layout", "all_reduce('sum', x)"),
     ),
     "axes of other types": (
         lambda x: jax.sharding.auto_axes(lambda y: y, out_sharding=P("data"))(x),
