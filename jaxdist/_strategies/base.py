@@ -465,7 +465,9 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Raises:
             ShapeError: Scalars, an axis outside the rank, or dtypes, or sizes of other dims, that
                 differ between replicas; the message names all such leaves.
-            ContextError: Inside a replica; use `ReplicaContext.all_gather` there.
+            ContextError: Inside a replica; use `ReplicaContext.all_gather` there. Or a traced
+                array of `jax.jit` that may be a value of every replica: JAX does not show where
+                it is. `PerReplica.of_global(x)` gathers rows.
 
         Example:
             >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])

@@ -37,6 +37,7 @@ from jaxdist._values import (
     refuse_leaked,
     view_auto,
 )
+from jaxdist.errors import ContextError
 
 
 def plan_rows(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
@@ -82,10 +83,9 @@ def plan_one(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     replicas = request.layout.num_replicas
     refuse_leaked(request.caller, name, leaf)
     is_traced = isinstance(leaf, jax.core.Tracer)
-    # The sharding of a tracer is unknown. Only a tracer that comes from an argument of the step has
-    # a known origin, and with it a known placement.
-    is_known = not is_traced or origin_of(leaf) is not None
-    if replicas == 1 or not is_known or not is_mirrored(leaf, request.layout):
+    if is_traced and replicas > 1 and origin_of(leaf) is None:
+        raise make_unknown_error(request, name, leaf)
+    if replicas == 1 or not is_mirrored(leaf, request.layout):
         return lambda value: value
     # Every replica has this value, so the gathered array repeats it once for each.
     dim = gather_dim(request.caller, name, leaf, request.axis)
@@ -93,6 +93,22 @@ def plan_one(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
         return lambda value: jnp.concatenate([value] * replicas, axis=dim)
     return lambda value: put_on_default_device(
         np.concatenate([fetch_bits(value)] * replicas, axis=dim), like=value
+    )
+
+
+def make_unknown_error(request: Request, name: str, value: jax.Array) -> ContextError:
+    """Describe the gather of a tracer whose placement is unknown.
+
+    The placement of a tracer is known only if it comes from an argument of the step.
+    """
+    replicas = request.layout.num_replicas
+    return ContextError(
+        f"{request.caller} cannot gather {name}, {value.aval.str_short()}, in a function that JAX "
+        "traces.\n\n"
+        "There the strategy does not know where an array is. A value of every replica is repeated "
+        f"for each of the {replicas} replicas, and rows of all replicas are not.\n\n"
+        f"For rows use PerReplica.of_global(x), for a value of every replica PerReplica([x] * "
+        f"{replicas}), or call gather outside of the function."
     )
 
 

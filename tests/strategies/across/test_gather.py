@@ -11,7 +11,7 @@ import pytest
 
 import jaxdist
 from jaxdist import MirroredStrategy, OneDeviceStrategy, PerReplica, Strategy
-from jaxdist.errors import ReplicaValueError, ShapeError
+from jaxdist.errors import ContextError, ReplicaValueError, ShapeError
 from tests.strategies.oracle import is_free, is_plain, per_replica, placed, refused, split
 
 
@@ -248,3 +248,43 @@ def test_a_small_gather_is_few_calls() -> None:
     finally:
         sys.setprofile(None)
     assert len(calls) < 80, calls
+
+
+# JAX does not tell whether a traced array is one value of every replica, which is repeated, or has
+# the rows of all: outside of the function both are known.
+@pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
+@pytest.mark.parametrize("value", ["argument", "result of a step", "result of an operation"])
+def test_a_traced_array_that_may_be_of_every_replica_is_an_error(
+    value: str, axis_type: str
+) -> None:
+    kind = getattr(jax.sharding.AxisType, axis_type)
+    mesh = jax.make_mesh((4,), ("data",), (kind,), devices=jax.devices()[:4])
+    strategy = MirroredStrategy(mesh=mesh, replica_axes=("data",))
+    x = jax.device_put(np.ones((4, 2), np.float32), jax.NamedSharding(mesh, jax.P()))
+
+    def gather(x: jax.Array) -> Any:
+        made = {
+            "argument": lambda: x,
+            "result of a step": lambda: strategy.run(_identity, (x,)),
+            "result of an operation": lambda: x + 1,
+        }
+        return strategy.gather({"a": made[value]()}, axis=0)
+
+    words = ("['a']", "float32[4,2]", "PerReplica.of_global(x)", "PerReplica([x] * 4)")
+    with jax.set_mesh(mesh), refused(ContextError, *words):
+        jax.jit(gather)(x)
+    with refused(ContextError, *words):
+        jaxdist.function(gather)(x) if value == "result of an operation" else jax.jit(gather)(x)
+    assert strategy.gather(x, axis=0).shape == (16, 2)
+    assert OneDeviceStrategy("cpu:0").gather(jnp.ones(2), axis=0).shape == (2,)
+
+
+def test_what_the_error_of_a_traced_array_says_gives_what_gather_gives_outside() -> None:
+    strategy = MirroredStrategy([f"cpu:{i}" for i in range(4)])
+    x = split(strategy, np.arange(8, dtype=np.float32).reshape(4, 2))
+    rows = jax.jit(lambda x: strategy.gather(PerReplica.of_global(x), axis=0))(x)
+    np.testing.assert_array_equal(rows, strategy.gather(x, axis=0))
+    whole = strategy.run(lambda v: jax.lax.pmean(v, strategy.replica_axes), (x,))
+    repeated = jax.jit(lambda x: strategy.gather(PerReplica([x] * 4), axis=0))(whole)
+    np.testing.assert_array_equal(repeated, strategy.gather(whole, axis=0))
+    np.testing.assert_array_equal(jaxdist.function(lambda x: strategy.gather(x, 0))(whole), repeated)
