@@ -44,10 +44,10 @@ def test_losses_are_those_of_one_process(tmp_path: pathlib.Path, row: Any) -> No
             args=(CONFIG, str(tmp_path / "together")),
             holders=[host.holder for host in hosts],
             addresses=[f"[{a}]:2222" if ":" in a else f"{a}:2222" for a in where],
-            timeout=180,
+            timeout=280,
         )
     (alone,) = results_of_job(
-        train, 1, args=(CONFIG, str(tmp_path / "alone")), env={"TF_CONFIG": None}, timeout=180
+        train, 1, args=(CONFIG, str(tmp_path / "alone")), env={"TF_CONFIG": None}, timeout=280
     )
     assert [code for code, _ in [*results, alone]] == [0] * (count + 1)
     losses, wanted = results[0][1], alone[1]
