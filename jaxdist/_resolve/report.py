@@ -55,7 +55,9 @@ def make_report(
     tasks = list_training_tasks(resolver)
     index = list(tasks).index(own) if own in tasks else None
     situation = Situation(environ, network, tasks, index, probe)
-    lines = [("found in", source), ("this process", _describe_own(own, tasks, index))]
+    lines = [("this process", _describe_own(own, tasks, index))]
+    if own is not None:
+        lines.insert(0, ("found in", source))
     if len(tasks) > 1:
         (job, number), address = next(iter(tasks.items()))
         lines.append(("process 0", f"{job} {number}, {address}"))
