@@ -223,6 +223,8 @@ TPU = {
     "TPUSystem",
     "XLAOptions",
     "experimental",
+    "is_torus",
+    "order_cores",
     "slice_of",
     "system_of",
     "topology_of",

@@ -57,8 +57,16 @@ def describe_search(environ: Mapping[str, str] = os.environ) -> str:
     return f"On this machine {libtpu}, {device}, and the environment says {said}."
 
 
-def describe_slice(name: str, num_slices: int) -> list[Any]:
+def describe_slice(
+    name: str, num_slices: int, wrap: tuple[bool, bool, bool] = (False, False, False)
+) -> list[Any]:
     """Return the devices of a slice that libtpu describes: for compiling, not for running.
+
+    Args:
+        name: libtpu's name of the slice.
+        num_slices: The number of such slices.
+        wrap: Whether the last chip in x, y and z has a link to the first one. The compiler chooses
+            the algorithms of collectives by it.
 
     Raises:
         MissingExtraError: libtpu is not installed.
@@ -74,7 +82,8 @@ def describe_slice(name: str, num_slices: int) -> list[Any]:
     # Imported late: few programs need this module, and importing it takes time.
     from jax.experimental import topologies
 
-    more = {"num_slices": num_slices} if num_slices > 1 else {}
+    more: dict[str, Any] = {"num_slices": num_slices} if num_slices > 1 else {}
+    more["wrap"] = wrap
     with set_environment(_COMPILE_ONLY):
         try:
             found = topologies.get_topology_desc(platform="tpu", topology_name=name, **more)

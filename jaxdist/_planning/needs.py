@@ -38,6 +38,8 @@ class Needs:
         kept_state: Bytes of old state that exist beside the new state, since it is not donated.
         unknown: Operations that run and are not counted.
         expected: The expected time.
+        enlarged: Runs of all-gathers and reduce-scatters of the step that the compiler turned into
+            all-reduces, and the bytes that one device sends more by it, for each kind.
     """
 
     memory: Memory
@@ -49,6 +51,7 @@ class Needs:
     kept_state: int = 0
     unknown: tuple[str, ...] = ()
     expected: Expected | None = None
+    enlarged: Mapping[str, tuple[int, float]] = dataclasses.field(default_factory=dict)
 
 
 def compile_needs(program: Program, device: Chip) -> Needs:
@@ -106,7 +109,22 @@ def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) 
         _count_kept_state(program),
         done.unknown,
         predict_expected(text, program.layout, device),
+        _find_enlarged(rows),
     )
+
+
+def _find_enlarged(rows: tuple[CompiledRow, ...]) -> dict[str, tuple[int, float]]:
+    """Return what the step asked for and the compiler made all-reduces of, by kind."""
+    found: dict[str, tuple[int, float]] = {}
+    for row in rows:
+        if row.enlarged:
+            runs, more = found.get(row.enlarged, (0, 0.0))
+            # An all-reduce sends each byte twice.
+            found[row.enlarged] = (
+                runs + _count_runs(row),
+                more + _count_runs(row) * row.bytes_sent / 2,
+            )
+    return found
 
 
 def _make_plan_error(program: Program, what: str, error: Exception) -> DeviceError:

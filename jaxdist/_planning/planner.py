@@ -16,7 +16,7 @@ from jaxdist._planning.slice_axes import Axes
 from jaxdist._planning.target import Target
 from jaxdist._planning.targets import make_single_device_target, make_target
 from jaxdist._program import Program, RunOptions
-from jaxdist._reports import SlicePlan, plural, seconds, share
+from jaxdist._reports import SlicePlan, plural, seconds, share, size
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer
 from jaxdist.cost import Chip
@@ -205,6 +205,11 @@ def _get_rows(source: Source, target: Target, global_batch: int | None) -> int |
 
 def _collect_notes(target: Target, needs: Needs) -> tuple[str, ...]:
     notes = []
+    for kind, (runs, more) in needs.enlarged.items():
+        notes.append(
+            f"The compiler made all-reduces of {plural(runs, kind)}: a device sends "
+            f"{size(more)} more."
+        )
     if target.chip.devices < target.devices_per_chip:
         notes.append(
             f"libtpu describes a chip of {target.chip.name} as {target.devices_per_chip} devices; "

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._strategies import Strategy
 from jaxdist.errors import ArgumentError
+from jaxdist.tpu import is_torus, order_cores
 from jaxdist.tpu.experimental import DeviceAssignment, Topology
 
 
@@ -115,7 +116,8 @@ def add_slice_axis(strategy: Strategy, num_slices: int) -> Strategy:
 def assign_slices(topology: Topology, box: Sequence[int], num_slices: int) -> DeviceAssignment:
     """Return an assignment of all cores to replicas, those of the first slice first.
 
-    The replicas of each slice follow a ring within the slice.
+    The replicas of each slice follow a ring within the slice. Replicas of one core on a 3D torus
+    follow its rows; see Note [Order of chips].
 
     Args:
         topology: The cores. All slices are in one topology, one after the other in z.
@@ -125,6 +127,8 @@ def assign_slices(topology: Topology, box: Sequence[int], num_slices: int) -> De
     x, y, z, cores = topology.mesh_shape.tolist()
     depth, size = z // num_slices, math.prod(box)
     shape, count = list(box), x * y * z * cores // size
+    if size == 1 and is_torus(topology, num_slices):
+        return DeviceAssignment(topology, order_cores(topology, num_slices)[:, None])
     if num_slices == 1 or len(topology.missing_devices):
         # With missing devices the slices differ from each other. So the replicas are assigned over
         # all slices together, and then sorted by slice.

@@ -26,6 +26,7 @@ from jaxdist.cluster_resolver import (
     list_training_tasks,
 )
 from jaxdist.errors import ArgumentTypeError, ClusterError
+from jaxdist.tpu import is_torus, order_cores, system_of
 
 _LOG = logging.getLogger("jaxdist")
 _CALLER = "MultiWorkerMirroredStrategy"
@@ -145,5 +146,15 @@ def _join(resolver: ClusterResolver) -> bool:
 
 
 def _list_devices_of_all() -> list[jax.Device]:
-    """Return the devices of all processes, process by process."""
-    return sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
+    """Return the devices of all processes in the order of replicas: process by process.
+
+    On some slices of TPUs it is another order; see Note [Order of chips].
+    """
+    devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
+    if devices[0].platform != "tpu":
+        return devices
+    system = system_of("", _CALLER)
+    if not is_torus(system.topology, system.num_slices):
+        return devices
+    order = order_cores(system.topology, system.num_slices)
+    return [system.device_at(place) for place in order.tolist()]

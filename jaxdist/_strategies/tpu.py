@@ -12,7 +12,7 @@ from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, check_instance, show
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.errors import ArgumentTypeError, TopologyError
-from jaxdist.tpu import TPUSystem, system_of
+from jaxdist.tpu import TPUSystem, order_cores, system_of
 from jaxdist.tpu.experimental import DeviceAssignment
 
 
@@ -26,7 +26,9 @@ class TPUStrategy(Strategy):
     Args:
         tpu_cluster_resolver: The TPUs; None means those of this machine.
         experimental_device_assignment: The core of each logical device of each replica; None means
-            a replica on every core, in the order of JAX's devices, host by host.
+            a replica on every core, in the order of JAX's devices, host by host. On slices of v4,
+            v5p and tpu7x of 4x4x4 chips and more the order is row by row of chips, since the
+            compiler for TPUs keeps all-gathers in this order only.
         experimental_spmd_xla_partitioning: Whether every input of a step has to be split over the
             logical devices, or replicated to them, before its use; then no value can be assigned
             to one logical device. XLA partitions a replica in either case.
@@ -320,9 +322,8 @@ def _validate_assignment(
     resolver: TPUClusterResolver, system: TPUSystem, assignment: DeviceAssignment | None
 ) -> DeviceAssignment:
     if assignment is None:
-        # Task by task, as JAX lists devices, so that the replicas of one process are contiguous.
-        every_core = system.topology.device_coordinates.reshape(-1, 1, 4)
-        return DeviceAssignment(system.topology, every_core)
+        every_core = order_cores(system.topology, system.num_slices)
+        return DeviceAssignment(system.topology, every_core[:, None])
     check_assignment("experimental_device_assignment", assignment)
     # `DeviceAssignment.build(num_replicas=0)` is valid, as in TensorFlow; an empty mesh is not.
     if assignment.num_replicas == 0 or assignment.num_cores_per_replica == 0:

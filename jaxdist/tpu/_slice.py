@@ -10,6 +10,7 @@ from typing import final
 from jaxdist._validate import as_integer, as_list, check_text, show
 from jaxdist.errors import TopologyError
 from jaxdist.tpu._from_devices import topology_of
+from jaxdist.tpu._order import is_made_of_cubes
 from jaxdist.tpu._topology import Topology
 
 # Cores of a chip that JAX lists as devices, as libtpu describes each generation. On a real v4 the
@@ -17,6 +18,10 @@ from jaxdist.tpu._topology import Topology
 CORES_PER_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5e": 1, "v5p": 1, "v6e": 1, "tpu7x": 2}
 # Generations with chips in x and y only.
 _FLAT = frozenset({"v2", "v3", "v5e", "v6e"})
+# Chips in two dims have links from the last chip to the first in dims of this size.
+# v2, v3: doi.org/10.1145/3360307 (pods are tori of 16x16 and 32x32). Others:
+# cloud.google.com/tpu/docs, pages v4, v5e, v5p, v6e and tpu7x; jax-ml.github.io/scaling-book/tpus.
+_RING = {"v2": 16, "v3": 32, "v5e": 16, "v6e": 16}
 # The largest number of chips of one host in x, y and z.
 _HOST = (2, 2, 1)
 # Every core is listed, so a typing error in a size must not fill the memory. No system has more.
@@ -81,6 +86,22 @@ class Slice:
         """The libtpu name of one slice."""
         sizes = self.shape[: 2 if self.generation in _FLAT else 3]
         return f"{self.generation}:{'x'.join(map(str, sizes))}"
+
+    @property
+    def wrap(self) -> tuple[bool, bool, bool]:
+        """Whether the last chip in x, y and z has a link to the first one.
+
+        Example:
+            >>> [jaxdist.tpu.slice_of(name).wrap[:2] for name in ("v5e:8x16", "v5e:16x16")]
+            [(False, True), (True, True)]
+            >>> jaxdist.tpu.slice_of("v5p:4x4x8").wrap, jaxdist.tpu.slice_of("v5p:2x4x4").wrap
+            ((True, True, True), (False, False, False))
+        """
+        if self.generation in _FLAT:
+            x, y, z = (size == _RING[self.generation] for size in self.shape)
+        else:
+            x = y = z = is_made_of_cubes(self.shape)
+        return x, y, z
 
     @functools.cached_property
     def cores(self) -> tuple[Core, ...]:

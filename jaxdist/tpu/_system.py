@@ -75,6 +75,20 @@ class TPUSystem:
         return grid
 
     @property
+    def num_slices(self) -> int:
+        """The number of slices.
+
+        Example:
+            >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x2*2")
+            >>> resolver.tpu_system.num_slices
+            2
+        """
+        prefix, _, rest = self.name.partition(":")
+        if prefix + ":" in (VIRTUAL, DESCRIBED):
+            return slice_of(rest).num_slices
+        return len({getattr(d, "slice_index", None) or 0 for d in self.metadata.devices})
+
+    @property
     def metadata(self) -> TPUSystemMetadata:
         """Numbers of cores and hosts, and the devices, host by host."""
         devices = tuple(d for of_task in self.devices for d in of_task)
@@ -125,7 +139,7 @@ def _find_virtual(name: str) -> TPUSystem:
 def _find_described(name: str) -> list[Any]:
     layout = slice_of(name.removeprefix(DESCRIBED))
     try:
-        return chips.describe_slice(layout.name, layout.num_slices)
+        return chips.describe_slice(layout.name, layout.num_slices, layout.wrap)
     except chips.NotDescribedError as error:
         raise TopologyError(
             f"libtpu {error.version} does not describe {layout.name!r}: {error}\n\n"

@@ -172,7 +172,7 @@ def test_without_libtpu_the_command_that_installs_it_is_told(
 def test_a_libtpu_that_is_too_old_is_told_with_its_version(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def old(name: str, num_slices: int) -> list[object]:
+    def old(name: str, num_slices: int, wrap: object) -> list[object]:
         raise chips.NotDescribedError("Invalid TPU external name", "0.0.1")
 
     monkeypatch.setattr(chips, "describe_slice", old)

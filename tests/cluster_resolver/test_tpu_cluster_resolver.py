@@ -181,7 +181,7 @@ def test_a_description_without_libtpu_says_how_to_install_it(
 def test_a_libtpu_that_knows_no_such_slice_says_how_to_get_a_newer_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def old(name: str, num_slices: int) -> Any:
+    def old(name: str, num_slices: int, wrap: Any) -> Any:
         raise chips.NotDescribedError("Invalid TPU external name", "0.0.1")
 
     monkeypatch.setattr(chips, "describe_slice", old)

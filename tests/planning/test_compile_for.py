@@ -478,3 +478,29 @@ def test_axis_names_of_the_strategy_stay() -> None:
 def test_a_program_that_lower_did_not_make_cannot_be_planned() -> None:
     with pytest.raises(errors.ContextError, match="that strategy"):
         dataclasses.replace(lowered(), planner=None).compile_for("v5e:2x2")
+
+
+def _gather_and_scatter(x: Any) -> Any:
+    axes = jaxdist.get_replica_context().strategy.replica_axes
+    whole = jax.lax.all_gather(x, axes, axis=0, tiled=True)
+    return jax.lax.psum_scatter(jnp.sin(whole), axes, scatter_dimension=0, tiled=True)
+
+
+@pytest.mark.parametrize(("name", "chips"), [("v5p:4x4x4", 64), ("v5e:2x2", 4)])
+def test_a_plan_says_which_collectives_became_all_reduces_and_what_it_costs(
+    name: str, chips: int
+) -> None:
+    x: Any = jax.ShapeDtypeStruct((8 * 64, 1024), jnp.float32)
+    args = (jaxdist.PerReplica.of_global(x),)
+    program = jaxdist.MirroredStrategy().lower(_gather_and_scatter, args)
+    plan = program.compile_for(name, quick=True)
+    kinds = {row.kind: row.bytes_sent for row in plan.traffic}
+    sent = (chips - 1) * 64 * 1024 * 4
+    if name == "v5e:2x2":
+        assert (kinds, plan.notes) == ({"all-gather": sent, "reduce-scatter": sent}, ())
+    else:
+        # The compiler keeps no reduce-scatter over a whole slice.
+        assert kinds == {"all-gather": sent, "all-reduce": 2 * sent}
+        more = _reports.size(sent)
+        note = f"The compiler made all-reduces of 1 reduce-scatter: a device sends {more} more."
+        assert plan.notes == (note,)

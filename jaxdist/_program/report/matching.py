@@ -79,6 +79,9 @@ class CompiledRow:
     added: bool  # no collective of the step became it
     count: int = 1
     sent_between: float = 0.0
+    # What the step asked for, where the compiler made an all-reduce of it: `all-gather` or
+    # `reduce-scatter`, of which a device sends half of the bytes.
+    enlarged: str = ""
 
     @property
     def sent_inside(self) -> float:
@@ -116,6 +119,11 @@ def match_collectives(
             if spare is not None:
                 places.append(spare)
                 origins[spare].append(a)
+    for a, places in zip(asked, became, strict=True):
+        enlarged = None if places else _find_enlarged(a, found, origins)
+        if enlarged is not None:
+            places.append(enlarged)
+            origins[enlarged].append(a)
     noted = not found or any(c.sources for c in found)
     rows = [
         _make_asked_for(a, [(found[i], origins[i]) for i in p], noted)
@@ -169,6 +177,25 @@ def _find_unmatched(
         if origins[i] and c.operands >= a.operands + sum(b.operands for b in origins[i]):
             room.append(i)
     return room[0] if room else None
+
+
+def _find_enlarged(
+    a: TracedCollective,
+    found: Sequence[CompiledCollective],
+    origins: Sequence[list[TracedCollective]],
+) -> int | None:
+    """Return an all-reduce without a line that the compiler made of an all-gather, or the like.
+
+    The compiler for TPUs does so over a whole slice, and loses the line.
+    """
+    if _KINDS.get(a.kind) not in ("all-gather", "reduce-scatter"):
+        return None
+    for i, c in enumerate(found):
+        wholes = (a.bytes_per_device, a.bytes_per_device * c.group_size)
+        is_free = c.kind == "all-reduce" and not c.sources and not origins[i]
+        if is_free and c.operand_bytes in wholes:
+            return i
+    return None
 
 
 def _make_asked_for(
@@ -251,6 +278,14 @@ def compiled_rows(
                 sources=sources,
                 added=not of and has_lines,
                 sent_between=between,
+                enlarged=_get_smaller_kind(c, of),
             )
         ] += 1
     return tuple(dataclasses.replace(row, count=count) for row, count in rows.items())
+
+
+def _get_smaller_kind(c: CompiledCollective, origins: Sequence[TracedCollective]) -> str:
+    """Return the kind that the step asked for, if an all-reduce sends more in its place."""
+    kinds = {_KINDS.get(a.kind, "") for a in origins}
+    smaller = kinds & {"all-gather", "reduce-scatter"}
+    return smaller.pop() if c.kind == "all-reduce" and len(kinds) == len(smaller) == 1 else ""

@@ -287,4 +287,6 @@ def test_what_the_error_of_a_traced_array_says_gives_what_gather_gives_outside()
     whole = strategy.run(lambda v: jax.lax.pmean(v, strategy.replica_axes), (x,))
     repeated = jax.jit(lambda x: strategy.gather(PerReplica([x] * 4), axis=0))(whole)
     np.testing.assert_array_equal(repeated, strategy.gather(whole, axis=0))
-    np.testing.assert_array_equal(jaxdist.function(lambda x: strategy.gather(x, 0))(whole), repeated)
+    np.testing.assert_array_equal(
+        jaxdist.function(lambda x: strategy.gather(x, 0))(whole), repeated
+    )

@@ -1,0 +1,159 @@
+"""Slices as they are wired, and the order of chips in which the compiler keeps collectives."""
+
+import itertools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import jaxdist
+from jaxdist import tpu
+from jaxdist._devices import chips
+from jaxdist.cluster_resolver import TPUClusterResolver
+from jaxdist.errors import ArgumentTypeError, TopologyError
+from tests.strategies.oracle import refused
+from tests.tables import sampled
+
+# The links that MaxText gives libtpu for these slices (`maxtext/utils/accelerator_to_spec_map.py`).
+WIRED = {
+    "v5e:4x4": (False, False, False),
+    "v5e:4x8": (False, False, False),
+    "v5e:8x8": (False, False, False),
+    "v5e:8x16": (False, True, False),
+    "v5e:16x16": (True, True, False),
+    "v6e:8x8": (False, False, False),
+    "v6e:16x16": (True, True, False),
+    "v4:2x2x1": (False, False, False),
+    "v4:2x4x4": (False, False, False),
+    "v4:4x4x4": (True, True, True),
+    "v4:4x4x12": (True, True, True),
+    "v5p:2x2x4": (False, False, False),
+    "v5p:4x4x4": (True, True, True),
+    "v5p:8x16x20": (True, True, True),
+    "v5p:12x24x24": (True, True, True),
+}
+
+
+@pytest.mark.parametrize("name", WIRED)
+def test_a_slice_has_the_links_of_the_documentation(name: str) -> None:
+    assert tpu.slice_of(name).wrap == WIRED[name]
+
+
+def test_a_description_has_the_links_of_its_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    real = chips.describe_slice
+    monkeypatch.setattr(chips, "describe_slice", lambda *a: asked.append(a) or real(*a))
+    tpu._system.find("described:v5p:4x4x4", "a test")
+    tpu._system.find("described:v5e:2x4*2", "a test")
+    assert [call[2] for call in asked] == [(True,) * 3, (False,) * 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_by_row"),
+    [
+        ("v5p:4x4x4", True),
+        ("v5p:4x4x8*2", True),
+        ("v4:4x4x4", True),
+        ("tpu7x:4x4x4", True),
+        ("v5p:2x4x4", False),
+        ("v5p:4x4x2*2", False),
+        ("v5e:4x4*4", False),
+        ("v5e:16x16", False),
+    ],
+)
+def test_cores_of_3d_tori_are_row_by_row_and_others_task_by_task(
+    name: str, is_by_row: bool
+) -> None:
+    slices = tpu.slice_of(name)
+    cores = tpu.order_cores(slices.topology, slices.num_slices).tolist()
+    assert tpu.is_torus(slices.topology, slices.num_slices) is is_by_row
+    if is_by_row:
+        x, y, z, core = (range(n) for n in slices.topology.mesh_shape)
+        rows = [[i, j, k, c] for k, j, i, c in itertools.product(z, y, x, core)]
+        assert cores == rows
+    else:
+        assert cores == slices.topology.device_coordinates.reshape(-1, 4).tolist()
+
+
+def test_what_is_no_topology_of_equal_slices_is_an_error() -> None:
+    topology = tpu.slice_of("v5p:2x2x4").topology
+    with refused(ArgumentTypeError, "topology='v5p:4x4x4'", "slice_of"):
+        tpu.order_cores("v5p:4x4x4")  # type: ignore[arg-type]
+    with refused(TopologyError, "num_slices=3", "4 chips in z"):
+        tpu.is_torus(topology, 3)
+
+
+# What the compiler makes of a reduce-scatter over all chips, in jaxdist's order and in every other
+# that was tried. The other kinds of collectives stay what they are.
+REDUCE_SCATTER = {
+    "v5e:4x4": "all-reduce",
+    "v5e:8x8": "all-reduce",
+    "v5e:8x16": "reduce-scatter",
+    "v5e:16x16": "all-reduce",
+    "v6e:4x4": "all-reduce",
+    "v6e:16x16": "all-reduce",
+    "v5p:2x2x4": "all-reduce",
+    "v5p:2x4x4": "all-reduce",
+    "v5p:4x4x4": "all-reduce",
+    "v5p:4x4x8": "all-reduce",
+    "v4:4x4x4": "all-reduce",
+}
+BODIES = {
+    "all-gather": lambda x: jax.lax.all_gather(x, "chip", axis=0, tiled=True)[: x.shape[0]],
+    "reduce-scatter": lambda x: jax.lax.psum_scatter(x, "chip", scatter_dimension=0, tiled=True),
+    "all-reduce": lambda x: jax.lax.psum(x, "chip"),
+    "all-to-all": lambda x: jax.lax.all_to_all(x, "chip", 0, 0, tiled=True),
+}
+_KIND = re.compile(r"[ )](all-gather|all-reduce|reduce-scatter|all-to-all)(?:-start)?\(")
+
+
+def _compile(devices: Any, kind: str) -> list[str]:
+    """Return the collectives of a program with one collective over these devices."""
+    mesh = Mesh(np.asarray(devices), ("chip",))
+    rows = NamedSharding(mesh, PartitionSpec("chip"))
+    mapped = jax.shard_map(
+        lambda x: BODIES[kind](2 * x) + 1,
+        mesh=mesh,
+        in_specs=rows.spec,
+        out_specs=rows.spec,
+        check_vma=False,
+    )
+    x = jax.ShapeDtypeStruct((mesh.size * mesh.size * 8, 512), jnp.bfloat16, sharding=rows)
+    text = jax.jit(mapped).lower(x).compile().as_text()
+    assert text is not None
+    return sorted({*_KIND.findall(text)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "row", sampled(list(itertools.product(REDUCE_SCATTER, BODIES)), 6, name=" ".join)
+)
+def test_the_compiler_makes_of_a_collective_over_a_slice_what_the_table_says(
+    row: tuple[str, str],
+) -> None:
+    name, kind = row
+    strategy = jaxdist.TPUStrategy(TPUClusterResolver(f"described:{name}"))
+    made = REDUCE_SCATTER[name] if kind == "reduce-scatter" else kind
+    assert _compile(strategy.layout.devices, kind) == [made]
+
+
+def test_a_torus_keeps_the_all_gather_in_no_other_order_and_not_without_its_links() -> None:
+    cube = tpu.slice_of("v5p:4x4x4")
+    system = tpu.system_of("described:v5p:4x4x4")
+    ordered = [system.device_at(place) for place in tpu.order_cores(system.topology).tolist()]
+    by_host = [device for task in system.devices for device in task]
+    build = tpu.experimental.DeviceAssignment.build
+    ring = build(system.topology, num_replicas=cube.num_cores).core_assignment
+    on_ring = system.device_grid(ring)[:, 0].tolist()
+    found = {
+        order: _compile(devices, "all-gather")
+        for order, devices in (("rows", ordered), ("hosts", by_host), ("ring", on_ring))
+    }
+    assert found == {"rows": ["all-gather"], "hosts": ["all-reduce"], "ring": ["all-reduce"]}
+    open_ends = {tuple(d.coords): d for d in chips.describe_slice(cube.name, 1)}
+    without = [open_ends[tuple(d.coords)] for d in ordered]
+    assert _compile(without, "all-gather") == ["all-reduce"]
