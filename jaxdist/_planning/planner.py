@@ -207,7 +207,7 @@ def _collect_notes(target: Target, needs: Needs) -> tuple[str, ...]:
     notes = []
     for kind, (runs, more) in needs.enlarged.items():
         notes.append(
-            f"The compiler made all-reduces of {plural(runs, kind)}: a device sends "
+            f"{plural(runs, 'all-reduce')} in the place of {kind}s of the step: a device sends "
             f"{size(more)} more."
         )
     if target.chip.devices < target.devices_per_chip:

@@ -24,6 +24,7 @@ from jaxdist._planning import planner
 from jaxdist._planning.slice_axes import Axes
 from jaxdist._planning.slice_shape import find_logical_shape, list_counts
 from jaxdist._program.report.compiled_program import CompiledProgram
+from jaxdist.cluster_resolver import TPUClusterResolver
 
 pytest.importorskip("libtpu")
 
@@ -502,5 +503,11 @@ def test_a_plan_says_which_collectives_became_all_reduces_and_what_it_costs(
         # The compiler keeps no reduce-scatter over a whole slice.
         assert kinds == {"all-gather": sent, "all-reduce": 2 * sent}
         more = _reports.size(sent)
-        note = f"The compiler made all-reduces of 1 reduce-scatter: a device sends {more} more."
-        assert plan.notes == (note,)
+        where = "in the place of reduce-scatters of the step"
+        assert plan.notes == (f"1 all-reduce {where}: a device sends {more} more.",)
+    described = jaxdist.TPUStrategy(TPUClusterResolver(f"described:{name}"))
+    whole: Any = jax.ShapeDtypeStruct((chips * 64, 1024), jnp.float32)
+    lowered = described.lower(_gather_and_scatter, (jaxdist.PerReplica.of_global(whole),))
+    became = {row.kind: row.became for row in lowered.explain().asked}
+    scattered = "1 reduce-scatter" if name == "v5e:2x2" else "1 all-reduce"
+    assert became == {"all_gather": "1 all-gather", "reduce_scatter": scattered}

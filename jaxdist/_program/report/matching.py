@@ -104,10 +104,10 @@ def match_collectives(
     for j, a in enumerate(asked):
         lines[a.source, _KINDS.get(a.kind, "")].append(j)
     for (source, kind), numbers in lines.items():
-        # If no compiled collective of the line has the kind, all of the line match: XLA may use
-        # one of another kind.
-        of_line = by_line[source]
-        fitting = [i for i in of_line if found[i].kind == kind] or of_line
+        # If no compiled collective of the line has the kind, all of the line match, but for those
+        # that XLA names after another kind: XLA may use one of another kind.
+        of_line = [i for i in by_line[source] if _get_named_kind(found[i]) in (kind, "")]
+        fitting = [i for i in by_line[source] if found[i].kind == kind] or of_line
         _match_line(asked, numbers, found, fitting, became)
     for a, places in zip(asked, became, strict=True):
         for i in places:
@@ -120,10 +120,10 @@ def match_collectives(
                 places.append(spare)
                 origins[spare].append(a)
     for a, places in zip(asked, became, strict=True):
-        enlarged = None if places else _find_enlarged(a, found, origins)
-        if enlarged is not None:
-            places.append(enlarged)
-            origins[enlarged].append(a)
+        scattered = None if places else _find_scattered(a, found, origins)
+        if scattered is not None:
+            places.append(scattered)
+            origins[scattered].append(a)
     noted = not found or any(c.sources for c in found)
     rows = [
         _make_asked_for(a, [(found[i], origins[i]) for i in p], noted)
@@ -179,23 +179,33 @@ def _find_unmatched(
     return room[0] if room else None
 
 
-def _find_enlarged(
+def _find_scattered(
     a: TracedCollective,
     found: Sequence[CompiledCollective],
     origins: Sequence[list[TracedCollective]],
 ) -> int | None:
-    """Return an all-reduce without a line that the compiler made of an all-gather, or the like.
-
-    The compiler for TPUs does so over a whole slice, and loses the line.
-    """
-    if _KINDS.get(a.kind) not in ("all-gather", "reduce-scatter"):
+    """Return the all-reduce that the compiler made of a reduce-scatter, alone or with others."""
+    if _KINDS.get(a.kind) != "reduce-scatter":
         return None
+    room = []
     for i, c in enumerate(found):
-        wholes = (a.bytes_per_device, a.bytes_per_device * c.group_size)
-        is_free = c.kind == "all-reduce" and not c.sources and not origins[i]
-        if is_free and c.operand_bytes in wholes:
-            return i
-    return None
+        left = c.operands - sum(b.operands for b in origins[i])
+        if _is_scattered(c) and left >= a.operands:
+            if c.operands == a.operands and c.operand_bytes == a.bytes_per_device:
+                return i
+            if c.operands > a.operands:
+                room.append(i)
+    return room[0] if room else None
+
+
+def _is_scattered(c: CompiledCollective) -> bool:
+    """Whether the compiler made an all-reduce of a reduce-scatter: then it loses line and name."""
+    return c.kind == "all-reduce" and not c.sources and not c.op_name
+
+
+def _get_named_kind(c: CompiledCollective) -> str:
+    """Return the kind after which XLA names a collective; "" if the name says none."""
+    return _KINDS.get(c.op_name.rpartition("/")[2], "")
 
 
 def _make_asked_for(
@@ -286,6 +296,10 @@ def compiled_rows(
 
 def _get_smaller_kind(c: CompiledCollective, origins: Sequence[TracedCollective]) -> str:
     """Return the kind that the step asked for, if an all-reduce sends more in its place."""
-    kinds = {_KINDS.get(a.kind, "") for a in origins}
-    smaller = kinds & {"all-gather", "reduce-scatter"}
-    return smaller.pop() if c.kind == "all-reduce" and len(kinds) == len(smaller) == 1 else ""
+    if c.kind != "all-reduce":
+        return ""
+    named = _get_named_kind(c)
+    if named in ("all-gather", "reduce-scatter"):
+        return named
+    asked = {_KINDS.get(a.kind) for a in origins}
+    return "reduce-scatter" if _is_scattered(c) and asked == {"reduce-scatter"} else ""
