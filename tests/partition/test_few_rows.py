@@ -140,6 +140,8 @@ def _list_cells() -> list[Cell]:
         # Several devices in a replica: the rows have to be equally many.
         if layout != "fsdp x tp" or (rows % replicas == 0 and replicas == 4)
     ]
+    # Op by op, 8 replicas have no case that 4 do not have, and take most of the time.
+    cells = [c for c in cells if not (c.by_ops and c.replicas == 8)]
     # JAX runs no scan without turns under `disable_jit`.
     return [c for c in cells if not (c.layer == "map" and c.by_ops and _has_none(c))]
 
@@ -170,11 +172,11 @@ def _split(rows: np.ndarray, replicas: int) -> PerReplica:
 
 
 def _update(
-    model: _Model, optimizer: Any, x: Any, t: Any, cell: Cell, together: Any, total: Any
+    model: _Model, optimizer: Any, x: Any, t: Any, kind: str, together: Any, total: Any
 ) -> Any:
     def loss(model: _Model) -> Any:
         z = model(x, t)
-        return LOSSES[cell.loss](z, together(z), t).sum() / 10
+        return LOSSES[kind](z, together(z), t).sum() / 10
 
     value, grads = total(nnx.value_and_grad(loss)(model))
     optimizer.update(model, grads)
@@ -192,6 +194,16 @@ def _make(layer: str, strategy: Any = None, rules: Any = None) -> tuple[_Model, 
 
 def _values(model: _Model) -> list[np.ndarray]:
     return [np.asarray(x) for x in jax.tree.leaves(nnx.state(model, nnx.Param))]
+
+
+# Rows that differ in strategies only share it.
+@functools.cache
+def _train_alone(layer: str, loss: str, rows: int) -> tuple[Any, list[np.ndarray]]:
+    """Return the loss of one step on one device, and the parameters after it."""
+    model, optimizer = _make(layer)
+    x, t = SIGNALS[:rows], TOKENS[:rows]
+    value = _update(model, optimizer, x, t, loss, lambda z: z, lambda tree: tree)
+    return value, _values(model)
 
 
 # Look-ups, convolutions and losses that compare rows, on replicas without rows.
@@ -218,14 +230,13 @@ def test_few_rows_give_loss_and_parameters_of_one_device(cell: Cell) -> None:
             optimizer,
             x,
             t,
-            cell,
+            cell.loss,
             lambda z: context.all_gather(z, 0),
             lambda tree: context.all_reduce("sum", tree),
         )
 
     model, optimizer = _make(cell.layer, strategy, rules)
-    alone, own_optimizer = _make(cell.layer)
-    expected = _update(alone, own_optimizer, x, t, cell, lambda z: z, lambda tree: tree)
+    expected, values = _train_alone(cell.layer, cell.loss, cell.rows)
     jaxdist.config.run_eagerly(cell.by_ops)
     try:
         batch = [_split(rows, cell.replicas) for rows in (x, t)]
@@ -233,7 +244,7 @@ def test_few_rows_give_loss_and_parameters_of_one_device(cell: Cell) -> None:
     finally:
         jaxdist.config.run_eagerly(False)
     np.testing.assert_allclose(loss, expected, rtol=1e-4, atol=1e-5)
-    for got, wanted in zip(_values(model), _values(alone), strict=True):
+    for got, wanted in zip(_values(model), values, strict=True):
         # The table of some layers has entries far above 1.
         np.testing.assert_allclose(got, wanted, atol=1e-5 * max(1, np.abs(wanted).max()))
 
