@@ -20,10 +20,15 @@ class Candidate:
 
     @property
     def seconds(self) -> float | None:
-        """The predicted time of a step; None if the job does not fit."""
+        """The expected time of a step; None if the job does not fit.
+
+        The expected time knows what the schedule overlaps and the efficiencies of the chip. A plan
+        without it has the predicted time.
+        """
         if self.plan is None or self.plan.times is None or not self.plan.memory.fits:
             return None
-        return self.plan.times.predicted
+        expected = self.plan.expected
+        return self.plan.times.predicted if expected is None else expected.seconds
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -46,13 +51,13 @@ class Sweep(Report):
 
     @property
     def ranked(self) -> tuple[Candidate, ...]:
-        """The candidates that fit by predicted time, then the others in the order of the trials."""
+        """The candidates that fit by expected time, then the others in the order of the trials."""
         # The sort is stable, so candidates without a time keep their order.
         return tuple(sorted(self.candidates, key=lambda c: (c.seconds is None, c.seconds or 0.0)))
 
     @property
     def best(self) -> SlicePlan | None:
-        """The plan with the shortest predicted step of those that fit."""
+        """The plan with the shortest expected step of those that fit."""
         first = next(iter(self.ranked), None)
         return first.plan if first is not None and first.seconds is not None else None
 
@@ -63,7 +68,7 @@ class Sweep(Report):
             f"with {self.global_rows:,} rows in a batch"
         )
         yield Table(
-            "Ranked by predicted time",
+            "Ranked by expected time",
             ("", "rules", "replicas x logical", "a step", "at least", "by", "peak", "what"),
             tuple(self._row(number, c) for number, c in enumerate(self.ranked, 1)),
             frozenset({"", "a step", "at least", "peak"}),
@@ -81,5 +86,5 @@ class Sweep(Report):
             limit = size(c.plan.memory.limit)
             return ("-", c.rules, mesh, "", "", "", peak, f"does not fit into {limit}")
         times = c.plan.times
-        predicted, bound = seconds(times.predicted), seconds(times.bound)
-        return (str(number), c.rules, mesh, predicted, bound, times.bound_by, peak, "fits")
+        step, bound = seconds(c.seconds or 0.0), seconds(times.bound)
+        return (str(number), c.rules, mesh, step, bound, times.bound_by, peak, "fits")
