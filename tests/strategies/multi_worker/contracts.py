@@ -11,10 +11,12 @@ import os
 import pathlib
 from collections.abc import Sequence
 
+import jax
 import pytest
 
 import jaxdist
 from jaxdist._processes import get_agreement
+from jaxdist._strategies import multi_worker
 
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -56,9 +58,17 @@ class _Recorder:
             counts[channel] = max(one["counts"].get(channel, 0) for one in said)
 
 
-def run_contracts(tests: Sequence[str]) -> dict[str, str]:
-    """Run the contract tests of these files; return what went wrong with each, "" if nothing."""
-    jaxdist.MultiWorkerMirroredStrategy()
+def run_contracts(tests: Sequence[str], in_turn: bool = False) -> dict[str, str]:
+    """Run the contract tests of these files; return what went wrong with each, "" if nothing.
+
+    `in_turn`: the processes have the replicas in turn, as on slices whose replicas follow rows of
+    chips; see Note [Order of chips].
+    """
+    if in_turn:
+        multi_worker._list_devices_of_all = _list_in_turn
+    layout = jaxdist.MultiWorkerMirroredStrategy().layout
+    if in_turn:
+        assert layout.local_replicas[:2] == (layout.process.index, layout.process.index + 2)
     recorder = _Recorder()
     os.chdir(ROOT)
     # The plugin that records raised errors is there before pytest is.
@@ -66,6 +76,12 @@ def run_contracts(tests: Sequence[str]) -> dict[str, str]:
     options = ["-q", "-p", "no:cacheprovider", "--timeout", "60", *ignored]
     pytest.main([*options, *tests], plugins=[recorder])
     return recorder.outcomes
+
+
+def _list_in_turn() -> list[jax.Device]:
+    """Return the first device of each process, then the second of each."""
+    by_process = [jax.local_devices(index) for index in range(jax.process_count())]
+    return [device for together in zip(*by_process, strict=True) for device in together]
 
 
 def takes_strategy(item: pytest.Item) -> bool:

@@ -55,6 +55,15 @@ def test_all_contracts_hold_over_processes_of_other_shapes(shape: tuple[int, int
     _check_contracts(everything, *shape)
 
 
+@pytest.mark.parametrize(
+    "tests",
+    [SAMPLE, pytest.param(STRATEGIES + ACROSS + EXTENDED + VALUES + DATA, marks=pytest.mark.long)],
+    ids=["sample", "all"],
+)
+def test_contracts_hold_where_the_processes_have_the_replicas_in_turn(tests: list[str]) -> None:
+    _check_contracts(tests, 2, 2, in_turn=True)
+
+
 def test_contracts_that_are_not_there_are_found() -> None:
     with pytest.raises(AssertionError, match="no contract test of tests/strategies/test_proper"):
         _check_contracts(["tests/strategies/test_properties.py"], 2, 1)
@@ -73,14 +82,19 @@ def test_contracts_that_fail_are_named_with_the_errors_of_all_processes() -> Non
 
 
 def _check_contracts(
-    tests: list[str], processes: int, devices: int, replicas: int | None = None
+    tests: list[str],
+    processes: int,
+    devices: int,
+    replicas: int | None = None,
+    *,
+    in_turn: bool = False,
 ) -> None:
     """Run tests in a job; the error lists each test that has failed, with its errors."""
     count = processes * devices if replicas is None else replicas
     outcomes = run_job(
         run_contracts,
         processes,
-        args=(tests,),
+        args=(tests, in_turn),
         devices=devices,
         timeout=280,
         env={"JAXDIST_TESTS_OF_JOB": str(count), "JAXDIST_COLLECTIVE_SECONDS": "30"},
