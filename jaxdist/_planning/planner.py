@@ -207,8 +207,8 @@ def _collect_notes(target: Target, needs: Needs) -> tuple[str, ...]:
     notes = []
     for kind, (runs, more) in needs.enlarged.items():
         notes.append(
-            f"{plural(runs, 'all-reduce')} in the place of {kind}s of the step: a device sends "
-            f"{size(more)} more."
+            f"The compiler replaced {kind}s of the step with {plural(runs, 'all-reduce')}: "
+            f"a device sends {size(more)} more."
         )
     if target.chip.devices < target.devices_per_chip:
         notes.append(

@@ -503,8 +503,8 @@ def test_a_plan_says_which_collectives_became_all_reduces_and_what_it_costs(
         # The compiler keeps no reduce-scatter over a whole slice.
         assert kinds == {"all-gather": sent, "all-reduce": 2 * sent}
         more = _reports.size(sent)
-        where = "in the place of reduce-scatters of the step"
-        assert plan.notes == (f"1 all-reduce {where}: a device sends {more} more.",)
+        what = "The compiler replaced reduce-scatters of the step with 1 all-reduce"
+        assert plan.notes == (f"{what}: a device sends {more} more.",)
     described = jaxdist.TPUStrategy(TPUClusterResolver(f"described:{name}"))
     whole: Any = jax.ShapeDtypeStruct((chips * 64, 1024), jnp.float32)
     lowered = described.lower(_gather_and_scatter, (jaxdist.PerReplica.of_global(whole),))
