@@ -5,7 +5,8 @@ On slices that are 3D tori (v4, v5p and tpu7x, all sizes multiples of 4), the co
 turns an all-gather over all chips into an all-reduce of arrays filled up with zeros, which sends
 twice the bytes, unless the chips follow each other row by row, dim by dim. Orders host by host,
 rings, and rows in alternating directions do not keep it, but for small arrays in a few orders of
-hosts. On other slices, and over a part of a slice, the orders that were tried keep it. `tests/tpu/test_order.py` has the table.
+hosts. On other slices, and over a part of a slice, the orders that were tried keep it.
+`tests/tpu/test_order.py` has the table.
 
 Row by row, the replicas of a host of 2x2x1 chips are no neighbours. `ReplicaMesh` knows the owner
 of each replica, and nothing relies on neighbours.
