@@ -275,6 +275,10 @@ class ProgramMismatchError(OtherProcessError):
     """Raised when the processes of a job do not run the same program on the same structures."""
 
 
+class SavedProgramError(JaxdistError, RuntimeError):
+    """Raised when a saved program is damaged, or is not for this step, device or version."""
+
+
 class CancelledError(JaxdistError, RuntimeError):
     """Raised by the results of closures that were cancelled because another one had failed.
 

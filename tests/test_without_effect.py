@@ -47,6 +47,11 @@ def _run_with(**entries: Any) -> Callable[[], Any]:
     return lambda: _two().run(lambda: 1, options=jaxdist.RunOptions(**entries))
 
 
+def _run_op_by_op() -> Any:
+    with jax.disable_jit():
+        _run_with(compiler_options={"xla_cpu_enable_fast_math": True})()
+
+
 def _reduce_with(**hints: Any) -> Callable[[], Any]:
     value = PerReplica([np.ones(2), np.ones(2)])
     options = CommunicationOptions(**hints)
@@ -88,6 +93,10 @@ TOLD: dict[tuple[str, str], Callable[[], Any]] = {
     ("strategy.run", "experimental_xla_options"): _run_with(
         experimental_xla_options=tpu.XLAOptions(use_shardy_partitioner=True)
     ),
+    ("strategy.run op by op", "compiler_options"): _run_op_by_op,
+    ("strategy.run in a function that JAX compiles", "compiler_options"): lambda: jax.jit(
+        _run_with(compiler_options={"xla_cpu_enable_fast_math": True})
+    )(),
     ("Strategy.reduce", "timeout_seconds"): _reduce_with(timeout_seconds=3.0),
     ("Strategy.reduce", "implementation"): _reduce_with(
         implementation=CommunicationImplementation.RING

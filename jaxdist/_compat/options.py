@@ -53,7 +53,9 @@ def use_exact_partitioner(options: dict[str, Any] | None) -> Iterator[None]:
     disabled. XLA writes to stderr that GSPMD is deprecated. Waits for a Shardy that does not change
     the body of a `shard_map`.
     """
-    if not options or _DISABLED not in options:
+    exact = get_exact_options("cpu")
+    # A user may disable other passes.
+    if not options or options.get(_DISABLED) != exact[_DISABLED]:
         yield
         return
     with _config.use_shardy_partitioner(False):

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import os
+import pathlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -15,7 +17,7 @@ from jaxdist._planning.needs import Needs, compile_needs, compile_or_get_refusal
 from jaxdist._planning.slice_axes import Axes
 from jaxdist._planning.target import Target
 from jaxdist._planning.targets import make_single_device_target, make_target
-from jaxdist._program import Program, RunOptions
+from jaxdist._program import CompiledProgram, Program, RunOptions, check_path, format_options
 from jaxdist._reports import SlicePlan, plural, seconds, share, size
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer
@@ -65,16 +67,18 @@ def plan(
     *,
     global_batch: int | None = None,
     quick: bool = False,
+    save: str | os.PathLike[str] | None = None,
     report: Report = lambda what: None,
 ) -> SlicePlan:
     """Compile a step for a slice, and for one device as a comparison; see `Program.compile_for`."""
     as_flag("compile_for", "quick", quick)
+    file = None if save is None else check_path("compile_for", "save", save)
     # The call may be inside the scope of another strategy; the step must not see that strategy.
     with _replica.enter_frame(None):
         report(f"describing {topology}")
         target = make_target(topology, logical, source.axes, source.communication)
         rows = _get_rows(source, target, global_batch)
-        return _plan_for_target(source, target, rows, quick, report)
+        return _plan_for_target(source, target, rows, quick, file, report)
 
 
 def compile_for(
@@ -87,6 +91,7 @@ def compile_for(
     logical: Any,
     global_batch: int | None,
     quick: bool,
+    save: str | os.PathLike[str] | None,
 ) -> SlicePlan:
     """Plan a program that `strategy.lower(fn, ...)` returned; see `Program.compile_for`."""
     lower = functools.partial(_lower_for, fn, options, program)
@@ -94,7 +99,7 @@ def compile_for(
     rows = count_rows_per_replica(program)
     source = Source(lower, rows, axes=axes, communication=strategy.communication)
     wanted = strategy.layout.num_logical if logical is None else logical
-    return plan(source, topology, wanted, global_batch=global_batch, quick=quick)
+    return plan(source, topology, wanted, global_batch=global_batch, quick=quick, save=save)
 
 
 def _lower_for(
@@ -110,7 +115,12 @@ def _lower_for(
 
 
 def _plan_for_target(
-    source: Source, target: Target, rows: int | None, quick: bool, report: Report
+    source: Source,
+    target: Target,
+    rows: int | None,
+    quick: bool,
+    file: pathlib.Path | None,
+    report: Report,
 ) -> SlicePlan:
     report(f"tracing for {target.name}")
     program = source.lower(target.strategy, rows)
@@ -121,7 +131,9 @@ def _plan_for_target(
     compiling = _start_thread(compile_or_get_refusal, program)
     single = None if on_one is None else _start_thread(compile_needs, *on_one)
     try:
-        needs = read_needs(program, target.device, compiling.result())
+        compiled = compiling.result()
+        needs = read_needs(program, target.device, compiled)
+        saved = _save(compiled, needs, file)
     except Exception:
         _wait_for(single)
         raise
@@ -145,7 +157,7 @@ def _plan_for_target(
         traffic=needs.traffic,
         times=needs.times,
         expected=needs.expected,
-        notes=_collect_notes(target, needs),
+        notes=(*_collect_notes(target, needs, program), *saved),
         gaps=_collect_gaps(needs),
     )
     if not made.memory.fits:
@@ -154,6 +166,18 @@ def _plan_for_target(
         _wait_for(single)
         return dataclasses.replace(made, advice=found)
     return made if one is None else _add_efficiency(made, one)
+
+
+def _save(
+    compiled: CompiledProgram | str, needs: Needs, file: pathlib.Path | None
+) -> tuple[str, ...]:
+    """Save a compiled program if a file is given, and return what the plan says of it."""
+    if file is None:
+        return ()
+    if isinstance(compiled, str) or not needs.memory.fits:
+        return (f"Not saved to {file}: the program does not fit.",)
+    compiled.save(file)
+    return (f"Saved to {file}: run the step with RunOptions(saved_program={str(file)!r}).",)
 
 
 def _trace_for_one_device(source: Source, target: Target, rows: int | None) -> tuple[Program, Chip]:
@@ -203,8 +227,10 @@ def _get_rows(source: Source, target: Target, global_batch: int | None) -> int |
     return global_batch // count
 
 
-def _collect_notes(target: Target, needs: Needs) -> tuple[str, ...]:
+def _collect_notes(target: Target, needs: Needs, program: Program) -> tuple[str, ...]:
     notes = []
+    if program.asked_options:
+        notes.append(f"Compiled with {format_options(program.asked_options)}.")
     for kind, (runs, more) in needs.enlarged.items():
         notes.append(
             f"The compiler replaced {kind}s of the step with {plural(runs, 'all-reduce')}: "

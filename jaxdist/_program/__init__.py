@@ -4,6 +4,13 @@ from jaxdist._program.arguments.arguments import Static as Static
 from jaxdist._program.arguments.arguments import argument_name as argument_name
 from jaxdist._program.arguments.arguments import is_unit as is_unit
 from jaxdist._program.arguments.arguments import unflatten as unflatten
+from jaxdist._program.arguments.compiler_options import ON_SERVERS as ON_SERVERS
+from jaxdist._program.arguments.compiler_options import CompilerOptions as CompilerOptions
+from jaxdist._program.arguments.compiler_options import as_compiler_options as as_compiler_options
+from jaxdist._program.arguments.compiler_options import format_options as format_options
+from jaxdist._program.arguments.compiler_options import (
+    log_options_without_effect as log_options_without_effect,
+)
 from jaxdist._program.arguments.exact import exact_structure as exact_structure
 from jaxdist._program.arguments.in_slot import InSlot as InSlot
 from jaxdist._program.arguments.in_slot import make_in_slot as make_in_slot
@@ -12,6 +19,7 @@ from jaxdist._program.arguments.options import RunOptions as RunOptions
 from jaxdist._program.arguments.options import check_options as check_options
 from jaxdist._program.arguments.retrace import Compilation as Compilation
 from jaxdist._program.compile.program import Program as Program
+from jaxdist._program.compile.saved import check_path as check_path
 from jaxdist._program.functions.bound_variables import BatchLeaf as BatchLeaf
 from jaxdist._program.functions.function import Function as Function
 from jaxdist._program.functions.function import function as function

@@ -17,6 +17,8 @@ class Candidate:
     num_logical: int
     plan: SlicePlan | None
     reason: str = ""
+    # What the backward pass computes again, where the task has a choice.
+    remat: str = ""
 
     @property
     def seconds(self) -> float | None:
@@ -42,12 +44,14 @@ class Sweep(Report):
         topology: The slice.
         global_rows: Rows of a batch, for all replicas.
         candidates: All placements that were tried.
+        notes: What holds for all of them.
     """
 
     name: str
     topology: str
     global_rows: int
     candidates: tuple[Candidate, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def ranked(self) -> tuple[Candidate, ...]:
@@ -67,24 +71,31 @@ class Sweep(Report):
             f"Ways to lay {self.name} out on {self.topology}, "
             f"with {self.global_rows:,} rows in a batch"
         )
+        has_remat = any(c.remat for c in self.candidates)
+        names = ("rules", "replicas x logical", *(["remat"] if has_remat else []))
         yield Table(
             "Ranked by expected time",
-            ("", "rules", "replicas x logical", "a step", "at least", "by", "peak", "what"),
-            tuple(self._row(number, c) for number, c in enumerate(self.ranked, 1)),
+            ("", *names, "a step", "at least", "by", "peak", "what"),
+            tuple(self._row(number, c, has_remat) for number, c in enumerate(self.ranked, 1)),
             frozenset({"", "a step", "at least", "peak"}),
         )
+        yield from self.notes
         yield CAVEAT
 
-    def _row(self, number: int, c: Candidate) -> tuple[str, ...]:
+    def _row(self, number: int, c: Candidate, has_remat: bool) -> tuple[str, ...]:
         """Return the cells of one candidate."""
-        mesh = f"{c.num_replicas:,} x {c.num_logical}"
+        names = (
+            c.rules,
+            f"{c.num_replicas:,} x {c.num_logical}",
+            *([c.remat] if has_remat else []),
+        )
         if c.plan is None:
-            return ("-", c.rules, mesh, "", "", "", "", c.reason)
+            return ("-", *names, "", "", "", "", c.reason)
         peak = "?" if c.plan.memory.peak is None else size(c.plan.memory.peak)
         if c.plan.times is None or not c.plan.memory.fits:
             # The compiler for TPUs refuses such a program, and that for GPUs does not.
             limit = size(c.plan.memory.limit)
-            return ("-", c.rules, mesh, "", "", "", peak, f"does not fit into {limit}")
+            return ("-", *names, "", "", "", peak, f"does not fit into {limit}")
         times = c.plan.times
         step, bound = seconds(c.seconds or 0.0), seconds(times.bound)
-        return (str(number), c.rules, mesh, step, bound, times.bound_by, peak, "fits")
+        return (str(number), *names, step, bound, times.bound_by, peak, "fits")

@@ -59,12 +59,25 @@ def add_plan(
         help="rows of a batch, of all replicas; each keeps those of the configuration if left out",
     )
     parser.add_argument(
+        "--xla",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the compiler, such as xla_tpu_scoped_vmem_limit_kib=65536; may be given "
+        "many times; the section [compiler] of a configuration has them too",
+    )
+    parser.add_argument(
         "--sweep", action="store_true", help="compare rules and logical devices, and rank them"
     )
     parser.add_argument(
         "--quick",
         action="store_true",
         help="compile once: no one device to compare with, and no search for a batch that fits",
+    )
+    parser.add_argument(
+        "--save",
+        metavar="FILE",
+        help="save the compiled program, for jaxdist train --set training.program=FILE there",
     )
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the assignment")
     parser.set_defaults(command=plan)
@@ -86,10 +99,16 @@ def plan(arguments: argparse.Namespace) -> int:
             f"--rules {arguments.rules} was given with --sweep.\n\n--sweep tries all rules.\n\n"
             "Leave one of the two out."
         )
+    if arguments.sweep and arguments.save:
+        raise ArgumentError(
+            f"--save {arguments.save} was given with --sweep.\n\nA file has one program, and "
+            "--sweep compiles many.\n\nLeave one of the two out."
+        )
     if getattr(jax.config, "jax_platforms", None) is None:
         # A plan needs shapes only. On a TPU VM, JAX would otherwise lock the TPU for this process.
         jax.config.update("jax_platforms", "cpu")
-    job = jobs.load_job(arguments.config, arguments.overrides)
+    overrides = [*arguments.overrides, *map(_read_option, arguments.xla)]
+    job = jobs.load_job(arguments.config, overrides)
     console = Console(file=sys.stdout)
     found = _make_plan(job, topology, arguments)
     if console.is_terminal:
@@ -112,14 +131,14 @@ def _make_plan(job: Any, topology: str, arguments: argparse.Namespace) -> SliceP
             "report": report,
         }
         with contextlib.ExitStack() as renames:
-            for parameter in ("topology", "logical", "rules", "global_batch"):
+            for parameter in ("topology", "logical", "rules", "global_batch", "save"):
                 for caller in ("jobs.plan_job", "jobs.sweep_job"):
                     inner = f"{caller} was given {parameter}="
                     outer = f"--{parameter.replace('_', '-')} is "
                     renames.enter_context(CallerRename(inner, outer))
             if arguments.sweep:
                 return jobs.sweep_job(job, topology, **given)
-            given |= {"rules": arguments.rules, "quick": arguments.quick}
+            given |= {"rules": arguments.rules, "quick": arguments.quick, "save": arguments.save}
             return jobs.plan_job(job, topology, **given)
 
 
@@ -141,6 +160,17 @@ def _show_progress() -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("starting", total=None)
         yield lambda what: progress.update(task, description=what)
+
+
+def _read_option(text: str) -> str:
+    """Return the override of a configuration for an option of the compiler."""
+    name, equals, value = text.strip().lstrip("-").partition("=")
+    if not (name and equals and value):
+        raise ArgumentError(
+            f"--xla {text} was given.\n\nAn option of the compiler is written KEY=VALUE.\n\n"
+            "Pass for instance --xla xla_tpu_scoped_vmem_limit_kib=65536."
+        )
+    return f"compiler.{name}={value}"
 
 
 def _add_slice_count(name: str, slices: int | None) -> str:

@@ -1,10 +1,13 @@
 """Plans of a job, without its data."""
 
 import dataclasses
+import math
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxdist._planning import SLICES, Source, count_slices, list_logical_counts, make_target, plan
+from jaxdist._program import format_options
 from jaxdist._reports import Candidate, SlicePlan, Sweep
 from jaxdist._validate import CallerRename, as_integer, check_callable, check_instance
 from jaxdist.errors import JaxdistError
@@ -26,6 +29,7 @@ def plan_job(
     rules: str | None = None,
     global_batch: int | None = None,
     quick: bool = False,
+    save: str | os.PathLike[str] | None = None,
     report: Report = lambda what: None,
 ) -> SlicePlan:
     """Compile the train step of a job for a TPU slice, without the TPUs, and return its plan.
@@ -45,6 +49,7 @@ def plan_job(
         rules: How its state is placed, one of `job.rules`; None takes the configured rules.
         global_batch: The rows of all replicas together.
         quick: As for `Program.compile_for`.
+        save: As for `Program.compile_for`. Train with the file as `training.program`.
         report: Receives a line of text about the current work.
 
     Returns:
@@ -74,6 +79,7 @@ def plan_job(
             wanted,
             global_batch=global_batch,
             quick=quick,
+            save=save,
             report=report,
         )
 
@@ -89,7 +95,8 @@ def sweep_job(
     """Plan a job with all its rules and several numbers of logical devices, and rank the plans.
 
     Cost:
-        One compilation for each combination.
+        One compilation for each combination. For a task with a choice of remat (`model.remat` of
+        `topics_lm`), two or more: from "none" on, until a plan fits and more remat is not faster.
 
     Args:
         job: As for `plan_job`.
@@ -122,12 +129,14 @@ def sweep_job(
         rows = job.rows_per_replica * configured.strategy.num_replicas_in_sync
     else:
         rows = as_integer(caller, "global_batch", global_batch, least=1, most=MOST_ROWS, example=64)
-    found = []
+    found: list[Candidate] = []
     layouts = list(_list_layouts(job, topology, logical))
     for number, (rules, count) in enumerate(layouts, 1):
         report_candidate = _add_prefix(report, f"{number} of {len(layouts)}, ")
-        found.append(_plan_candidate(job, topology, rules, count, rows, report_candidate))
-    return Sweep(job.config.task, configured.name, rows, tuple(found))
+        found += _plan_layout(job, topology, rules, count, rows, report_candidate)
+    asked = job.config.compiler.options
+    notes = (f"Compiled with {format_options(asked)}.",) if asked else ()
+    return Sweep(job.config.task, configured.name, rows, tuple(found), notes)
 
 
 def _check_arguments(caller: str, job: Any, report: Any) -> None:
@@ -152,6 +161,26 @@ def _list_layouts(job: Task[Any], topology: Any, logical: Any) -> Iterator[tuple
             yield rules, logical
         else:
             yield from ((rules, n) for n in (powers if find_partition(rules).is_split else [1]))
+
+
+def _plan_layout(
+    job: Task[Any], topology: Any, rules: str, logical: Any, rows: int, report: Report
+) -> Iterator[Candidate]:
+    """Plan one combination with each remat of the task, as long as more of it may be faster."""
+    # Nothing is gathered for a replica that has all parameters.
+    is_sharded = find_partition(rules).is_sharded
+    remats = [name for name in job.remats if is_sharded or name != "parameters"]
+    fastest = math.inf
+    for remat in remats or [""]:
+        task = job.with_remat(remat) if remat else job
+        label = report if not remat else _add_prefix(report, f"remat {remat}, ")
+        found = _plan_candidate(task, topology, rules, logical, rows, label)
+        yield dataclasses.replace(found, remat=remat)
+        # More remat is more work in less memory. It is faster only where the compiler computes
+        # again what does not fit, or where the program does not fit at all.
+        if found.plan is None or (found.seconds is not None and found.seconds >= fastest):
+            return
+        fastest = found.seconds or math.inf
 
 
 def _plan_candidate(

@@ -99,6 +99,10 @@ class Task(abc.ABC, Generic[C]):
     # Whether the model has layers that tensor parallelism splits.
     can_split: ClassVar[bool] = False
 
+    # What the backward pass can compute again, from nothing to most; the names that `with_remat`
+    # takes. Empty for a task without this choice.
+    remats: ClassVar[tuple[str, ...]] = ()
+
     # The steps are class attributes, so that they are the same functions each time: jaxdist
     # compiles a step once for each function.
     train_step: ClassVar[Callable[..., Any]]
@@ -195,10 +199,19 @@ class Task(abc.ABC, Generic[C]):
             )
         )
 
+    def with_remat(self, remat: str) -> Self:
+        """Return the task with another one of `remats`; a task without them returns itself."""
+        del remat
+        return self
+
     @property
     def options(self) -> RunOptions:
         """The options with which the train step runs."""
-        return RunOptions(donate_argnums=(0, 1) if self.config.training.donate else ())
+        return RunOptions(
+            donate_argnums=(0, 1) if self.config.training.donate else (),
+            compiler_options=self.config.compiler.options,
+            saved_program=self.config.training.program or None,
+        )
 
     def build(self, strategy: Strategy, *, abstract: bool = False) -> tuple[Any, Any]:
         """Make and place the model and its optimizer, with shapes for arrays if `abstract`."""

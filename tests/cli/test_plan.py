@@ -1,14 +1,17 @@
 """`jaxdist plan`: its output, its pictures, and its errors."""
 
+import dataclasses
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jaxdist import errors, jobs
 from jaxdist._devices import chips
+from jaxdist._reports import Sweep
 from jaxdist.cli import main
 from jaxdist.jobs import _plan
 
@@ -39,6 +42,49 @@ def test_plan_prints_memory_work_collectives_bounds_and_draws(
     ):
         assert words in out
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_options_of_the_compiler_come_from_the_command_and_from_the_configuration(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["plan", DIGITS, "--topology", "v5e:1x2", "--quick", *SMALL]
+    own = ["--xla", "xla_tpu_scoped_vmem_limit_kib=20000"]
+    section = ["--set", "compiler.xla_tpu_enable_latency_hiding_scheduler=false"]
+    assert main([*command, *own, *section]) == 0
+    shown = "xla_tpu_enable_latency_hiding_scheduler=false, xla_tpu_scoped_vmem_limit_kib=20000"
+    assert f"Compiled with {shown}." in capsys.readouterr().out
+    assert main(["plan", DIGITS, "--topology", "v5e:1x1", *SMALL, "--sweep", *own]) == 0
+    assert "Compiled with xla_tpu_scoped_vmem_limit_kib=20000." in capsys.readouterr().out
+    assert main([*command, "--xla", "xla_tpu_nothing=1"]) == 2
+    assert "No such compile option: 'xla_tpu_nothing'" in capsys.readouterr().err
+    assert main([*command, "--xla", "xla_tpu_nothing"]) == 2
+    assert "--xla xla_tpu_nothing was given" in capsys.readouterr().err
+
+
+def test_a_plan_saves_the_program_of_the_train_step(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "step.program"
+    command = ["plan", DIGITS, "--topology", "v5e:1x2", "--quick", *SMALL]
+    assert main([*command, "--save", str(path)]) == 0
+    assert f"Saved to {path}" in capsys.readouterr().out
+    assert path.read_bytes().startswith(b'{"format": "jaxdist program 1", "name": "train_step"')
+    assert main([*command, "--save", str(tmp_path / "none" / "step.program")]) == 2
+    assert "--save is" in capsys.readouterr().err
+    assert main([*command, "--sweep", "--save", str(path)]) == 2
+    assert "A file has one program" in capsys.readouterr().err
+
+
+def test_a_program_that_does_not_fit_is_not_saved(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "step.program"
+    sizes = ["model.layers=2", "model.width=8192", "model.hidden=32768", "data.batch_size=8"]
+    overrides = [word for entry in sizes for word in ("--set", entry)]
+    command = ["plan", TOPICS, "--topology", "v5e:1x1", "--quick", *overrides]
+    assert main([*command, "--save", str(path)]) == 0
+    assert f"Not saved to {path}: the program does not fit." in capsys.readouterr().out
+    assert not path.exists()
 
 
 def test_parameters_and_work_of_the_digits_are_those_counted_by_hand() -> None:
@@ -109,6 +155,48 @@ SMALLEST = [
     "data.sequence_length=16",
     "strategy.whole_below=1024",
 ]
+
+
+def test_a_sweep_tries_more_remat_as_long_as_it_is_faster(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = jobs.load_job(TOPICS, SMALLEST)
+    told: list[str] = []
+    found = jobs.sweep_job(job, "v5e:1x2", logical=1, report=told.append)
+    tried = {rules: [c.remat for c in found.candidates if c.rules == rules] for rules in job.rules}
+    # All fit without remat, and the first that computes something again is not faster.
+    assert tried["replicated"] == ["none", "products"]
+    assert tried["fsdp"] == ["none", "parameters"]
+    for rules in ("replicated", "fsdp"):
+        none, more = (c for c in found.candidates if c.rules == rules)
+        assert none.seconds is not None
+        assert more.seconds is not None
+        assert none.seconds <= more.seconds
+    assert found.best is not None
+    assert found.ranked[0].remat == "none"
+    assert "remat" in str(found)
+    assert any("remat products, replicated, 2 x 1: compiling" in line for line in told)
+
+
+def test_a_sweep_goes_on_to_the_remat_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = _plan.plan
+    fits = {"none": False, "products": False, "layers": True}
+
+    def plan_and_refuse(source: Any, *args: Any, **kwargs: Any) -> Any:
+        found = made(source, *args, **kwargs)
+        fits_so = next(iter(order))
+        order.pop(0)
+        memory = dataclasses.replace(found.memory, fits=fits[fits_so])
+        return dataclasses.replace(found, memory=memory)
+
+    order = list(fits)
+    monkeypatch.setattr(_plan, "plan", plan_and_refuse)
+    job = jobs.load_job(TOPICS, SMALLEST)
+    candidates = list(_plan._plan_layout(job, "v5e:1x1", "replicated", 1, 4, lambda _: None))
+    assert [c.remat for c in candidates] == ["none", "products", "layers"]
+    assert [c.seconds is not None for c in candidates] == [False, False, True]
+    text = str(Sweep("topics_lm", "v5e:1x1", 4, tuple(candidates)))
+    assert text.count("does not fit into") == 2
 
 
 def test_two_slices_have_pieces_within_a_slice(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from jaxdist.errors import ConfigError
 from jaxdist.jobs import DigitsConfig, load_config, load_job_config
+from jaxdist.jobs._config.schema import CompilerConfig
 from jaxdist.jobs._config.sources import find_lines
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +37,9 @@ def test_the_shipped_file_names_every_entry_of_the_schema() -> None:
     path = ROOT / "configs" / "digits_mirrored.toml"
     document = tomllib.loads(path.read_text())
     schema = dataclasses.asdict(DigitsConfig())
+    # The keys of this section are those of the compiler.
+    assert document.pop("compiler") == {}
+    assert schema.pop("compiler") == {"options": ()}
     assert {s: set(body) for s, body in document.items()} == {
         s: set(body) for s, body in schema.items()
     }
@@ -74,6 +78,20 @@ picture = ""
     assert values.optimizer.learning_rate == 1.0
     assert isinstance(values.optimizer.learning_rate, float)
     assert values.output.picture == ""
+
+
+def test_the_section_of_the_compiler_takes_any_option_and_overrides_win(tmp_path: Path) -> None:
+    text = "[compiler]\nxla_b = 2\nxla_a = true\n"
+    loaded = load_config(DigitsConfig, _file(tmp_path, text), ["compiler.xla_b=3"])
+    assert loaded.values.compiler.options == (("xla_a", True), ("xla_b", 3))
+    assert loaded.origin("compiler.xla_a").endswith("line 3")
+    assert loaded.origin("compiler.xla_b") == "--set compiler.xla_b=3"
+    assert loaded.values == dataclasses.replace(
+        DigitsConfig(), compiler=CompilerConfig((("xla_b", 3), ("xla_a", True)))
+    )
+    assert "line 2: [compiler] was given" in _problem(tmp_path, "[compiler]\nxla_b = [2]\n")
+    assert "line 1: [compiler] was given" in _problem(tmp_path, "[compiler]\nxla.b = 2\n")
+    assert "'--xla_b'" in _problem(tmp_path, '[compiler]\n"--xla_b" = 2\n')
 
 
 def test_overrides_win_over_the_file_and_the_last_one_over_all(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ FREE = {
     "strategy.max_staleness", "strategy.partition", "strategy.servers", "strategy.slices",
     "strategy.virtual_devices", "strategy.whole_below",
     "strategy.workers", "training.donate", "training.evaluate_every", "training.log_every",
-    "training.steps",
+    "training.program", "training.steps",
 }  # fmt: skip
 NEVER = {
     "task", "data.missing", "data.rows", "data.seed", "data.sequence_length", "data.stride",

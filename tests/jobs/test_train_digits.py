@@ -16,10 +16,17 @@ import pytest
 from rich.console import Console
 
 import jaxdist
+from jaxdist._program import Program
 from jaxdist.data import batches
 from jaxdist.data._prefetch import THREAD_NAME
-from jaxdist.errors import CheckpointError, ConfigError, MissingExtraError, NonFiniteLossError
-from jaxdist.jobs import DigitsConfig, TrainingReport, load_config, make_strategy, train
+from jaxdist.errors import (
+    CheckpointError,
+    ConfigError,
+    MissingExtraError,
+    NonFiniteLossError,
+    SavedProgramError,
+)
+from jaxdist.jobs import DigitsConfig, TrainingReport, load_config, load_job, make_strategy, train
 from jaxdist.jobs._config.checks import check_job
 from jaxdist.jobs._run import metrics, run
 from jaxdist.jobs.digits._task import load_digits
@@ -70,6 +77,34 @@ def whole_losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     _train(folder, *_SMALL, "training.steps=30")
     losses: list[float] = _metrics(folder)["losses"]
     return losses
+
+
+def test_a_saved_program_trains_the_same_and_its_options_are_those_of_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = (*_SMALL, "training.steps=4", "training.donate=true")
+    options = ("compiler.xla_cpu_enable_fast_math=false",)
+    _train(tmp_path / "compiled", *asked, *options)
+    program = tmp_path / "step.program"
+    job = load_job(SHIPPED, [*asked, *options])
+    job.lower(_strategy(8), 8, "replicated").compile().save(program)
+    compiled = []
+
+    def compile_and_note(self: Program, *args: Any) -> Any:
+        compiled.append((self.name, dict(self.asked_options)))
+        return compiled_by(self, *args)
+
+    compiled_by = Program.compiled
+    monkeypatch.setattr(Program, "compiled", compile_and_note)
+    saved = f"training.program='{program}'"
+    _train(tmp_path / "loaded", *asked, *options, saved)
+    assert "train_step" not in [name for name, _ in compiled]
+    losses = [_metrics(tmp_path / name)["losses"] for name in ("compiled", "loaded")]
+    assert losses[0] == losses[1]
+    with pytest.raises(SavedProgramError, match="xla_cpu_enable_fast_math=false"):
+        _train(tmp_path / "other", *asked, saved)
+    _train(tmp_path / "again", *asked, *options)
+    assert ("train_step", {"xla_cpu_enable_fast_math": False}) in compiled
 
 
 def _contents(folder: Path) -> dict[str, tuple[bytes, int]]:

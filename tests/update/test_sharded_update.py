@@ -1,6 +1,7 @@
 """`sharded_update` in steps: memory, compilations, executors, layouts, and what it refuses."""
 
 import itertools
+import logging
 from typing import Any
 
 import jax
@@ -219,6 +220,34 @@ def test_dtypes_may_be_mixed(strategy: jaxdist.MirroredStrategy) -> None:
     replicated, _, _ = Training(strategy, TX, mode="replicated").run(params=params)
     assert found == pytest.approx(replicated, rel=2e-3)
     assert after["w"].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("reduces", "batch", "is_told"),
+    [(True, None, True), (False, None, False), (False, "whole", False)],
+    ids=["reduced", "of the replica", "the same work"],
+)
+def test_gradients_that_are_reduced_already_are_told_once(
+    reduces: bool, batch: Any, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    two, tx = cpus(2), sharded()
+    batch = rows() if batch else jax.device_put(rows(), two.per_replica_sharding)
+
+    def step(params: Any, state: Any, batch: Any) -> Any:
+        grads = jax.grad(loss_of)(params, batch)
+        if reduces:
+            grads = jaxdist.get_replica_context().all_reduce("mean", grads)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    with two.scope():
+        params, state = parameters(), tx.init(parameters())
+    with caplog.at_level(logging.WARNING, "jaxdist"):
+        for _ in range(2):
+            params, state = two.run(step, (params, state, batch))
+    told = [r.message for r in caplog.records if "sharded_update gets" in r.message]
+    assert len(told) == is_told
+    assert all("test_sharded_update.py" in line and "multiplied by 2" in line for line in told)
 
 
 def test_sums_are_an_option(strategy: jaxdist.MirroredStrategy) -> None:

@@ -42,8 +42,10 @@ from jaxdist._parameter_server.variables.ports import (
 from jaxdist._parameter_server.variables.server_variable import ServerVariable
 from jaxdist._parameter_server.variables.shard_rows import Part
 from jaxdist._program import (
+    ON_SERVERS,
     FunctionTrace,
     WholeCall,
+    log_options_without_effect,
 )
 
 _CALLBACKS = frozenset(
@@ -83,6 +85,8 @@ def trace_closure(
         if not move_captured(found.closed):
             break
         call.draws.put_back()
+    asked = tuple((found.options or {}).items())
+    log_options_without_effect("strategy.run", asked, None, ON_SERVERS)
     inputs = TraceInputs(call, state, strategy.layout, found)
     exporter = ClosureExporter(found, inputs, platforms)
     return _Builder(state, strategy, found, inputs, recorders).build(exporter), recorders

@@ -2,11 +2,17 @@
 
 import inspect
 import logging
+import os
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from jaxdist._validate import as_flag, as_list, show
+from jaxdist._program.arguments.compiler_options import (
+    CompilerOption,
+    CompilerOptions,
+    as_compiler_options,
+)
+from jaxdist._validate import as_flag, as_list, as_path, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
@@ -17,19 +23,32 @@ class RunOptions(NamedTuple):
         experimental_enable_dynamic_batch_size: An option for TPUs. It has no effect, because every
             program of jaxdist has static shapes. A value other than the default is logged once.
         experimental_bucketizing_dynamic_shape: Likewise.
-        experimental_xla_options: Likewise. Pass compile options of JAX to `jax.jit`.
+        experimental_xla_options: Likewise. Use `compiler_options`.
         donate_argnums: Positions of arguments whose buffers the step may reuse for its results.
             They cannot be used after the call.
         static_argnames: Names of arguments that are static instead of traced, such as a number
             that decides a shape. They must be hashable.
+        compiler_options: Options of XLA's compiler, by name: bools, numbers or texts. The platform
+            and the version of the compiler decide which there are. They are part of the program:
+            other options are another compilation. In a `jaxdist.function`, they apply to the whole
+            function. A step in another function that JAX compiles, op by op, or on a worker of
+            parameter servers is compiled without them, and a log line says so.
+        saved_program: A file of `CompiledProgram.save` or `jaxdist plan --save`, which runs in the
+            place of what would be compiled. It is code: load only files that you trust. For other
+            inputs, such as an uneven last batch, the step is compiled. Where `compiler_options`
+            have no effect, it has none either.
 
     Example:
         >>> strategy = MirroredStrategy()
         >>> strategy.run(lambda n: jnp.ones(n), (3,), options=RunOptions(static_argnames=("n",)))
         Array([1., 1., 1.], dtype=float32)
+        >>> options = RunOptions(compiler_options={"xla_cpu_enable_fast_math": False})
+        >>> strategy.run(lambda x: x + 1, (1.0,), options=options)
+        Array(2., dtype=float32)
 
     Source:
-        `tf.distribute.RunOptions`; `donate_argnums` and `static_argnames` of `jax.jit`.
+        `tf.distribute.RunOptions`; `donate_argnums`, `static_argnames` and `compiler_options` of
+        `jax.jit`.
     """
 
     experimental_enable_dynamic_batch_size: bool = True
@@ -37,6 +56,8 @@ class RunOptions(NamedTuple):
     experimental_xla_options: Any = None
     donate_argnums: tuple[int, ...] = ()
     static_argnames: tuple[str, ...] = ()
+    compiler_options: Mapping[str, CompilerOption] | CompilerOptions = ()
+    saved_program: str | os.PathLike[str] | None = None
 
 
 def check_options(options: Any) -> RunOptions:
@@ -53,17 +74,23 @@ def check_options(options: Any) -> RunOptions:
     ):
         as_flag("RunOptions", name, getattr(options, name))
     _check_xla_options(options.experimental_xla_options)
-    without_effect = options._replace(donate_argnums=(), static_argnames=())
+    without_effect = options._replace(
+        donate_argnums=(), static_argnames=(), compiler_options=(), saved_program=None
+    )
     # Once for each combination: a training loop passes the same options at every step.
     if without_effect != _DEFAULTS and repr(without_effect) not in _LOGGED:
         _LOGGED.add(repr(without_effect))
         _LOG.info("strategy.run: the experimental entries have no effect in %r", options)
+    path = options.saved_program
     return RunOptions(
         donate_argnums=_as_tuple_of("donate_argnums", options.donate_argnums, int, "(0,)"),
         static_argnames=_as_tuple_of("static_argnames", options.static_argnames, str, "('n',)"),
+        compiler_options=as_compiler_options("RunOptions", options.compiler_options),
+        saved_program=None if path is None else as_path("RunOptions", "saved_program", path, _FILE),
     )
 
 
+_FILE = "step.program"
 _LOG = logging.getLogger("jaxdist")
 _LOGGED: set[str] = set()
 _DEFAULTS = RunOptions()
@@ -79,7 +106,7 @@ def _check_xla_options(given: Any) -> None:
     raise ArgumentTypeError(
         f"RunOptions was given experimental_xla_options={show(given)}.\n\n"
         "It is a jaxdist.tpu.XLAOptions, as tf.distribute documents it, and has no effect here."
-        "\n\nLeave it out; compile options of JAX go to jax.jit."
+        "\n\nLeave it out; options of XLA's compiler are RunOptions(compiler_options={...})."
     )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import warnings
+import weakref
 from collections import Counter, deque
 from typing import Any
 
@@ -39,6 +40,7 @@ class RetraceWatch:
         self.compilations: deque[Compilation] = deque(maxlen=MOST_KEPT)
         self._functions: Counter[Any] = Counter()
         self._warned: set[Any] = set()
+        self._counted: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def count_function(self, fn: Any) -> None:
         """Count a function object that runs for the first time; warn if its code made several."""
@@ -47,6 +49,10 @@ class RetraceWatch:
         # A loop that defines a lambda makes a new object each time, but its code is one object.
         if code is None:
             return
+        # With other options, the same function is compiled once more.
+        if fn in self._counted:
+            return
+        self._counted.add(fn)
         self._functions[code] += 1
         if self._functions[code] < NEW_FUNCTIONS_BEFORE_WARNING or code in self._warned:
             return

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxdist._collectives import TraceNotes, is_below_a_byte
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.arguments.compiler_options import CompilerOptions
 from jaxdist._program.arguments.out_slot import OutSlot
 from jaxdist._program.compile.program import Program
 from jaxdist._program.logical.logical_layout import marks_of_results
@@ -44,6 +45,7 @@ def build(
     donated: Sequence[int],
     where: str,
     notes: TraceNotes,
+    compiler_options: CompilerOptions,
 ) -> Program:
     """Analyse the trace of a step, and raise if state would differ between replicas."""
     graph_size = len(signature.graph.paths) if signature.graph else 0
@@ -109,6 +111,7 @@ def build(
         variables,
         notes,
         placed=tuple(placed_work(traced.jaxpr)) if layout.num_logical > 1 else (),
+        asked_options=compiler_options,
     )
 
 

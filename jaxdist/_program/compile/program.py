@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import os
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,10 +14,16 @@ from jaxdist import _compat, hlo
 from jaxdist._collectives import TraceNotes
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static
+from jaxdist._program.arguments.compiler_options import (
+    CompilerOptions,
+    add_options,
+    refuse_option,
+)
 from jaxdist._program.arguments.out_slot import OutSlot
 from jaxdist._program.compile.replay import Replay
 from jaxdist._program.compile.result_layouts import choose_result_shardings
-from jaxdist._program.compile.without_device import check_needs_no_device
+from jaxdist._program.compile.saved import check_path, load_program, save_program
+from jaxdist._program.compile.without_device import check_can_be_saved, check_needs_no_device
 from jaxdist._program.logical.placed_work import PlacedWork
 from jaxdist._program.nnx.graph_rules import Combination
 from jaxdist._program.proof.replication import TracedCollective
@@ -72,6 +80,8 @@ class Program:
     planner: Callable[..., SlicePlan] | None = None
     # The work that runs on one logical device of each replica.
     placed: tuple[PlacedWork, ...] = ()
+    # The compiler options of the user.
+    asked_options: CompilerOptions = ()
 
     @property
     def has_state(self) -> bool:
@@ -191,7 +201,7 @@ class Program:
         )
         # JAX adds open constraints to nearly every result. They make XLA's TPU compiler insert
         # all-to-alls; see docs/design/010-logical-devices.md.
-        exactly = _compat.use_exact_partitioner(self.compiler_options)
+        exactly = _compat.use_exact_partitioner(self._needed_options)
         inputs = self.signature.inputs
         with _compat.omit_open_constraints(), exactly:
             if not self.traced.is_explicit:
@@ -206,12 +216,50 @@ class Program:
     @_compat.outside_of_meshes
     def compiled(self, lowered: jax.stages.Lowered | None = None) -> jax.stages.Compiled:
         """Return JAX's compiled stage, compiled with the options that this program needs."""
-        lowered, options = lowered or self.lowered(), self.compiler_options
-        if self.layout.is_described_gpu:
-            compiled: jax.stages.Compiled = _compat.compile_for_gpu_plan(lowered, options)
-            return compiled
-        with _compat.use_exact_partitioner(options):
-            return lowered.compile(compiler_options=options)
+        options = self.compiler_options
+        lowered = lowered or self.lowered()
+        try:
+            if self.layout.is_described_gpu:
+                compiled: jax.stages.Compiled = _compat.compile_for_gpu_plan(lowered, options)
+                return compiled
+            with _compat.use_exact_partitioner(self._needed_options):
+                return lowered.compile(compiler_options=options)
+        except (jax.errors.JaxRuntimeError, TypeError) as error:
+            better = refuse_option(error, self.asked_options, self.name)
+            if better is None:
+                raise
+            raise better from error
+
+    def load(
+        self, path: pathlib.Path, lowered: jax.stages.Lowered | None, *, is_first: bool
+    ) -> jax.stages.Compiled:
+        """Return the saved program of a file, or compile if it is for other inputs."""
+        lowered = lowered or self.lowered()
+        loaded = load_program(
+            path,
+            self.name,
+            lowered,
+            self.inputs,
+            len(self.outputs),
+            self.layout,
+            self.asked_options,
+            is_first=is_first,
+        )
+        return self.compiled(lowered) if loaded is None else loaded
+
+    def save(self, path: str | os.PathLike[str], executable: jax.stages.Compiled) -> None:
+        """Write what was compiled from this program; `CompiledProgram.save` calls this."""
+        file = check_path("CompiledProgram.save", "path", path)
+        check_can_be_saved(self.name, self.traced.closed)
+        save_program(
+            file,
+            self.name,
+            executable,
+            self.lowered(),
+            self.inputs,
+            self.layout,
+            self.asked_options,
+        )
 
     def compile(self) -> CompiledProgram:
         """Compile for the strategy's devices, without running anything.
@@ -227,8 +275,8 @@ class Program:
         return CompiledProgram(self, self.compiled())
 
     @property
-    def compiler_options(self) -> dict[str, bool | str]:
-        """The options that XLA needs for this program.
+    def compiler_options(self) -> dict[str, Any]:
+        """The options that XLA compiles this program with: those of `RunOptions`, and its own.
 
         With virtual replicas, they keep the order of sums. On GPU, they set the size up to which
         XLA combines all-reduces. By default XLA would not combine the leaves of a larger pack. For
@@ -237,15 +285,30 @@ class Program:
         Example:
             >>> OneDeviceStrategy("cpu:0").lower(lambda: 1).compiler_options
             {}
+
+        Raises:
+            ArgumentError: `RunOptions` have another value of an option that the program needs.
         """
-        options: dict[str, bool | str] = {}
+        options = add_options(self._needed_options, self.asked_options, self.name, self.layout)
+        packed = max((c.plan.pack_bytes for c in self.traced_collectives), default=0)
+        if packed and self.layout.platform == "gpu" and self.layout.num_virtual is None:
+            options.setdefault("xla_gpu_all_reduce_combine_threshold_bytes", str(packed))
+        return options
+
+    @property
+    def chosen_options(self) -> dict[str, Any]:
+        """The compiler options of `RunOptions`, if the program can be compiled with them."""
+        options = self.compiler_options
+        return {name: options[name] for name, _ in self.asked_options}
+
+    @property
+    def _needed_options(self) -> dict[str, Any]:
+        """The options without which this program cannot be compiled, or has other bits."""
+        options: dict[str, Any] = {}
         if self.layout.is_described_gpu:
             options |= _compat.get_gpu_plan_options()
         if self.layout.num_virtual is not None:
-            return options | _compat.get_exact_options(self.layout.platform)
-        asked = max((c.plan.pack_bytes for c in self.traced_collectives), default=0)
-        if asked and self.layout.platform == "gpu":
-            options["xla_gpu_all_reduce_combine_threshold_bytes"] = str(asked)
+            options |= _compat.get_exact_options(self.layout.platform)
         return options
 
     @functools.cached_property
@@ -295,6 +358,7 @@ class Program:
         logical: Any = None,
         global_batch: int | None = None,
         quick: bool = False,
+        save: str | os.PathLike[str] | None = None,
     ) -> SlicePlan:
         """Compile the same step for a TPU slice, and plan it. The slice need not exist here.
 
@@ -318,6 +382,8 @@ class Program:
             global_batch: The number of rows of all replicas together.
             quick: Compile only once: without the comparison with one device, and without the
                 search for a batch that fits.
+            save: A file for the compiled program, which runs on such a slice without compiling; see
+                `CompiledProgram.save`.
 
         Returns:
             A plan. Print it, or read its fields.
@@ -327,6 +393,8 @@ class Program:
             MissingExtraError: libtpu is not installed.
             ArgumentError: The replicas cannot share the batch, or the step uses variables from a
                 closure, virtual replicas (`deterministic=True`), or values of different shapes.
+            SavedProgramError: The file cannot be written.
+            UnsupportedError: JAX cannot serialize the program.
 
         Example:
             >>> program = MirroredStrategy().lower(lambda w, x: x @ w, (
@@ -341,7 +409,9 @@ class Program:
                 "make.\n\nA plan needs the strategy and the arguments of strategy.lower.\n\n"
                 "Call strategy.lower(step, args).compile_for(topology)."
             )
-        return self.planner(self, topology, logical=logical, global_batch=global_batch, quick=quick)
+        return self.planner(
+            self, topology, logical=logical, global_batch=global_batch, quick=quick, save=save
+        )
 
     def __repr__(self) -> str:
         return text(self)

@@ -27,7 +27,7 @@ _PARTS = {
     "function": "function",
     "inputs": "inputs",
     "mesh": "mesh",
-    "flags": "flags (XLA_FLAGS and settings of JAX)",
+    "flags": "flags (XLA_FLAGS, compiler options and settings of JAX)",
     "program": "operations",
 }
 # Settings of JAX that change numbers or programs.
@@ -40,12 +40,16 @@ _SETTINGS = (
 )
 
 
+_FLAG_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+
 def check_same_program(
     name: str,
     lowered: jax.stages.Lowered,
     inputs: dict[str, str],
     layout: ReplicaMesh,
     timeout_seconds: float | None = None,
+    compiler_options: str = "",
 ) -> None:
     """Raise if another process is about to run another program; see Note [Same program].
 
@@ -59,6 +63,7 @@ def check_same_program(
         inputs: The kind, dtype and shape of each input.
         layout: The mesh.
         timeout_seconds: How long to wait for the others; None means `collective_seconds`.
+        compiler_options: The compiler options that the user passes for this step, as text.
 
     Raises:
         ProgramMismatchError: The programs differ.
@@ -72,7 +77,7 @@ def check_same_program(
         "function": name,
         "inputs": ", ".join(f"{k}: {v}" for k, v in inputs.items()),
         "mesh": f"{dict(layout.mesh.shape)}, replicas over {layout.replica_axes}",
-        "flags": _describe_flags(),
+        "flags": describe_flags(compiler_options),
     }
     own = {k: v if len(v) < 200 else _hash(v) for k, v in told.items()} | {"program": _hash(text)}
     call = f"strategy.run({name})"
@@ -117,10 +122,12 @@ def _show_first_difference(wrong: str, other: str, part: str) -> str:
     return "  (the first 4 MiB of both are equal)"
 
 
-def _describe_flags() -> str:
+def describe_flags(compiler_options: str) -> str:
+    """Return the flags of XLA and the settings of JAX that change programs, as text."""
     settings = {name: str(getattr(jax.config, name)) for name in _SETTINGS}
-    flags = sorted(f for f in os.environ.get("XLA_FLAGS", "").split() if f)
-    return f"{' '.join(flags)} {json.dumps(settings)}"
+    given = " ".join(os.environ.get(name, "") for name in _FLAG_VARIABLES)
+    flags = sorted(given.split())
+    return f"{' '.join(flags)} {compiler_options} {json.dumps(settings)}"
 
 
 def _hash(text: str) -> str:

@@ -18,6 +18,7 @@ from jaxdist._program.arguments.arguments import (
     check_not_leaked,
     flatten,
 )
+from jaxdist._program.arguments.compiler_options import refuse_option
 from jaxdist._program.arguments.exact import exact_structure
 from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
 from jaxdist._program.arguments.options import check_names, find_static_numbers
@@ -189,6 +190,12 @@ class Function:
                         get_arrays(compiled.variables), state, flat.dynamic, draws.batches
                     )
                 break
+            except (jax.errors.JaxRuntimeError, TypeError) as error:
+                asked_options = tuple((compiled.options or {}).items())
+                better = refuse_option(error, asked_options, "jaxdist.function")
+                if better is None:
+                    raise
+                raise better from error
             except _OtherInputsError as error:
                 # With other shapes the function used other variables, or more batches.
                 compiled = self._build(given, asked, error.found, compiled.variables)

@@ -23,6 +23,9 @@ Differs: TypeAlias = frozenset[str]
 NONE: Differs = frozenset()
 
 
+_SCATTERS = frozenset({"psum_scatter", "reduce_scatter"})
+
+
 @dataclasses.dataclass(frozen=True)
 class TracedCollective:
     """A collective of a traced step."""
@@ -35,6 +38,8 @@ class TracedCollective:
     source: str
     times: int | None  # how often it runs in a step; None where a loop decides while running
     plan: AllReducePlan = NO_PLAN  # of the all-reduce that it is a part of
+    # Whether it scatters gradients of `sharded_update` that all replicas have equal already.
+    of_equal_gradients: bool = False
 
     @property
     def algorithm(self) -> str:
@@ -167,7 +172,11 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
                 where = self.source or _compat.find_source(eqn)
                 raise DivergentCollectiveError(_explain_may_not_reach(where, name))
             if over:
-                self.collectives[self.path] = self._record(eqn, name, named)
+                found = self._record(eqn, name, named)
+                if name in _SCATTERS and not joined & over:
+                    is_update = _compat.is_from_folder(eqn, "_update/")
+                    found = dataclasses.replace(found, of_equal_gradients=is_update)
+                self.collectives[self.path] = found
         # A grouped reduction gives each group another result.
         if name in known.REPLICATING and not grouped:
             result = joined - over

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from typing import Any
 
 import jax
@@ -46,6 +47,40 @@ class CompiledProgram:
         """
         return hlo.collectives(self.as_text())
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the compiled program to a file, which `RunOptions(saved_program=path)` loads.
+
+        Another process with the same versions of JAX, the same devices and the same flags then runs
+        the step without compiling it. Each difference is an error before anything is loaded. A
+        program for described TPUs runs on such TPUs. A saved program is code: whoever can write
+        the file can run code in the process that loads it.
+
+        Cost:
+            One lowering; the file has the size of the executable.
+
+        Args:
+            path: The file. An existing one is replaced.
+
+        Raises:
+            UnsupportedError: JAX cannot serialize the program, or it calls back into Python
+                (`jax.debug.print`).
+            SavedProgramError: The file cannot be written.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> file = pathlib.Path(tempfile.mkdtemp(), "step.program")
+            >>> def step(x):
+            ...     return x + 1
+            >>> strategy = MirroredStrategy()
+            >>> strategy.lower(step, (1.0,)).compile().save(file)
+            >>> strategy.run(step, (1.0,), options=RunOptions(saved_program=file))
+            Array(2., dtype=float32)
+
+        Source:
+            `jax.experimental.serialize_executable`.
+        """
+        self.program.save(path, self.executable)
+
     def explain(self) -> Explanation:
         """Return what this program communicates, and what became of what the step asked for.
 
@@ -64,4 +99,5 @@ class CompiledProgram:
             program.told,
             self.as_text(),
             program.placed,
+            program.asked_options,
         )

@@ -6,6 +6,7 @@ import dataclasses
 from jaxdist import cost, hlo
 from jaxdist._collectives import TraceNotes
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.arguments.compiler_options import CompilerOptions, format_options
 from jaxdist._program.logical.placed_work import PlacedWork
 from jaxdist._program.proof.replication import TracedCollective
 from jaxdist._program.report.matching import (
@@ -116,6 +117,7 @@ def explain_program(
     told: TraceNotes,
     text: str,
     placed: tuple[PlacedWork, ...] = (),
+    compiler_options: CompilerOptions = (),
 ) -> Explanation:
     """Read a compiled program and match it with what the step asked for."""
     links = cost.links_of(layout)
@@ -126,6 +128,8 @@ def explain_program(
         f"{layout.num_replicas} replica(s) x {layout.num_logical} logical device(s) on "
         f"{layout.platform}"
     )
+    if compiler_options:
+        where += f", compiled with {format_options(compiler_options)}"
     # One hint may be ignored at several places; `dict.fromkeys` below keeps one sentence.
     by_plan = (sentence for a in asked for sentence in a.plan.ignored)
     return Explanation(

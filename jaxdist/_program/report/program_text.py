@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxdist._program.arguments.compiler_options import format_options
 from jaxdist._reports import name_cells
 
 
@@ -28,6 +29,8 @@ def text(program: Any) -> str:
     ]
     if not program.traced_collectives:
         lines.append("    none")
+    if program.asked_options:
+        lines += ["  compiler options:", f"    {format_options(program.asked_options)}"]
     if program.placed:
         lines += ["  placed:", *(f"    {p!r}" for p in program.placed)]
     return "\n".join(lines)

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import itertools
 import logging
+import os
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +15,9 @@ from jax.sharding import NamedSharding
 
 from jaxdist import _compat
 from jaxdist._collectives import collect_notes, is_below_a_byte
+from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import check_no_arrays_hidden, check_no_refs
+from jaxdist._program.arguments.compiler_options import CompilerOptions, format_options
 from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
 from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.build import build
@@ -28,6 +32,7 @@ from jaxdist._program.run.ahead import (
 )
 from jaxdist._program.run.call import Call
 from jaxdist._program.run.donated import check_positions, find_donated_leaves
+from jaxdist._program.run.equal_gradients import describe_equal_gradients, find_equal_gradients
 from jaxdist._program.state.no_rows import rows_of
 from jaxdist._program.trace.replica_specs import describe_left_out
 from jaxdist._program.trace.trace import Signature
@@ -94,17 +99,23 @@ class Programs:
         fn: Callable[[], Any],
         strategy: Callable[[], Any],
         donated: tuple[int, ...],
+        compiler_options: CompilerOptions,
+        saved_program: str | os.PathLike[str] | None,
         watch: RetraceWatch,
     ) -> None:
         self._fn = fn
         self._strategy = strategy
         self._donated = donated
+        self._compiler_options = compiler_options
+        self._saved_program = None if saved_program is None else pathlib.Path(saved_program)
         self._watch = watch
         self._ready: dict[Signature, ReadyProgram] = {}
         # Programs without donation, which run while JAX checks for nan and inf.
         self._undonated: dict[Signature, ReadyProgram] = {}
         # Whether the warning was already given that replicas with unequal rows take a mean.
         self._has_warned_of_means = False
+        # Whether the log has said that `sharded_update` gets equal gradients.
+        self._has_logged_gradients = False
         # Layouts without effect that the log has named.
         self._logged_layouts: frozenset[str] = frozenset()
         # Programs that `find_or_trace` or `look_ahead` traced and that are not compiled yet.
@@ -140,6 +151,7 @@ class Programs:
             find_donated_leaves(self._donated, flat, signature.graph),
             source_location(fn),
             notes,
+            self._compiler_options,
         )
         if program.variables:
             self._variables = program.variables
@@ -148,6 +160,7 @@ class Programs:
             rows = rows_of(signature, program.layout.num_replicas)
             warn_of_means(source_location(fn), program.traced.means, rows, signature.step)
         self._log_layouts(program)
+        self._log_equal_gradients(program)
         # Inside another trace the program contains tracers, which die with that trace.
         if not call.is_traced:
             self._only_traced[signature] = program
@@ -156,11 +169,19 @@ class Programs:
     def _log_layouts(self, program: Program) -> None:
         """Log layouts that have no effect, once for each place in the step."""
         layout, lines = program.layout, frozenset(program.traced.left_out)
-        # One process is enough: all of them run the same program.
-        is_first = layout.process.index == min(layout.device_owners.values())
-        if is_first and not lines <= self._logged_layouts:
+        if _is_first_process(layout) and not lines <= self._logged_layouts:
             self._logged_layouts |= lines
             _LOG.info("%s", describe_left_out(program.name, program.traced.left_out, layout))
+
+    def _log_equal_gradients(self, program: Program) -> None:
+        """Log once that `sharded_update` gets gradients which are reduced already."""
+        if self._has_logged_gradients or not _is_first_process(program.layout):
+            return
+        line = find_equal_gradients(program)
+        if line:
+            self._has_logged_gradients = True
+            count = program.layout.num_replicas
+            _LOG.warning("%s", describe_equal_gradients(program.name, line, count))
 
     def look_ahead(self, call: Call) -> None:
         """Trace the step for the uneven batches that its data will still produce.
@@ -201,7 +222,7 @@ class Programs:
         self.look_ahead(call)
         if not donates:
             kept = dataclasses.replace(program, donated=())
-            ready = self._undonated[signature] = ReadyProgram(kept, self._compile(kept))
+            ready = self._undonated[signature] = ReadyProgram(kept, self._compile(kept, None))
             return ready
         self._only_traced.pop(signature, None)
         # Before the first run: an error about a later batch must come before hours of training.
@@ -211,19 +232,37 @@ class Programs:
             self._watch.count_program(fn, len(self._ready) + 1, changed)
         else:
             self._watch.count_function(fn)
-        ready = self._ready[signature] = ReadyProgram(program, self._compile(program))
+        compiled = self._compile(program, self._saved_program)
+        ready = self._ready[signature] = ReadyProgram(program, compiled)
         return ready
 
-    def _compile(self, program: Program) -> jax.stages.Compiled:
+    def _compile(self, program: Program, saved: pathlib.Path | None) -> jax.stages.Compiled:
         if not program.layout.is_shared:
-            return program.compiled()
+            return self._load(program, saved, None) if saved else program.compiled()
         lowered = program.lowered()
         strategy = self._strategy()
         seconds = strategy.communication.options.timeout_seconds
         if program.told.timeout_seconds is not None:
             strategy._limit_step(self._fn(), program.told.timeout_seconds)
-        check_same_program(program.name, lowered, program.inputs, program.layout, seconds)
-        return program.compiled(lowered)
+        check_same_program(
+            program.name,
+            lowered,
+            program.inputs,
+            program.layout,
+            seconds,
+            format_options(program.asked_options),
+        )
+        return self._load(program, saved, lowered) if saved else program.compiled(lowered)
+
+    def _load(
+        self, program: Program, saved: pathlib.Path, lowered: jax.stages.Lowered | None
+    ) -> jax.stages.Compiled:
+        return program.load(saved, lowered, is_first=not self._ready)
+
+
+def _is_first_process(layout: ReplicaMesh) -> bool:
+    """Whether this process logs for all: they run the same program."""
+    return bool(layout.process.index == min(layout.device_owners.values()))
 
 
 def describe_difference(before: Signature, now: Signature, names: Sequence[str]) -> str:

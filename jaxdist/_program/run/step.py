@@ -34,6 +34,13 @@ from jaxdist._program.arguments.arguments import (
     check_not_leaked,
     flatten,
 )
+from jaxdist._program.arguments.compiler_options import (
+    IN_JIT,
+    OP_BY_OP,
+    as_compiler_options,
+    log_options_without_effect,
+    request_options,
+)
 from jaxdist._program.arguments.deleted import deleted_arguments_error, find_deleted_arguments
 from jaxdist._program.arguments.exact import dispatch_by_structure
 from jaxdist._program.arguments.mirroring import MirrorCache, has_arrays_elsewhere, mirror_arguments
@@ -85,7 +92,16 @@ class Step:
         self.donated = options.donate_argnums
         self._static_names = frozenset(options.static_argnames)
         self._static_numbers = run_options.find_static_numbers(fn, options.static_argnames)
-        self._programs = Programs(self._fn, self._strategy, self.donated, watch)
+        self._compiler_options = as_compiler_options("RunOptions", options.compiler_options)
+        self._saved_program = options.saved_program
+        self._programs = Programs(
+            self._fn,
+            self._strategy,
+            self.donated,
+            self._compiler_options,
+            self._saved_program,
+            watch,
+        )
         self._whole_batches = WholeBatches(self._fn, self._layout)
         # Whether a call op by op was warned that replicas with unequal rows take a mean.
         self._has_warned_of_means = False
@@ -213,6 +229,10 @@ class Step:
     def _inside_trace(self, call: Call, around: Any) -> Any:
         check_inside_trace(self._layout)
         program = self._programs.find_or_trace(call)
+        left = self._compiler_options
+        if left and request_options("strategy.run", program.chosen_options):
+            left = ()
+        log_options_without_effect("strategy.run", left, self._saved_program, IN_JIT)
         self._programs.look_ahead(call)
         self._check_same_work(call, self._whole_batches.find(call), program)
         return run_inside_trace(call, program, around)
@@ -241,6 +261,8 @@ class Step:
 
     def _run_op_by_op(self, call: Call, args: tuple[Any, ...], *, warns: bool) -> Outcome:
         check_compiled(self._layout)
+        given = self._compiler_options, self._saved_program
+        log_options_without_effect("strategy.run", *given, OP_BY_OP)
         fn: Any = self._fn()
         strategy: Any = self._strategy()
         check_positions(self.donated, args)

@@ -6,7 +6,7 @@ import jax
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import current_binding
+from jaxdist._program.arguments.compiler_options import request_options
 from jaxdist.errors import ContextError, UnsupportedError
 
 
@@ -48,9 +48,7 @@ def check_inside_trace(layout: ReplicaMesh) -> None:
     options = _compat.get_exact_options(layout.platform)
     if options is None or _compat.are_set_by_flags(options):
         return
-    binding: Any = current_binding()
-    if binding is not None:
-        binding.compiler_options = options
+    if request_options("strategy.run", options):
         return
     raise ContextError(
         "strategy.run of a strategy with deterministic=True was called inside another function "

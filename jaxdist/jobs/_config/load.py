@@ -10,6 +10,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from jaxdist._program import as_compiler_options
 from jaxdist._validate import (
     ErrorNote,
     as_local_path,
@@ -19,7 +20,7 @@ from jaxdist._validate import (
     show,
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ConfigError
-from jaxdist.jobs._config.schema import LARGEST, LocalPath, LocalPathOrNone
+from jaxdist.jobs._config.schema import LARGEST, CompilerConfig, LocalPath, LocalPathOrNone
 from jaxdist.jobs._config.sources import (
     GivenValue,
     check_sources,
@@ -134,6 +135,8 @@ def _place(
             return None
         return f"{item.where}: [{item.section}] is a section, and {item.value!r} was given for it."
     section, key = get_sections(schema).get(item.section, schema), item.key
+    if section is CompilerConfig:
+        return _place_option(item, values[item.section], origins)
     name = f"{item.section}.{key}".removeprefix(".")
     kinds = typing.get_type_hints(section, include_extras=True)
     if key not in kinds:
@@ -162,6 +165,19 @@ def _place(
             return f"{item.where}: {' '.join(str(error).split())}"
     values[item.section][key] = value
     origins[name] = item.where
+    return None
+
+
+def _place_option(item: GivenValue, values: dict[str, Any], origins: dict[str, str]) -> str | None:
+    """Put an option of the compiler into its section, whose keys have no schema."""
+    option = (item.key, item.value)
+    # Of two values of one option, the later one is taken, as of all entries.
+    others = [(key, value) for key, value in values.get("options", ()) if key != item.key]
+    try:
+        values["options"] = as_compiler_options("[compiler]", (*others, option))
+    except (ArgumentError, ArgumentTypeError) as error:
+        return f"{item.where}: {' '.join(str(error).split())}"
+    origins[f"{item.section}.{item.key}"] = origins["compiler.options"] = item.where
     return None
 
 

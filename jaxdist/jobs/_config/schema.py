@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from msgspec import Meta
 
+from jaxdist._program import CompilerOptions, as_compiler_options
 from jaxdist._validate import check_instance, show
 from jaxdist.errors import ArgumentError
 from jaxdist.jobs._partitions import PartitionName
@@ -117,6 +118,20 @@ class TrainingConfig:
     evaluate_every: Count = entry(100, change=Change.FREE)
     seed: Seed = entry(0)
     donate: bool = entry(False, change=Change.FREE)
+    program: LocalPathOrNone = entry("", change=Change.FREE)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompilerConfig:
+    """Options of XLA's compiler for the train step; see `RunOptions.compiler_options`.
+
+    The keys of this section are the names of the options.
+    """
+
+    options: CompilerOptions = entry(())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", as_compiler_options("CompilerConfig", self.options))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +162,7 @@ class JobConfig:
     data: BatchConfig = section(BatchConfig)
     optimizer: OptimizerConfig = section(OptimizerConfig)
     training: TrainingConfig = section(TrainingConfig)
+    compiler: CompilerConfig = section(CompilerConfig)
     checkpoint: CheckpointConfig = section(CheckpointConfig)
     output: OutputConfig = section(OutputConfig)
 

@@ -171,5 +171,6 @@ def get_sections(schema: type[Any]) -> dict[str, Any]:
 
 def list_names(schema: type[Any]) -> list[str]:
     """Return the names of all entries in sections of a schema, as `section.key`."""
-    kinds = get_sections(schema)
+    # The keys of the section of the compiler are those that a user gives.
+    kinds = {name: kind for name, kind in get_sections(schema).items() if name != "compiler"}
     return [f"{s}.{f.name}" for s in kinds for f in dataclasses.fields(kinds[s])]

@@ -1,8 +1,9 @@
 """The language model as a task: its data, and the words for its results."""
 
+import dataclasses
 import functools
 import math
-from typing import Any, final
+from typing import Any, Self, final
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,7 @@ class TopicsTask(Task[TopicsConfig]):
     )
     headline = "bits per byte {bits_per_byte:.3f}"
     can_split = True
+    remats = ("none", "parameters", "products", "layers")
     train_step = staticmethod(train_step)
     evaluation_step = staticmethod(evaluation_step)
 
@@ -58,6 +60,11 @@ class TopicsTask(Task[TopicsConfig]):
 
     def make_model(self, rngs: nnx.Rngs) -> Transformer:
         return Transformer(self.config.model, rngs=rngs)
+
+    def with_remat(self, remat: str) -> Self:
+        name: Any = remat
+        model = dataclasses.replace(self.config.model, remat=name)
+        return type(self)(dataclasses.replace(self.config, model=model))
 
     def batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         return {"tokens": jax.ShapeDtypeStruct((rows, self.units_per_example + 1), jnp.uint8)}

@@ -42,11 +42,15 @@ def differ() -> dict[str, str]:
         return total.tolist(), rows.tolist()
 
     own = PerReplica([np.zeros(2, ["int32", "float32"][index])])
+    own_options = jaxdist.RunOptions(
+        compiler_options={"xla_cpu_prefer_vector_width": [128, 256][index]}
+    )
     calls: dict[str, Callable[[jaxdist.Strategy], Any]] = {
         "values": lambda s: s.run(lambda a: a, (np.float32(index),)),
         "shapes": lambda s: s.run(lambda a: a, (np.zeros(1 + index),)),
         "dtypes": lambda s: s.run(lambda a: a, (own,)),
         "calls": lambda s: reduce(s, ["sum", "mean"][index]),
+        "compiler options": lambda s: s.run(step, (np.float32(0),), options=own_options),
         "lists": reduce_lists,
         "too long": lambda s: reduce(s, "sum", options=longer),
         "values later": run_others_later,
