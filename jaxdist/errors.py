@@ -40,6 +40,7 @@ working::
           PSUnavailableError                 a parameter server that does not answer
           WorkerUnavailableError             a worker that was lost
         ProgramMismatchError                 processes whose programs differ
+      SavedProgramError        RuntimeError  a saved program that is not for this step or device
       CancelledError           RuntimeError  a closure that will not run
       ClosureInputError        RuntimeError  a per-worker dataset that failed
       ClusterError             ValueError, RuntimeError too  a cluster that is not valid

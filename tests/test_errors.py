@@ -49,6 +49,7 @@ TREE = {
     "PSUnavailableError": RuntimeError,
     "WorkerUnavailableError": RuntimeError,
     "ProgramMismatchError": RuntimeError,
+    "SavedProgramError": RuntimeError,
     "CancelledError": RuntimeError,
     "ClosureInputError": RuntimeError,
     "ClusterError": ValueError,

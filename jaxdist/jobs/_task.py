@@ -17,7 +17,7 @@ from jaxdist._typing import PyTree
 from jaxdist._validate import CallerRename, as_integer, check_instance
 from jaxdist._values import PerReplica
 from jaxdist.errors import UnsupportedError
-from jaxdist.jobs._config.checks import MOST_ROWS, check_rules
+from jaxdist.jobs._config.checks import MOST_ROWS, check_choice, check_rules
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._optimizer import make_optimizer
@@ -99,8 +99,8 @@ class Task(abc.ABC, Generic[C]):
     # Whether the model has layers that tensor parallelism splits.
     can_split: ClassVar[bool] = False
 
-    # What the backward pass can compute again, from nothing to most; the names that `with_remat`
-    # takes. Empty for a task without this choice.
+    # What the backward pass can compute again, from nothing to most: the values of `model.remat`.
+    # Empty for a task without such an entry.
     remats: ClassVar[tuple[str, ...]] = ()
 
     # The steps are class attributes, so that they are the same functions each time: jaxdist
@@ -200,9 +200,17 @@ class Task(abc.ABC, Generic[C]):
         )
 
     def with_remat(self, remat: str) -> Self:
-        """Return the task with another one of `remats`; a task without them returns itself."""
-        del remat
-        return self
+        """Return the task with another one of `remats`: a value of its entry `model.remat`.
+
+        Raises:
+            ArgumentError: The task does not have this one.
+        """
+        check_choice(f"{type(self).__name__}.with_remat", "remat", remat, self.remats or ("",))
+        if not self.remats:
+            return self
+        config: Any = self.config
+        model = dataclasses.replace(config.model, remat=remat)
+        return type(self)(dataclasses.replace(config, model=model))
 
     @property
     def options(self) -> RunOptions:

@@ -51,7 +51,7 @@ def as_compiler_options(caller: str, given: Any) -> CompilerOptions:
         ArgumentTypeError: It is something else, or a name or value has another type.
         ArgumentError: A name has dashes before it, or occurs twice.
     """
-    if given is None or given == ():
+    if given is None:
         return ()
     pairs = _list_pairs(caller, given)
     found: dict[str, CompilerOption] = {}

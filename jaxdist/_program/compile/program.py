@@ -230,10 +230,10 @@ class Program:
                 raise
             raise better from error
 
-    def load(
+    def _load(
         self, path: pathlib.Path, lowered: jax.stages.Lowered | None, *, is_first: bool
     ) -> jax.stages.Compiled:
-        """Return the saved program of a file, or compile if it is for other inputs."""
+        # For other inputs, such as an uneven last batch, compile.
         lowered = lowered or self.lowered()
         loaded = load_program(
             path,
@@ -247,8 +247,7 @@ class Program:
         )
         return self.compiled(lowered) if loaded is None else loaded
 
-    def save(self, path: str | os.PathLike[str], executable: jax.stages.Compiled) -> None:
-        """Write what was compiled from this program; `CompiledProgram.save` calls this."""
+    def _save(self, path: str | os.PathLike[str], executable: jax.stages.Compiled) -> None:
         file = check_path("CompiledProgram.save", "path", path)
         check_can_be_saved(self.name, self.traced.closed)
         save_program(
@@ -294,12 +293,6 @@ class Program:
         if packed and self.layout.platform == "gpu" and self.layout.num_virtual is None:
             options.setdefault("xla_gpu_all_reduce_combine_threshold_bytes", str(packed))
         return options
-
-    @property
-    def chosen_options(self) -> dict[str, Any]:
-        """The compiler options of `RunOptions`, if the program can be compiled with them."""
-        options = self.compiler_options
-        return {name: options[name] for name, _ in self.asked_options}
 
     @property
     def _needed_options(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from jaxdist.errors import ArgumentError, SavedProgramError, UnsupportedError
 
 _LOG = logging.getLogger("jaxdist")
 _FORMAT = "jaxdist program 1"
+_KEYS = {"name", "needs", "devices", "inputs", "program", "bytes", "sha256"}
 _MOST_BYTES_OF_HEADER = 64 * 2**20
 # Packages that decide which executables a process can run, by platform.
 _PACKAGES = {
@@ -156,21 +157,29 @@ def load_program(
         return None
     if header["program"] != _hash_program(lowered):
         raise SavedProgramError(
-            f"strategy.run({name}) was given saved_program={str(path)!r}, which is of another "
-            f"program: {header['name']}, with the same inputs and other operations.\n\n"
+            f"strategy.run({name}): RunOptions was given saved_program={str(path)!r}, which is of "
+            f"another program: {header['name']}, with the same inputs and other operations.\n\n"
             "A saved program runs in the place of the step, so it has to be the program of this "
             "step.\n\nSave it again from the program as it is now, or leave saved_program out."
         )
     payload = _read_payload(path, start, header)
     num_inputs = len(jax.tree.leaves(lowered.in_avals))
     devices = list(layout.devices)
-    loaded: jax.stages.Compiled = serialize_executable.deserialize_and_load(
-        payload,
-        jax.tree.structure(((0,) * num_inputs, {})),
-        jax.tree.structure([0] * num_results),
-        backend=devices[0].client,
-        execution_devices=devices,
-    )
+    try:
+        loaded: jax.stages.Compiled = serialize_executable.deserialize_and_load(
+            payload,
+            jax.tree.structure(((0,) * num_inputs, {})),
+            jax.tree.structure([0] * num_results),
+            backend=devices[0].client,
+            execution_devices=devices,
+        )
+    except (ValueError, NotImplementedError, TypeError, jax.errors.JaxRuntimeError) as error:
+        raise SavedProgramError(
+            f"RunOptions was given saved_program={str(path)!r}, which JAX {jax.__version__} cannot "
+            f"load on {layout.platform}: {str(error).splitlines()[0]}\n\n"
+            "Versions, devices and flags are those of the file, so this is a limit of JAX or of its "
+            "plugin.\n\nLeave saved_program out, to compile here."
+        ) from error
     return loaded
 
 
@@ -232,15 +241,17 @@ def _read_header(path: pathlib.Path) -> tuple[dict[str, Any], int]:
         header = json.loads(line)
     except OSError as error:
         raise SavedProgramError(
-            f"saved_program={str(path)!r} cannot be read: {error}.\n\n"
+            f"RunOptions was given saved_program={str(path)!r}, which cannot be read: {error}.\n\n"
             "It is a file that `jaxdist plan --save` or CompiledProgram.save wrote.\n\n"
             "Pass the path of such a file."
         ) from error
     except ValueError:
         header = None
-    if not isinstance(header, dict) or header.get("format") != _FORMAT:
+    is_dict = isinstance(header, dict) and header.get("format") == _FORMAT
+    if not is_dict or not _KEYS <= {*header}:
         raise SavedProgramError(
-            f"saved_program={str(path)!r} is no saved program of this version of jaxdist.\n\n"
+            f"RunOptions was given saved_program={str(path)!r}, which is no saved program of this "
+            "version of jaxdist.\n\n"
             f"Such a file begins with {_FORMAT!r}.\n\n"
             "Save it again with `jaxdist plan --save` or CompiledProgram.save."
         )
@@ -253,8 +264,8 @@ def _read_payload(path: pathlib.Path, start: int, header: dict[str, Any]) -> byt
         payload = file.read()
     if hashlib.sha256(payload).hexdigest() != header["sha256"]:
         raise SavedProgramError(
-            f"saved_program={str(path)!r} is damaged: it has {len(payload):,} bytes of a program "
-            f"of {header['bytes']:,}, or others.\n\n"
+            f"RunOptions was given saved_program={str(path)!r}, which is damaged: it has "
+            f"{len(payload):,} bytes of a program of {header['bytes']:,}, or others.\n\n"
             "The file is read as it was written.\n\nCopy or save it again."
         )
     return payload
@@ -280,7 +291,8 @@ def _check_needs(
         )
     if lines:
         raise SavedProgramError(
-            f"saved_program={str(path)!r} was compiled for something else:\n"
+            f"RunOptions was given saved_program={str(path)!r}, which was compiled for something "
+            "else:\n"
             + "\n".join(lines)
             + "\n\nAn executable runs with the versions, devices and flags that it was compiled "
             "for.\n\nSave it again for these, or leave saved_program out, to compile here."

@@ -79,7 +79,7 @@ class CompiledProgram:
         Source:
             `jax.experimental.serialize_executable`.
         """
-        self.program.save(path, self.executable)
+        self.program._save(path, self.executable)
 
     def explain(self) -> Explanation:
         """Return what this program communicates, and what became of what the step asked for.

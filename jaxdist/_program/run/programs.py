@@ -257,7 +257,7 @@ class Programs:
     def _load(
         self, program: Program, saved: pathlib.Path, lowered: jax.stages.Lowered | None
     ) -> jax.stages.Compiled:
-        return program.load(saved, lowered, is_first=not self._ready)
+        return program._load(saved, lowered, is_first=not self._ready)
 
 
 def _is_first_process(layout: ReplicaMesh) -> bool:

@@ -17,12 +17,17 @@ MOST_ROWS = (1 << 31) - 1
 
 def check_rules(caller: str, rules: Any, known: Sequence[str]) -> str:
     """Check that a job has these rules, and return their name."""
-    if isinstance(rules, str) and rules in known:
-        return rules
-    kind = ArgumentError if isinstance(rules, str) else ArgumentTypeError
+    return check_choice(caller, "rules", rules, known)
+
+
+def check_choice(caller: str, name: str, given: Any, known: Sequence[str]) -> str:
+    """Check that an argument is one of several names, and return it."""
+    if isinstance(given, str) and given in known:
+        return given
+    kind = ArgumentError if isinstance(given, str) else ArgumentTypeError
     raise kind(
-        f"{caller} was given rules={show(rules)}.\n\nrules is one of {', '.join(known)}.\n\n"
-        f"Pass for instance rules={known[0]!r}."
+        f"{caller} was given {name}={show(given)}.\n\n{name} is one of {', '.join(known)}.\n\n"
+        f"Pass for instance {name}={known[0]!r}."
     )
 
 

@@ -1,9 +1,8 @@
 """The language model as a task: its data, and the words for its results."""
 
-import dataclasses
 import functools
 import math
-from typing import Any, Self, final
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
@@ -60,11 +59,6 @@ class TopicsTask(Task[TopicsConfig]):
 
     def make_model(self, rngs: nnx.Rngs) -> Transformer:
         return Transformer(self.config.model, rngs=rngs)
-
-    def with_remat(self, remat: str) -> Self:
-        name: Any = remat
-        model = dataclasses.replace(self.config.model, remat=name)
-        return type(self)(dataclasses.replace(self.config, model=model))
 
     def batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         return {"tokens": jax.ShapeDtypeStruct((rows, self.units_per_example + 1), jnp.uint8)}

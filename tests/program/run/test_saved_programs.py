@@ -244,12 +244,24 @@ def test_a_changed_byte_a_missing_file_and_one_that_is_none_are_refused(tmp_path
     with pytest.raises(SavedProgramError, match="cannot be read"):
         _load(tmp_path / "missing")
     other = tmp_path / "other"
-    other.write_text('{"format": "jaxdist program 0"}\n')
-    with pytest.raises(SavedProgramError, match="no saved program of this version"):
-        _load(other)
+    for text in ('{"format": "jaxdist program 0"}\n', '{"format": "jaxdist program 1"}\n', "[1]\n"):
+        other.write_text(text)
+        with pytest.raises(SavedProgramError, match="no saved program of this version"):
+            _load(other)
     for given in (3, b"step", ""):
         with pytest.raises((ArgumentTypeError, ArgumentError), match="saved_program"):
             _load(given)  # type: ignore[arg-type]
+
+
+def test_what_jax_cannot_load_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _save(tmp_path)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: no such thing\nmore")
+
+    monkeypatch.setattr(saved.serialize_executable, "deserialize_and_load", fail)
+    with pytest.raises(SavedProgramError, match=r"cpu: UNIMPLEMENTED: no such thing(.|\n)*out,"):
+        _load(path)
 
 
 def test_what_cannot_be_saved_says_why_and_writes_nothing(
