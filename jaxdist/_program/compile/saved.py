@@ -177,7 +177,7 @@ def load_program(
         raise SavedProgramError(
             f"RunOptions was given saved_program={str(path)!r}, which JAX {jax.__version__} cannot "
             f"load on {layout.platform}: {str(error).splitlines()[0]}\n\n"
-            "Versions, devices and flags are those of the file, so this is a limit of JAX or of its "
+            "Versions, devices and flags are those of the file, so this is a limit of JAX or its "
             "plugin.\n\nLeave saved_program out, to compile here."
         ) from error
     return loaded
