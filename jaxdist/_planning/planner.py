@@ -17,7 +17,14 @@ from jaxdist._planning.needs import Needs, compile_needs, compile_or_get_refusal
 from jaxdist._planning.slice_axes import Axes
 from jaxdist._planning.target import Target
 from jaxdist._planning.targets import make_single_device_target, make_target
-from jaxdist._program import CompiledProgram, Program, RunOptions, check_path, format_options
+from jaxdist._program import (
+    CompiledProgram,
+    Program,
+    RunOptions,
+    check_can_be_saved,
+    check_path,
+    format_options,
+)
 from jaxdist._reports import SlicePlan, plural, seconds, share, size
 from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer
@@ -124,6 +131,8 @@ def _plan_for_target(
 ) -> SlicePlan:
     report(f"tracing for {target.name}")
     program = source.lower(target.strategy, rows)
+    if file is not None:
+        check_can_be_saved(program.name, program.traced.closed, program.layout)
     on_one = None if quick else _trace_for_one_device(source, target, rows)
     more = "" if quick else ", and for one device to compare with"
     report(f"compiling for {target.name}{more}; minutes where arrays are large")

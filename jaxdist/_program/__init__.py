@@ -20,6 +20,7 @@ from jaxdist._program.arguments.options import check_options as check_options
 from jaxdist._program.arguments.retrace import Compilation as Compilation
 from jaxdist._program.compile.program import Program as Program
 from jaxdist._program.compile.saved import check_path as check_path
+from jaxdist._program.compile.without_device import check_can_be_saved as check_can_be_saved
 from jaxdist._program.functions.bound_variables import BatchLeaf as BatchLeaf
 from jaxdist._program.functions.function import Function as Function
 from jaxdist._program.functions.function import function as function

@@ -249,7 +249,7 @@ class Program:
 
     def _save(self, path: str | os.PathLike[str], executable: jax.stages.Compiled) -> None:
         file = check_path("CompiledProgram.save", "path", path)
-        check_can_be_saved(self.name, self.traced.closed)
+        check_can_be_saved(self.name, self.traced.closed, self.layout)
         save_program(
             file,
             self.name,
@@ -387,7 +387,8 @@ class Program:
             ArgumentError: The replicas cannot share the batch, or the step uses variables from a
                 closure, virtual replicas (`deterministic=True`), or values of different shapes.
             SavedProgramError: The file cannot be written.
-            UnsupportedError: JAX cannot serialize the program.
+            UnsupportedError: JAX cannot serialize the program, it calls back into Python, or it is
+                for GPUs, whose kernels XLA can only choose on a GPU.
 
         Example:
             >>> program = MirroredStrategy().lower(lambda w, x: x @ w, (

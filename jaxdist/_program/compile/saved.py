@@ -220,7 +220,8 @@ def _list_devices(layout: ReplicaMesh) -> list[str]:
 
 
 def _describe_device(device: Any) -> str:
-    coords = getattr(device, "coords", None)
+    # Only the links between TPUs make a program one of certain places.
+    coords = getattr(device, "coords", None) if device.platform == "tpu" else None
     if coords is None:
         return str(device.id)
     core = getattr(device, "core_on_chip", 0)

@@ -35,12 +35,19 @@ def check_needs_no_device(name: str, program: Any, layout: ReplicaMesh) -> None:
         )
 
 
-def check_can_be_saved(name: str, program: Any) -> None:
-    """Raise if a step calls back into Python: another process does not have the function.
+def check_can_be_saved(name: str, program: Any, layout: ReplicaMesh) -> None:
+    """Raise if what is compiled of a step would not be the program of another process.
 
     Raises:
-        UnsupportedError: It does.
+        UnsupportedError: It calls back into Python, or is for GPUs that are only described.
     """
+    if layout.is_described_gpu:
+        raise UnsupportedError(
+            f"{name} cannot be saved for {layout.described!r}.\n\n"
+            "XLA chooses kernels for GPUs by running them, so what is compiled without a GPU is "
+            "slower than what the GPU's own process compiles.\n\n"
+            "Save it there: strategy.lower(step, args).compile().save(path)."
+        )
     found = _find_callback(program)
     if found:
         raise UnsupportedError(

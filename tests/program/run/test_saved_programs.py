@@ -333,6 +333,21 @@ def test_all_processes_load_what_one_of_them_has_saved(tmp_path: Path, saver: in
     assert [count for _, count in found] == [0, 0]
 
 
+def test_a_plan_of_a_step_that_cannot_be_saved_is_refused_before_it_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("libtpu")
+    monkeypatch.delattr(jax.stages.Lowered, "compile")
+
+    def printing(x: Any) -> Any:
+        jax.debug.print("x {}", x)
+        return x
+
+    program = _two().lower(printing, (1.0,))
+    with pytest.raises(UnsupportedError, match=r"cannot be saved: it calls jax\.debug\.print"):
+        program.compile_for("v5e:1x2", quick=True, save=tmp_path / "step.program")
+
+
 def test_a_plan_saves_the_program_of_its_slice(tmp_path: Path) -> None:
     pytest.importorskip("libtpu")
     path = tmp_path / "step.program"
