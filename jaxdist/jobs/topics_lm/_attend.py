@@ -2,18 +2,22 @@
 
 import functools
 import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.tpu import flash_attention as kernels
+from jax.experimental.pallas.ops.tpu import flash_attention as flash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import PartitionSpec
 
 from jaxdist import _replica
 from jaxdist._mesh import ReplicaMesh
 
-# The kernel works on blocks of positions. Its longest block here is that of MaxText.
-FLASH_MULTIPLE = 128
+# The kernels work on blocks of positions. Their longest block here is that of MaxText.
+BLOCK_MULTIPLE = 128
 _LONGEST_BLOCK = 512
 
 
@@ -31,7 +35,9 @@ def attend(
         value: The values.
         how: `"plain"` has all scores in memory, s x s for each head and row. `"chunked"` has those
             of `chunk` queries at a time, and computes them again in the backward pass. `"flash"`
-            is a kernel on TPUs, where s is a multiple of 128; elsewhere it is `"chunked"`.
+            and `"splash"` are kernels on TPUs, where s is a multiple of 128; elsewhere they are
+            `"chunked"`. Splash skips the blocks after a position, and keeps less for the backward
+            pass.
         chunk: The number of queries.
 
     Example:
@@ -45,8 +51,8 @@ def attend(
     frame = _replica.current_frame()
     layout = frame.strategy.layout if frame is not None and frame.is_inside_step else None
     platform = jax.default_backend() if layout is None else layout.platform
-    if how == "flash" and platform == "tpu" and query.shape[1] % FLASH_MULTIPLE == 0:
-        return _attend_by_kernel(query, key, value, layout)
+    if how in KERNELS and platform == "tpu" and query.shape[1] % BLOCK_MULTIPLE == 0:
+        return _attend_by_kernel(query, key, value, layout, KERNELS[how])
     return _attend_in_chunks(query, key, value, chunk)
 
 
@@ -70,9 +76,13 @@ def _attend_in_chunks(query: jax.Array, key: jax.Array, value: jax.Array, chunk:
 
 
 def _attend_by_kernel(
-    query: jax.Array, key: jax.Array, value: jax.Array, layout: ReplicaMesh | None
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    layout: ReplicaMesh | None,
+    kernel: Callable[..., jax.Array],
 ) -> jax.Array:
-    run = functools.partial(_run_kernel, scale=1 / math.sqrt(query.shape[-1]))
+    run: Callable[..., jax.Array] = functools.partial(kernel, scale=1 / math.sqrt(query.shape[-1]))
     if layout is not None and layout.num_logical > 1:
         # XLA cannot split a kernel over devices, so the heads are split here.
         by_head = PartitionSpec(None, None, layout.logical_axes)
@@ -86,16 +96,37 @@ def _attend_by_kernel(
     return run(query, key, value)
 
 
-def _run_kernel(query: jax.Array, key: jax.Array, value: jax.Array, *, scale: float) -> jax.Array:
+def _run_flash(query: jax.Array, key: jax.Array, value: jax.Array, *, scale: float) -> jax.Array:
     size = math.gcd(query.shape[1], _LONGEST_BLOCK)
     names = (
         "block_q block_k_major block_k block_q_major_dkv block_k_major_dkv block_k_dkv "
         "block_q_dkv block_k_major_dq block_k_dq block_q_dq"
     )
     sizes: dict[str, Any] = dict.fromkeys(names.split(), size)
-    blocks = kernels.BlockSizes(block_b=1, **sizes)
+    blocks = flash.BlockSizes(block_b=1, **sizes)
     query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))  # [b, heads, s, dims]
-    seen: jax.Array = kernels.flash_attention(
+    seen: jax.Array = flash.flash_attention(
         query, key, value, causal=True, sm_scale=scale, block_sizes=blocks
     )
     return seen.swapaxes(1, 2)
+
+
+def _run_splash(query: jax.Array, key: jax.Array, value: jax.Array, *, scale: float) -> jax.Array:
+    length, heads = query.shape[1:3]
+    size = math.gcd(length, _LONGEST_BLOCK)
+    names = (
+        "block_q block_kv block_kv_compute block_q_dkv block_kv_dkv block_kv_dkv_compute "
+        "block_q_dq block_kv_dq"
+    )
+    sizes: dict[str, Any] = dict.fromkeys(names.split(), size)
+    mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * heads)
+    # The mask is known while tracing, and decides which blocks the kernel visits.
+    kernel = splash.make_splash_mha_single_device(mask, block_sizes=splash.BlockSizes(**sizes))
+    query, key, value = (x.swapaxes(1, 2) for x in (query * scale, key, value))
+    seen: jax.Array = jax.vmap(kernel)(query, key, value)
+    return seen.swapaxes(1, 2)
+
+
+KERNELS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType(
+    {"flash": _run_flash, "splash": _run_splash}
+)

@@ -6,7 +6,7 @@ from jaxdist.errors import ConfigError
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._partitions import PARTITIONS
 from jaxdist.jobs._strategy.build import count_logical_devices
-from jaxdist.jobs.topics_lm._attend import FLASH_MULTIPLE
+from jaxdist.jobs.topics_lm._attend import BLOCK_MULTIPLE, KERNELS
 from jaxdist.jobs.topics_lm._schema import TopicsConfig
 
 
@@ -18,7 +18,7 @@ def check_sizes(loaded: LoadedConfig[TopicsConfig]) -> None:
             cannot share the model equally.
     """
     _check_heads(loaded)
-    _check_flash(loaded)
+    _check_kernel(loaded)
     asked = loaded.values.strategy
     # Tensor parallelism splits heads, hidden dims and the vocabulary over the logical devices.
     if PARTITIONS[asked.partition].is_split:
@@ -51,14 +51,14 @@ def _check_heads(loaded: LoadedConfig[TopicsConfig]) -> None:
         )
 
 
-def _check_flash(loaded: LoadedConfig[TopicsConfig]) -> None:
-    length = loaded.values.data.sequence_length
-    if loaded.values.model.attention == "flash" and length % FLASH_MULTIPLE:
-        near = length + -length % FLASH_MULTIPLE
+def _check_kernel(loaded: LoadedConfig[TopicsConfig]) -> None:
+    length, how = loaded.values.data.sequence_length, loaded.values.model.attention
+    if how in KERNELS and length % BLOCK_MULTIPLE:
+        near = length + -length % BLOCK_MULTIPLE
         raise ConfigError(
-            f"{loaded.origin('model.attention')}: model.attention is 'flash', and "
+            f"{loaded.origin('model.attention')}: model.attention is {how!r}, and "
             f"data.sequence_length is {length}.\n\n"
-            f"The kernel works on blocks of {FLASH_MULTIPLE} positions.\n\n"
+            f"The kernel works on blocks of {BLOCK_MULTIPLE} positions.\n\n"
             f"Set data.sequence_length to {near}, or model.attention to 'chunked'."
         )
 

@@ -49,7 +49,7 @@ class ModelConfig:
         VOCABULARY, change=Change.NEVER
     )
     output: Literal["own", "shared"] = entry("own", change=Change.NEVER)
-    attention: Literal["plain", "chunked", "flash"] = entry("plain", change=Change.FREE)
+    attention: Literal["plain", "chunked", "flash", "splash"] = entry("plain", change=Change.FREE)
     attention_chunk: Count = entry(512, change=Change.FREE)
     scan_layers: bool = entry(False, change=Change.NEVER)
     sums_between_slices: Literal["float32", "bfloat16"] = entry(

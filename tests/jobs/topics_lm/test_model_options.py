@@ -1,6 +1,8 @@
 """The options of the language model: equal to NumPy, to each other, and on any devices."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,13 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 
 import jaxdist
 from jaxdist import jobs
 from jaxdist.errors import ConfigError
 from jaxdist.jobs.topics_lm import ModelConfig, Transformer, byte_losses, generate
-from jaxdist.jobs.topics_lm._attend import _run_kernel, attend
+from jaxdist.jobs.topics_lm._attend import KERNELS, attend
 from jaxdist.jobs.topics_lm._model import Mlp
 
 CONFIG = Path(__file__).parents[3] / "configs" / "topics_lm_data_parallel.toml"
@@ -69,7 +72,7 @@ def test_attention_in_chunks_is_plain_attention_and_so_are_its_gradients(length:
 
         return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(query, key, value)
 
-    plain, *others = (run(how) for how in ("plain", "chunked", "flash"))
+    plain, *others = (run(how) for how in ("plain", "chunked", *KERNELS))
     for other in others:
         for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(other), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
@@ -91,12 +94,30 @@ def test_attention_in_chunks_needs_memory_that_does_not_grow_with_the_square() -
 
 
 @pytest.mark.slow
-def test_the_kernel_of_tpus_is_plain_attention() -> None:
+@pytest.mark.parametrize("how", KERNELS)
+def test_the_kernels_of_tpus_are_plain_attention(how: str) -> None:
     query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 128, 1, 128))
     with pltpu.force_tpu_interpret_mode():
-        found = _run_kernel(query, key, value, scale=128**-0.5)
+        found = KERNELS[how](query, key, value, scale=128**-0.5)
     plain = attend(query, key, value, how="plain", chunk=1)
     np.testing.assert_allclose(found, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_splash_attention_over_several_blocks_are_those_of_plain_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make = splash_attention_kernel.make_splash_mha_single_device
+    interpreted = functools.partial(make, interpret=True)
+    monkeypatch.setattr(splash_attention_kernel, "make_splash_mha_single_device", interpreted)
+    given = jax.random.normal(jax.random.key(0), (3, 2, 384, 2, 128))
+
+    def grads(attention: Callable[..., jax.Array]) -> Any:
+        return jax.grad(lambda *x: jnp.sum(attention(*x) ** 2), argnums=(0, 1, 2))(*given)
+
+    found = grads(functools.partial(KERNELS["splash"], scale=128**-0.5))
+    plain = grads(lambda *x: attend(*x, how="plain", chunk=1))
+    for a, b in zip(found, plain, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_the_gated_mlp_is_that_of_numpy() -> None:
@@ -236,6 +257,11 @@ def test_text_of_scanned_layers_has_bytes_only() -> None:
     ("overrides", "found", "remedy"),
     [
         (["model.head_dim=7"], "model.head_dim is 7", "Set model.head_dim to 8"),
+        (
+            ["model.attention=splash", "data.sequence_length=100"],
+            "model.attention is 'splash', and data.sequence_length is 100",
+            "Set data.sequence_length to 128",
+        ),
         (
             ["model.attention=flash", "data.sequence_length=100"],
             "data.sequence_length is 100",
