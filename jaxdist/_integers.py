@@ -19,6 +19,9 @@ import numpy as np
 from jaxdist.errors import ArgumentError
 
 
+_HOST = (np.ndarray, np.generic)
+
+
 class CutOff(NamedTuple):
     """Integers that JAX would cut off."""
 
@@ -47,7 +50,7 @@ def find_cut_off(value: Any) -> CutOff | None:
     Cost:
         Reads the array once if it has integers of 64 bits and x64 is off; else nothing.
     """
-    if not isinstance(value, (np.ndarray, np.generic)):
+    if not isinstance(value, _HOST):
         return None
     dtype = value.dtype
     if dtype.itemsize != 8 or dtype.kind not in "iu" or not value.size:
@@ -58,6 +61,12 @@ def find_cut_off(value: Any) -> CutOff | None:
     low, high = int(value.min()), int(value.max())
     bounds = np.iinfo(kept)
     return None if bounds.min <= low and high <= bounds.max else CutOff(dtype, low, high)
+
+
+def list_host_arrays(tree: Any) -> list[Any]:
+    """Return the leaves of a pytree that are arrays or scalars of NumPy."""
+    # A comprehension: this runs in each step, over all leaves.
+    return [x for x in jax.tree.leaves(tree) if isinstance(x, _HOST)]
 
 
 def has_cut_off(values: Iterable[Any]) -> bool:

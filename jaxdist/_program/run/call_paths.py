@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxdist import _compat
 from jaxdist._devices import CPU_STEPS
-from jaxdist._integers import has_cut_off
+from jaxdist._integers import has_cut_off, list_host_arrays
 from jaxdist._program.compile.program import Program
 from jaxdist._program.run.call import Call
 from jaxdist._values import copy_writable_leaves, list_arrays
@@ -66,9 +66,11 @@ def copy_host_arrays(dispatch: Callable[..., Any], slow: Callable[..., Any]) -> 
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if has_cut_off(jax.tree.leaves((args, kwargs))):
+        host = list_host_arrays((args, kwargs))
+        if has_cut_off(host):
             return slow(*args, **kwargs)
-        args, kwargs = copy_writable_leaves((args, kwargs))
+        if host:
+            args, kwargs = copy_writable_leaves((args, kwargs))
         return dispatch(*args, **kwargs)
 
     return call

@@ -9,7 +9,7 @@ from flax import nnx
 
 from jaxdist._compat import has_deleted, is_checking_numbers
 from jaxdist._devices import CPU_STEPS
-from jaxdist._integers import has_cut_off
+from jaxdist._integers import has_cut_off, list_host_arrays
 from jaxdist._program.arguments.arguments import Flat, GraphNode, Static, flatten
 from jaxdist._program.arguments.exact import exact, exact_structure
 from jaxdist._program.nnx.graph import CachedGraph
@@ -128,9 +128,11 @@ class FastCall:
         if step.keeps_padding:
             leaves, rest, named = as_held((leaves, rest, named))
         if step.copies_host_arrays:
-            if has_cut_off(jax.tree.leaves((leaves, rest, named))):
+            host = list_host_arrays((leaves, rest, named))
+            if has_cut_off(host):
                 return step.slow(*args, **kwargs)
-            leaves, rest, named = copy_writable_leaves((leaves, rest, named))
+            if host:
+                leaves, rest, named = copy_writable_leaves((leaves, rest, named))
         if step.donates and (
             is_checking_numbers() or has_repeats((leaves, written, rest, named, read_only))
         ):

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxdist
-from jaxdist import PerReplica, RunOptions, get_replica_context
+from jaxdist import PerReplica, RunOptions, _integers, get_replica_context
 from jaxdist._program.run.step import Step
 from jaxdist.errors import DonationError, RetraceWarning
 from tests.program.run.counting import compilations
@@ -55,6 +55,38 @@ def test_state_that_starts_as_numpy_and_python_numbers_compiles_once_in_1000_ste
     for _ in range(STEPS):
         w -= 0.1 * np.mean(2 * (w * rows - 1) * rows)
     np.testing.assert_allclose(float(state["w"]), w, rtol=1e-5)
+
+
+@pytest.mark.parametrize("holder", ["arguments", "model"])
+def test_only_arrays_of_numpy_are_looked_at_for_integers_that_do_not_fit(
+    holder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = jaxdist.MirroredStrategy()
+    looked_at: list[Any] = []
+    find = _integers.find_cut_off
+
+    def note_and_find(value: Any) -> Any:
+        looked_at.append(value)
+        return find(value)
+
+    class Count(nnx.Module):
+        def __init__(self) -> None:
+            self.numbers = nnx.List([nnx.Variable(jnp.zeros(2, jnp.int32)) for _ in range(5)])
+
+    def step(state: Any, more: Any) -> Any:
+        if isinstance(state, Count):
+            for number in state.numbers:
+                number[...] = number[...] + more
+            return state.numbers[0][...]
+        return {name: value + more for name, value in state.items()}
+
+    state: Any = Count() if holder == "model" else {n: np.zeros(2, np.int64) for n in "abcde"}
+    for number in range(4):
+        if number == 3:
+            monkeypatch.setattr(_integers, "find_cut_off", note_and_find)
+        after = strategy.run(step, (state, np.int64(1)))
+        state = state if holder == "model" else after
+    assert [type(value) for value in looked_at] == [np.int64]
 
 
 def test_nnx_state_compiles_once_in_1000_steps() -> None:
