@@ -18,7 +18,6 @@ import numpy as np
 
 from jaxdist.errors import ArgumentError
 
-
 _HOST = (np.ndarray, np.generic)
 
 
