@@ -104,7 +104,7 @@ def _only_in_all(items: Sequence[pytest.Item]) -> set[int]:
 
 def _is_taken(function: str) -> bool:
     """Whether a slow test is among the quarter that CI runs; other tests do not change it."""
-    return random.Random(function).random() < 0.25
+    return random.Random(function).random() < 0.22
 
 
 def _by_function(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
