@@ -65,7 +65,7 @@ def check_gradients(
     if options is not None:
         # The arguments are used twice, and by the caller afterwards, so nothing may be donated.
         with CallerRename("strategy.run ", "Strategy.check_gradients "):
-            options = check_options(options)._replace(donate_argnums=())
+            options = check_options(options)._replace(donate_argnums=(), saved_program=None)
     # Lowering costs a trace. It is needed only to find the variables that the step uses, so it is
     # skipped while no variable exists.
     if has_any_variable():

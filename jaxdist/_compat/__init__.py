@@ -46,6 +46,7 @@ from jaxdist._compat.in_steps import infer_dims as infer_dims
 from jaxdist._compat.in_steps import keep_zero_derivatives as keep_zero_derivatives
 from jaxdist._compat.lowering import compute_on_host as compute_on_host
 from jaxdist._compat.lowering import constrain_tiles as constrain_tiles
+from jaxdist._compat.lowering import describe_lowered as describe_lowered
 from jaxdist._compat.lowering import mend_scatters as mend_scatters
 from jaxdist._compat.lowering import omit_open_constraints as omit_open_constraints
 from jaxdist._compat.meshes import call_with_auto_types as call_with_auto_types

@@ -1,7 +1,9 @@
 """Lowering: sharding constraints, dims split over parts of a mesh axis, host computation."""
 
+import base64
 import contextlib
 import functools
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,11 +12,14 @@ import jax
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src.interpreters import mlir as _mlir
+from jax._src.lib import tpu as _tpu
+from jax._src.lib.mlir import ir as _ir
 from jax._src.lib.mlir.dialects import hlo as _hlo
 from jax._src.lib.mlir.dialects import sdy as _sdy
 from jax.experimental import compute_on as _compute_on
 
 _HERE = threading.local()
+_KERNEL = re.compile(r"body\\22: \\22([A-Za-z0-9+/=]+)")
 _NAME = "lower_with_sharding_in_types"
 
 
@@ -153,3 +158,20 @@ def _make_tiles(parts: Sequence[int], axis: str, mesh_shape: tuple[Any, ...]) ->
             before *= count
         dims.append(_sdy.DimensionShardingAttr.get(axes, is_closed=count > 0))
     return _sdy.TensorShardingAttr.get(mesh, dims)
+
+
+def describe_lowered(lowered: jax.stages.Lowered) -> str:
+    """Return the text of a lowered program, without what depends on where JAX is installed.
+
+    JAX 0.10 writes kernels for TPUs with the files and lines that made them. Waits for its end.
+    """
+    return _KERNEL.sub(_describe_kernel, lowered.as_text())
+
+
+def _describe_kernel(found: re.Match[str]) -> str:
+    context = _mlir.make_ir_context()
+    _tpu.register_dialect(context)
+    context.allow_unregistered_dialects = True
+    with context:
+        module = _ir.Module.parse(base64.b64decode(found[1]))
+        return str(module.operation.get_asm(enable_debug_info=False))

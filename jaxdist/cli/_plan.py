@@ -120,7 +120,9 @@ def plan(arguments: argparse.Namespace) -> int:
     if arguments.png is not None and best is not None:
         written = best.figure(arguments.png)
         console.print(f"Drawn: {written}", markup=False, highlight=False, soft_wrap=True)
-    return 0
+    # The plan says why nothing was saved.
+    is_missing = arguments.save and isinstance(found, SlicePlan) and not found.memory.fits
+    return 1 if is_missing else 0
 
 
 def _make_plan(job: Any, topology: str, arguments: argparse.Namespace) -> SlicePlan | Sweep:

@@ -96,7 +96,8 @@ def sweep_job(
 
     Cost:
         One compilation for each combination. For a task with a choice of remat (`model.remat` of
-        `topics_lm`), two or more: from "none" on, until a plan fits and more remat is not faster.
+        `topics_lm`) that leaves it at "none", two or more: until a plan fits and more remat is not
+        faster.
 
     Args:
         job: As for `plan_job`.
@@ -166,21 +167,31 @@ def _list_layouts(job: Task[Any], topology: Any, logical: Any) -> Iterator[tuple
 def _plan_layout(
     job: Task[Any], topology: Any, rules: str, logical: Any, rows: int, report: Report
 ) -> Iterator[Candidate]:
-    """Plan one combination with each remat of the task, as long as more of it may be faster."""
+    """Plan one combination with each remat of the task, as long as more of it may be faster.
+
+    A configuration that sets `model.remat` keeps it.
+    """
     # Nothing is gathered for a replica that has all parameters.
     is_sharded = find_partition(rules).is_sharded
     remats = [name for name in job.remats if is_sharded or name != "parameters"]
     fastest = math.inf
-    for remat in remats or [""]:
+    if not remats:
+        remats = [""]
+    elif job.config.model.remat != remats[0]:
+        remats = [job.config.model.remat]
+    for remat in remats:
         task = job.with_remat(remat) if remat else job
         label = report if not remat else _add_prefix(report, f"remat {remat}, ")
         found = _plan_candidate(task, topology, rules, logical, rows, label)
         yield dataclasses.replace(found, remat=remat)
         # More remat is more work in less memory. It is faster only where the compiler computes
         # again what does not fit, or where the program does not fit at all.
-        if found.plan is None or (found.seconds is not None and found.seconds >= fastest):
+        if found.plan is None and remat == remats[0]:
             return
-        fastest = found.seconds or math.inf
+        if found.seconds is not None:
+            if found.seconds >= fastest:
+                return
+            fastest = found.seconds
 
 
 def _plan_candidate(

@@ -14,9 +14,9 @@ from jaxdist import partition
 from jaxdist._program import Program, RunOptions
 from jaxdist._strategies import Strategy, check_strategy
 from jaxdist._typing import PyTree
-from jaxdist._validate import CallerRename, as_integer, check_instance
+from jaxdist._validate import CallerRename, as_integer, check_instance, show
 from jaxdist._values import PerReplica
-from jaxdist.errors import UnsupportedError
+from jaxdist.errors import ArgumentError, UnsupportedError
 from jaxdist.jobs._config.checks import MOST_ROWS, check_choice, check_rules
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.schema import JobConfig
@@ -203,11 +203,15 @@ class Task(abc.ABC, Generic[C]):
         """Return the task with another one of `remats`: a value of its entry `model.remat`.
 
         Raises:
-            ArgumentError: The task does not have this one.
+            ArgumentError: The task does not have this one, or none.
         """
-        check_choice(f"{type(self).__name__}.with_remat", "remat", remat, self.remats or ("",))
+        caller = f"{type(self).__name__}.with_remat"
         if not self.remats:
-            return self
+            raise ArgumentError(
+                f"{caller} was given remat={show(remat)}, and the task has no remat.\n\n"
+                "Only tasks with an entry model.remat have one.\n\nUse the task as it is."
+            )
+        check_choice(caller, "remat", remat, self.remats)
         config: Any = self.config
         model = dataclasses.replace(config.model, remat=remat)
         return type(self)(dataclasses.replace(config, model=model))

@@ -1,4 +1,4 @@
-"""Options of XLA's compiler that users pass: what they may be, and who compiles with them."""
+"""Checks the compiler options of users, and decides which compilation gets them."""
 
 import hashlib
 import logging
@@ -31,12 +31,13 @@ _WHY = {
 }
 
 _WHY_NOT_SAVED = "it is the program of the step alone, as strategy.run compiles it"
+_CLASSES_OF_JAX = ("ExecutableBuildOptions", "CompileOptions")
 _LOG = logging.getLogger("jaxdist")
 _LOGGED: set[CompilerOptions] = set()
 _EXAMPLE = "compiler_options={'xla_tpu_scoped_vmem_limit_kib': 65536}"
 _RULE = (
     "compiler_options are names of options of XLA's compiler, without leading dashes, with bools, "
-    "numbers or texts."
+    "numbers of up to 64 bits, or strings."
 )
 
 
@@ -57,7 +58,10 @@ def as_compiler_options(caller: str, given: Any) -> CompilerOptions:
     found: dict[str, CompilerOption] = {}
     for name, value in pairs:
         bare = value.item() if isinstance(value, np.generic) else value
-        if not isinstance(name, str) or not isinstance(bare, (bool, int, float, str, bytes)):
+        is_profile = name == "fdo_profile" and isinstance(bare, bytes)
+        is_value = isinstance(bare, (bool, int, float, str)) or is_profile
+        is_too_large = isinstance(bare, int) and not -(1 << 63) <= bare < 1 << 63
+        if not isinstance(name, str) or not is_value or is_too_large:
             _refuse_pair(caller, name, value)
         if not name or name != name.strip().lstrip("-"):
             raise ArgumentError(
@@ -122,7 +126,9 @@ def add_options(
     """
     for option, value in asked:
         wanted = needed.get(option, value)
-        if str(wanted).lower() == str(value).lower():
+        # A text may be given for a bool, in any case.
+        is_flag = isinstance(wanted, bool) or isinstance(value, bool)
+        if str(wanted) == str(value) or (is_flag and _format_value(wanted) == str(value).lower()):
             continue
         why = (
             "A plan for GPUs is compiled without a GPU"
@@ -141,14 +147,14 @@ def add_options(
             name,
             format_options(asked),
         )
-    return {**needed, **dict(asked)}
+    return {**dict(asked), **needed}
 
 
 def refuse_option(error: Exception, asked: CompilerOptions, name: str) -> ArgumentError | None:
     """Return the error for an option that the compiler does not accept; None for another error."""
     text = str(error).partition("\n")[0]
     # JAX sets some options itself, and refuses values of other types with an error of nanobind.
-    is_type = isinstance(error, TypeError) and "ExecutableBuildOptions" in str(error)
+    is_type = isinstance(error, TypeError) and any(c in str(error) for c in _CLASSES_OF_JAX)
     is_status = isinstance(error, jax.errors.JaxRuntimeError) and "INVALID_ARGUMENT" in text
     if not asked or not (is_type or (is_status and any(option in text for option, _ in asked))):
         return None
@@ -156,7 +162,7 @@ def refuse_option(error: Exception, asked: CompilerOptions, name: str) -> Argume
     return ArgumentError(
         f"{name} was given compiler_options {format_options(asked)}, and XLA's compiler does "
         f"not accept them: {said}\n\n"
-        f"Each platform has its own options; those here are of JAX {jax.__version__}. {_RULE}\n\n"
+        f"Each platform has its own options, and this is JAX {jax.__version__}. {_RULE}\n\n"
         "Correct the name or the value, or leave the option out."
     )
 

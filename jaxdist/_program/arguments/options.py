@@ -28,15 +28,17 @@ class RunOptions(NamedTuple):
             They cannot be used after the call.
         static_argnames: Names of arguments that are static instead of traced, such as a number
             that decides a shape. They must be hashable.
-        compiler_options: Options of XLA's compiler, by name: bools, numbers or texts. The platform
-            and the version of the compiler decide which there are. They are part of the program:
+        compiler_options: Options of XLA's compiler, by name: bools, numbers or strings. The
+            platform and the version of JAX determine which exist. They are part of the program:
             other options are another compilation. In a `jaxdist.function`, they apply to the whole
             function. A step in another function that JAX compiles, op by op, or on a worker of
             parameter servers is compiled without them, and a log line says so.
-        saved_program: A file of `CompiledProgram.save` or `jaxdist plan --save`, which runs in the
-            place of what would be compiled. It is code: load only files that you trust. For other
-            inputs, such as an uneven last batch, the step is compiled. Where `compiler_options`
-            have no effect, it has none either.
+        saved_program: A file of `CompiledProgram.save` or `jaxdist plan --save`, which is loaded
+            instead of compiling. It is code: load only files that you trust. For other inputs,
+            such as an uneven last batch, the step is compiled. It is for `run` only: in other
+            functions that are compiled (`jax.jit`, `jaxdist.function`), op by op and on workers of
+            parameter servers it has no effect, and a log line says so; `lower(...).compile()` and
+            `check_gradients` compile.
 
     Example:
         >>> strategy = MirroredStrategy()

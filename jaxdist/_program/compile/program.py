@@ -22,7 +22,7 @@ from jaxdist._program.arguments.compiler_options import (
 from jaxdist._program.arguments.out_slot import OutSlot
 from jaxdist._program.compile.replay import Replay
 from jaxdist._program.compile.result_layouts import choose_result_shardings
-from jaxdist._program.compile.saved import check_path, load_program, save_program
+from jaxdist._program.compile.saved import Identity, SavedProgram, check_path, save_program
 from jaxdist._program.compile.without_device import check_can_be_saved, check_needs_no_device
 from jaxdist._program.logical.placed_work import PlacedWork
 from jaxdist._program.nnx.graph_rules import Combination
@@ -225,40 +225,32 @@ class Program:
             with _compat.use_exact_partitioner(self._needed_options):
                 return lowered.compile(compiler_options=options)
         except (jax.errors.JaxRuntimeError, TypeError) as error:
-            better = refuse_option(error, self.asked_options, self.name)
+            better = refuse_option(error, self.asked_options, f"strategy.run({self.name})")
             if better is None:
                 raise
             raise better from error
 
     def _load(
-        self, path: pathlib.Path, lowered: jax.stages.Lowered | None, *, is_first: bool
+        self, path: pathlib.Path, lowered: jax.stages.Lowered, *, is_first: bool
     ) -> jax.stages.Compiled:
-        # For other inputs, such as an uneven last batch, compile.
-        lowered = lowered or self.lowered()
-        loaded = load_program(
-            path,
+        saved = SavedProgram.read(path)
+        loaded = saved.load(self._identify(lowered), is_first=is_first)
+        return self.compiled(lowered) if loaded is None else loaded
+
+    def _identify(self, lowered: jax.stages.Lowered) -> Identity:
+        return Identity(
             self.name,
             lowered,
             self.inputs,
             len(self.outputs),
             self.layout,
-            self.asked_options,
-            is_first=is_first,
+            self.compiler_options,
         )
-        return self.compiled(lowered) if loaded is None else loaded
 
     def _save(self, path: str | os.PathLike[str], executable: jax.stages.Compiled) -> None:
         file = check_path("CompiledProgram.save", "path", path)
         check_can_be_saved(self.name, self.traced.closed, self.layout)
-        save_program(
-            file,
-            self.name,
-            executable,
-            self.lowered(),
-            self.inputs,
-            self.layout,
-            self.asked_options,
-        )
+        save_program(file, self._identify(self.lowered()), executable)
 
     def compile(self) -> CompiledProgram:
         """Compile for the strategy's devices, without running anything.
@@ -288,7 +280,9 @@ class Program:
         Raises:
             ArgumentError: `RunOptions` have another value of an option that the program needs.
         """
-        options = add_options(self._needed_options, self.asked_options, self.name, self.layout)
+        options = add_options(
+            self._needed_options, self.asked_options, f"strategy.run({self.name})", self.layout
+        )
         packed = max((c.plan.pack_bytes for c in self.traced_collectives), default=0)
         if packed and self.layout.platform == "gpu" and self.layout.num_virtual is None:
             options.setdefault("xla_gpu_all_reduce_combine_threshold_bytes", str(packed))

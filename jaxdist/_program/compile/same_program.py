@@ -28,6 +28,7 @@ _PARTS = {
     "inputs": "inputs",
     "mesh": "mesh",
     "flags": "flags (XLA_FLAGS, compiler options and settings of JAX)",
+    "saved": "saved program (RunOptions.saved_program)",
     "program": "operations",
 }
 # Settings of JAX that change numbers or programs.
@@ -37,6 +38,12 @@ _SETTINGS = (
     "jax_numpy_dtype_promotion",
     "jax_default_prng_impl",
     "jax_threefry_partitionable",
+    "jax_optimization_level",
+    "jax_memory_fitting_level",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_disable_most_optimizations",
+    "jax_enable_remat_opt_pass",
 )
 
 
@@ -50,6 +57,7 @@ def check_same_program(
     layout: ReplicaMesh,
     timeout_seconds: float | None = None,
     compiler_options: str = "",
+    saved: str = "",
 ) -> None:
     """Raise if another process is about to run another program; see Note [Same program].
 
@@ -64,6 +72,7 @@ def check_same_program(
         layout: The mesh.
         timeout_seconds: How long to wait for the others; None means `collective_seconds`.
         compiler_options: The compiler options that the user passes for this step, as text.
+        saved: What `describe_saved` says of the saved program.
 
     Raises:
         ProgramMismatchError: The programs differ.
@@ -78,6 +87,7 @@ def check_same_program(
         "inputs": ", ".join(f"{k}: {v}" for k, v in inputs.items()),
         "mesh": f"{dict(layout.mesh.shape)}, replicas over {layout.replica_axes}",
         "flags": describe_flags(compiler_options),
+        "saved": saved,
     }
     own = {k: v if len(v) < 200 else _hash(v) for k, v in told.items()} | {"program": _hash(text)}
     call = f"strategy.run({name})"
@@ -122,11 +132,17 @@ def _show_first_difference(wrong: str, other: str, part: str) -> str:
     return "  (the first 4 MiB of both are equal)"
 
 
-def describe_flags(compiler_options: str) -> str:
-    """Return the flags of XLA and the settings of JAX that change programs, as text."""
-    settings = {name: str(getattr(jax.config, name)) for name in _SETTINGS}
+def describe_flags(compiler_options: str, without: tuple[str, ...] = ()) -> str:
+    """Return the flags of XLA and the settings of JAX that change programs, as text.
+
+    Args:
+        compiler_options: Options of the compiler, as text.
+        without: The beginnings of flags to leave out.
+    """
+    # Not all versions of JAX have all of them.
+    settings = {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
     given = " ".join(os.environ.get(name, "") for name in _FLAG_VARIABLES)
-    flags = sorted(given.split())
+    flags = sorted(flag for flag in given.split() if not flag.startswith(without or ("\0",)))
     return f"{' '.join(flags)} {compiler_options} {json.dumps(settings)}"
 
 

@@ -1,52 +1,119 @@
 """Compiled programs in files, which another process runs without compiling.
 
 # Note [Saved programs]
-A file has a line of JSON, and the executable as JAX serializes it. JAX loads executables with
-pickle, so a saved program is code. All that can be compared is in the line of JSON, and is compared
-before the executable is unpickled: the versions, the devices and the flags that the file needs, and
-a hash of the lowered program. JAX itself checks none of them.
+A file has a line with its checksum, a line of JSON, and the executable as JAX serializes it. JAX
+loads executables with pickle, so a saved program is code. The line of JSON says what the file needs
+(versions of packages, devices, flags), and has a hash of the lowered program. All of it is compared
+before the executable is unpickled. JAX itself checks none of it.
 """
 
+import contextlib
+import dataclasses
 import hashlib
 import importlib.metadata
-import json
 import logging
-import os
 import pathlib
 import platform
+import secrets
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import msgspec
 from jax.experimental import serialize_executable
 
+from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.arguments.compiler_options import CompilerOptions, format_options
+from jaxdist._program.arguments.compiler_options import format_options
 from jaxdist._program.compile.same_program import describe_flags
 from jaxdist._validate import as_path
 from jaxdist.errors import ArgumentError, SavedProgramError, UnsupportedError
 
 _LOG = logging.getLogger("jaxdist")
-_FORMAT = "jaxdist program 1"
-_KEYS = {"name", "needs", "devices", "inputs", "program", "bytes", "sha256"}
-_MOST_BYTES_OF_HEADER = 64 * 2**20
+_FORMAT = b"jaxdist program 1 "
 # Packages that decide which executables a process can run, by platform.
 _PACKAGES = {
     "cpu": ("jax", "jaxlib"),
     "tpu": ("jax", "jaxlib", "libtpu"),
     "gpu": ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin"),
 }
+# Flags that change no executable, or none of another platform.
+_OTHER_FLAGS = ("--xla_dump_", "--xla_force_host_platform_device_count")
+NO_FILE = "none"
+
+
+class _Header(msgspec.Struct, frozen=True):
+    """The line of JSON."""
+
+    name: str
+    needs: dict[str, str]
+    devices: list[str]
+    inputs: dict[str, str]
+    program: str  # a hash of the lowered program
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """What decides whether a compiled program is that of a step.
+
+    Args:
+        name: The name of the step.
+        lowered: The program before it is compiled.
+        inputs: The kind, dtype and shape of each input.
+        num_results: The number of results.
+        layout: The layout of the strategy.
+        options: All options of the compiler.
+    """
+
+    name: str
+    lowered: jax.stages.Lowered
+    inputs: dict[str, str]
+    num_results: int
+    layout: ReplicaMesh
+    options: Mapping[str, Any]
+
+    def make_header(self) -> _Header:
+        """Return what a file of this program says of itself."""
+        text = _compat.describe_lowered(self.lowered)
+        return _Header(
+            self.name,
+            self._list_needs(),
+            [_describe_device(device) for device in self.layout.devices],
+            self.inputs,
+            hashlib.sha256(text.encode()).hexdigest(),
+        )
+
+    def _list_needs(self) -> dict[str, str]:
+        kind, device = self.layout.platform, self.layout.devices[0]
+        needs = {name: _find_version(name) for name in _PACKAGES.get(kind, ("jax", "jaxlib"))}
+        needs["platform"] = kind
+        needs["device"] = str(getattr(device, "device_kind", kind))
+        if kind == "cpu":
+            needs["processor"] = _describe_processor()
+        if kind == "gpu":
+            needs["runtime"] = " ".join(device.client.platform_version.split())
+        options = tuple(sorted(self.options.items()))
+        needs["flags"] = describe_flags(format_options(options), without=_OTHER_FLAGS)
+        return {name: value for name, value in needs.items() if value}
 
 
 def check_path(caller: str, name: str, given: Any) -> pathlib.Path:
     """Return the path of a file that will be written. It is checked before a long compilation.
 
     Raises:
-        ArgumentError: There is no such directory, or the path is one.
+        ArgumentError: The directory does not exist, or the path is a directory.
     """
     path = pathlib.Path(as_path(caller, name, given, "step.program"))
-    if not path.parent.is_dir() or path.is_dir():
-        found = str(path) if path.is_dir() else str(path.parent)
-        is_there = "is a directory" if path.is_dir() else "is no directory"
+    try:
+        is_folder, has_folder = path.is_dir(), path.parent.is_dir()
+    except OSError as error:
+        raise ArgumentError(
+            f"{caller} was given {name}={str(path)!r}: {error}.\n\n"
+            f"{name} is a file in a directory that exists.\n\nPass another path."
+        ) from error
+    if is_folder or not has_folder:
+        found = str(path) if is_folder else str(path.parent)
+        is_there = "is a directory" if is_folder else "is not a directory"
         raise ArgumentError(
             f"{caller} was given {name}={str(path)!r}, and {found!r} {is_there}.\n\n"
             f"{name} is a file in a directory that exists.\n\nMake the directory, or pass another "
@@ -55,144 +122,185 @@ def check_path(caller: str, name: str, given: Any) -> pathlib.Path:
     return path
 
 
-def save_program(
-    path: pathlib.Path,
-    name: str,
-    executable: jax.stages.Compiled,
-    lowered: jax.stages.Lowered,
-    inputs: dict[str, str],
-    layout: ReplicaMesh,
-    options: CompilerOptions,
-) -> None:
-    """Write a compiled program; see Note [Saved programs].
-
-    Args:
-        path: The file. An existing one is replaced as a whole.
-        name: The name of the step.
-        executable: What was compiled.
-        lowered: What it was compiled from.
-        inputs: The kind, dtype and shape of each input.
-        layout: The layout of the strategy.
-        options: The compiler options of the user.
+def save_program(path: pathlib.Path, identity: Identity, executable: jax.stages.Compiled) -> None:
+    """Write a compiled program; see Note [Saved programs]. An existing file is replaced as a whole.
 
     Raises:
         UnsupportedError: JAX cannot serialize the executable.
         SavedProgramError: The file cannot be written.
     """
+    name = identity.name
     try:
         payload, _, _ = serialize_executable.serialize(executable)
-    except (ValueError, NotImplementedError, TypeError, jax.errors.JaxRuntimeError) as error:
+    # JAX and its plugins raise several classes; nothing of the user runs here.
+    except Exception as error:
         raise UnsupportedError(
             f"{name} cannot be saved: JAX {jax.__version__} cannot serialize what it compiled for "
-            f"{layout.platform}: {str(error).splitlines()[0]}\n\n"
+            f"{identity.layout.platform}: {_first_line(error)}\n\n"
             "A saved program is what JAX serializes.\n\n"
             "Use the compilation cache of JAX instead: jaxdist.config.compilation_cache."
         ) from error
-    header = {
-        "format": _FORMAT,
-        "name": name,
-        "needs": _list_needs(layout, options),
-        "devices": _list_devices(layout),
-        "inputs": inputs,
-        "program": _hash_program(lowered),
-        "bytes": len(payload),
-        "sha256": hashlib.sha256(payload).hexdigest(),
-    }
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    rest = msgspec.json.encode(identity.make_header()) + b"\n" + payload
+    # Other threads, and processes on other hosts, may save in the same folder.
+    partial = path.with_name(f".program-{secrets.token_hex(8)}.partial")
     try:
-        partial.write_bytes(json.dumps(header).encode() + b"\n" + payload)
+        partial.write_bytes(_FORMAT + _hash(rest) + b"\n" + rest)
         partial.replace(path)
     except OSError as error:
         raise SavedProgramError(
             f"{name} cannot be saved to {str(path)!r}: {error}.\n\n"
-            "The file is in a directory that exists and that you may write to.\n\n"
-            "Pass another path."
+            "jaxdist needs write access to the directory of the file.\n\nPass another path."
         ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
-def load_program(
-    path: pathlib.Path,
-    name: str,
-    lowered: jax.stages.Lowered,
-    inputs: dict[str, str],
-    num_results: int,
-    layout: ReplicaMesh,
-    options: CompilerOptions,
-    *,
-    is_first: bool,
-) -> jax.stages.Compiled | None:
-    """Load a saved program in the place of a compilation.
+@dataclasses.dataclass(frozen=True)
+class SavedProgram:
+    """A file of `save_program`, read and checked against damage."""
 
-    Args:
-        path: The file.
-        name: The name of the step.
-        lowered: The program that would be compiled.
-        inputs: The kind, dtype and shape of each input.
-        num_results: The number of results.
-        layout: The layout of the strategy.
-        options: The compiler options of the user.
-        is_first: Whether the step has no program yet. A later one may be of an uneven last batch,
-            so that other inputs are no surprise.
+    path: pathlib.Path
+    checksum: str
+    header: _Header
+    payload: bytes
 
-    Returns:
-        The program, or None if the file has it for inputs of other shapes. A step with an uneven
-        last batch has several programs.
+    @classmethod
+    def read(cls, path: pathlib.Path) -> "SavedProgram":
+        """Read a file.
 
-    Raises:
-        SavedProgramError: The file is damaged, or needs other versions, devices or flags; or it is
-            of another step.
-    """
-    header, start = _read_header(path)
-    _check_needs(path, header, layout, options)
-    if header["inputs"] != inputs:
-        _LOG.log(
-            logging.WARNING if is_first else logging.INFO,
-            "strategy.run(%s): %s has the program for other inputs, so this one is compiled: %s",
-            name,
-            path,
-            _describe_other_inputs(header["inputs"], inputs),
-        )
-        return None
-    if header["program"] != _hash_program(lowered):
-        raise SavedProgramError(
-            f"strategy.run({name}): RunOptions was given saved_program={str(path)!r}, which is of "
-            f"another program: {header['name']}, with the same inputs and other operations.\n\n"
-            "A saved program runs in the place of the step, so it has to be the program of this "
-            "step.\n\nSave it again from the program as it is now, or leave saved_program out."
-        )
-    payload = _read_payload(path, start, header)
-    num_inputs = len(jax.tree.leaves(lowered.in_avals))
-    devices = list(layout.devices)
+        Raises:
+            SavedProgramError: It cannot be read, is damaged, or is another file.
+        """
+        found = f"RunOptions was given saved_program={str(path)!r}"
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise SavedProgramError(
+                f"{found}, which cannot be read: {error}.\n\n"
+                "It is a file that `jaxdist plan --save` or CompiledProgram.save wrote.\n\n"
+                "Pass the path of such a file."
+            ) from error
+        first, _, rest = data.partition(b"\n")
+        if not first.startswith(_FORMAT):
+            raise SavedProgramError(
+                f"{found}, which is not a saved program, or one of another version of jaxdist.\n\n"
+                f"Such a file begins with {_FORMAT.decode().strip()!r}.\n\n"
+                "Save it again with `jaxdist plan --save` or CompiledProgram.save."
+            )
+        line, _, payload = rest.partition(b"\n")
+        try:
+            header = msgspec.json.decode(line, type=_Header)
+        except (msgspec.MsgspecError, RecursionError):
+            header = None
+        if header is None or _FORMAT + _hash(rest) != first:
+            raise SavedProgramError(
+                f"{found}, which is damaged: its checksum does not match.\n\n"
+                "The file must be unchanged since it was saved.\n\nCopy or save it again."
+            )
+        return cls(path, first.removeprefix(_FORMAT).decode(), header, payload)
+
+    def load(self, identity: Identity, *, is_first: bool) -> jax.stages.Compiled | None:
+        """Load the program instead of compiling it.
+
+        Args:
+            identity: The program that would be compiled.
+            is_first: Whether the step has no program yet. A later one may be of an uneven last
+                batch or of another static argument, and is compiled.
+
+        Returns:
+            The program, or None if the file has that of other inputs.
+
+        Raises:
+            SavedProgramError: The file needs other versions, devices or flags, or is of another
+                step; or JAX cannot load it.
+        """
+        own = identity.make_header()
+        self._check_needs(own)
+        is_other = self.header.program != own.program
+        if self.header.inputs != own.inputs or (is_other and not is_first):
+            _LOG.log(
+                logging.WARNING if is_first else logging.INFO,
+                "strategy.run(%s): %s has the program for other inputs, so this one is compiled: "
+                "%s",
+                identity.name,
+                self.path,
+                _describe_other_inputs(self.header.inputs, own.inputs),
+            )
+            return None
+        if is_other:
+            raise SavedProgramError(
+                f"strategy.run({identity.name}): RunOptions was given saved_program="
+                f"{str(self.path)!r}, which holds another program: {self.header.name} has the same "
+                "inputs and other operations.\n\n"
+                "A saved program replaces the compiled step, so both must be the same program.\n\n"
+                "Save it again from the program as it is now, or leave saved_program out."
+            )
+        return self._unpickle(identity)
+
+    def _unpickle(self, identity: Identity) -> jax.stages.Compiled:
+        num_inputs = len(jax.tree.leaves(identity.lowered.in_avals))
+        devices = list(identity.layout.devices)
+        try:
+            loaded: jax.stages.Compiled = serialize_executable.deserialize_and_load(
+                self.payload,
+                jax.tree.structure(((0,) * num_inputs, {})),
+                jax.tree.structure([0] * identity.num_results),
+                backend=devices[0].client,
+                execution_devices=devices,
+            )
+        # Pickle and plugins raise any class; nothing of the user runs here.
+        except Exception as error:
+            raise SavedProgramError(
+                f"RunOptions was given saved_program={str(self.path)!r}, which JAX "
+                f"{jax.__version__} cannot load on {identity.layout.platform}: "
+                f"{_first_line(error)}\n\n"
+                "Versions, devices and flags are those of the file, so this is a limit of JAX or "
+                "its plugin.\n\nLeave saved_program out, to compile here."
+            ) from error
+        return loaded
+
+    def _check_needs(self, own: _Header) -> None:
+        """Raise if this process is not what the file was saved for."""
+        there, here = self.header.needs, own.needs
+        lines = [
+            f"  {name}: {there.get(name, 'nothing')} in the file, {here.get(name, 'nothing')} here"
+            for name in dict.fromkeys((*there, *here))
+            if there.get(name) != here.get(name)
+        ]
+        devices, found = self.header.devices, own.devices
+        if len(devices) != len(found):
+            lines.append(f"  devices: {len(devices):,} in the file, {len(found):,} here")
+        elif devices != found:
+            first = next(n for n, (a, b) in enumerate(zip(devices, found, strict=True)) if a != b)
+            lines.append(
+                f"  device {first} of the mesh: {devices[first]} in the file, {found[first]} here"
+            )
+        if lines:
+            raise SavedProgramError(
+                f"RunOptions was given saved_program={str(self.path)!r}, which was compiled for "
+                "something else:\n" + "\n".join(lines) + "\n\n"
+                "An executable runs with the versions, devices and flags that it was compiled "
+                "for.\n\nSave it again for these, or leave saved_program out, to compile here."
+            )
+
+
+def describe_saved(path: pathlib.Path | None) -> str:
+    """Return what other processes must have as well: the checksum of a file, or what is wrong."""
+    if path is None:
+        return NO_FILE
     try:
-        loaded: jax.stages.Compiled = serialize_executable.deserialize_and_load(
-            payload,
-            jax.tree.structure(((0,) * num_inputs, {})),
-            jax.tree.structure([0] * num_results),
-            backend=devices[0].client,
-            execution_devices=devices,
-        )
-    except (ValueError, NotImplementedError, TypeError, jax.errors.JaxRuntimeError) as error:
-        raise SavedProgramError(
-            f"RunOptions was given saved_program={str(path)!r}, which JAX {jax.__version__} cannot "
-            f"load on {layout.platform}: {str(error).splitlines()[0]}\n\n"
-            "Versions, devices and flags are those of the file, so this is a limit of JAX or its "
-            "plugin.\n\nLeave saved_program out, to compile here."
-        ) from error
-    return loaded
+        return SavedProgram.read(path).checksum
+    except SavedProgramError as error:
+        return _first_line(error)
 
 
-def _list_needs(layout: ReplicaMesh, options: CompilerOptions) -> dict[str, str]:
-    """Return the versions, the devices and the flags that an executable needs, in words."""
-    kind = layout.platform
-    needs = {name: _find_version(name) for name in _PACKAGES.get(kind, ("jax", "jaxlib"))}
-    needs["platform"] = kind
-    needs["device"] = str(getattr(layout.devices[0], "device_kind", kind))
-    if kind == "cpu":
-        needs["processor"] = _describe_processor()
-    needs["flags"] = describe_flags(format_options(options))
-    return {name: value for name, value in needs.items() if value}
+def _hash(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _find_version(package: str) -> str:
@@ -214,11 +322,6 @@ def _describe_processor() -> str:
     return f"{platform.machine()} {hashlib.sha256(words.encode()).hexdigest()[:12]}"
 
 
-def _list_devices(layout: ReplicaMesh) -> list[str]:
-    """Return each device in the order of the mesh, with its place in the slice."""
-    return [_describe_device(device) for device in layout.devices]
-
-
 def _describe_device(device: Any) -> str:
     # Only the links between TPUs make a program one of certain places.
     coords = getattr(device, "coords", None) if device.platform == "tpu" else None
@@ -228,80 +331,10 @@ def _describe_device(device: Any) -> str:
     return f"{device.id} at {','.join(map(str, coords))}, core {core}"
 
 
-def _hash_program(lowered: jax.stages.Lowered) -> str:
-    return hashlib.sha256(lowered.as_text().encode()).hexdigest()
-
-
-def _read_header(path: pathlib.Path) -> tuple[dict[str, Any], int]:
-    """Return the header, and where the executable begins."""
-    start = 0
-    try:
-        with path.open("rb") as file:
-            line = file.readline(_MOST_BYTES_OF_HEADER)
-            start = file.tell()
-        header = json.loads(line)
-    except OSError as error:
-        raise SavedProgramError(
-            f"RunOptions was given saved_program={str(path)!r}, which cannot be read: {error}.\n\n"
-            "It is a file that `jaxdist plan --save` or CompiledProgram.save wrote.\n\n"
-            "Pass the path of such a file."
-        ) from error
-    except ValueError:
-        header = None
-    is_dict = isinstance(header, dict) and header.get("format") == _FORMAT
-    if not is_dict or not _KEYS <= {*header}:
-        raise SavedProgramError(
-            f"RunOptions was given saved_program={str(path)!r}, which is no saved program of this "
-            "version of jaxdist.\n\n"
-            f"Such a file begins with {_FORMAT!r}.\n\n"
-            "Save it again with `jaxdist plan --save` or CompiledProgram.save."
-        )
-    return header, start
-
-
-def _read_payload(path: pathlib.Path, start: int, header: dict[str, Any]) -> bytes:
-    with path.open("rb") as file:
-        file.seek(start)
-        payload = file.read()
-    if hashlib.sha256(payload).hexdigest() != header["sha256"]:
-        raise SavedProgramError(
-            f"RunOptions was given saved_program={str(path)!r}, which is damaged: it has "
-            f"{len(payload):,} bytes of a program of {header['bytes']:,}, or others.\n\n"
-            "The file is read as it was written.\n\nCopy or save it again."
-        )
-    return payload
-
-
-def _check_needs(
-    path: pathlib.Path, header: dict[str, Any], layout: ReplicaMesh, options: CompilerOptions
-) -> None:
-    """Raise if this process is not what the file was saved for."""
-    there, here = header["needs"], _list_needs(layout, options)
-    lines = [
-        f"  {name}: {there.get(name, 'none')} in the file, {here.get(name, 'none')} here"
-        for name in dict.fromkeys((*there, *here))
-        if there.get(name) != here.get(name)
-    ]
-    devices, own = header["devices"], _list_devices(layout)
-    if len(devices) != len(own):
-        lines.append(f"  devices: {len(devices):,} in the file, {len(own):,} here")
-    elif devices != own:
-        first = next(n for n, (a, b) in enumerate(zip(devices, own, strict=True)) if a != b)
-        lines.append(
-            f"  device {first} of the mesh: {devices[first]} in the file, {own[first]} here"
-        )
-    if lines:
-        raise SavedProgramError(
-            f"RunOptions was given saved_program={str(path)!r}, which was compiled for something "
-            "else:\n"
-            + "\n".join(lines)
-            + "\n\nAn executable runs with the versions, devices and flags that it was compiled "
-            "for.\n\nSave it again for these, or leave saved_program out, to compile here."
-        )
-
-
 def _describe_other_inputs(there: dict[str, str], here: dict[str, str]) -> str:
     name = next((n for n in here if there.get(n) != here[n]), "")
-    if not name:
+    if name:
+        return f"{name} is {here[name]}, and {there.get(name, 'not there')} in the file"
+    if len(there) != len(here):
         return f"it has {len(there)} inputs, and this has {len(here)}"
-    return f"{name} is {here[name]}, and {there.get(name, 'not there')} in the file"
+    return "a static argument or an attribute of a module differs"

@@ -192,7 +192,7 @@ class Function:
                 break
             except (jax.errors.JaxRuntimeError, TypeError) as error:
                 asked_options = tuple((compiled.options or {}).items())
-                better = refuse_option(error, asked_options, "jaxdist.function")
+                better = refuse_option(error, asked_options, _name_of_steps(self._fn))
                 if better is None:
                     raise
                 raise better from error
@@ -266,6 +266,10 @@ class Function:
                 return jitted(*args)
 
         return call_exactly
+
+
+def _name_of_steps(fn: Callable[..., Any]) -> str:
+    return f"A step in the jaxdist.function {getattr(fn, '__name__', 'function')}"
 
 
 @overload

@@ -38,8 +38,9 @@ class TracedCollective:
     source: str
     times: int | None  # how often it runs in a step; None where a loop decides while running
     plan: AllReducePlan = NO_PLAN  # of the all-reduce that it is a part of
-    # Whether it scatters gradients of `sharded_update` that all replicas have equal already.
-    of_equal_gradients: bool = False
+    # Whether it scatters a gradient for `sharded_update`, and one that all replicas have equal.
+    is_of_update: bool = False
+    scatters_equal: bool = False
 
     @property
     def algorithm(self) -> str:
@@ -173,9 +174,9 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
                 raise DivergentCollectiveError(_explain_may_not_reach(where, name))
             if over:
                 found = self._record(eqn, name, named)
-                if name in _SCATTERS and not joined & over:
-                    is_update = _compat.is_from_folder(eqn, "_update/")
-                    found = dataclasses.replace(found, of_equal_gradients=is_update)
+                if name in _SCATTERS and _compat.is_from_folder(eqn, "_update/"):
+                    equal = not joined & over
+                    found = dataclasses.replace(found, is_of_update=True, scatters_equal=equal)
                 self.collectives[self.path] = found
         # A grouped reduction gives each group another result.
         if name in known.REPLICATING and not grouped:

@@ -23,6 +23,7 @@ from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.build import build
 from jaxdist._program.compile.program import Program
 from jaxdist._program.compile.same_program import check_same_program
+from jaxdist._program.compile.saved import describe_saved
 from jaxdist._program.proof.uneven_mean import warn_of_means
 from jaxdist._program.run.ahead import (
     LaterSteps,
@@ -237,9 +238,9 @@ class Programs:
         return ready
 
     def _compile(self, program: Program, saved: pathlib.Path | None) -> jax.stages.Compiled:
-        if not program.layout.is_shared:
-            return self._load(program, saved, None) if saved else program.compiled()
         lowered = program.lowered()
+        if not program.layout.is_shared:
+            return self._load_or_compile(program, saved, lowered)
         strategy = self._strategy()
         seconds = strategy.communication.options.timeout_seconds
         if program.told.timeout_seconds is not None:
@@ -251,12 +252,15 @@ class Programs:
             program.layout,
             seconds,
             format_options(program.asked_options),
+            describe_saved(saved),
         )
-        return self._load(program, saved, lowered) if saved else program.compiled(lowered)
+        return self._load_or_compile(program, saved, lowered)
 
-    def _load(
-        self, program: Program, saved: pathlib.Path, lowered: jax.stages.Lowered | None
+    def _load_or_compile(
+        self, program: Program, saved: pathlib.Path | None, lowered: jax.stages.Lowered
     ) -> jax.stages.Compiled:
+        if saved is None:
+            return program.compiled(lowered)
         return program._load(saved, lowered, is_first=not self._ready)
 
 

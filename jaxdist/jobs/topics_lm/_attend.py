@@ -121,7 +121,8 @@ def _run_splash(query: jax.Array, key: jax.Array, value: jax.Array, *, scale: fl
     sizes: dict[str, Any] = dict.fromkeys(names.split(), size)
     mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * heads)
     # The mask is known while tracing, and decides which blocks the kernel visits.
-    kernel = splash.make_splash_mha_single_device(mask, block_sizes=splash.BlockSizes(**sizes))
+    blocks = splash.BlockSizes(**sizes)
+    kernel: Any = splash.make_splash_mha_single_device(mask, block_sizes=blocks)
     query, key, value = (x.swapaxes(1, 2) for x in (query * scale, key, value))
     seen: jax.Array = jax.vmap(kernel)(query, key, value)
     return seen.swapaxes(1, 2)

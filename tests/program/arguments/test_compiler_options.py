@@ -138,6 +138,8 @@ def test_an_error_of_the_step_stays_what_it_is_beside_options() -> None:
         ({"xla_a": [1]}, ArgumentTypeError, "xla_a = [1]"),
         ({"xla_a": None}, ArgumentTypeError, "xla_a = None"),
         ({3: 1}, ArgumentTypeError, "the name 3"),
+        ({"xla_a": b"x"}, ArgumentTypeError, "xla_a = b'x'"),
+        ({"xla_a": 1 << 70}, ArgumentTypeError, "xla_a = "),
         ({"--xla_a": 1}, ArgumentError, "Pass 'xla_a'"),
         ({"": 1}, ArgumentError, "the name ''"),
         ((("xla_a", 1), ("xla_a", 2)), ArgumentError, "xla_a twice"),
@@ -188,6 +190,12 @@ def test_equal_bits_refuse_an_option_that_would_lose_them_and_warn_of_others(
 ) -> None:
     monkeypatch.setattr(compiler_options, "_LOGGED", set())
     strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"], deterministic=True)
+    needed = strategy.lower(_step, (_rows(strategy.num_replicas_in_sync),)).compiler_options
+    [(name, value)] = needed.items()
+    # XLA tells the names of passes apart by case.
+    upper = RunOptions(compiler_options={name: value.upper()})
+    with pytest.raises(ArgumentError, match="deterministic=True"):
+        strategy.run(_step, (_rows(strategy.num_replicas_in_sync),), options=upper)
     passes = RunOptions(compiler_options={"xla_disable_hlo_passes": "cse"})
     rows = _rows(strategy.num_replicas_in_sync)
     outer = jaxdist.function(lambda x: strategy.run(_step, (x,), options=passes))

@@ -1,6 +1,7 @@
 """Compiled programs in files: they run without compiling, and refuse what they are not for."""
 
 import contextlib
+import hashlib
 import json
 import logging
 import pickle
@@ -16,7 +17,8 @@ import pytest
 from flax import nnx
 
 import jaxdist
-from jaxdist import PerReplica, RunOptions
+from jaxdist import PerReplica, RunOptions, _compat
+from jaxdist._planning import make_target
 from jaxdist._program.compile import saved
 from jaxdist.errors import (
     ArgumentError,
@@ -24,9 +26,13 @@ from jaxdist.errors import (
     SavedProgramError,
     UnsupportedError,
 )
+from jaxdist.jobs.topics_lm._attend import attend
 from tests.processes.job import results_of_job
 
 pytestmark = pytest.mark.filterwarnings("ignore::jaxdist.errors.RetraceWarning")
+
+
+_LEVEL = "jax_optimization_level"
 
 
 def _two() -> Any:
@@ -163,7 +169,10 @@ _HEADERS: dict[str, tuple[_Change, list[str]]] = {
         lambda h: h["needs"].update(jax="0.1.2"),
         ["jax: 0.1.2 in the file", f"{jax.__version__} here"],
     ),
-    "package": (lambda h: h["needs"].update(libtpu="1.0"), ["libtpu: 1.0 in the file, none here"]),
+    "package": (
+        lambda h: h["needs"].update(libtpu="1.0"),
+        ["libtpu: 1.0 in the file, nothing here"],
+    ),
     "platform": (
         lambda h: h["needs"].update(platform="tpu"),
         ["platform: tpu in the file, cpu here"],
@@ -184,11 +193,18 @@ def no_unpickling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickle, "loads", refuse)
 
 
+def _read_header(path: Path) -> dict[str, Any]:
+    header: dict[str, Any] = json.loads(path.read_bytes().split(b"\n", 2)[1])
+    return header
+
+
 def _change_header(path: Path, change: _Change) -> None:
-    line, _, payload = path.read_bytes().partition(b"\n")
+    _, line, payload = path.read_bytes().split(b"\n", 2)
     header = json.loads(line)
     change(header)
-    path.write_bytes(json.dumps(header).encode() + b"\n" + payload)
+    rest = json.dumps(header).encode() + b"\n" + payload
+    checksum = hashlib.sha256(rest).hexdigest().encode()
+    path.write_bytes(b"jaxdist program 1 " + checksum + b"\n" + rest)
 
 
 def _load(path: Path, fn: Any = _step, **options: Any) -> Any:
@@ -229,7 +245,7 @@ def test_another_step_options_or_devices_are_refused(tmp_path: Path) -> None:
 def test_a_cut_file_is_refused_before_anything_is_unpickled(tmp_path: Path, part: int) -> None:
     path = _save(tmp_path)
     path.write_bytes(path.read_bytes()[:part])
-    with pytest.raises(SavedProgramError, match=r"no saved program|is damaged"):
+    with pytest.raises(SavedProgramError, match=r"not a saved program|is damaged"):
         _load(path)
 
 
@@ -244,10 +260,15 @@ def test_a_changed_byte_a_missing_file_and_one_that_is_none_are_refused(tmp_path
     with pytest.raises(SavedProgramError, match="cannot be read"):
         _load(tmp_path / "missing")
     other = tmp_path / "other"
-    for text in ('{"format": "jaxdist program 0"}\n', '{"format": "jaxdist program 1"}\n', "[1]\n"):
+    for text in ("jaxdist program 0 ab\n", "", "[1]\n"):
         other.write_text(text)
-        with pytest.raises(SavedProgramError, match="no saved program of this version"):
+        with pytest.raises(SavedProgramError, match="not a saved program"):
             _load(other)
+    for change in (lambda h: h.pop("needs"), lambda h: h.update(needs=None)):
+        path = _save(tmp_path)
+        _change_header(path, change)
+        with pytest.raises(SavedProgramError, match="is damaged"):
+            _load(path)
     for given in (3, b"step", ""):
         with pytest.raises((ArgumentTypeError, ArgumentError), match="saved_program"):
             _load(given)  # type: ignore[arg-type]
@@ -273,7 +294,7 @@ def test_what_cannot_be_saved_says_why_and_writes_nothing(
 
     with pytest.raises(UnsupportedError, match=r"jax\.debug\.print(.|\n)*under a Python condition"):
         _save(tmp_path, printing)
-    with pytest.raises(ArgumentError, match="is no directory"):
+    with pytest.raises(ArgumentError, match="is not a directory"):
         _save(tmp_path / "no folder")
     with pytest.raises(ArgumentError, match="is a directory"):
         _two().lower(_other_step, (1.0, 2.0)).compile().save(tmp_path)
@@ -301,6 +322,65 @@ def test_a_disk_that_fails_leaves_the_file_that_was_there(
         _save(tmp_path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_level_of_optimization_is_a_part_of_what_a_file_needs(tmp_path: Path) -> None:
+    path = _save(tmp_path)
+    before = getattr(jax.config, _LEVEL)
+    jax.config.update(_LEVEL, "O0")
+    try:
+        with pytest.raises(SavedProgramError, match=f"flags:(.|\n)*{_LEVEL}"):
+            _load(path)
+    finally:
+        jax.config.update(_LEVEL, before)
+
+
+def test_another_static_argument_is_compiled_once_the_step_has_its_program(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def step(x: Any, doubles: bool) -> Any:
+        return 2 * x if doubles else x
+
+    path = _save(tmp_path, step, (1.0, True))
+    strategy, options = _two(), RunOptions(saved_program=path)
+    with caplog.at_level(logging.INFO, "jaxdist"):
+        found = [float(strategy.run(step, (3.0, flag), options=options)) for flag in (True, False)]
+    assert found == [6.0, 3.0]
+    assert "a static argument or an attribute of a module differs" in caplog.text
+    with pytest.raises(SavedProgramError, match="other operations"):
+        _two().run(step, (3.0, False), options=options)
+
+
+def test_a_check_of_gradients_compiles(tmp_path: Path) -> None:
+    def step(w: Any, x: Any) -> Any:
+        grad = jax.grad(lambda w: jnp.mean((w * x) ** 2))(w)
+        return w - 0.1 * jaxdist.get_replica_context().all_reduce("mean", grad)
+
+    args = (np.float32(1), _rows())
+    options = RunOptions(saved_program=_save(tmp_path, step, args))
+    _two().check_gradients(step, args, options=options)
+
+
+def test_a_name_that_is_too_long_is_an_error_of_ours(tmp_path: Path) -> None:
+    for length in (254, 300):
+        program = _two().lower(_other_step, (1.0, 2.0)).compile()
+        with contextlib.suppress(SavedProgramError, ArgumentError):
+            program.save(tmp_path / ("a" * length))
+            assert length == 254
+
+
+def test_kernels_of_tpus_are_described_without_the_files_of_this_machine() -> None:
+    pytest.importorskip("libtpu")
+    target = make_target("v5e:1x1", 1)
+    query = jax.ShapeDtypeStruct((1, 256, 2, 128), jnp.bfloat16)
+
+    def step(q: Any) -> Any:
+        return attend(q, q, q, how="splash", chunk=0)
+
+    text = _compat.describe_lowered(target.strategy.lower(step, (query,)).lowered())
+    assert "tpu_custom_call" in text
+    assert "memref" in text
+    assert ".py" not in text
 
 
 def test_checks_for_nan_compile_their_own_program(tmp_path: Path) -> None:
@@ -356,11 +436,11 @@ def test_a_plan_saves_the_program_of_its_slice(tmp_path: Path) -> None:
     )
     plan = program.compile_for("v5e:1x2", quick=True, save=path)
     assert f"Saved to {path}: run the step with RunOptions" in str(plan)
-    header = json.loads(path.read_bytes().partition(b"\n")[0])
+    header = _read_header(path)
     assert header["needs"]["platform"] == "tpu"
     assert "libtpu" in header["needs"]
     assert header["devices"] == ["0 at 0,0,0, core 0", "1 at 0,1,0, core 0"]
     with pytest.raises(SavedProgramError, match="platform: tpu in the file, cpu here"):
         _load(path)
-    with pytest.raises(ArgumentError, match="is no directory"):
+    with pytest.raises(ArgumentError, match="is not a directory"):
         program.compile_for("v5e:1x2", quick=True, save=tmp_path / "no" / "file")

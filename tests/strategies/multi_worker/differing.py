@@ -45,12 +45,14 @@ def differ() -> dict[str, str]:
     own_options = jaxdist.RunOptions(
         compiler_options={"xla_cpu_prefer_vector_width": [128, 256][index]}
     )
+    own_program = jaxdist.RunOptions(saved_program=[None, "missing.program"][index])
     calls: dict[str, Callable[[jaxdist.Strategy], Any]] = {
         "values": lambda s: s.run(lambda a: a, (np.float32(index),)),
         "shapes": lambda s: s.run(lambda a: a, (np.zeros(1 + index),)),
         "dtypes": lambda s: s.run(lambda a: a, (own,)),
         "calls": lambda s: reduce(s, ["sum", "mean"][index]),
         "compiler options": lambda s: s.run(step, (np.float32(0),), options=own_options),
+        "saved program": lambda s: s.run(lambda a: a + 1, (np.float32(0),), options=own_program),
         "lists": reduce_lists,
         "too long": lambda s: reduce(s, "sum", options=longer),
         "values later": run_others_later,

@@ -21,6 +21,7 @@ def _differing() -> list[dict[str, str]]:
         ("dtypes", ["ProgramMismatchError", "in process 1: float32 of rank 1, and int32"]),
         ("calls", ["ProgramMismatchError", "process 1", "ReduceOp.MEAN", "ReduceOp.SUM elsewhere"]),
         ("compiler options", ["ProgramMismatchError", "vector_width=256", "vector_width=128"]),
+        ("saved program", ["ProgramMismatchError", "saved program", "missing.program", "none"]),
         ("too long", ["ArgumentError", "timeout_seconds=1e+06", "JAXDIST_COLLECTIVE_SECONDS"]),
         ("values later", ["ProgramMismatchError", "args[0] of step of call", "process 1"]),
     ],
