@@ -14,6 +14,7 @@ import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from jaxdist._program import CompilerOptions
 from jaxdist.jobs import TASKS
 from jaxdist.jobs._config.schema import Change, JobConfig
 
@@ -79,6 +80,8 @@ def describe_bounds(meta: Any) -> str:
 
 def describe_type(kind: Any) -> str:
     """The values that a type hint of the schema accepts, in words."""
+    if kind == CompilerOptions:
+        return "any names, each with a bool, a number or a text"
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Literal:
         return ", ".join(f"`{json.dumps(value)}`" for value in parts)

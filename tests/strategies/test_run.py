@@ -602,6 +602,8 @@ def test_run_options_have_the_documented_fields_and_defaults() -> None:
         "experimental_xla_options": None,
         "donate_argnums": (),
         "static_argnames": (),
+        "compiler_options": (),
+        "saved_program": None,
     }
 
 

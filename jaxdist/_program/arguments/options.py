@@ -45,8 +45,8 @@ class RunOptions(NamedTuple):
         >>> strategy.run(lambda n: jnp.ones(n), (3,), options=RunOptions(static_argnames=("n",)))
         Array([1., 1., 1.], dtype=float32)
         >>> options = RunOptions(compiler_options={"xla_cpu_enable_fast_math": False})
-        >>> strategy.run(lambda x: x + 1, (1.0,), options=options)
-        Array(2., dtype=float32)
+        >>> float(strategy.run(lambda x: x + 1, (1.0,), options=options))
+        2.0
 
     Source:
         `tf.distribute.RunOptions`; `donate_argnums`, `static_argnames` and `compiler_options` of

@@ -73,8 +73,8 @@ class CompiledProgram:
             ...     return x + 1
             >>> strategy = MirroredStrategy()
             >>> strategy.lower(step, (1.0,)).compile().save(file)
-            >>> strategy.run(step, (1.0,), options=RunOptions(saved_program=file))
-            Array(2., dtype=float32)
+            >>> float(strategy.run(step, (1.0,), options=RunOptions(saved_program=file)))
+            2.0
 
         Source:
             `jax.experimental.serialize_executable`.
