@@ -258,7 +258,7 @@ def test_updates_that_keep_state_in_pieces_keep_it_so_and_have_the_losses_of_one
 
 def test_the_first_file_names_every_entry_and_what_it_says_is_the_default() -> None:
     document = tomllib.loads(DATA_PARALLEL.read_text())
-    schema = dataclasses.asdict(topics_lm.TopicsConfig())
+    schema: dict[str, Any] = dataclasses.asdict(topics_lm.TopicsConfig())
     # The keys of this section are those of the compiler.
     assert document.pop("compiler") == {}
     del schema["compiler"]
