@@ -31,7 +31,7 @@ _WHY = {
 }
 
 _WHY_NOT_SAVED = "it is the program of the step alone, as strategy.run compiles it"
-_CLASSES_OF_JAX = ("ExecutableBuildOptions", "CompileOptions")
+_CLASSES_OF_JAX = ("ExecutableBuildOptions", "CompileOptions", "EffortLevel")
 _LOG = logging.getLogger("jaxdist")
 _LOGGED: set[CompilerOptions] = set()
 _EXAMPLE = "compiler_options={'xla_tpu_scoped_vmem_limit_kib': 65536}"
@@ -154,7 +154,8 @@ def refuse_option(error: Exception, asked: CompilerOptions, name: str) -> Argume
     """Return the error for an option that the compiler does not accept; None for another error."""
     text = str(error).partition("\n")[0]
     # JAX sets some options itself, and refuses values of other types with an error of nanobind.
-    is_type = isinstance(error, TypeError) and any(c in str(error) for c in _CLASSES_OF_JAX)
+    is_raw = isinstance(error, (TypeError, ValueError))
+    is_type = is_raw and any(name in str(error) for name in _CLASSES_OF_JAX)
     is_status = isinstance(error, jax.errors.JaxRuntimeError) and "INVALID_ARGUMENT" in text
     if not asked or not (is_type or (is_status and any(option in text for option, _ in asked))):
         return None

@@ -224,7 +224,7 @@ class Program:
                 return compiled
             with _compat.use_exact_partitioner(self._needed_options):
                 return lowered.compile(compiler_options=options)
-        except (jax.errors.JaxRuntimeError, TypeError) as error:
+        except (jax.errors.JaxRuntimeError, TypeError, ValueError) as error:
             better = refuse_option(error, self.asked_options, f"strategy.run({self.name})")
             if better is None:
                 raise

@@ -190,7 +190,7 @@ class Function:
                         get_arrays(compiled.variables), state, flat.dynamic, draws.batches
                     )
                 break
-            except (jax.errors.JaxRuntimeError, TypeError) as error:
+            except (jax.errors.JaxRuntimeError, TypeError, ValueError) as error:
                 asked_options = tuple((compiled.options or {}).items())
                 better = refuse_option(error, asked_options, _name_of_steps(self._fn))
                 if better is None:

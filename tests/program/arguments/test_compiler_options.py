@@ -61,7 +61,8 @@ def test_other_options_are_another_program_and_the_compiler_has_them() -> None:
         )
         texts.append(strategy.lower(_step, (_rows(),), options=options).compile().as_text())
     assert len(strategy._runner.compilations) == 2
-    assert [text.count(" fusion(") > 0 for text in texts] == [True, False]
+    # Which operations are fused depends on the version of XLA.
+    assert len({text.count(" fusion(") for text in texts}) == 2
 
 
 def test_a_function_with_several_options_is_no_function_that_is_made_again(
@@ -95,7 +96,7 @@ def test_the_cache_of_compiled_programs_tells_options_apart(tmp_path: Path) -> N
     [
         ({"xla_no_such_option": 1}, "No such compile option: 'xla_no_such_option'"),
         ({"xla_cpu_prefer_vector_width": "wide"}, "'wide' is not a valid int32 value"),
-        ({"optimization_level": "O1"}, "another type than the option"),
+        ({"fdo_profile": "x"}, "another type than the option"),
     ],
     ids=["name", "value", "type"],
 )
@@ -196,7 +197,7 @@ def test_equal_bits_refuse_an_option_that_would_lose_them_and_warn_of_others(
     upper = RunOptions(compiler_options={name: value.upper()})
     with pytest.raises(ArgumentError, match="deterministic=True"):
         strategy.run(_step, (_rows(strategy.num_replicas_in_sync),), options=upper)
-    passes = RunOptions(compiler_options={"xla_disable_hlo_passes": "cse"})
+    passes = RunOptions(compiler_options={"xla_disable_hlo_passes": "dce"})
     rows = _rows(strategy.num_replicas_in_sync)
     outer = jaxdist.function(lambda x: strategy.run(_step, (x,), options=passes))
     for call in (lambda: strategy.run(_step, (rows,), options=passes), lambda: outer(rows)):
