@@ -3,7 +3,7 @@
 The short run is the one of README: `pytest` without arguments. It leaves out what is marked `slow`
 or is in `slow_tests.txt`, and takes a fixed sample of the rows of each parametrized test. `--all`,
 or naming files, runs all but the long rows; `--rest`, which is for CI, those of `--all` that the
-short run leaves out or shortens, and of slow tests a fixed row of one of four; `--long` runs
+short run leaves out or shortens, and of slow tests a fixed row of 22 of 100; `--long` runs
 everything.
 """
 
@@ -103,7 +103,7 @@ def _only_in_all(items: Sequence[pytest.Item]) -> set[int]:
 
 
 def _is_taken(function: str) -> bool:
-    """Whether a slow test is among the quarter that CI runs; other tests do not change it."""
+    """Whether a slow test is among the 22 of 100 that CI runs; other tests do not change it."""
     return random.Random(function).random() < 0.22
 
 
