@@ -155,7 +155,7 @@ def refuse_option(error: Exception, asked: CompilerOptions, name: str) -> Argume
     text = str(error).partition("\n")[0]
     # JAX sets some options itself, and refuses values of other types with an error of nanobind.
     is_raw = isinstance(error, (TypeError, ValueError))
-    is_type = is_raw and any(name in str(error) for name in _CLASSES_OF_JAX)
+    is_type = is_raw and any(kind in str(error) for kind in _CLASSES_OF_JAX)
     is_status = isinstance(error, jax.errors.JaxRuntimeError) and "INVALID_ARGUMENT" in text
     if not asked or not (is_type or (is_status and any(option in text for option, _ in asked))):
         return None

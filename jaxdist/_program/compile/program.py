@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import os
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -231,9 +230,8 @@ class Program:
             raise better from error
 
     def _load(
-        self, path: pathlib.Path, lowered: jax.stages.Lowered, *, is_first: bool
+        self, saved: SavedProgram, lowered: jax.stages.Lowered, *, is_first: bool
     ) -> jax.stages.Compiled:
-        saved = SavedProgram.read(path)
         loaded = saved.load(self._identify(lowered), is_first=is_first)
         return self.compiled(lowered) if loaded is None else loaded
 

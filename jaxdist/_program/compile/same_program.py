@@ -16,6 +16,7 @@ import zlib
 
 import jax
 
+from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._processes import exchange, find_odd_ones, tell_blame
 from jaxdist.errors import ProgramMismatchError
@@ -45,8 +46,6 @@ _SETTINGS = (
     "jax_disable_most_optimizations",
     "jax_enable_remat_opt_pass",
 )
-
-
 _FLAG_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
@@ -81,7 +80,7 @@ def check_same_program(
     """
     if not layout.is_shared:
         return
-    text = lowered.as_text()
+    text = _compat.describe_lowered(lowered)
     told = {
         "function": name,
         "inputs": ", ".join(f"{k}: {v}" for k, v in inputs.items()),
@@ -142,7 +141,7 @@ def describe_flags(compiler_options: str, without: tuple[str, ...] = ()) -> str:
     # Not all versions of JAX have all of them.
     settings = {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
     given = " ".join(os.environ.get(name, "") for name in _FLAG_VARIABLES)
-    flags = sorted(flag for flag in given.split() if not flag.startswith(without or ("\0",)))
+    flags = sorted(flag for flag in given.split() if not flag.startswith(without))
     return f"{' '.join(flags)} {compiler_options} {json.dumps(settings)}"
 
 

@@ -39,7 +39,6 @@ _PACKAGES = {
 }
 # Flags that change no executable, or none of another platform.
 _OTHER_FLAGS = ("--xla_dump_", "--xla_force_host_platform_device_count")
-NO_FILE = "none"
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -285,14 +284,21 @@ class SavedProgram:
             )
 
 
-def describe_saved(path: pathlib.Path | None) -> str:
-    """Return what other processes must have as well: the checksum of a file, or what is wrong."""
+def read_saved(path: pathlib.Path | None) -> SavedProgram | SavedProgramError | None:
+    """Return a file, or its error: in a job it is raised once all processes know of it."""
     if path is None:
-        return NO_FILE
+        return None
     try:
-        return SavedProgram.read(path).checksum
+        return SavedProgram.read(path)
     except SavedProgramError as error:
-        return _first_line(error)
+        return error
+
+
+def describe_saved(saved: SavedProgram | SavedProgramError | None) -> str:
+    """Return what other processes must have as well: the checksum of a file, or what is wrong."""
+    if saved is None:
+        return "none"
+    return saved.checksum if isinstance(saved, SavedProgram) else _first_line(saved)
 
 
 def _hash(data: bytes) -> bytes:

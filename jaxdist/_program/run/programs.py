@@ -23,7 +23,7 @@ from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.build import build
 from jaxdist._program.compile.program import Program
 from jaxdist._program.compile.same_program import check_same_program
-from jaxdist._program.compile.saved import describe_saved
+from jaxdist._program.compile.saved import SavedProgram, describe_saved, read_saved
 from jaxdist._program.proof.uneven_mean import warn_of_means
 from jaxdist._program.run.ahead import (
     LaterSteps,
@@ -39,6 +39,7 @@ from jaxdist._program.trace.replica_specs import describe_left_out
 from jaxdist._program.trace.trace import Signature
 from jaxdist._program.variables.lift import NO_VARIABLES, lift
 from jaxdist._values import view_on
+from jaxdist.errors import SavedProgramError
 
 _LOG = logging.getLogger("jaxdist")
 
@@ -237,7 +238,8 @@ class Programs:
         ready = self._ready[signature] = ReadyProgram(program, compiled)
         return ready
 
-    def _compile(self, program: Program, saved: pathlib.Path | None) -> jax.stages.Compiled:
+    def _compile(self, program: Program, path: pathlib.Path | None) -> jax.stages.Compiled:
+        saved = read_saved(path)
         lowered = program.lowered()
         if not program.layout.is_shared:
             return self._load_or_compile(program, saved, lowered)
@@ -257,8 +259,13 @@ class Programs:
         return self._load_or_compile(program, saved, lowered)
 
     def _load_or_compile(
-        self, program: Program, saved: pathlib.Path | None, lowered: jax.stages.Lowered
+        self,
+        program: Program,
+        saved: SavedProgram | SavedProgramError | None,
+        lowered: jax.stages.Lowered,
     ) -> jax.stages.Compiled:
+        if isinstance(saved, SavedProgramError):
+            raise saved
         if saved is None:
             return program.compiled(lowered)
         return program._load(saved, lowered, is_first=not self._ready)

@@ -231,7 +231,8 @@ class Step:
         program = self._programs.find_or_trace(call)
         left = self._compiler_options
         # `compiler_options` checks them against those that the program needs.
-        chosen = {name: program.compiler_options[name] for name, _ in left}
+        options = program.compiler_options if left else {}
+        chosen = {name: options[name] for name, _ in left}
         if chosen and request_options("strategy.run", chosen):
             left = ()
         log_options_without_effect("strategy.run", left, self._saved_program, IN_JIT)
