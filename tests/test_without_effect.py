@@ -49,7 +49,9 @@ def _run_with(**entries: Any) -> Callable[[], Any]:
 
 def _run_op_by_op() -> Any:
     with jax.disable_jit():
-        _run_with(compiler_options={"xla_cpu_enable_fast_math": True})()
+        _run_with(
+            compiler_options={"xla_cpu_enable_fast_math": True}, saved_program="step.program"
+        )()
 
 
 def _reduce_with(**hints: Any) -> Callable[[], Any]:
@@ -96,6 +98,10 @@ TOLD: dict[tuple[str, str], Callable[[], Any]] = {
     ("strategy.run op by op", "compiler_options"): _run_op_by_op,
     ("strategy.run in a function that JAX compiles", "compiler_options"): lambda: jax.jit(
         _run_with(compiler_options={"xla_cpu_enable_fast_math": True})
+    )(),
+    ("strategy.run op by op", "saved_program"): _run_op_by_op,
+    ("strategy.run in a function that JAX compiles", "saved_program"): lambda: jax.jit(
+        _run_with(saved_program="step.program")
     )(),
     ("Strategy.reduce", "timeout_seconds"): _reduce_with(timeout_seconds=3.0),
     ("Strategy.reduce", "implementation"): _reduce_with(

@@ -1,6 +1,7 @@
 """`ParameterServerStrategy` of version 1: workers in threads, each with its own strategy."""
 
 import gc
+import logging
 import threading
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from flax import nnx
 
 import jaxdist
-from jaxdist import IndexedSlices, PerReplica, VariableAggregation
+from jaxdist import IndexedSlices, PerReplica, VariableAggregation, _validate
 from jaxdist.errors import (
     ArgumentTypeError,
     DeadlineExceededError,
@@ -271,6 +272,21 @@ def test_two_replicas_need_devices_of_their_own() -> None:
         ParameterServerStrategy(make_resolver(make_spec(5), replicas=2))
     with pytest.raises(DeviceError, match="which has 8 such devices"):
         make_worker(9)
+
+
+def test_compiler_options_have_no_effect_on_workers_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_validate, "_LOGGED", set())
+    strategy = make_worker(2)
+    options = jaxdist.RunOptions(compiler_options={"xla_cpu_enable_fast_math": False})
+    with caplog.at_level(logging.INFO, "jaxdist"):
+        for _ in range(2):
+            found = strategy.run(lambda x: x * 2, (1.5,), options=options)
+    assert float(found) == 3.0
+    told = [r.getMessage() for r in caplog.records if "compiler_options" in r.getMessage()]
+    assert len(told) == 1
+    assert "on workers of parameter servers: compiler_options has no effect" in told[0]
 
 
 def test_options_of_run_apply() -> None:
