@@ -259,6 +259,19 @@ def as_local_path(found: str, path: str) -> str:
     )
 
 
+def as_floating(caller: str, name: str, dtype: Any) -> Any:
+    """Check that `dtype` is a floating-point dtype, and return it."""
+    with contextlib.suppress(TypeError):
+        found = jnp.dtype(spell_dtype(dtype))
+        if jnp.issubdtype(found, jnp.floating):
+            return found
+    raise ArgumentTypeError(
+        f"{caller} was given {name}={show(dtype)}.\n\n"
+        "Arrays of floating-point numbers are sent and returned in this dtype.\n\n"
+        f"Pass for instance {name}=jnp.bfloat16, or leave it out."
+    )
+
+
 def as_array(caller: str, name: str, value: Any) -> jax.Array:
     """Return `value` as an array of JAX, or raise an error that names it."""
     if isinstance(value, jax.Array):

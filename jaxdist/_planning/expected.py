@@ -13,6 +13,7 @@ from jaxdist.cost import (
     Link,
     collective_seconds,
     efficiency_of,
+    exchange_factor,
     links_of,
     worker_of,
 )
@@ -22,8 +23,10 @@ TimeCollective = Callable[[hlo.CompiledCollective], tuple[str, float]]
 # Note [Expected times]
 # The bounds and the prediction of a plan use published peaks. The expected time uses the parts of
 # these peaks that programs reach (`cost.EFFICIENCY`), instruction by instruction, and hides the
-# communication that the schedule of the compiled program hides. On GPUs, NCCL's part of the
+# communication that the schedule of the compiled program hides. An all-to-all between TPU chips
+# takes longer than its bytes over one link, since they go further. On GPUs, NCCL's part of the
 # bandwidth depends on the bytes, so it is in the size curves of the links.
+_EXCHANGES = ("all-to-all", "ragged-all-to-all")
 
 
 def predict_expected(
@@ -81,7 +84,7 @@ def _time_over_wires(
     layout: ReplicaMesh, device: Chip, reached: Efficiency, num_slices: int | None
 ) -> TimeCollective:
     """Return a function of a collective of TPUs: its link, and its time."""
-    links = links_of(layout)
+    links, devices = links_of(layout), layout.mesh.devices.ravel()
     within, across = _reach(links.inner, reached.ici), _reach(links.across, reached.dcn)
     inner, outer = device.links
 
@@ -94,6 +97,8 @@ def _time_over_wires(
             n = max(n, 2)
         link = across if c.between_slices else within
         seconds = collective_seconds(c.kind, n, size, link, c.operands, max(1, len(c.groups)))
+        if c.kind in _EXCHANGES and not c.between_slices and c.groups:
+            seconds *= exchange_factor([devices[number] for number in c.groups[0]])
         return outer if c.between_slices else inner, seconds
 
     return time_collective

@@ -10,6 +10,7 @@ from jaxdist.cost._curve import SizeCurve as SizeCurve
 from jaxdist.cost._efficiency import EFFICIENCY as EFFICIENCY
 from jaxdist.cost._efficiency import Efficiency as Efficiency
 from jaxdist.cost._efficiency import efficiency_of as efficiency_of
+from jaxdist.cost._exchange import exchange_factor as exchange_factor
 from jaxdist.cost._fit import Fit as Fit
 from jaxdist.cost._fit import Sample as Sample
 from jaxdist.cost._fit import fitted as fitted

@@ -1,6 +1,5 @@
 """Functions that gather sharded parameters, and that decide how long the result is kept."""
 
-import contextlib
 from typing import Any, TypeVar
 
 import jax
@@ -10,7 +9,7 @@ from flax import nnx
 from jax.extend.core import Primitive
 
 from jaxdist import _compat, _replica
-from jaxdist._validate import check_has_arrays, check_instance, show, spell_dtype
+from jaxdist._validate import as_floating, check_has_arrays, check_instance, show
 from jaxdist._values import GATHERED, PerReplica, Sharded, gather_whole, is_sharded
 from jaxdist.errors import ArgumentTypeError
 
@@ -54,7 +53,7 @@ def gather(tree: T, *, dtype: Any = None) -> T:
         Array(1., dtype=float32)
     """
     if dtype is not None:
-        dtype = _as_floating(dtype)
+        dtype = as_floating("partition.gather", "dtype", dtype)
     check_has_arrays("partition.gather", "tree", tree, "a pytree of arrays, or an NNX object")
     frame = _replica.current_frame()
     layout = None if frame is None or not frame.is_inside_step else frame.strategy.layout
@@ -84,18 +83,6 @@ def gather(tree: T, *, dtype: Any = None) -> T:
         gather_node, tree, is_leaf=lambda x: isinstance(x, (nnx.Pytree, Sharded, PerReplica))
     )
     return result
-
-
-def _as_floating(dtype: Any) -> Any:
-    with contextlib.suppress(TypeError):
-        found = jnp.dtype(spell_dtype(dtype))
-        if jnp.issubdtype(found, jnp.floating):
-            return found
-    raise ArgumentTypeError(
-        f"partition.gather was given dtype={show(dtype)}.\n\n"
-        "Parameters that are floating-point numbers are gathered in it.\n\n"
-        "Pass for instance dtype=jnp.bfloat16, or leave it out."
-    )
 
 
 # `jax.checkpoint` must not keep the results of these operations either. They only copy a gathered

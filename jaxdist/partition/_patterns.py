@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Iterable
 
+TABLE = "embedding"  # the parameter of `nnx.Embed`: [rows, columns]
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 

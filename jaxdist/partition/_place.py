@@ -35,7 +35,7 @@ from jaxdist.errors import (
     UnsupportedError,
 )
 from jaxdist.partition._leaves import Entry, collect_entries, name_entries
-from jaxdist.partition._patterns import find_nearest, is_match
+from jaxdist.partition._patterns import TABLE, find_nearest, is_match
 from jaxdist.partition._placements import ByNames, Placement, Replicate
 from jaxdist.partition._resolve import ResolvedPlacement, resolve
 from jaxdist.partition._rules import Rules, as_rules, describe_conflicts
@@ -210,7 +210,8 @@ def _choose_placements(
 def _check_all_match(found: dict[str, Any], rules: Rules, are_params: bool) -> None:
     used = {p for pairs in found.values() for p, _ in pairs}
     unused = [p for p, _ in rules.rules if p not in used]
-    if unused and (rules.must_match or not used) and found:
+    # A table of embeddings has the same name everywhere, so it says nothing of the other layers.
+    if unused and (rules.must_match or not used - {TABLE}) and found:
         lines = [f"{p!r}; the nearest path is {find_nearest(p, found)}" for p in unused]
         if not rules.must_match:
             raise ArgumentError(

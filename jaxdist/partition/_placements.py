@@ -30,9 +30,10 @@ class Split:
     Args:
         dim: The dim, whose size must be a multiple of the number of logical devices; a negative
             number counts from the end.
+        must_divide: Whether another size is an error; with False the leaf is then not split.
 
     Raises:
-        ArgumentTypeError: `dim` is no integer.
+        ArgumentTypeError: `dim` is not an integer, or `must_divide` is not a flag.
 
     Example:
         >>> partition.Split(1)
@@ -40,9 +41,14 @@ class Split:
     """
 
     dim: int
+    must_divide: bool = dataclasses.field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_dim("Split", "dim", self.dim)
+        as_flag("partition.Split", "must_divide", self.must_divide)
+
+    def __repr__(self) -> str:
+        return _show_fields(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +59,11 @@ class Shard:
 
     Args:
         dim: The dim to shard, whose size must be a multiple of the number of replicas. None takes
-            the largest such dim. If there is none, it takes the dim that needs least padding, at
-            most half of its size; otherwise the leaf is replicated.
+            the largest such dim whose pieces are whole tiles of a TPU (multiples of 128 along the
+            last dim, and of 16 along others), or the largest such dim; of a table of embeddings,
+            `embedding`, its columns, so that `nn.embedding_lookup` need not gather it. If there is
+            none, it takes the dim that needs least padding, at most half of its size; otherwise the
+            leaf is replicated.
         split: Another dim, which is split over the logical devices.
         axes: The replica axes to shard over, if there are several (those within a slice, for
             instance). Over the others the leaf is replicated, and its gradient is all-reduced.
@@ -62,10 +71,12 @@ class Shard:
         pad: Whether to pad `dim` if its size is no multiple of the number of replicas.
         min_bytes: Leaves with fewer bytes (in float32) are replicated. None takes the size from
             which sharding is faster, by the latency of a collective, as `sharded_update` does.
+        must_divide: Whether a `dim` or `split` that the devices do not divide is an error; with
+            False `dim` counts as None, or the leaf is not split.
 
     Raises:
-        ArgumentTypeError: `dim` or `split` is no integer, `axes` are no names, `min_bytes` is no
-            number.
+        ArgumentTypeError: `dim` or `split` is not an integer, `axes` are not names, `min_bytes` is
+            not a number, or `pad` or `must_divide` is not a flag.
         ArgumentError: `dim` and `split` are the same, or `min_bytes` is negative.
 
     Example:
@@ -78,6 +89,7 @@ class Shard:
     axes: tuple[str, ...] | None = None
     pad: bool = dataclasses.field(default=False, kw_only=True)
     min_bytes: float | None = dataclasses.field(default=0, kw_only=True)
+    must_divide: bool = dataclasses.field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         for name in ("dim", "split"):
@@ -107,7 +119,11 @@ class Shard:
                 "Pass for instance axes=('data',)."
             )
         as_flag("partition.Shard", "pad", self.pad)
+        as_flag("partition.Shard", "must_divide", self.must_divide)
         check_size("partition.Shard", "min_bytes", self.min_bytes)
+
+    def __repr__(self) -> str:
+        return _show_fields(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +190,13 @@ def check_placement(caller: str, name: str, value: Any) -> Placement:
         f"{caller} was given {name}={show(value)}.\n\n{name} is a placement.\n\n"
         "Pass partition.Replicate(), Split(dim), Shard(...) or ByNames({...})."
     )
+
+
+def _show_fields(placement: Split | Shard) -> str:
+    """Spell a placement, `must_divide` only where it is not the default."""
+    fields = vars(placement)
+    shown = [f"{k}={v!r}" for k, v in fields.items() if k != "must_divide" or not v]
+    return f"{type(placement).__name__}({', '.join(shown)})"
 
 
 def _check_dim(what: str, name: str, dim: Any) -> None:

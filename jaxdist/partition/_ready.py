@@ -1,6 +1,9 @@
 """Predefined rules."""
 
+import dataclasses
+
 from jaxdist._validate import CallerRename
+from jaxdist.partition._patterns import TABLE
 from jaxdist.partition._placements import Placement, Replicate, Shard, Split
 from jaxdist.partition._rules import Rules
 
@@ -25,8 +28,8 @@ def replicated() -> Rules:
 def fsdp(*, min_bytes: float | None = None, axes: tuple[str, ...] | None = None) -> Rules:
     """Return the rules of fully sharded data parallelism (ZeRO-3).
 
-    Each parameter is sharded over the replicas along the largest dim that they divide. Gradients
-    and the optimizer state are sharded in the same way. Small parameters are replicated.
+    Each parameter is sharded over the replicas along the dim that `Shard()` takes. Gradients and
+    the optimizer state are sharded in the same way. Small parameters are replicated.
 
     Args:
         min_bytes: Leaves with fewer bytes (in float32) are replicated; None takes the size from
@@ -49,11 +52,12 @@ def tensor_parallel() -> Rules:
 
     The kernels into a block (`query`, `key`, `value`; `up`, `gate`) are split by their outputs,
     and the kernels out of it (`out`; `down`) by their inputs. So a forward pass needs only one
-    all-reduce at the end of each block. The projection to the vocabulary is split by its outputs,
-    and the rest is replicated. The number of heads must be a multiple of the number of logical
-    devices. Kernels of layers that are stacked in one array (`nnx.scan`) have one more dim in
-    front. With the metadata `stacked_layers=True` of their variables, they are placed as a kernel
-    of one layer; otherwise they need rules of their own.
+    all-reduce at the end of each block. The projection to the vocabulary is split by its outputs. A
+    table of embeddings is split by its rows if the logical devices divide them; a lookup is then
+    one all-reduce more. The rest is replicated. The number of heads must be a multiple of the
+    number of logical devices. Kernels of layers that are stacked in one array (`nnx.scan`) have one
+    more dim in front. With the metadata `stacked_layers=True` of their variables, they are placed
+    as a kernel of one layer; otherwise they need rules of their own.
 
     Example:
         >>> rules = partition.tensor_parallel()
@@ -61,12 +65,15 @@ def tensor_parallel() -> Rules:
         Split(dim=1)
         >>> rules.placement_of("layers/0/mlp/down/kernel")
         Split(dim=0)
+        >>> rules.placement_of("embed/embedding")
+        Split(dim=0, must_divide=False)
 
     Source:
         Megatron-LM, arXiv:1909.08053.
     """
     # Not every model has all of these layers, so a rule may match nothing.
-    return Rules(_rules_of_blocks(Split(1), Split(0)), otherwise=Replicate(), must_match=False)
+    rules = [*_rules_of_blocks(Split(1), Split(0)), (TABLE, Split(0, must_divide=False))]
+    return Rules(rules, otherwise=Replicate(), must_match=False)
 
 
 def fsdp_tensor_parallel(
@@ -75,7 +82,7 @@ def fsdp_tensor_parallel(
     """Return the rules of `tensor_parallel` and `fsdp` together.
 
     A kernel that is split over the logical devices is also sharded over the replicas, along its
-    other dim.
+    other dim; a table of embeddings is split by its rows and sharded along its columns.
 
     Args:
         min_bytes: As for `fsdp`.
@@ -87,11 +94,13 @@ def fsdp_tensor_parallel(
         Shard(dim=None, split=1, axes=None, pad=False, min_bytes=0)
     """
 
-    def shard(split: int | None) -> Placement:
+    def shard(split: int | None) -> Shard:
         with CallerRename("partition.Shard", "partition.fsdp_tensor_parallel"):
             return Shard(None, split, axes, min_bytes=min_bytes)
 
-    return Rules(_rules_of_blocks(shard(1), shard(0)), otherwise=shard(None), must_match=False)
+    table = dataclasses.replace(shard(0), must_divide=False)
+    rules = [*_rules_of_blocks(shard(1), shard(0)), (TABLE, table)]
+    return Rules(rules, otherwise=shard(None), must_match=False)
 
 
 def _rules_of_blocks(by_outputs: Placement, by_inputs: Placement) -> list[tuple[str, Placement]]:

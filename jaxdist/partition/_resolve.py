@@ -10,6 +10,7 @@ from jaxdist import cost
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import Cut
 from jaxdist.errors import ArgumentError, ShapeError
+from jaxdist.partition._patterns import TABLE, is_match
 from jaxdist.partition._placements import (
     LOGICAL,
     REPLICA,
@@ -22,6 +23,8 @@ from jaxdist.partition._placements import (
 
 # A dim that the user did not name is not sharded if padding would make it longer than this factor.
 _MOST_PADDING = 1.5
+# The tiles in which TPUs hold arrays: rows of bfloat16, and columns.
+_TILE = (16, 128)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,11 +111,15 @@ def _resolve_dim(leaf: Leaf, placement: Placement, dim: int) -> int:
     return dim % rank
 
 
-def _resolve_split(leaf: Leaf, placement: Placement, dim: int, layout: ReplicaMesh) -> int | None:
+def _resolve_split(
+    leaf: Leaf, placement: Split | Shard, dim: int, layout: ReplicaMesh
+) -> int | None:
     count = layout.num_logical
     if count == 1:
         return None
     if leaf.shape[dim] % count:
+        if not placement.must_divide:
+            return None
         others = [d for d, n in enumerate(leaf.shape) if n % count == 0]
         remedy = f"Split dim {' or '.join(map(str, others))}" if others else "Replicate it"
         raise ShapeError(
@@ -148,8 +155,10 @@ def _resolve_cut(
     # moments are placed alike.
     if layout.num_replicas == 1 or count == 1 or not size or 4 * size < least:
         return None
-    if placement.dim is not None:
-        dim = _resolve_dim(leaf, placement, placement.dim)
+    named = None if placement.dim is None else _resolve_dim(leaf, placement, placement.dim)
+    is_kept = placement.must_divide or placement.pad
+    if named is not None and (is_kept or leaf.shape[named] % count == 0):
+        dim = named
         if dim == split:
             raise ShapeError(
                 f"{leaf}: {placement!r} cuts and splits dim {dim}.\n\n"
@@ -166,8 +175,15 @@ def _resolve_cut(
     longer = {d: math.ceil(leaf.shape[d] / count) * count / leaf.shape[d] for d in free}
     if not free or min(longer.values()) > _MOST_PADDING:
         return None
-    # Least padding first; then the largest dim; then the first one, so that the choice is stable.
-    dim = min(free, key=lambda d: (longer[d], -leaf.shape[d], d))
+    columns = 1 if is_match(TABLE, leaf.path) and len(leaf.shape) == 2 else None
+
+    # Without whole tiles, a TPU copies a gathered array into another layout, and its gradient too.
+    def has_odd_pieces(dim: int) -> bool:
+        return leaf.shape[dim] // count % _TILE[dim == len(leaf.shape) - 1] > 0
+
+    # Least padding first; then whole tiles; then the largest dim; then the first one, so that the
+    # choice is stable.
+    dim = min(free, key=lambda d: (longer[d], d != columns, has_odd_pieces(d), -leaf.shape[d], d))
     return Cut(dim, leaf.shape[dim], axes, split)
 
 

@@ -49,6 +49,9 @@ CALLS = {
     "jaxdist.cost.devices_per_chip": Call(
         lambda: cost.devices_per_chip, lambda: {"devices": jax.devices()}
     ),
+    "jaxdist.cost.exchange_factor": Call(
+        lambda: cost.exchange_factor, lambda: {"devices": jax.devices()}
+    ),
     "jaxdist.cost.worker_of": Call(lambda: cost.worker_of, lambda: {"device": jax.devices()[0]}),
     "jaxdist.cost.links_of": Call(lambda: cost.links_of, lambda: {"layout": strategy().layout}),
     "jaxdist.cost.for_devices": Call(

@@ -34,9 +34,12 @@ def rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
     speeds = _LONGEST_WAVE ** (-jnp.arange(half) / half)
     angles = positions[:, None, None] * speeds[None, None]  # [s, 1, half]
     cos, sin = jnp.cos(angles)[None], jnp.sin(angles)[None]
+    cos, sin = jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
+    # The halves change places before the conversion to float32. After it, a TPU would write the
+    # float32 copy to memory.
+    other = jnp.roll(x, half, axis=-1).astype(jnp.float32)
     # In float32: bfloat16 has too few bits for the angles of far positions.
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1).astype(x.dtype)
+    return (x.astype(jnp.float32) * cos + other * sin).astype(x.dtype)
 
 
 class Attention(nnx.Module):
@@ -58,8 +61,9 @@ class Attention(nnx.Module):
         positions = jnp.arange(x.shape[1])
         query, key, value = self._project(x, positions)
         seen = attend(query, key, value, how=self.how, chunk=self.chunk)
-        # Not -1: a replica may have no rows.
-        return self.out(seen.reshape(*x.shape[:2], seen.shape[2] * seen.shape[3]))
+        out = self.out.kernel[...]
+        by_head = jnp.asarray(out, seen.dtype).reshape(self.heads, self.head_dim, out.shape[-1])
+        return jnp.einsum("bshk,hkd->bsd", seen, by_head)
 
     def step(self, x: jax.Array, cache: Cache, position: jax.Array) -> tuple[jax.Array, Cache]:
         """Attend from one position `[b, d]` to the cache, and return the output and the new cache.
@@ -87,8 +91,13 @@ class Attention(nnx.Module):
     def _project(
         self, x: jax.Array, positions: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        by_head = (*x.shape[:2], self.heads, self.head_dim)
-        query, key, value = (
-            project(x).reshape(by_head) for project in (self.query, self.key, self.value)
-        )
+        # A product with the kernel of each head has the layout that attention needs. The result of
+        # a product with the whole kernel would be copied into it.
+        def project(linear: nnx.Linear) -> jax.Array:
+            kernel = jnp.asarray(linear.kernel[...], dtype)
+            by_head = kernel.reshape(x.shape[-1], self.heads, self.head_dim)
+            return jnp.einsum("bsd,dhk->bshk", x.astype(dtype), by_head)
+
+        dtype = self.query.dtype or x.dtype
+        query, key, value = map(project, (self.query, self.key, self.value))
         return rotate(query, positions), rotate(key, positions), value

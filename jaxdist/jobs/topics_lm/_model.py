@@ -12,6 +12,7 @@ from jaxdist._values import is_sharded
 from jaxdist.jobs.topics_lm._attention import Attention, Cache
 from jaxdist.jobs.topics_lm._schema import ModelConfig
 from jaxdist.jobs.topics_lm._stacked import stack, take
+from jaxdist.nn import embedding_lookup
 
 _SPREAD = 0.02  # standard deviation of initial parameters
 
@@ -191,8 +192,8 @@ class Transformer(nnx.Module):
     def _embed(self, tokens: jax.Array) -> jax.Array:
         if not self.config.scan_layers:
             return self.embed(tokens)
-        table = self._gather_one(self.embed.embedding)
-        return jnp.take(table, tokens, axis=0).astype(self.config.dtype)
+        table = jax.tree.map(self._as_sums, self.embed.embedding.get_raw_value())
+        return embedding_lookup(table, tokens, dtype=self.config.dtype)
 
     def _unembed(self, x: jax.Array) -> jax.Array:
         x = self.norm(x)

@@ -1,0 +1,47 @@
+"""How much longer than a gather an all-to-all takes, because its bytes go further."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxdist._validate import as_list, show
+from jaxdist.errors import ArgumentTypeError
+
+
+def exchange_factor(devices: Sequence[Any]) -> float:
+    """Return the time of an all-to-all as a multiple of that of an all-gather of as many bytes.
+
+    Between TPU chips a byte of an all-gather goes to a neighbour, and every link is used. In an
+    all-to-all half of the bytes cross the middle of the slice. With L chips along the longest of D
+    axes, this takes `L * D / 4` times as long, with and without links that close the rings. GPUs
+    and CPU devices reach each other without going through others.
+
+    Args:
+        devices: The devices of one group, `jax.Device`s.
+
+    Returns:
+        The factor, 1 or more.
+
+    Raises:
+        ArgumentTypeError: A value is not a device.
+
+    Example:
+        >>> from jaxdist import cost
+        >>> cost.exchange_factor(jax.devices())
+        1.0
+    """
+    caller, remedy = "cost.exchange_factor", "Pass for instance jax.devices()."
+    group = as_list(caller, "devices", devices, "a list of devices", remedy)
+    for device in group:
+        if isinstance(device, jax.Array) or not hasattr(device, "platform"):
+            raise ArgumentTypeError(
+                f"{caller} was given devices with {show(device)}.\n\n"
+                f"devices are those of jax.\n\n{remedy}"
+            )
+    coords = [getattr(d, "coords", None) for d in group if d.platform == "tpu"]
+    if not coords or None in coords:
+        return 1.0
+    lengths = [len(set(along)) for along in zip(*coords, strict=True)]
+    longer = [n for n in lengths if n > 1]
+    return max(1.0, max(longer, default=1) * len(longer) / 4)

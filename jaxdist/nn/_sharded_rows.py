@@ -1,0 +1,62 @@
+"""Rows of a table that is sharded over the replicas of a step."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist import _replica
+from jaxdist._collectives import current_log
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values import Cut, Sharded, gather_whole, take_rows
+from jaxdist.cost import exchange_factor
+
+
+def look_up(table: Sharded, ids: Any, dtype: Any) -> jax.Array:
+    """Return rows of a sharded table: exchanged by the replicas, or taken from the whole table.
+
+    Args:
+        table: The table. Outside of a step it is whole.
+        ids: The numbers of rows.
+        dtype: In which rows are sent and returned; None is that of the table.
+    """
+    frame = _replica.current_frame()
+    if frame is None or not frame.is_inside_step or not isinstance(table.held, jax.core.Tracer):
+        whole = jnp.asarray(table.whole())
+    else:
+        layout: ReplicaMesh = frame.strategy.layout
+        # Replicas of an uneven step have different numbers of ids, and an exchange needs as many.
+        if current_log() is None and _is_exchange_shorter(table, ids, layout, dtype):
+            return take_rows(table, ids, layout, dtype)
+        whole = gather_whole(table, layout, dtype)
+    rows = jnp.take(whole, ids, axis=0, mode="fill")
+    return rows if dtype is None else rows.astype(dtype)
+
+
+def _is_exchange_shorter(table: Sharded, ids: Any, layout: ReplicaMesh, dtype: Any) -> bool:
+    """Whether an exchange of rows is possible, and sends its bytes in less time than a gather.
+
+    Both send as much again for the gradient, except the ids.
+    """
+    cut, held = table.cut, table.held
+    pieces = cut.pieces(layout)
+    if table.is_assigned or pieces == 1 or not 0 < cut.dim < held.ndim:
+        return False
+    # With Explicit logical axes JAX needs the sharding of the rows.
+    is_explicit = bool(jax.sharding.get_abstract_mesh().explicit_axes)
+    if held.shape[cut.dim] != cut.size or not held.size or not ids.size or is_explicit:
+        return False
+    size = np.dtype(held.dtype if dtype is None else dtype).itemsize
+    sent = (pieces - 1) / pieces
+    of_table = 2 * sent * held.size * size
+    of_rows = 2 * sent * ids.size * held.size // held.shape[0] * size
+    of_ids = (pieces - 1) * ids.size * ids.dtype.itemsize
+    return bool(of_rows * exchange_factor(_find_group(cut, layout)) + of_ids < of_table)
+
+
+def _find_group(cut: Cut, layout: ReplicaMesh) -> list[Any]:
+    """Return the devices of one group that exchanges rows."""
+    over = cut.over(layout)
+    first = tuple(slice(None) if name in over else 0 for name in layout.mesh.axis_names)
+    return list(layout.mesh.devices[first].ravel())
