@@ -223,7 +223,7 @@ TPU = {
     "TPUSystem",
     "XLAOptions",
     "experimental",
-    "is_torus",
+    "is_reordered",
     "order_cores",
     "slice_of",
     "system_of",

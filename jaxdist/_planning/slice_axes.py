@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._strategies import Strategy
 from jaxdist.errors import ArgumentError
-from jaxdist.tpu import is_torus, order_cores
+from jaxdist.tpu import is_reordered, order_cores
 from jaxdist.tpu.experimental import DeviceAssignment, Topology
 
 
@@ -116,8 +116,8 @@ def add_slice_axis(strategy: Strategy, num_slices: int) -> Strategy:
 def assign_slices(topology: Topology, box: Sequence[int], num_slices: int) -> DeviceAssignment:
     """Return an assignment of all cores to replicas, those of the first slice first.
 
-    The replicas of each slice follow a ring within the slice. Replicas of one core on a 3D torus
-    follow its rows; see Note [Order of chips].
+    The replicas of each slice follow a ring within the slice. Replicas of one core have another
+    order on some slices; see Note [Order of chips].
 
     Args:
         topology: The cores. All slices are in one topology, one after the other in z.
@@ -127,7 +127,7 @@ def assign_slices(topology: Topology, box: Sequence[int], num_slices: int) -> De
     x, y, z, cores = topology.mesh_shape.tolist()
     depth, size = z // num_slices, math.prod(box)
     shape, count = list(box), x * y * z * cores // size
-    if size == 1 and is_torus(topology, num_slices):
+    if size == 1 and is_reordered(topology, num_slices):
         return DeviceAssignment(topology, order_cores(topology, num_slices)[:, None])
     if num_slices == 1 or len(topology.missing_devices):
         # With missing devices the slices differ from each other. So the replicas are assigned over

@@ -26,7 +26,7 @@ from jaxdist.cluster_resolver import (
     list_training_tasks,
 )
 from jaxdist.errors import ArgumentTypeError, ClusterError
-from jaxdist.tpu import is_torus, order_cores, system_of
+from jaxdist.tpu import is_reordered, order_cores, system_of
 
 _LOG = logging.getLogger("jaxdist")
 _CALLER = "MultiWorkerMirroredStrategy"
@@ -154,7 +154,7 @@ def _list_devices_of_all() -> list[jax.Device]:
     if devices[0].platform != "tpu":
         return devices
     system = system_of("", _CALLER)
-    if not is_torus(system.topology, system.num_slices):
+    if not is_reordered(system.topology, system.num_slices):
         return devices
     order = order_cores(system.topology, system.num_slices)
     return [system.device_at(place) for place in order.tolist()]

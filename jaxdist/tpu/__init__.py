@@ -5,7 +5,7 @@ from jaxdist.tpu._device_assignment import SINGLE_CORE_ASSIGNMENT as SINGLE_CORE
 from jaxdist.tpu._from_devices import topology_of as topology_of
 from jaxdist.tpu._initialize import system_of as system_of
 from jaxdist.tpu._options import XLAOptions as XLAOptions
-from jaxdist.tpu._order import is_torus as is_torus
+from jaxdist.tpu._order import is_reordered as is_reordered
 from jaxdist.tpu._order import order_cores as order_cores
 from jaxdist.tpu._slice import Slice as Slice
 from jaxdist.tpu._slice import slice_of as slice_of

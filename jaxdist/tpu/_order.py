@@ -8,8 +8,14 @@ rings, and rows in alternating directions do not keep it, but for small arrays i
 hosts. On other slices, and over a part of a slice, the orders that were tried keep it.
 `tests/tpu/test_order.py` has the table.
 
-Row by row, the replicas of a host of 2x2x1 chips are no neighbours. `ReplicaMesh` knows the owner
-of each replica, and nothing relies on neighbours.
+On square slices (4x4, 8x8, 16x16) a reduce-scatter over all chips becomes an all-reduce in every
+order, and over half of the slice it does not. Consecutive replicas are on chips of different
+halves there: then a reduce-scatter within the halves, and one across them, give each replica the
+piece that one operation gives it. On tori, planes take the part of the halves. See Note [Scatter in
+two stages].
+
+In these orders the replicas of a host are no neighbours. `ReplicaMesh` knows the owner of each
+replica, and nothing relies on neighbours.
 """
 
 from collections.abc import Sequence
@@ -25,30 +31,34 @@ from jaxdist.tpu._topology import Topology
 _CUBE = 4
 
 
-def is_torus(topology: Topology, num_slices: int = 1) -> bool:
-    """Whether each slice is a 3D torus: its last chip in x, y and z has a link to the first one.
+def is_reordered(topology: Topology, num_slices: int = 1) -> bool:
+    """Whether `order_cores` has another order than that of the topology, task by task.
+
+    This is so on 3D tori, and on one square slice of 4x4 chips or more with one core a chip.
 
     Args:
         topology: The cores. All slices are in one topology, one after the other in z.
         num_slices: The number of slices.
 
     Raises:
-        ArgumentTypeError: `topology` is no `Topology`.
+        ArgumentTypeError: `topology` is not a `Topology`.
         TopologyError: The slices are not equal.
 
     Example:
-        >>> cube, flat = (jaxdist.tpu.slice_of(name) for name in ("v5p:4x4x4", "v5e:4x4"))
-        >>> jaxdist.tpu.is_torus(cube.topology), jaxdist.tpu.is_torus(flat.topology)
-        (True, False)
+        >>> names = ("v5p:4x4x4", "v5e:4x4", "v5e:4x8")
+        >>> [jaxdist.tpu.is_reordered(jaxdist.tpu.slice_of(name).topology) for name in names]
+        [True, True, False]
     """
-    return is_made_of_cubes(_measure_slice("tpu.is_torus", topology, num_slices))
+    shape = _measure_slice("tpu.is_reordered", topology, num_slices)
+    return is_made_of_cubes(shape) or _is_square(topology, shape, num_slices)
 
 
 def order_cores(topology: Topology, num_slices: int = 1) -> np.ndarray:
     """Return the coordinates of all cores in the order of a strategy's replicas, `[cores, 4]`.
 
     The order is that of the topology, task by task. On a 3D torus it is row by row, the only order
-    in which the compiler for TPUs keeps an all-gather over all chips.
+    in which the compiler for TPUs keeps an all-gather over all chips. On one square slice it takes
+    a chip of each half in turn, so that a reduce-scatter can run in two stages.
 
     Args:
         topology: The cores. All slices are in one topology, one after the other in z.
@@ -67,15 +77,26 @@ def order_cores(topology: Topology, num_slices: int = 1) -> np.ndarray:
     """
     shape = _measure_slice("tpu.order_cores", topology, num_slices)
     cores = topology.device_coordinates.reshape(-1, 4)
-    if not is_made_of_cubes(shape):
-        return cores
-    # The last key is the slowest: z, then y, x and the core.
-    return cores[np.lexsort(cores[:, [3, 0, 1, 2]].T)]
+    # The last key is the slowest.
+    if is_made_of_cubes(shape):
+        return cores[np.lexsort(cores[:, [3, 0, 1, 2]].T)]
+    if _is_square(topology, shape, num_slices):
+        x, y = cores[:, 0], cores[:, 1]
+        half = shape[1] // 2
+        return cores[np.lexsort((y // half, x, y % half))]
+    return cores
 
 
 def is_made_of_cubes(shape: Sequence[int]) -> bool:
     """Whether all sizes of a slice are multiples of 4; flat slices have a size of 1."""
     return not any(size % _CUBE for size in shape)
+
+
+def _is_square(topology: Topology, shape: Sequence[int], num_slices: int) -> bool:
+    """Whether the topology is one flat slice with two equal sizes of 4 or more."""
+    x, y, z = shape
+    is_flat = z == 1 and num_slices == 1 and topology.mesh_shape[3] == 1
+    return is_flat and x == y and x >= _CUBE and x % 2 == 0
 
 
 def _measure_slice(caller: str, topology: Any, num_slices: Any) -> tuple[int, int, int]:

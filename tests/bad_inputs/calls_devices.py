@@ -68,8 +68,8 @@ CALLS = {
         lambda: {"generation": "v5e", "shape": (2, 2, 1), "num_slices": 1},
         use=lambda made: made.topology,
     ),
-    "jaxdist.tpu.is_torus": Call(
-        lambda: jaxdist.tpu.is_torus, lambda: {"topology": _topology(), "num_slices": 1}
+    "jaxdist.tpu.is_reordered": Call(
+        lambda: jaxdist.tpu.is_reordered, lambda: {"topology": _topology(), "num_slices": 1}
     ),
     "jaxdist.tpu.order_cores": Call(
         lambda: jaxdist.tpu.order_cores, lambda: {"topology": _topology(), "num_slices": 1}

@@ -70,7 +70,7 @@ def test_cores_of_3d_tori_are_row_by_row_and_others_task_by_task(
 ) -> None:
     slices = tpu.slice_of(name)
     cores = tpu.order_cores(slices.topology, slices.num_slices).tolist()
-    assert tpu.is_torus(slices.topology, slices.num_slices) is is_by_row
+    assert tpu.is_reordered(slices.topology, slices.num_slices) is is_by_row
     if is_by_row:
         x, y, z, core = (range(n) for n in slices.topology.mesh_shape)
         rows = [[i, j, k, c] for k, j, i, c in itertools.product(z, y, x, core)]
@@ -84,7 +84,7 @@ def test_what_is_no_topology_of_equal_slices_is_an_error() -> None:
     with refused(ArgumentTypeError, "topology='v5p:4x4x4'", "slice_of"):
         tpu.order_cores("v5p:4x4x4")  # type: ignore[arg-type]
     with refused(TopologyError, "num_slices=3", "4 chips in z"):
-        tpu.is_torus(topology, 3)
+        tpu.is_reordered(topology, 3)
 
 
 # What the compiler makes of a reduce-scatter over all chips, in jaxdist's order and in every other

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.logical.rewrite import Rewrite
+from jaxdist._program.logical.scatter_stages import find_stages
 from jaxdist._program.nnx.graph_rules import Combination, combine
 from jaxdist._program.state.rows import replicas_with_rows
 from jaxdist._program.trace.trace import Signature, TracedStep
@@ -46,7 +47,10 @@ class Replay:
         platform = self.layout.platform
         several = self.layout.num_replicas > 1
         return Rewrite(
-            self._automatic, widens=platform == "cpu", keeps_nan=several and platform != "tpu"
+            self._automatic,
+            widens=platform == "cpu",
+            keeps_nan=several and platform != "tpu",
+            stages=find_stages(self.layout),
         )
 
     def call(self, leaves: Sequence[Any], specs: Sequence[PartitionSpec]) -> list[Any]:

@@ -1,7 +1,8 @@
 """Evaluation of a trace in which operations that XLA cannot run, or runs wrongly, are replaced.
 
 On CPU and GPU, XLA's collectives for `pmax` and `pmin` lose nan. The rewrite compares integers in
-the order of the floats instead.
+the order of the floats instead. On slices of TPUs, large reduce-scatters run in two stages; see
+Note [Scatter in two stages].
 
 If only some mesh axes are manual, three more things cannot run. XLA's CPU backend aborts the
 process on reductions of bf16 (jaxdist cannot set a compile option for that, since the user's own
@@ -35,6 +36,7 @@ from jaxdist._program.logical.in_region import InRegion
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
 from jaxdist._program.logical.placed_region import Part, PlacedCall
 from jaxdist._program.logical.placing import Together, is_marked, make_schedule
+from jaxdist._program.logical.scatter_stages import ScatterStages
 
 _REDUCTIONS = frozenset(
     {"psum", "pmax", "pmin", "reduce_scatter", "psum_scatter", "psum_invariant"}
@@ -47,7 +49,8 @@ _CONSTRAINTS = (LOGICAL_LAYOUT.name, "sharding_constraint")
 class Rewrite:
     """The rewrite of programs in which GSPMD partitions the `automatic` axes.
 
-    If `keeps_nan`, maxima and minima over replicas are computed on integers. If there are automatic
+    If `keeps_nan`, maxima and minima over replicas are computed on integers. With `stages`, large
+    reduce-scatters over all replicas run in two. If there are automatic
     axes: reductions of bf16 run in f32, if `widens`; a pure callback runs once on each logical
     device, on the whole value; branches do not end in a layout; operations that are placed on one
     logical device run there.
@@ -56,11 +59,13 @@ class Rewrite:
     automatic: frozenset[str]
     widens: bool
     keeps_nan: bool = False
+    stages: ScatterStages | None = None
 
     def applies_to(self, jaxpr: Any) -> bool:
         """Whether an operation of `jaxpr` must be rewritten."""
         return any(
             self._is_extreme(e)
+            or self._is_staged(e)
             or (bool(self.automatic) and self._is_for_automatic(e))
             or any(self.applies_to(s) for s in _list_subprograms(e))
             for e in open_jaxpr(jaxpr).eqns
@@ -122,6 +127,9 @@ class Rewrite:
             return compute_extreme_on_integers(
                 eqn.primitive.name, operands, lambda x: _compat.bind_like(eqn, x, eqn.params)
             )
+        if self.stages is not None and self._is_staged(eqn):
+            with _compat.use_source_of(eqn):
+                return [self.stages.scatter(*operands, eqn.params["scatter_dimension"])]
         if not self.automatic:
             return self._bind_with_inner(eqn, operands, backward)
         if self._is_narrow(eqn):
@@ -189,6 +197,9 @@ class Rewrite:
             and eqn.primitive.name in EXTREMES
             and any(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.invars)
         )
+
+    def _is_staged(self, eqn: Any) -> bool:
+        return self.stages is not None and self.stages.fits(eqn)
 
     def _is_narrow(self, eqn: Any) -> bool:
         return (

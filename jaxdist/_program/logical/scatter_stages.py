@@ -1,0 +1,99 @@
+"""Reduce-scatters over all chips of a TPU slice, in two stages.
+
+# Note [Scatter in two stages]
+XLA for TPU makes an all-reduce of a reduce-scatter over all chips of a square slice or of a 3D
+torus, and each chip keeps its piece of the result: twice the bytes. Over a part of the slice it
+stays a reduce-scatter. So a large one runs first within parts of the slice, and then across them:
+within the halves of a square, and within the planes of a torus. The second stage has a small part
+of the bytes. `docs/machines/tpu.md` has what was compiled.
+
+Consecutive replicas are in different parts (Note [Order of chips]). So the pieces of the two stages
+are those of one operation; only the order of the sums differs. The stages are put in when a program
+is lowered, after everything was proved about it.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxdist._mesh import ReplicaMesh
+from jaxdist.cost import worker_of
+
+# Below this size the time of a collective is that of its start.
+_LEAST_BYTES = 1 << 20
+_LEAST_CHIPS = 4  # along each dim
+_SCATTERS = frozenset({"reduce_scatter", "psum_scatter"})
+
+
+@dataclasses.dataclass(frozen=True)
+class ScatterStages:
+    """How the replicas of a slice reduce-scatter: within groups, then across them.
+
+    Consecutive replicas are in different parts.
+
+    Attributes:
+        axes: The replica axes, all of them.
+        parts: The number of parts of the slice.
+        size: The number of replicas of a part.
+    """
+
+    axes: tuple[str, ...]
+    parts: int
+    size: int
+
+    def fits(self, eqn: Any) -> bool:
+        """Whether an operation is a large reduce-scatter over all replicas."""
+        if eqn.primitive.name not in _SCATTERS:
+            return False
+        names, [given] = eqn.params["axis_name"], eqn.invars
+        over = names if isinstance(names, tuple) else (names,)
+        is_whole = eqn.params["axis_index_groups"] is None and eqn.params["tiled"]
+        size = given.aval.size * given.aval.dtype.itemsize
+        return is_whole and over == self.axes and size >= _LEAST_BYTES
+
+    def scatter(self, array: jax.Array, dim: int) -> jax.Array:
+        """Return what a reduce-scatter along `dim` over all replicas gives this replica."""
+        name = self.axes[0] if len(self.axes) == 1 else self.axes
+        count, parts = self.parts * self.size, self.parts
+        within = [list(range(first, count, parts)) for first in range(parts)]
+        across = [list(range(first, first + parts)) for first in range(0, count, parts)]
+        for groups in (within, across):
+            array = jax.lax.psum_scatter(
+                array, name, scatter_dimension=dim, axis_index_groups=groups, tiled=True
+            )
+        return array
+
+
+def find_stages(layout: ReplicaMesh) -> ScatterStages | None:
+    """Return the stages of a layout whose replicas are the chips of one TPU slice, or None.
+
+    None is also for slices and orders of chips in which one operation is no worse.
+    """
+    devices = list(layout.devices)
+    is_slice = layout.platform == "tpu" and len({worker_of(d) for d in devices}) == 1
+    if not is_slice or layout.num_logical > 1 or layout.num_virtual is not None:
+        return None
+    coords = [getattr(d, "coords", None) for d in devices]
+    if None in coords or len(set(map(tuple, coords))) < len(devices):
+        return None  # two cores of a chip are two replicas
+    lengths = _measure(coords)
+    longer = [n for n in lengths if n > 1]
+    if math.prod(lengths) != len(devices) or min(longer, default=0) < _LEAST_CHIPS:
+        return None
+    if len(longer) == 3:
+        parts = lengths[0]
+    elif len(longer) == 2 and longer[0] == longer[1]:
+        parts = 2
+    else:
+        return None
+    size = len(devices) // parts
+    are_boxes = all(math.prod(_measure(coords[i::parts])) == size for i in range(parts))
+    return ScatterStages(layout.replica_axes, parts, size) if are_boxes else None
+
+
+def _measure(coords: Sequence[Any]) -> list[int]:
+    """Return the number of different coordinates along each dim."""
+    return [len(set(along)) for along in zip(*coords, strict=True)]
