@@ -1,7 +1,12 @@
 """Slices as they are wired, and the order of chips in which the compiler keeps collectives."""
 
 import itertools
+import json
+import os
+import pathlib
 import re
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -62,7 +67,9 @@ def test_a_description_has_the_links_of_its_slice(monkeypatch: pytest.MonkeyPatc
         ("v5p:2x4x4", False),
         ("v5p:4x4x2*2", False),
         ("v5e:4x4*4", False),
-        ("v5e:16x16", False),
+        ("v5e:8x16", False),
+        ("v5e:2x2", False),
+        ("v3:4x4", False),
     ],
 )
 def test_cores_of_3d_tori_are_row_by_row_and_others_task_by_task(
@@ -79,6 +86,17 @@ def test_cores_of_3d_tori_are_row_by_row_and_others_task_by_task(
         assert cores == slices.topology.device_coordinates.reshape(-1, 4).tolist()
 
 
+@pytest.mark.parametrize("name", ["v5e:4x4", "v6e:8x8", "v5e:16x16"])
+def test_cores_of_a_square_slice_take_its_halves_in_turn(name: str) -> None:
+    slices = tpu.slice_of(name)
+    cores = tpu.order_cores(slices.topology)
+    assert tpu.is_reordered(slices.topology)
+    size, half = slices.shape[0], slices.shape[0] // 2
+    for first in (0, 1):
+        rows = [[x, y + first * half, 0, 0] for y in range(half) for x in range(size)]
+        assert cores[first::2].tolist() == rows
+
+
 def test_what_is_no_topology_of_equal_slices_is_an_error() -> None:
     topology = tpu.slice_of("v5p:2x2x4").topology
     with refused(ArgumentTypeError, "topology='v5p:4x4x4'", "slice_of"):
@@ -90,17 +108,40 @@ def test_what_is_no_topology_of_equal_slices_is_an_error() -> None:
 # What the compiler makes of a reduce-scatter over all chips, in jaxdist's order and in every other
 # that was tried. The other kinds of collectives stay what they are.
 REDUCE_SCATTER = {
+    "v5e:2x2": "all-reduce",
+    "v5e:2x4": "reduce-scatter",
     "v5e:4x4": "all-reduce",
+    "v5e:4x8": "reduce-scatter",
     "v5e:8x8": "all-reduce",
     "v5e:8x16": "reduce-scatter",
     "v5e:16x16": "all-reduce",
+    "v6e:2x2": "all-reduce",
+    "v6e:2x4": "reduce-scatter",
     "v6e:4x4": "all-reduce",
+    "v6e:4x8": "reduce-scatter",
+    "v6e:8x8": "all-reduce",
+    "v6e:8x16": "reduce-scatter",
     "v6e:16x16": "all-reduce",
+    "v5p:2x2x1": "all-reduce",
+    "v5p:2x2x2": "all-reduce",
     "v5p:2x2x4": "all-reduce",
     "v5p:2x4x4": "all-reduce",
+    "v5p:4x4x2": "all-reduce",
     "v5p:4x4x4": "all-reduce",
     "v5p:4x4x8": "all-reduce",
+    "v5p:4x8x8": "all-reduce",
+    "v5p:8x8x8": "all-reduce",
+    "v4:2x2x1": "all-reduce",
+    "v4:2x2x4": "all-reduce",
     "v4:4x4x4": "all-reduce",
+    "v4:4x4x8": "all-reduce",
+    "v4:8x8x8": "all-reduce",
+    "v3:2x2": "all-reduce",
+    "v3:4x4": "all-reduce",
+    "v3:8x8": "all-reduce",
+    "v2:2x2": "all-reduce",
+    "v2:4x4": "all-reduce",
+    "v2:8x8": "all-reduce",
 }
 BODIES = {
     "all-gather": lambda x: jax.lax.all_gather(x, "chip", axis=0, tiled=True)[: x.shape[0]],
@@ -141,7 +182,8 @@ def test_the_compiler_makes_of_a_collective_over_a_slice_what_the_table_says(
     assert _compile(strategy.layout.devices, kind) == [made]
 
 
-def test_a_torus_keeps_the_all_gather_in_no_other_order_and_not_without_its_links() -> None:
+def compile_in_orders() -> dict[str, list[str]]:
+    """Return what becomes of an all-gather over a torus, by the order of chips."""
     cube = tpu.slice_of("v5p:4x4x4")
     system = tpu.system_of("described:v5p:4x4x4")
     ordered = [system.device_at(place) for place in tpu.order_cores(system.topology).tolist()]
@@ -149,11 +191,31 @@ def test_a_torus_keeps_the_all_gather_in_no_other_order_and_not_without_its_link
     build = tpu.experimental.DeviceAssignment.build
     ring = build(system.topology, num_replicas=cube.num_cores).core_assignment
     on_ring = system.device_grid(ring)[:, 0].tolist()
-    found = {
-        order: _compile(devices, "all-gather")
-        for order, devices in (("rows", ordered), ("hosts", by_host), ("ring", on_ring))
-    }
-    assert found == {"rows": ["all-gather"], "hosts": ["all-reduce"], "ring": ["all-reduce"]}
     open_ends = {tuple(d.coords): d for d in chips.describe_slice(cube.name, 1)}
     without = [open_ends[tuple(d.coords)] for d in ordered]
-    assert _compile(without, "all-gather") == ["all-reduce"]
+    orders = {"rows": ordered, "hosts": by_host, "ring": on_ring, "without links": without}
+    return {order: _compile(devices, "all-gather") for order, devices in orders.items()}
+
+
+def test_a_torus_keeps_the_all_gather_in_no_other_order_and_not_without_its_links() -> None:
+    pytest.importorskip("libtpu")
+    # In a process that has compiled other programs before, the compiler may keep it in some of the
+    # other orders too.
+    code = (
+        "import json; from tests.tpu import test_order; "
+        "print(json.dumps(test_order.compile_in_orders()))"
+    )
+    root = pathlib.Path(jaxdist.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.pop("rows") == ["all-gather"]
+    assert found == {key: ["all-reduce"] for key in ("hosts", "ring", "without links")}
