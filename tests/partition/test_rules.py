@@ -196,7 +196,7 @@ def test_what_rules_cannot_place_is_told_by_its_path(make: Any, error: Any, says
 
 def test_ready_rules_that_find_nothing_to_split_say_so() -> None:
     tree = {"dense": {"weights": jax.ShapeDtypeStruct((8, 8), "float32")}}
-    with pytest.raises(ArgumentError, match="none of the 8 rules matches one of the 1 parameters"):
+    with pytest.raises(ArgumentError, match="none of the 9 rules matches one of the 1 parameters"):
         partition.place(grid(2, 4), tree, partition.tensor_parallel())
 
 
