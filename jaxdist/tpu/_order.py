@@ -95,7 +95,7 @@ def is_made_of_cubes(shape: Sequence[int]) -> bool:
 def _is_square(topology: Topology, shape: Sequence[int], num_slices: int) -> bool:
     """Whether the topology is one flat slice with two equal sizes of 4 or more."""
     x, y, z = shape
-    is_flat = z == 1 and num_slices == 1 and topology.mesh_shape[3] == 1
+    is_flat = z == 1 and num_slices == 1 and int(topology.mesh_shape[3]) == 1
     return is_flat and x == y and x >= _CUBE and x % 2 == 0
 
 

@@ -129,7 +129,7 @@ class Rewrite:
             )
         if self.stages is not None and self._is_staged(eqn):
             with _compat.use_source_of(eqn):
-                return [self.stages.scatter(*operands, eqn.params["scatter_dimension"])]
+                return [self.stages.scatter(operands[0], eqn.params["scatter_dimension"])]
         if not self.automatic:
             return self._bind_with_inner(eqn, operands, backward)
         if self._is_narrow(eqn):

@@ -76,7 +76,7 @@ def find_stages(layout: ReplicaMesh) -> ScatterStages | None:
     is_slice = layout.platform == "tpu" and len({worker_of(d) for d in devices}) == 1
     if not is_slice or layout.num_logical > 1 or layout.num_virtual is not None:
         return None
-    coords = [getattr(d, "coords", None) for d in devices]
+    coords: list[Any] = [getattr(d, "coords", None) for d in devices]
     if None in coords or len(set(map(tuple, coords))) < len(devices):
         return None  # two cores of a chip are two replicas
     lengths = _measure(coords)
