@@ -1,7 +1,7 @@
 # Run `make setup` once before the other targets. PYTHON=... uses another environment.
 PYTHON ?= .venv/bin/python
 
-.PHONY: setup check test test-all test-rest test-long test-hosts docs wheel bench accelerator size map raises notebooks
+.PHONY: setup check test test-all test-rest test-long test-hosts docs wheel bench accelerator maxtext size map raises notebooks
 
 setup:  ## create a virtual environment with the pinned tools
 	python3 -m venv .venv
@@ -59,6 +59,13 @@ bench:  ## measure every claim, one line per claim
 
 accelerator:  ## check and measure one GPU or TPU; exits with 3 if JAX finds none
 	$(PYTHON) -m benchmarks.accelerator
+
+# MaxText pins its own versions of everything, so it gets an environment of its own.
+maxtext:  ## compile training steps of MaxText and of jaxdist for the same slices, and write docs/machines/maxtext.md: 15 minutes, needs python3.12
+	python3.12 -m venv build/maxtext/env
+	build/maxtext/env/bin/python -m pip install -q --no-deps -r tools/maxtext/requirements.txt
+	build/maxtext/env/bin/python -m pip install -q --no-deps maxtext==0.2.5 -e .
+	JAX_PLATFORMS=cpu build/maxtext/env/bin/python -m tools.maxtext
 
 size:  ## report the figures of the layout, with their definitions; never fails
 	@$(PYTHON) -m tools.figures size

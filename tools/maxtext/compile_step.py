@@ -6,7 +6,6 @@ the folder. It runs in a process of its own, because MaxText changes settings of
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +39,12 @@ def main(folder: str, settings: list[str]) -> None:
             )
             lowered = jitted.lower(*args, **kwargs)
         flags = train_compile.max_utils.parse_libtpu_flags_to_dict(config.compile_xla_flags)
-        start = time.process_time()
         compiled = lowered.compile(compiler_options=flags)
         used: Any = compiled.memory_analysis()
         found = {
             "arguments": used.argument_size_in_bytes,
             "temporaries": used.temp_size_in_bytes,
             "peak": used.peak_memory_in_bytes,
-            "seconds": time.process_time() - start,
         }
         (out / "step.hlo").write_text(str(compiled.as_text()))
         (out / "memory.json").write_text(json.dumps(found))
