@@ -61,7 +61,7 @@ accelerator:  ## check and measure one GPU or TPU; exits with 3 if JAX finds non
 	$(PYTHON) -m benchmarks.accelerator
 
 # MaxText pins its own versions of everything, so it gets an environment of its own.
-maxtext:  ## compile training steps of MaxText and of jaxdist for the same slices, and write docs/machines/maxtext.md: 15 minutes, needs python3.12
+maxtext:  ## compile training steps of MaxText and of jaxdist for the same slices, and write docs/machines/maxtext.md: 25 minutes, needs python3.12
 	python3.12 -m venv build/maxtext/env
 	build/maxtext/env/bin/python -m pip install -q --no-deps -r tools/maxtext/requirements.txt
 	build/maxtext/env/bin/python -m pip install -q --no-deps maxtext==0.2.5 -e .

@@ -26,7 +26,6 @@ TimeCollective = Callable[[hlo.CompiledCollective], tuple[str, float]]
 # communication that the schedule of the compiled program hides. An all-to-all between TPU chips
 # takes longer than its bytes over one link, since they go further. On GPUs, NCCL's part of the
 # bandwidth depends on the bytes, so it is in the size curves of the links.
-_EXCHANGES = ("all-to-all", "ragged-all-to-all")
 
 
 def predict_expected(
@@ -97,7 +96,7 @@ def _time_over_wires(
             n = max(n, 2)
         link = across if c.between_slices else within
         seconds = collective_seconds(c.kind, n, size, link, c.operands, max(1, len(c.groups)))
-        if c.kind in _EXCHANGES and not c.between_slices and c.groups:
+        if c.kind in hlo.EXCHANGES and not c.between_slices and c.groups:
             seconds *= exchange_factor([devices[number] for number in c.groups[0]])
         return outer if c.between_slices else inner, seconds
 

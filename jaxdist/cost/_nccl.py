@@ -19,9 +19,9 @@ import math
 
 from jaxdist.cost._curve import SMALL_PART, SizeCurve
 from jaxdist.cost._link import Links
+from jaxdist.hlo import EXCHANGES
 
 _WHOLE = ("collective-permute", "collective-broadcast")  # each GPU sends all its bytes
-_EXCHANGES = ("all-to-all", "ragged-all-to-all")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def predict_nccl(kind: str, n: int, size: float, links: Links, local: int) -> fl
         return 0.0
     rounds = 2 if kind == "all-reduce" else 1
     latency = rounds * sum(level.ring_steps * level.curve.step_seconds for level in levels)
-    if kind in _EXCHANGES:
+    if kind in EXCHANGES:
         # Both links work at the same time, and each GPU uses its own network card only.
         moving = max(x.parts / n * size / (x.rate * x.curve.part) for x in levels)
     else:

@@ -4,6 +4,7 @@ from jaxdist.hlo._categories import categories as categories
 from jaxdist.hlo._collectives import CompiledCollective as CompiledCollective
 from jaxdist.hlo._collectives import collectives as collectives
 from jaxdist.hlo._groups import decoded as decoded
+from jaxdist.hlo._known import EXCHANGES as EXCHANGES
 from jaxdist.hlo._known import KINDS as KINDS
 from jaxdist.hlo._known import unknown as unknown
 from jaxdist.hlo._repeated import RepeatedGather as RepeatedGather

@@ -39,6 +39,7 @@ KINDS = (
     "collective-permute",
     "collective-broadcast",
 )
+EXCHANGES = ("all-to-all", "ragged-all-to-all")  # each device sends another part to each
 PRODUCTS = frozenset({"convolution", "dot", "ragged-dot", "scaled-dot"})
 # Opcodes with matrix products that no reader here counts.
 _SOLVERS = frozenset({"cholesky", "triangular-solve"})

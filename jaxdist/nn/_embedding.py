@@ -67,7 +67,7 @@ def embedding_lookup(table: Any, ids: Any, *, dtype: Any = None) -> jax.Array:
     Source:
         `tf.nn.embedding_lookup`; for columns, GSPMD, arXiv:2105.04663.
     """
-    if isinstance(table, nnx.Variable):
+    if isinstance(table, nnx.Variable) and isinstance(table.get_raw_value(), Sharded):
         table = table.get_raw_value()
     # `read_rows` moves rows; `sparse_read` of a variable on this machine moves nothing.
     read = getattr(table, "read_rows", None) or getattr(table, "sparse_read", None)
@@ -84,9 +84,8 @@ def embedding_lookup(table: Any, ids: Any, *, dtype: Any = None) -> jax.Array:
         )
     if dtype is not None:
         dtype = as_floating(_CALLER, "dtype", dtype)
+        dtype = dtype if jnp.issubdtype(table.dtype, jnp.floating) else None
     found = check_ids(_CALLER, "ids", ids, table)
-    if not jnp.issubdtype(table.dtype if read else jnp.result_type(table), jnp.floating):
-        dtype = None
     if isinstance(table, Sharded):
         return look_up(table, jnp.asarray(found), dtype)
     rows = _read(table, read, found)

@@ -230,7 +230,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Compile the steps, and write their table into the page."""
     parser = argparse.ArgumentParser(prog="python -m tools.maxtext", description=__doc__)
     parser.add_argument(
-        "columns", nargs="*", choices=[[], *COLUMNS], help="some columns, which are only printed"
+        "columns",
+        nargs="*",
+        choices=[[], *COLUMNS],  # Python 3.12 checks the default, an empty list, as well
+        metavar="COLUMN",
+        help=f"columns to print, of {', '.join(COLUMNS)}; without any, the page is written",
     )
     parser.add_argument("--keep", action="store_true", help="keep what is compiled already")
     given = parser.parse_args(arguments)

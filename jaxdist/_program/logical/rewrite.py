@@ -50,10 +50,9 @@ class Rewrite:
     """The rewrite of programs in which GSPMD partitions the `automatic` axes.
 
     If `keeps_nan`, maxima and minima over replicas are computed on integers. With `stages`, large
-    reduce-scatters over all replicas run in two. If there are automatic
-    axes: reductions of bf16 run in f32, if `widens`; a pure callback runs once on each logical
-    device, on the whole value; branches do not end in a layout; operations that are placed on one
-    logical device run there.
+    reduce-scatters over all replicas run in two. If there are automatic axes: reductions of bf16
+    run in f32, if `widens`; a pure callback runs once on each logical device, on the whole value;
+    branches do not end in a layout; operations that are placed on one logical device run there.
     """
 
     automatic: frozenset[str]
@@ -65,7 +64,7 @@ class Rewrite:
         """Whether an operation of `jaxpr` must be rewritten."""
         return any(
             self._is_extreme(e)
-            or self._is_staged(e)
+            or (self.stages is not None and self.stages.fits(e))
             or (bool(self.automatic) and self._is_for_automatic(e))
             or any(self.applies_to(s) for s in _list_subprograms(e))
             for e in open_jaxpr(jaxpr).eqns
@@ -127,7 +126,7 @@ class Rewrite:
             return compute_extreme_on_integers(
                 eqn.primitive.name, operands, lambda x: _compat.bind_like(eqn, x, eqn.params)
             )
-        if self.stages is not None and self._is_staged(eqn):
+        if self.stages is not None and self.stages.fits(eqn):
             with _compat.use_source_of(eqn):
                 return [self.stages.scatter(operands[0], eqn.params["scatter_dimension"])]
         if not self.automatic:
@@ -197,9 +196,6 @@ class Rewrite:
             and eqn.primitive.name in EXTREMES
             and any(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.invars)
         )
-
-    def _is_staged(self, eqn: Any) -> bool:
-        return self.stages is not None and self.stages.fits(eqn)
 
     def _is_narrow(self, eqn: Any) -> bool:
         return (

@@ -5,9 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxdist import cost
-from jaxdist.hlo import CompiledCollective
-
-_EXCHANGES = ("all-to-all", "ragged-all-to-all")
+from jaxdist.hlo import EXCHANGES, CompiledCollective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +45,7 @@ def count_bytes_between(c: CompiledCollective, size: int, spread: Spread) -> flo
     """
     if c.kind == "collective-permute":
         return float(size)
-    if c.kind in _EXCHANGES:
+    if c.kind in EXCHANGES:
         return (c.group_size - spread.local) / c.group_size * size
     if c.kind == "collective-broadcast":
         return size / spread.local
