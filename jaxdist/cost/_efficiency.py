@@ -40,11 +40,11 @@ class Efficiency:
 
 
 EFFICIENCY = Efficiency(
-    matrix=0.9,
+    matrix=0.855,
     hbm=0.8,
     ici=0.9,
     dcn=0.94,
-    fp8=0.9,
+    fp8=0.855,
     sources={
         "matrix": "fitted once, on the runs of MaxText on one slice of v5e (16B and 64B)",
         "hbm": "estimates of libtpu 0.0.52 for element-wise fusions on v5e: 646 of 819 GB/s",

@@ -34,7 +34,7 @@ _CUBE = 4
 def is_reordered(topology: Topology, num_slices: int = 1) -> bool:
     """Whether `order_cores` has another order than that of the topology, task by task.
 
-    This is so on 3D tori, and on one square slice of 4x4 chips or more with one core a chip.
+    This is so on 3D tori, and on square slices of 4x4 chips or more with one core a chip.
 
     Args:
         topology: The cores. All slices are in one topology, one after the other in z.
@@ -50,15 +50,16 @@ def is_reordered(topology: Topology, num_slices: int = 1) -> bool:
         [True, True, False]
     """
     shape = _measure_slice("tpu.is_reordered", topology, num_slices)
-    return is_made_of_cubes(shape) or _is_square(topology, shape, num_slices)
+    return is_made_of_cubes(shape) or _is_square(topology, shape)
 
 
 def order_cores(topology: Topology, num_slices: int = 1) -> np.ndarray:
     """Return the coordinates of all cores in the order of a strategy's replicas, `[cores, 4]`.
 
     The order is that of the topology, task by task. On a 3D torus it is row by row, the only order
-    in which the compiler for TPUs keeps an all-gather over all chips. On one square slice it takes
-    a chip of each half in turn, so that a reduce-scatter can run in two stages.
+    in which the compiler for TPUs keeps an all-gather over all chips. On a square slice it takes a
+    chip of each half in turn, so that a reduce-scatter can run in two stages. Slices follow one
+    another.
 
     Args:
         topology: The cores. All slices are in one topology, one after the other in z.
@@ -80,10 +81,10 @@ def order_cores(topology: Topology, num_slices: int = 1) -> np.ndarray:
     # The last key is the slowest.
     if is_made_of_cubes(shape):
         return cores[np.lexsort(cores[:, [3, 0, 1, 2]].T)]
-    if _is_square(topology, shape, num_slices):
-        x, y = cores[:, 0], cores[:, 1]
+    if _is_square(topology, shape):
+        x, y, of_slice, _ = cores.T
         half = shape[1] // 2
-        return cores[np.lexsort((y // half, x, y % half))]
+        return cores[np.lexsort((y // half, x, y % half, of_slice))]
     return cores
 
 
@@ -92,10 +93,10 @@ def is_made_of_cubes(shape: Sequence[int]) -> bool:
     return not any(size % _CUBE for size in shape)
 
 
-def _is_square(topology: Topology, shape: Sequence[int], num_slices: int) -> bool:
-    """Whether the topology is one flat slice with two equal sizes of 4 or more."""
+def _is_square(topology: Topology, shape: Sequence[int]) -> bool:
+    """Whether the slices are flat, have two equal sizes of 4 or more, and one core a chip."""
     x, y, z = shape
-    is_flat = z == 1 and num_slices == 1 and int(topology.mesh_shape[3]) == 1
+    is_flat = z == 1 and int(topology.mesh_shape[3]) == 1
     return is_flat and x == y and x >= _CUBE and x % 2 == 0
 
 

@@ -66,7 +66,7 @@ def test_a_description_has_the_links_of_its_slice(monkeypatch: pytest.MonkeyPatc
         ("tpu7x:4x4x4", True),
         ("v5p:2x4x4", False),
         ("v5p:4x4x2*2", False),
-        ("v5e:4x4*4", False),
+        ("v5e:4x8*4", False),
         ("v5e:8x16", False),
         ("v5e:2x2", False),
         ("v3:4x4", False),
@@ -86,15 +86,16 @@ def test_cores_of_3d_tori_are_row_by_row_and_others_task_by_task(
         assert cores == slices.topology.device_coordinates.reshape(-1, 4).tolist()
 
 
-@pytest.mark.parametrize("name", ["v5e:4x4", "v6e:8x8", "v5e:16x16"])
-def test_cores_of_a_square_slice_take_its_halves_in_turn(name: str) -> None:
+@pytest.mark.parametrize("name", ["v5e:4x4", "v6e:8x8", "v5e:16x16", "v5e:4x4*3", "v6e:8x8*2"])
+def test_cores_of_square_slices_take_their_halves_in_turn(name: str) -> None:
     slices = tpu.slice_of(name)
-    cores = tpu.order_cores(slices.topology)
-    assert tpu.is_reordered(slices.topology)
+    assert tpu.is_reordered(slices.topology, slices.num_slices)
+    cores = tpu.order_cores(slices.topology, slices.num_slices)
     size, half = slices.shape[0], slices.shape[0] // 2
-    for first in (0, 1):
-        rows = [[x, y + first * half, 0, 0] for y in range(half) for x in range(size)]
-        assert cores[first::2].tolist() == rows
+    for z, of_slice in enumerate(np.split(cores, slices.num_slices)):
+        for first in (0, 1):
+            rows = [[x, y + first * half, z, 0] for y in range(half) for x in range(size)]
+            assert of_slice[first::2].tolist() == rows
 
 
 def test_what_is_no_topology_of_equal_slices_is_an_error() -> None:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist.cost import worker_of
@@ -35,24 +36,27 @@ class ScatterStages:
     Consecutive replicas are in different parts.
 
     Attributes:
-        axes: The replica axes, all of them.
-        parts: The number of parts of the slice.
+        axes: The replica axes of one slice that have more than one device.
+        parts: The number of parts of a slice.
         size: The number of replicas of a part.
+        trivial: The replica axes of one device.
     """
 
     axes: tuple[str, ...]
     parts: int
     size: int
+    trivial: frozenset[str] = frozenset()
 
     def fits(self, eqn: Any) -> bool:
-        """Whether an operation is a large reduce-scatter over all replicas."""
+        """Whether an operation is a large reduce-scatter over all replicas of each slice."""
         if eqn.primitive.name not in _SCATTERS:
             return False
         names, [given] = eqn.params["axis_name"], eqn.invars
         over = names if isinstance(names, tuple) else (names,)
         is_whole = eqn.params["axis_index_groups"] is None and eqn.params["tiled"]
+        is_over_slice = tuple(name for name in over if name not in self.trivial) == self.axes
         size = given.aval.size * given.aval.dtype.itemsize
-        return is_whole and over == self.axes and size >= _LEAST_BYTES
+        return is_whole and is_over_slice and size >= _LEAST_BYTES
 
     def scatter(self, array: jax.Array, dim: int) -> jax.Array:
         """Return what a reduce-scatter along `dim` over all replicas gives this replica."""
@@ -68,14 +72,28 @@ class ScatterStages:
 
 
 def find_stages(layout: ReplicaMesh) -> ScatterStages | None:
-    """Return the stages of a layout whose replicas are the chips of one TPU slice, or None.
+    """Return the stages of a layout whose replicas are the chips of TPU slices, or None.
 
     None is also for slices and orders of chips in which one operation is no worse.
     """
-    devices = list(layout.devices)
-    is_slice = layout.platform == "tpu" and len({worker_of(d) for d in devices}) == 1
-    if not is_slice or layout.num_logical > 1 or layout.num_virtual is not None:
+    if layout.platform != "tpu" or layout.num_logical > 1 or layout.num_virtual is not None:
         return None
+    sizes = {name: layout.mesh.shape[name] for name in layout.replica_axes}
+    long = [name for name in sizes if sizes[name] > 1]
+    trivial = frozenset(sizes) - set(long)
+    # The last axes are those within a slice.
+    for first in range(len(long)):
+        slices = np.array(layout.devices).reshape(-1, math.prod(sizes[n] for n in long[first:]))
+        if all(len({worker_of(d) for d in devices}) == 1 for devices in slices):
+            [found, *others] = {_find_parts(devices) for devices in slices}
+            if found is None or others:
+                return None
+            return ScatterStages(tuple(long[first:]), *found, trivial)
+    return None
+
+
+def _find_parts(devices: Sequence[Any]) -> tuple[int, int] | None:
+    """Return the number of parts of a slice, and the replicas of each."""
     coords: list[Any] = [getattr(d, "coords", None) for d in devices]
     if None in coords or len(set(map(tuple, coords))) < len(devices):
         return None  # two cores of a chip are two replicas
@@ -91,7 +109,7 @@ def find_stages(layout: ReplicaMesh) -> ScatterStages | None:
         return None
     size = len(devices) // parts
     are_boxes = all(math.prod(_measure(coords[i::parts])) == size for i in range(parts))
-    return ScatterStages(layout.replica_axes, parts, size) if are_boxes else None
+    return (parts, size) if are_boxes else None
 
 
 def _measure(coords: Sequence[Any]) -> list[int]:

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import jaxdist
 from jaxdist import partition
+from jaxdist._planning import add_slice_axis
 from jaxdist._program.compile import replay
 from jaxdist._program.logical.scatter_stages import ScatterStages, find_stages
 from jaxdist.cluster_resolver import TPUClusterResolver
@@ -64,6 +65,42 @@ def test_slices_have_the_stages_of_their_shape(name: str, found: tuple[int, int]
     assert stages == (None if found is None else ScatterStages(layout.replica_axes, *found))
 
 
+@pytest.mark.parametrize(
+    ("name", "slices", "found"),
+    [
+        ("v5e:4x4", 1, ScatterStages(("replica",), 2, 8, frozenset({"slice"}))),
+        ("v5e:4x4*2", 2, ScatterStages(("replica",), 2, 8)),
+        ("v5p:4x4x4*2", 2, ScatterStages(("replica",), 4, 16)),
+        ("v5e:4x8*2", 2, None),
+        ("v5e:4x4*2", 4, None),  # half a slice
+        ("v5e:4x4*2", 1, None),  # an axis over both slices
+    ],
+)
+def test_an_axis_over_the_chips_of_each_slice_has_the_stages_of_its_shape(
+    name: str, slices: int, found: ScatterStages | None
+) -> None:
+    assert find_stages(add_slice_axis(_on(name), slices).layout) == found
+
+
+@pytest.mark.parametrize(
+    ("over", "fits"),
+    [("replica", True), (("one", "replica"), True), (("slice", "replica"), False), ("one", False)],
+)
+def test_a_scatter_over_several_slices_has_no_stages(over: Any, fits: bool) -> None:
+    stages = ScatterStages(("replica",), 2, 2, frozenset({"one"}))
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 1, 4), ("slice", "one", "replica"))
+    step = jax.shard_map(
+        lambda x: jax.lax.psum_scatter(x, over, tiled=True),
+        mesh=mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    [mapped] = jax.make_jaxpr(step)(jnp.zeros((1024, 1024))).eqns
+    [scatter] = mapped.params["jaxpr"].eqns
+    assert stages.fits(scatter) is fits
+
+
 def test_other_orders_and_logical_devices_and_other_platforms_have_none() -> None:
     topology = jaxdist.tpu.system_of("described:v5p:4x4x4").topology
     ring = jaxdist.tpu.experimental.DeviceAssignment.build(topology, num_replicas=64)
@@ -86,13 +123,17 @@ def _step(params: Any, x: jax.Array) -> Any:
     return jaxdist.get_replica_context().all_reduce("mean", jax.grad(loss)(params))
 
 
-def _place(strategy: jaxdist.Strategy, width: int) -> tuple[Any, Any]:
+_RULES = partition.Rules({"layers": partition.Shard(2), "out": partition.Shard(0)})
+
+
+def _place(
+    strategy: jaxdist.Strategy, width: int, rules: partition.Rules = _RULES
+) -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
     given = {
         "layers": rng.normal(size=(3, width, width)).astype("float32") / width,
         "out": rng.normal(size=(width, width)).astype("float32"),
     }
-    rules = partition.Rules({"layers": partition.Shard(2), "out": partition.Shard(0)})
     placed = partition.place(strategy, given, rules)
     x = rng.normal(size=(16, width)).astype("float32")
     return placed, jax.device_put(x, strategy.per_replica_sharding)
@@ -109,6 +150,24 @@ def test_a_step_with_stages_has_the_gradients_of_one_without(
     strategy = jaxdist.MirroredStrategy()
     program = strategy.lower(_step, given).compile()
     assert {len(g) for c in program.collectives for g in c.groups} == {8, *shape}
+    found = strategy.run(_step, given)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_on_several_slices_scatters_within_each_in_stages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    strategy = add_slice_axis(jaxdist.MirroredStrategy(), 2)
+    rules = partition.Rules(
+        {"layers": partition.Shard(2, axes=("replica",)), "out": partition.Shard(axes=("replica",))}
+    )
+    given = _place(strategy, 512, rules)
+    expected = strategy.run(_step, given)
+    monkeypatch.setattr(replay, "find_stages", lambda _: ScatterStages(("replica",), 2, 2))
+    strategy = add_slice_axis(jaxdist.MirroredStrategy(), 2)
+    program = strategy.lower(_step, given).compile()
+    assert {len(g) for c in program.collectives for g in c.groups} == {2, 4}
     found = strategy.run(_step, given)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
