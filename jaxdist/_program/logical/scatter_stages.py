@@ -85,7 +85,7 @@ def find_stages(layout: ReplicaMesh) -> ScatterStages | None:
     for first in range(len(long)):
         slices = np.array(layout.devices).reshape(-1, math.prod(sizes[n] for n in long[first:]))
         if all(len({worker_of(d) for d in devices}) == 1 for devices in slices):
-            [found, *others] = {_find_parts(devices) for devices in slices}
+            [found, *others] = {_find_parts(list(devices)) for devices in slices}
             if found is None or others:
                 return None
             return ScatterStages(tuple(long[first:]), *found, trivial)
