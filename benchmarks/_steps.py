@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.flatten_util
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxdist
@@ -50,12 +51,19 @@ def api_step(loss_fn: Loss) -> Step:
 DONATE = jaxdist.RunOptions(donate_argnums=(0,))
 
 
-def hand_step(loss_fn: Loss, n: int) -> Any:
-    """The same step by hand: `jit(shard_map)`, gradients kept local until the one `pmean`."""
+def hand_step(loss_fn: Loss, n: int, *, is_packed: bool = False) -> Any:
+    """The same step by hand: `jit(shard_map)`, gradients kept local until the one `pmean`.
+
+    If `is_packed`, all of them are one vector there, as `all_reduce` makes it on CPU devices.
+    """
 
     def step(params: Params, batch: Batch) -> tuple[Params, jax.Array]:
         found = jax.value_and_grad(loss_fn)(params, batch)
-        loss, grads = jax.lax.pmean(found, AXIS)
+        if is_packed:
+            vector, unpack = jax.flatten_util.ravel_pytree(found)
+            loss, grads = unpack(jax.lax.pmean(vector, AXIS))
+        else:
+            loss, grads = jax.lax.pmean(found, AXIS)
         return sgd(params, grads), loss
 
     return jax.jit(

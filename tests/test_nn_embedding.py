@@ -19,7 +19,7 @@ from tests.partition.test_rules import grid, mesh
 from tests.strategies.oracle import refused
 
 TABLE = np.random.default_rng(0).normal(size=(96, 24)).astype("float32")
-# Negative ids count from the end, and 96 and 200 are no rows.
+# Negative ids, 96 and 200 are not rows.
 IDS = np.random.default_rng(1).integers(-3, 97, size=(8, 5))
 IDS[3, 2] = 200
 VALID = np.abs(IDS) % 96
@@ -63,15 +63,22 @@ def _step(p: Any, ids: jax.Array, weights: jax.Array, dtype: Any = None) -> Any:
     return rows, jaxdist.get_replica_context().all_reduce("mean", grads)
 
 
+def _take(table: jax.Array, ids: np.ndarray) -> jax.Array:
+    """The rows, by NumPy's rules: those that the table does not have are nan."""
+    known = (ids >= 0) & (ids < len(table))
+    rows = table[np.where(known, ids, 0)]
+    return jnp.where(known.reshape(known.shape + (1,) * (rows.ndim - known.ndim)), rows, jnp.nan)
+
+
 def _on_one_device(
     table: np.ndarray, count: int, dtype: Any = None, ids: np.ndarray = IDS
 ) -> tuple[Any, Any]:
     def loss(table: jax.Array) -> jax.Array:
         low = table if dtype is None else table.astype(dtype)
-        return _weigh(jnp.take(low, ids, axis=0), WEIGHTS[..., : table.shape[1]]) / count
+        return _weigh(_take(low, ids), WEIGHTS[..., : table.shape[1]]) / count
 
     low = table if dtype is None else jnp.asarray(table, dtype)
-    return np.asarray(jnp.take(low, ids, axis=0)), np.asarray(jax.grad(loss)(jnp.asarray(table)))
+    return np.asarray(_take(low, ids)), np.asarray(jax.grad(loss)(jnp.asarray(table)))
 
 
 def _run(name: str, dtype: Any = None) -> tuple[Any, Any, list[str]]:
@@ -134,7 +141,7 @@ def test_op_by_op_the_rows_and_their_gradient_are_the_same(name: str) -> None:
     shape=st.sampled_from([(), (1,), (4,), (2, 3)]),
     seed=st.integers(0, 2**31),
 )
-def test_any_table_and_ids_give_what_jax_numpy_gives(
+def test_any_table_and_ids_give_the_rows_of_the_table(
     rows: int, width: int, tail: tuple[int, ...], shape: tuple[int, ...], seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -147,7 +154,7 @@ def test_any_table_and_ids_give_what_jax_numpy_gives(
     )
     found = strategy.run(lambda p, ids: embedding_lookup(p["t"], ids), (placed, own))
     for replica, value in enumerate(strategy.experimental_local_results(found)):
-        np.testing.assert_array_equal(value, jnp.take(jnp.asarray(table), ids[replica], axis=0))
+        np.testing.assert_array_equal(value, _take(jnp.asarray(table), ids[replica]))
 
 
 def test_many_ids_gather_the_table_once() -> None:
@@ -230,3 +237,27 @@ def test_wrong_arguments_are_named() -> None:
             embedding_lookup(table, [96])
         with refused(ArgumentTypeError, "nn.embedding_lookup was given dtype", "bfloat16"):
             embedding_lookup(table, [1], dtype="int32")
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "is_exchanged"),
+    [
+        ("v5e:4x4", 256, True),
+        ("v5e:4x4*2", 256, True),
+        # Fewer bytes than the table in all, but more between the slices.
+        ("v5e:4x4", 512, True),
+        ("v5e:4x4*2", 512, False),
+    ],
+)
+def test_between_slices_rows_are_exchanged_where_less_crosses_the_network(
+    name: str, count: int, is_exchanged: bool
+) -> None:
+    pytest.importorskip("libtpu")
+    strategy = jaxdist.TPUStrategy(jaxdist.cluster_resolver.TPUClusterResolver(f"described:{name}"))
+    table = {"embedding": jax.ShapeDtypeStruct((4096, 1024), "float32")}
+    placed = partition.place(strategy, table, partition.fsdp(min_bytes=0))
+    rows = strategy.num_replicas_in_sync * count
+    ids = jax.ShapeDtypeStruct((rows,), "int32", sharding=strategy.per_replica_sharding)
+    program = strategy.lower(lambda t, i: embedding_lookup(t["embedding"], i), (placed, ids))
+    kinds = [c.kind for c in program.traced_collectives]
+    assert kinds == ["all_gather", "all_to_all"][: 1 + is_exchanged]

@@ -89,6 +89,7 @@ from jaxdist._values.sharded.reductions import is_exact_reduction as is_exact_re
 from jaxdist._values.sharded.reductions import mask_padding as mask_padding
 from jaxdist._values.sharded.reductions import reduce_over_replicas as reduce_over_replicas
 from jaxdist._values.sharded.reductions import reduce_pieces as reduce_pieces
+from jaxdist._values.sharded.rows import take_known_rows as take_known_rows
 from jaxdist._values.sharded.rows import take_rows as take_rows
 from jaxdist._values.sharded.sharded import GATHERED as GATHERED
 from jaxdist._values.sharded.sharded import Sharded as Sharded

@@ -98,6 +98,8 @@ class IndexedSlices:
     def to_dense(self) -> jax.Array:
         """Return the whole array, with zeros for missing rows; rows of the same index are added up.
 
+        A row whose index the array does not have, such as -1, is left out.
+
         Raises:
             ArgumentError: `dense_shape` is not known.
             ArgumentTypeError: A function of pytrees has replaced the indices by something else.
@@ -122,7 +124,11 @@ class IndexedSlices:
                 "Use the function on the rows: slices.with_parts(fn(slices.values), "
                 "slices.indices)."
             )
-        return jnp.zeros(self.dense_shape, self.dtype).at[indices].add(self.values)
+        return (
+            jnp.zeros(self.dense_shape, self.dtype)
+            .at[indices]
+            .add(self.values, mode="drop", wrap_negative_indices=False)
+        )
 
     def with_parts(self, values: Any, indices: Any) -> "IndexedSlices":
         """Return slices of the same whole array; values and indices may be `PerReplica`.

@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from jaxdist._validate import as_floating, is_array, show
-from jaxdist._values import Sharded, check_ids
+from jaxdist._values import Sharded, check_ids, take_known_rows
 from jaxdist.errors import ArgumentTypeError, ShapeError
 from jaxdist.nn._sharded_rows import look_up
 
@@ -33,17 +33,22 @@ def embedding_lookup(table: Any, ids: Any, *, dtype: Any = None) -> jax.Array:
         Of a table of T bytes over R replicas, sharded along its columns, a device sends
         `(R-1)/R * n * w` bytes in an all-to-all, for n ids and rows of w bytes, and its ids in an
         all-gather; for the gradient another all-to-all. On TPUs the bytes of an all-to-all count
-        `cost.exchange_factor` times. A gather sends `(R-1)/R * T`, and as much for the gradient.
+        `cost.exchange_factor` times, and between slices the exchange must not send more than the
+        gather, which sends each piece once to each other slice. A gather sends `(R-1)/R * T`, and as much for the gradient.
 
     Args:
         table: An array, a `Sharded` parameter, a variable of NNX that holds one of them, a
             `Variable`, or a variable of a `ParameterServerStrategy`.
-        ids: Numbers of rows, integers from 0, in any shape.
+        ids: Numbers of rows, integers from 0, in any shape. With ids that are equal on all replicas
+            the rows are proved to be equal where the table is gathered, and are a `PerReplica`
+            where rows are exchanged.
         dtype: In which floating-point rows are sent and returned; None keeps that of the table.
             The gradient is sent in it too, and has the dtype of the table.
 
     Raises:
-        ArgumentError: An id is no row of the table. In a step such rows are nan.
+        ArgumentError: An id is not a row of the table. In a step, where ids are not known yet,
+            such a row is nan, or of integers the smallest value (the largest if unsigned), and it
+            has no gradient. Negative ids are not rows.
         ArgumentTypeError: `table` is not an array or variable, `ids` are not integers, or `dtype`
             is not a floating-point dtype.
         ShapeError: `table` is a scalar.
@@ -95,7 +100,7 @@ def embedding_lookup(table: Any, ids: Any, *, dtype: Any = None) -> jax.Array:
 def _read(table: Any, read: Any, ids: Any) -> jax.Array:
     """Return rows of an array, or those that a variable reads: each of them once."""
     if read is None:
-        return jnp.take(jnp.asarray(table), ids, axis=0, mode="fill")
+        return take_known_rows(jnp.asarray(table), jnp.asarray(ids))
     if isinstance(ids, jax.core.Tracer):
         return jnp.asarray(read(ids))
     wanted, places = np.unique(ids, return_inverse=True)

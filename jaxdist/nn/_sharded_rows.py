@@ -9,8 +9,8 @@ import numpy as np
 from jaxdist import _replica
 from jaxdist._collectives import current_log
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Cut, Sharded, gather_whole, take_rows
-from jaxdist.cost import exchange_factor
+from jaxdist._values import Cut, Sharded, gather_whole, take_known_rows, take_rows
+from jaxdist.cost import exchange_factor, worker_of
 
 
 def look_up(table: Sharded, ids: Any, dtype: Any) -> jax.Array:
@@ -30,7 +30,7 @@ def look_up(table: Sharded, ids: Any, dtype: Any) -> jax.Array:
         if current_log() is None and _is_exchange_shorter(table, ids, layout, dtype):
             return take_rows(table, ids, layout, dtype)
         whole = gather_whole(table, layout, dtype)
-    rows = jnp.take(whole, ids, axis=0, mode="fill")
+    rows = take_known_rows(whole, ids)
     return rows if dtype is None else rows.astype(dtype)
 
 
@@ -52,7 +52,15 @@ def _is_exchange_shorter(table: Sharded, ids: Any, layout: ReplicaMesh, dtype: A
     of_table = 2 * sent * held.size * size
     of_rows = 2 * sent * ids.size * held.size // held.shape[0] * size
     of_ids = (pieces - 1) * ids.size * ids.dtype.itemsize
-    return bool(of_rows * exchange_factor(_find_group(cut, layout)) + of_ids < of_table)
+    group = _find_group(cut, layout)
+    slices = len({worker_of(device) for device in group})
+    # The network between slices is the slow one, and a gather sends each piece over it once: the
+    # chips of a slice share what they get.
+    table_between = of_table / sent / pieces * (slices - 1)
+    rows_between = of_rows / sent * (slices - 1) / slices
+    if layout.platform == "tpu" and rows_between > table_between:
+        return False
+    return bool(of_rows * exchange_factor(group) + of_ids < of_table)
 
 
 def _find_group(cut: Cut, layout: ReplicaMesh) -> list[Any]:

@@ -31,7 +31,7 @@ def plan_default_sum(
         packs = LeafPacks(layout.replica_axes, math.ceil(options.bytes_per_pack))
         count = len(packs.packs(leaves))
         reason = f"bytes_per_pack={options.bytes_per_pack}: {count} all-reduce(s), last leaf first"
-        times = _predict_times(leaves, layout)
+        times = _predict_times(leaves, make_auto(layout), layout)
         return AllReducePlan(XLA, reason, times, pack_bytes=packs.largest_bytes(leaves)), packs
     packing = _choose_packing(leaves, layout)
     choice = make_auto(layout)
@@ -41,7 +41,7 @@ def plan_default_sum(
     plan = AllReducePlan(
         ", ".join(sorted(names)),
         _give_reason(leaves, packing, layout),
-        _predict_times(leaves, layout),
+        _predict_times(leaves, choice, layout),
     )
     return plan, SumBySize(group_all(layout), (Entry(choice),), packing or Alone())
 
@@ -116,7 +116,8 @@ def _plan_psum(leaves: Sequence[Any], layout: ReplicaMesh, timed: bool = False) 
         reason = f"no two leaves of one dtype are below {below:,} bytes, so each goes alone"
     else:
         reason = f"on {layout.platform} XLA puts leaves together without copies"
-    return AllReducePlan(XLA, reason, _predict_times(leaves, layout) if timed else ())
+    times = _predict_times(leaves, make_auto(layout), layout) if timed else ()
+    return AllReducePlan(XLA, reason, times)
 
 
 def _give_reason(leaves: Sequence[Any], packing: SmallTogether | None, layout: ReplicaMesh) -> str:
@@ -132,9 +133,11 @@ def _give_reason(leaves: Sequence[Any], packing: SmallTogether | None, layout: R
     )
 
 
-def _predict_times(leaves: Sequence[Any], layout: ReplicaMesh) -> tuple[tuple[str, float], ...]:
+def _predict_times(
+    leaves: Sequence[Any], choice: Auto, layout: ReplicaMesh
+) -> tuple[tuple[str, float], ...]:
     """Return the predicted seconds of every algorithm, for all bytes together."""
-    return tuple(make_auto(layout).predict_times(layout.num_replicas, sum(map(_num_bytes, leaves))))
+    return tuple(choice.predict_times(layout.num_replicas, sum(map(_num_bytes, leaves))))
 
 
 def _num_bytes(leaf: Any) -> int:

@@ -44,12 +44,10 @@ class Packed:
         """Return leaves that consist of other vectors of the same sizes."""
         found: dict[int, list[tuple[int, jax.Array]]] = {}
         for pack, vector in zip(self.packs, vectors, strict=True):
-            end = 0
-            for piece in pack:
-                start, end = end, end + piece.stop - piece.start
-                # A slice of the whole vector would be one more operation for JAX to trace.
-                own = vector if end - start == vector.size else vector[start:end]
-                found.setdefault(piece.leaf, []).append((piece.start, own))
+            # One operation for all pieces, and `lax` instead of `jnp`: JAX traces them faster.
+            own = jax.lax.split(vector, [piece.stop - piece.start for piece in pack])
+            for piece, part in zip(pack, own, strict=True):
+                found.setdefault(piece.leaf, []).append((piece.start, part))
         return [self._assemble_leaf(i, found.get(i, [])) for i in range(len(self.leaves))]
 
     def _assemble_leaf(self, number: int, parts: list[tuple[int, jax.Array]]) -> jax.Array:
@@ -59,18 +57,19 @@ class Packed:
         if not parts:
             return jnp.zeros(like.shape, like.dtype)
         ordered = [part for _, part in sorted(parts, key=lambda p: p[0])]
-        flat = ordered[0] if len(ordered) == 1 else jnp.concatenate(ordered)
-        return flat.reshape(like.shape)
+        flat = ordered[0] if len(ordered) == 1 else jax.lax.concatenate(ordered, 0)
+        return jax.lax.reshape(flat, like.shape)
 
 
 def _concatenate_pieces(leaves: Sequence[jax.Array], pack: Sequence[Piece]) -> jax.Array:
     """Return the pieces of a pack as one vector."""
     flat = []
     for piece in pack:
-        whole = leaves[piece.leaf].ravel()
-        all_of_it = piece.stop - piece.start == whole.size
-        flat.append(whole if all_of_it else whole[piece.start : piece.stop])
-    return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
+        leaf = leaves[piece.leaf]
+        whole = jax.lax.reshape(leaf, (leaf.size,))
+        all_of_it = piece.stop - piece.start == leaf.size
+        flat.append(whole if all_of_it else jax.lax.slice(whole, (piece.start,), (piece.stop,)))
+    return flat[0] if len(flat) == 1 else jax.lax.concatenate(flat, 0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -133,7 +134,7 @@ def trace_function(
     closed = jax.make_jaxpr(traced)(state, dynamic)
     for eqn in iterate_equations(closed.jaxpr):
         operands = [x.aval for x in eqn.invars]
-        check_operands(eqn.primitive.name, operands, _compat.find_source(eqn))
+        check_operands(eqn.primitive.name, operands, functools.partial(_compat.find_source, eqn))
     dead = next((c for c in closed.consts if is_leaked(c)), None)
     if dead is not None:
         raise closures.leak_error(fn, dead)

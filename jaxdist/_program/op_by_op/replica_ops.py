@@ -171,12 +171,12 @@ class ReplicaOps:
         """Raise for a collective over an axis that does not exist, or with indices of slices."""
         if name not in known.COLLECTIVES and name != "axis_index":
             return
-        line = _compat.find_callers_line()
-        check_names(name, params, line, self._layout)
-        check_operands(name, args, line)
+        find_line = _compat.find_callers_line
+        check_names(name, params, find_line, self._layout)
+        check_operands(name, args, find_line)
         strange = [a for a in get_named_axes(params) if a not in self._layout.replica_axes]
         if strange:
-            raise unbound_axis_error(f"strategy.run, at {line},", strange[0], self._layout)
+            raise unbound_axis_error(f"strategy.run, at {find_line()},", strange[0], self._layout)
 
     def _meet(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         operands = tuple(jnp.asarray(self._get_array(x)) for x in args)

@@ -2,6 +2,7 @@
 
 import re
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from jaxdist._mesh import ReplicaMesh
@@ -119,7 +120,9 @@ def not_explicit_error(refused: str, layout: ReplicaMesh) -> AxisNameError:
     )
 
 
-def check_names(name: str, params: dict[str, Any], line: str, layout: ReplicaMesh) -> None:
+def check_names(
+    name: str, params: dict[str, Any], find_line: Callable[[], str], layout: ReplicaMesh
+) -> None:
     """Check that an operation is over different axes, each given by its name.
 
     Raises:
@@ -136,7 +139,7 @@ def check_names(name: str, params: dict[str, Any], line: str, layout: ReplicaMes
         return
     written = _written(layout)
     raise AxisNameError(
-        f"A {name} at {line} is over {axes!r}, which is not the name of a mesh axis.\n\n"
+        f"A {name} at {find_line()} is over {axes!r}, which is not the name of a mesh axis.\n\n"
         "A collective takes the name of an axis, or a tuple of different names. The replicas are "
         f"along {list(layout.replica_axes)}.\n\nWrite {written} instead."
     )

@@ -1,5 +1,6 @@
 """Checks the axes and devices that the operations of a traced step name."""
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,8 +45,9 @@ def check_layouts(program: Any, layout: ReplicaMesh) -> None:
     """
     replicas = frozenset(layout.replica_axes)
     for eqn in iterate_equations(program):
-        check_names(eqn.primitive.name, eqn.params, _compat.find_source(eqn), layout)
-        check_operands(eqn.primitive.name, [x.aval for x in eqn.invars], _compat.find_source(eqn))
+        find_line = functools.partial(_compat.find_source, eqn)
+        check_names(eqn.primitive.name, eqn.params, find_line, layout)
+        check_operands(eqn.primitive.name, [x.aval for x in eqn.invars], find_line)
         if eqn.primitive.name == "shard_map":
             specs = [*eqn.params["in_specs"], *eqn.params["out_specs"]]
             axes = frozenset(eqn.params["newly_manual_axes"]).union(*map(_axes_of, specs))

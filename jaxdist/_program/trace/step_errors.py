@@ -2,7 +2,7 @@
 
 import contextlib
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -31,7 +31,7 @@ _REFUSED_LATE = frozenset(
 )
 
 
-def check_operands(name: str, operands: Iterable[Any], where: str) -> None:
+def check_operands(name: str, operands: Iterable[Any], find_line: Callable[[], str]) -> None:
     """Check that an operation does not compute with the indices of `IndexedSlices`.
 
     The others are refused by JAX while the function is traced.
@@ -39,13 +39,13 @@ def check_operands(name: str, operands: Iterable[Any], where: str) -> None:
     Args:
         name: The name of the primitive.
         operands: Its operands, or their types.
-        where: The place of the operation, for the error.
+        find_line: Returns the place of the operation, for the error.
 
     Raises:
         UnsupportedError: It does.
     """
     if name in _REFUSED_LATE and any(are_row_numbers(x) for x in operands):
-        raise make_arithmetic_error(f"{name}, at {where},")
+        raise make_arithmetic_error(f"{name}, at {find_line()},")
 
 
 def _find_way_of_optimizer(error: AttributeError) -> str | None:

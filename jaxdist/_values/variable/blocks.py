@@ -57,7 +57,8 @@ class BlockChanges:
             name: Without effect; TensorFlow names the operation by it.
 
         Raises:
-            ArgumentError: An index is out of bounds.
+            ArgumentError: An index is out of bounds. In a step, where indices are not known yet,
+                such a row is nan, or of integers the smallest value.
             ShapeError: The variable is a scalar.
 
         Example:

@@ -59,21 +59,30 @@ def locate_elements(variable: Any, caller: str, index: Any, value: Any) -> tuple
             "\n\nAn index chooses elements of an array, and a scalar has no dim.\n\n"
             f"Use variable.{caller}({parameter_name(caller)})."
         )
-    # Indexing an array of element numbers lets JAX interpret every form of index.
-    numbers = jnp.arange(variable.size).reshape(variable.shape)[index]
+    # Indexing an array of element numbers lets JAX interpret every form of index. A traced one may
+    # be out of bounds; then the number is one too large, and so is the place.
+    numbers = jnp.arange(variable.size).reshape(variable.shape).at[index]
+    numbers = numbers.get(mode="fill", fill_value=variable.size)
     name = f"{variable.label}[...]"
     parameter = parameter_name(caller)
     given = _as_values(variable, f"Variable {name!r}.{caller}", parameter, value)
     check_fits(name, caller, parameter, given, tuple(numbers.shape), variable.dtype)
-    places = jnp.stack(jnp.unravel_index(numbers, variable.shape), axis=-1)
-    return places, given
+    places, left = [], numbers
+    for size in reversed(variable.shape[1:]):
+        left, place = jnp.divmod(left, size)
+        places.append(place)
+    return jnp.stack([left, *reversed(places)], axis=-1), given
 
 
 def gather_blocks(variable: Any, caller: str, indices: Any) -> jax.Array:
-    """Return the blocks of the variable's value at these indices."""
+    """Return the blocks of the variable's value at these indices.
+
+    Traced indices that are out of bounds give nan.
+    """
     places = jnp.asarray(_check_places(variable, caller, indices))
     value: jax.Array = variable.value()
-    return value[tuple(places[..., k] for k in range(places.shape[-1]))]
+    at = value.at[tuple(places[..., k] for k in range(places.shape[-1]))]
+    return at.get(mode="fill", wrap_negative_indices=False)
 
 
 def _as_values(variable: Any, caller: str, name: str, value: Any) -> Any:
@@ -105,7 +114,7 @@ def _check_places(variable: Any, caller: str, indices: Any) -> Any:
             "The last dim of indices is one place: up to as many numbers as the variable has dims."
             f"\n\nPass indices [..., {max(variable.ndim, 1)}] for single elements."
         )
-    # Traced indices are unknown; for those, JAX drops updates that are out of bounds.
+    # Traced indices are unknown; for those, updates that are out of bounds are dropped.
     if not isinstance(places, jax.core.Tracer):
         sizes = np.asarray(variable.shape[: places.shape[-1]])
         found = np.asarray(places)

@@ -30,7 +30,7 @@ class Scatter(enum.Enum):
         return self in (Scatter.MIN, Scatter.MAX, Scatter.UPDATE)
 
     def apply(self, before: jax.Array, slices: IndexedSlices | Blocks) -> jax.Array:
-        """Return the array after the change."""
+        """Return the array after the change, which leaves out rows that the array does not have."""
         places = slices.indices
         is_nd = isinstance(slices, Blocks)
         at = before.at[tuple(places[:, k] for k in range(places.shape[1])) if is_nd else places]
@@ -44,7 +44,7 @@ class Scatter(enum.Enum):
             Scatter.UPDATE: at.set,
         }[self]
         # The division of integers gives floats; a variable keeps its dtype.
-        after: jax.Array = change(slices.values)
+        after: jax.Array = change(slices.values, mode="drop", wrap_negative_indices=False)
         return after.astype(before.dtype)
 
 
@@ -91,7 +91,7 @@ def check_can_scatter(variable: Any, kind: Scatter, *, of_replicas: bool) -> Non
 
 
 def _check_rows(variable: Any, kind: Scatter, indices: Any) -> None:
-    """Raise if an index is out of bounds; traced indices are unknown, and JAX drops such rows."""
+    """Raise if an index is out of bounds. Traced ones are unknown; those rows are left out."""
     if isinstance(indices, jax.core.Tracer):
         return
     count = variable.shape[0]
