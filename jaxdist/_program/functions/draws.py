@@ -28,7 +28,7 @@ class IteratorAt:
 class UnevenBatchError(BaseException):
     """The replicas have different shapes, so the function cannot be compiled. Internal.
 
-    It is no `Exception`, so that `except Exception` in a user's function does not catch it.
+    It is not an `Exception`, so that `except Exception` in a user's function does not catch it.
     """
 
 

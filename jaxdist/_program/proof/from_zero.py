@@ -140,13 +140,13 @@ def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], 
 
 
 def _select(real: Sequence[Any], other: Sequence[Any], asked: Sequence[bool]) -> list[Any]:
-    """Return the asked values of the other run; those that are the same have the real value."""
+    """Return the requested values of the other run; the real value where both are the same."""
     rows = zip(real, other, asked, strict=True)
     return [r if o is None else o for r, o, a in rows if a]
 
 
 def _spread(values: Sequence[Any], asked: Sequence[bool]) -> list[Any]:
-    """Return the values at the asked positions, and None at the others."""
+    """Return the values at the requested positions, and None at the others."""
     left = iter(values)
     return [next(left) if a else None for a in asked]
 

@@ -15,7 +15,7 @@ from jaxdist._values import PerReplica
 
 
 def may_crash(layout: ReplicaMesh) -> bool:
-    """Whether a deleted buffer in a call ends the process; see `_compat.DELETED_ARE_REFUSED`."""
+    """Whether a deleted buffer in a call ends the process; see `_compat.REJECTS_DELETED_ARRAYS`."""
     is_late = not _compat.REJECTS_DELETED_ARRAYS and layout.platform == "cpu"
     return is_late and len(layout.devices) > 1
 

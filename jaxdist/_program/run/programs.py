@@ -272,12 +272,12 @@ class Programs:
 
 
 def _is_first_process(layout: ReplicaMesh) -> bool:
-    """Whether this process logs for all: they run the same program."""
+    """Whether this process logs for all processes, which run the same program."""
     return bool(layout.process.index == min(layout.device_owners.values()))
 
 
 def describe_difference(before: Signature, now: Signature, names: Sequence[str]) -> str:
-    """Return how two signatures differ, in words."""
+    """Return text that says how two signatures differ."""
     if (before.treedef, before.structure) != (now.treedef, now.structure):
         return "the structure of its arguments"
     if before.slots != now.slots:

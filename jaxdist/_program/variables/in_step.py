@@ -72,7 +72,7 @@ def _sum_additions(given: Any, layout: ReplicaMesh) -> Any:
 
 
 def _aggregate_mirrored(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:
-    """Return the aggregated value of those that all replicas assign to a mirrored variable."""
+    """Return the aggregate of the values that all replicas assign to a mirrored variable."""
     how = variable.aggregation
     is_constant = not isinstance(given, jax.core.Tracer)
     if how is VariableAggregation.SUM and is_constant:
