@@ -1,4 +1,4 @@
-"""Rows of an array in pieces: every replica takes them from all pieces without the whole array."""
+"""Takes rows of an array in pieces, on every replica, without gathering the whole array."""
 
 from typing import Any
 
