@@ -203,7 +203,7 @@ def check_no_refs(caller: str, flat: Flat) -> None:
 
 
 def explain_ref(what: str) -> str:
-    """Return the text of the error for a mutable array that would enter or leave a step."""
+    """Return the error message for a mutable array that would enter or leave a step."""
     return (
         f"{what} (a mutable array of jax.new_ref).\n\n"
         "A jax.Ref lives on one device, and each replica of a step would write to its own copy. "

@@ -1,7 +1,7 @@
 """Evaluation of one program on two values of some inputs: the real values, and zeros.
 
 A step adds some increment to a metric. The increment equals the metric after the step, if the
-metric was zero before the step. The difference after - before is no replacement: in float32 it
+metric was zero before the step. The difference after - before cannot replace it: in float32 it
 loses increments to totals above 2**24, and it is nan for infinite totals. Only the operations
 between these inputs and the wanted results run twice; the rest of the program runs once.
 """

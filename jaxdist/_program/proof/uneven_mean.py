@@ -230,8 +230,8 @@ class _Means(ForwardAnalysis[_Fact]):
         if not under.number:
             return _Fact(of_rows=of_rows)
         divisor = under.number if name == "div" else 1 / under.number
-        # One division is not enough, since 0.5 * sum(x**2) is no mean over two replicas. A mean of
-        # the replica's own rows has one division, and the mean over replicas another.
+        # One division is not enough: 0.5 * sum(x**2) is not a mean over two replicas. A mean of the
+        # replica's own rows has one division, and the mean over replicas another.
         is_term = over.is_divided and bool(np.isclose(divisor, self._num_replicas))
         return _Fact(of_rows=of_rows, is_divided=True, is_term=is_term)
 

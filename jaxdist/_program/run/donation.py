@@ -29,8 +29,8 @@ def has_repeats(tree: Any) -> bool:
 class DonatingCall:
     """A call path that first checks for repeated arrays, and for deleted ones if JAX does not.
 
-    It does not flatten arguments that are arrays or flat dicts and sequences of arrays. For 100
-    leaves that takes a fifth of the time.
+    Without keyword arguments it does not flatten arrays, or flat dicts and sequences of arrays.
+    For 100 leaves that takes a fifth of the time.
     """
 
     def __init__(

@@ -116,9 +116,9 @@ class Programs:
         self._undonated: dict[Signature, ReadyProgram] = {}
         # Whether the warning was already given that replicas with unequal rows take a mean.
         self._has_warned_of_means = False
-        # Whether the log has said that `sharded_update` gets equal gradients.
+        # Whether it was logged that `sharded_update` gets equal gradients.
         self._has_logged_gradients = False
-        # Layouts without effect that the log has named.
+        # Layouts without effect that were logged.
         self._logged_layouts: frozenset[str] = frozenset()
         # Programs that `find_or_trace` or `look_ahead` traced and that are not compiled yet.
         self._only_traced: dict[Signature, Program] = {}
