@@ -113,7 +113,7 @@ def find_kind(leaf: Any, layout: ReplicaMesh) -> ValueKind:
 
 
 def check_count(caller: str, name: str, values: Sequence[Any], layout: ReplicaMesh) -> None:
-    """Refuse the values of a `PerReplica` if the strategy has a different number of replicas."""
+    """Refuse a `PerReplica` unless it has a value for each replica of this process."""
     if len(values) != len(layout.local_replicas):
         raise ReplicaValueError(
             f"{caller} was given {name}, a PerReplica with {len(values)} values, and the strategy "
