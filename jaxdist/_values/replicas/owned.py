@@ -34,7 +34,7 @@ def allocate_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray
 
 
 def copy_if_writable(value: Any) -> Any:
-    """Return `value`, or a read-only copy if it is a NumPy array that somebody can write to.
+    """Return `value`, or a read-only copy if it is a NumPy array that is not immutable.
 
     Cost:
         A copy on the host for a writable array; else nothing.

@@ -17,7 +17,7 @@ _INDICES = (
 
 
 def check_name(label: str, caller: str, name: Any, use_locking: Any = False) -> None:
-    """Raise if `name` is not a string or `use_locking` not a bool; log that they do nothing."""
+    """Check `name` (a string) and `use_locking` (a bool); log once that they have no effect."""
     method = f"Variable {label!r}.{caller}"
     if name is not None:
         text = "a text or None; it has no effect"
