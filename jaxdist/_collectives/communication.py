@@ -47,8 +47,8 @@ def read_communication(
     `name` is the name of its parameter of `options`.
 
     Raises:
-        ArgumentTypeError: `cross_device_ops` is no `CrossDeviceOps`.
-        ArgumentError: Both options and hints.
+        ArgumentTypeError: `cross_device_ops` is not a `CrossDeviceOps`.
+        ArgumentError: Both options and hints are given.
     """
     if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
         raise ArgumentTypeError(

@@ -79,15 +79,14 @@ def all_reduce(
     if current_log() is not None:
         names = ("value" + jax.tree_util.keystr(path) for path, _ in leaves)
         note_collective(caller, dict(zip(names, arrays, strict=True)))
-    # A class of the user sees also a mesh of one replica: it may do more than a sum.
+    # A class of the user also sees a mesh of one replica: it may do more than a sum.
     if ops is not None:
         return jax.tree.unflatten(treedef, reduce_by_ops(ops, op, arrays, layout, options))
     # With one replica the sum is the value. XLA for CPU does not remove an all-reduce over one
     # replica, so jaxdist emits none.
     if layout.num_replicas > 1:
         # `prepare_summands` may change the dtype (float16 is added in float32), and `finish_sum`
-        # needs the
-        # original one.
+        # needs the original one.
         dtypes = [x.dtype for x in arrays]
         shares = [prepare_summands(op, x, layout.num_replicas) for x in arrays]
         sums = sum_by_default(shares, layout, options)

@@ -2,7 +2,7 @@
 
 # Note [Gathers of uneven rows]
 Replicas with equal shapes form a group, and each group has its own trace. The result of an
-all-gather has the rows of all groups, but one trace knows its own number of rows only. So the step
+all-gather has the rows of all groups, but one trace knows only its own number of rows. So the step
 is traced in rounds. A `GatherLog` records the rows that a trace passes to each all-gather, in
 program order. The next round gives the rows of all groups to every trace. The rounds end when the
 rows no longer change.

@@ -21,8 +21,8 @@ REJECTS_DELETED_ARRAYS = tuple(int(n) for n in jax.__version__.split(".")[:2]) >
 
 def has_deleted(leaves: Sequence[Any]) -> bool:
     """Whether any leaf is an array with a deleted buffer; costs 60 ns per array."""
-    # The unbound C++ method raises TypeError for a leaf that is no array. Such leaves are rare, so
-    # types are checked only then.
+    # The unbound C++ method raises TypeError for a leaf that is not an array. Such leaves are
+    # rare, so types are checked only then.
     try:
         return any(map(_is_deleted, leaves))
     except TypeError:
@@ -54,7 +54,7 @@ def is_committed(array: jax.Array) -> bool:
 def describe_arrays(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
     """Return shapes, dtypes, shardings and JAX's settings as a key; None if not all are arrays.
 
-    Tracers have no shardings, so they are no arrays here.
+    Tracers have no shardings, so they do not count as arrays here.
     """
     key = [_config.trace_context()]
     for leaf in leaves:

@@ -17,8 +17,8 @@ def rewrite_derivatives(
 ) -> dict[str, Any]:
     """Return the parameters of a custom-derivative call with a rewritten forward rule.
 
-    JAX traces the rule when the call is differentiated. `traced_in` is an equation of which the
-    mesh is used for that trace, if it differs from the caller's mesh. The backward rule of a
+    JAX traces the rule when the call is differentiated. `traced_in` is an equation whose mesh is
+    used for that trace, if it differs from the caller's mesh. The backward rule of a
     `custom_vjp` is not changed.
     """
     changed = dict(params)

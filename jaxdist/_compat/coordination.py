@@ -69,8 +69,8 @@ def host_coordination_service(
     Args:
         address: Where the service listens, as `host:port`.
         count: Number of processes of the job.
-        heartbeat_seconds: After how long without news a process counts as dead.
-        shutdown_seconds: How long the processes wait for each other when they leave.
+        heartbeat_seconds: Seconds without news after which a process counts as dead.
+        shutdown_seconds: Seconds that processes wait for each other when they leave.
 
     Raises:
         RuntimeError: The service cannot listen at the address.
@@ -110,7 +110,7 @@ def set_gloo_address(address: str) -> None:
     """Let the CPU backend that starts next connect at an address of this machine.
 
     `jax.distributed.initialize` has no argument for it: JAX takes the address of the host's name.
-    Other collectives than gloo, which the user may have chosen, stay as they are.
+    Collectives other than gloo, which the user may have chosen, stay as they are.
     """
 
     def make_client() -> Any:
@@ -134,7 +134,7 @@ def uses_gloo() -> bool:
 
 
 def get_gloo_addresses() -> list[bytes]:
-    """Return what gloo has published of each process: its `sockaddr` is a part of each.
+    """Return what gloo has published for each process; each entry contains a `sockaddr`.
 
     Gloo is the library that JAX uses for collectives between CPU processes. The list is empty
     before the first collective, and where the processes do not use gloo. JAX has no public way to

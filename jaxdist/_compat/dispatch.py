@@ -12,7 +12,7 @@ from jax._src.interpreters import pxla as _pxla
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as _xla_client
 
-# Outputs, record, and whether JAX shall measure the program and compile it again.
+# Outputs, record, and whether JAX should measure the program and compile it again.
 Answer = tuple[Any, Any, bool]
 
 
@@ -90,7 +90,7 @@ def fast_call_record(
         whole = jax.tree.unflatten(jax.tree.structure(template), outputs)
         own, _ = _tree_util.dispatch_registry.flatten(list(outputs), None)
         outputs, out_tree = _tree_util.dispatch_registry.flatten(whole, None)
-        # A template may rebuild objects, such as variables, in which JAX finds arrays of their own.
+        # A template may rebuild objects, such as variables, whose own arrays JAX finds.
         if list(map(id, outputs)) != list(map(id, own)):
             return None
     if not all(isinstance(x, _xla_client.ArrayImpl) for x in outputs):

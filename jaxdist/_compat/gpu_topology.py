@@ -9,7 +9,7 @@ from jax._src import xla_bridge as _bridge
 
 # JAX's plugin looks for the CUDA libraries that a run needs; a compilation needs none of them.
 SKIP_CUDA_CHECKS = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
-# What compilers say of a product of Triton for which they have no tiles: JAX 0.10, and 0.11.
+# Messages of compilers without tiles for a product of Triton: of JAX 0.10, and of 0.11.
 _NO_TILES = ("Couldn't find output tile sizes", "No supported config found")
 
 
@@ -24,7 +24,7 @@ def find_cuda_plugin() -> str | None:
 def make_gpu_devices(plugin: str, target: str, topology: str) -> list[Any]:
     """Return devices that programs can be compiled for.
 
-    It works before and after JAX has started, with any backend, where the environment has
+    It works before and after JAX has started, with any backend, if the environment has
     `SKIP_CUDA_CHECKS`. Waits for a public way to use a plugin after JAX has looked for backends.
 
     Args:
@@ -44,7 +44,7 @@ def make_gpu_devices(plugin: str, target: str, topology: str) -> list[Any]:
     try:
         return describe()
     except NotImplementedError:
-        # JAX has looked for backends before, and the plugin refused to be one without a driver.
+        # JAX has already looked for backends, and the plugin refused to be one without a driver.
         if "cuda" in _bridge._topology_factories:
             raise
         importlib.import_module(f"jax_plugins.{plugin}").initialize()

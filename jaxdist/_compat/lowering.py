@@ -30,7 +30,7 @@ def omit_open_constraints() -> Iterator[None]:
     If some mesh axes are manual and others automatic, JAX adds such a constraint to the result of
     nearly every operation. The partitioner for TPUs then treats a broadcast number as data: it
     computes one copy for all arrays of a shape, and sends it between devices to the arrays that are
-    sharded in another way. JAX plans to omit these constraints; this is unnecessary then.
+    sharded differently. JAX plans to omit these constraints; then this is unnecessary.
     """
     _install()
     # The patched function is global and other threads may lower at the same time, so the switch

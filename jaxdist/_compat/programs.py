@@ -54,9 +54,9 @@ def stage_with_params(
 ) -> list[Any]:
     """Stage a traced program with new parameters of its last equation, without tracing it again.
 
-    To bind the equation would trace its body again: a third of the time of tracing and lowering.
-    A `jit` equation contains its program and is staged without a trace. Waits for a `shard_map` of
-    which the `out_specs` may depend on its body.
+    Binding the equation would trace its body again: a third of the time of tracing and lowering.
+    A `jit` equation contains its program and is staged without a trace. Waits for a `shard_map`
+    whose `out_specs` may depend on its body.
 
     Args:
         closed: A program that ends in a `shard_map` and returns its results.
@@ -189,7 +189,7 @@ def _without_ref_effects(effects: Any) -> frozenset[Any]:
 
 
 def has_side_effects(eqn: Any) -> bool:
-    """Whether an equation does more than to compute its results from operands and axis indices."""
+    """Whether an equation does more than compute its results from operands and axis indices."""
     return any(not isinstance(e, _core.NamedAxisEffect) for e in eqn.effects)
 
 
@@ -222,7 +222,7 @@ def drop_results(eqn: Any, keep: Collection[int]) -> tuple[Any, list[int], list[
 
     Returns:
         The equation, and the numbers of the operands and of the results that it has. It has more
-        results than asked for where a loop needs them in its carry. None if the primitive has no
+        results than requested where a loop needs them in its carry. None if the primitive has no
         rule for this, or the equation has effects.
     """
     if has_side_effects(eqn):

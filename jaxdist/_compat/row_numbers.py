@@ -2,7 +2,7 @@
 
 Waits for a public way to make extended dtypes. The dtype is that of random keys with an
 implementation of its own, which draws no numbers: JAX's transformations, sharding and control flow
-take it as it is, and all functions that compute refuse it.
+accept it, and all functions that compute refuse it.
 """
 
 import functools
@@ -20,7 +20,7 @@ from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import pxla as _pxla
 from jax._src.random import prng as _prng
 
-# It is in the text of JAX's errors.
+# JAX's errors contain it.
 ROW_NUMBERS_TAG = "row numbers of IndexedSlices"
 
 # The modules whose compiled functions compute with all they are given.
@@ -37,8 +37,8 @@ class _Impl(_prng.PRNGImpl):
 
     @property
     def key_shape(self) -> Any:  # type: ignore[override]
-        # A fill with another number than zero would be other rows. Zeros are only ever read beside
-        # values of zero: JAX itself makes them.
+        # A fill with a number other than zero would name other rows. JAX itself fills with zeros,
+        # which are only ever read beside values of zero.
         caller = sys._getframe(1)
         if caller.f_code is _FULL and not _is_zero(caller.f_locals["fill_value"]):
             raise self.refuse("A function that fills an array, such as jnp.ones_like,")
@@ -78,7 +78,7 @@ def are_row_numbers(value: Any) -> bool:
 
 
 def wrap_row_numbers(value: Any, refuse: Callable[[str], Exception]) -> Any:
-    """Return an array of integers as row numbers; everything else as it is.
+    """Return an array of integers as row numbers; everything else unchanged.
 
     Args:
         value: An array, a tracer, a `jax.ShapeDtypeStruct`, or anything else.
@@ -96,13 +96,13 @@ def wrap_row_numbers(value: Any, refuse: Callable[[str], Exception]) -> Any:
         return jax.ShapeDtypeStruct(value.shape, dtype, sharding=value.sharding)
     if isinstance(value, _core.Tracer):
         return _prng.random_wrap(_to_words(value, impl.of), impl=impl)
-    # Constants stay constants in a trace, so they raise the error there as well.
+    # Constants stay constants in a trace, so they raise the error there, too.
     with jax.ensure_compile_time_eval():
         return RowNumbers(impl, _to_words(jnp.asarray(value), impl.of))
 
 
 def unwrap_row_numbers(value: Any) -> Any:
-    """Return the integers of row numbers; everything else as it is."""
+    """Return the integers of row numbers; everything else unchanged."""
     impl = _find_impl(value)
     if impl is None:
         return value

@@ -72,7 +72,7 @@ def is_from_file(eqn: Any, file: str) -> bool:
 
 
 def is_from_library(eqn: Any, name: str) -> bool:
-    """Whether a function of an installed package made an equation, or called what did."""
+    """Whether a function of an installed package made an equation, or called one that did."""
     part = f"site-packages{os.sep}{name}{os.sep}"
     frames = _source_info.user_frames(eqn.source_info.traceback)
     return any(part in frame.file_name for frame in frames)
@@ -91,7 +91,7 @@ def is_from_mean(eqn: Any) -> bool:
 
 
 def is_from_folder(eqn: Any, folder: str) -> bool:
-    """Whether a function in this folder of the package made an equation, or called what did."""
+    """Whether a function in this folder of the package made an equation, or called one that did."""
     return _has_frame(eqn.source_info, folder)
 
 
@@ -167,7 +167,7 @@ def get_current_source() -> Any:
     return _source_info.current()
 
 
-# A source for operations that no message names; to capture a real one walks the Python stack.
+# A source for operations that no message names; capturing a real one walks the Python stack.
 NO_SOURCE = _source_info.new_source_info()
 
 

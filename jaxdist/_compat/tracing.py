@@ -76,7 +76,7 @@ def find_mapped_axis(names: Collection[str]) -> str | None:
 
 
 def is_staged() -> bool:
-    """Whether the caller is in a function that JAX makes a program of (`jit`, loops, branches).
+    """Whether the caller is in a function that JAX turns into a program (`jit`, loops, branches).
 
     `jax.grad` and `jax.vmap` outside of `jit` run their function at once.
     """

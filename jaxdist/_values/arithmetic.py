@@ -42,7 +42,7 @@ class Arithmetic:
 
     __slots__ = ()
 
-    # Written out and not made in a loop: type checkers read only what is written.
+    # Written out instead of made in a loop, so that type checkers see the operators.
 
     def _operand(self) -> Any:
         """Return the array that operators work on."""

@@ -40,7 +40,7 @@ class IndexedSlices:
 
     Raises:
         ShapeError: The numbers of values and indices differ.
-        ArgumentTypeError: The indices are no integers.
+        ArgumentTypeError: The indices are not integers.
 
     Example:
         >>> rows = IndexedSlices([[10.0], [20.0], [1.0]], [2, 0, 2], dense_shape=(3, 1))

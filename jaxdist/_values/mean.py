@@ -63,7 +63,7 @@ def _is_divided(dtype: Any) -> bool:
 
 
 def _has_few_exponents(dtype: Any) -> bool:
-    # The largest float16 is 65504; of the dtypes with enough exponents it is 3e38 and more.
+    # The largest float16 is 65504; for dtypes with enough exponents it is 3e38 or more.
     return bool(jnp.issubdtype(dtype, np.floating)) and float(jnp.finfo(dtype).max) < 1e9
 
 

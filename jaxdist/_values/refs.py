@@ -7,7 +7,7 @@ from jaxdist.errors import ArgumentTypeError
 
 
 def refuse_ref(what: str, value: Any) -> None:
-    """Raise if a value is a `jax.Ref`: JAX would read it element by element, without an end.
+    """Raise if a value is a `jax.Ref`: JAX would read it element by element, without end.
 
     Args:
         what: The beginning of the message: who was given what.

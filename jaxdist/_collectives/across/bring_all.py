@@ -1,4 +1,4 @@
-"""Values of all replicas of several processes, brought to each process one by one."""
+"""Brings the values of all replicas of several processes to each process, one by one."""
 
 import json
 from typing import Any
@@ -23,7 +23,7 @@ _CHANNEL = "numbers"
 
 
 def bring_all(request: Request, name: str, value: PerReplica) -> PerReplica:
-    """Return the values of all replicas, where a process has those of its own only.
+    """Return the values of all replicas, where a process has only those of its own.
 
     Cost:
         For a strategy of one process none. Else an exchange of numbers or of shapes over the
@@ -31,8 +31,8 @@ def bring_all(request: Request, name: str, value: PerReplica) -> PerReplica:
 
     Raises:
         ReplicaValueError: The number of values is not that of the replicas of this process.
-        ContextError: This process has joined no others.
-        ProgramMismatchError: Values of another rank or dtype in another process.
+        ContextError: This process has not joined any others.
+        ProgramMismatchError: Values have another rank or dtype in another process.
     """
     layout = request.layout
     if layout.is_shared and len(value.values) == layout.num_replicas:

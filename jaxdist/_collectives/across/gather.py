@@ -66,7 +66,7 @@ def _join_traced(array: jax.Array, dim: int, layout: ReplicaMesh) -> jax.Array:
     """Concatenate the replicas' parts of a traced array, in a function that the user compiles."""
     whole = _concatenate_parts(array, dim, layout.num_replicas)
     if layout.is_shared:
-        # Without it XLA may leave the rows of other processes there.
+        # Without this, XLA may leave the rows of other processes there.
         whole = jax.lax.with_sharding_constraint(whole, make_auto_sharding(layout.replicated))
     return whole
 

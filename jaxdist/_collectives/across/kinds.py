@@ -1,4 +1,4 @@
-"""What `reduce` and `gather` distinguish of a leaf, and what a call of them asks for.
+"""The kinds of leaves that `reduce` and `gather` distinguish, and the request of one call.
 
 # Note [Kinds and contexts]
 `Strategy.reduce` and `gather` find the function for a leaf in one table: kind of value times
@@ -34,7 +34,7 @@ from jaxdist.errors import ReplicaValueError
 
 
 class ValueKind(enum.Enum):
-    """What a leaf is to a strategy. See Note [Kinds and contexts]."""
+    """The kind of a leaf to a strategy. See Note [Kinds and contexts]."""
 
     HELD = "a PerReplica with one global array"
     LIST = "a PerReplica with one value for each replica"
@@ -48,7 +48,7 @@ class ValueKind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What one call of `Strategy.reduce` or `gather` asks for."""
+    """The request of one call of `Strategy.reduce` or `gather`."""
 
     caller: str
     axis: Any
@@ -64,7 +64,7 @@ Function: TypeAlias = Callable[[Request, str, Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """The function of a kind for which all checks depend on shape, dtype and placement only.
+    """The function of a kind for which all checks depend only on shape, dtype and placement.
 
     Args:
         plan: Checks a leaf, and returns the function for all arrays of this shape, dtype and
@@ -113,7 +113,7 @@ def find_kind(leaf: Any, layout: ReplicaMesh) -> ValueKind:
 
 
 def check_count(caller: str, name: str, values: Sequence[Any], layout: ReplicaMesh) -> None:
-    """Refuse the values of a `PerReplica` if the strategy has another number of replicas."""
+    """Refuse a `PerReplica` unless it has a value for each replica of this process."""
     if len(values) != len(layout.local_replicas):
         raise ReplicaValueError(
             f"{caller} was given {name}, a PerReplica with {len(values)} values, and the strategy "

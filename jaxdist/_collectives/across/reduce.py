@@ -58,14 +58,14 @@ def plan_rows(request: Request, name: str, leaf: Any) -> Callable[[Any], Any]:
     can_fetch = not isinstance(array, jax.Array) or is_addressable(array)
     in_tree = layout.num_virtual is not None
     # Sums on the host and on the devices follow the same rule for dtypes and means, so the size
-    # decides about speed only.
+    # only affects speed.
     small = array.size * array.dtype.itemsize <= HOST_BYTES
     if in_tree and isinstance(array, jax.core.Tracer):
         return lambda array: compute_auto(
             lambda x: _reduce_tree_on_devices(x, op, shape, over, dtype, layout), array
         )
     if in_tree or (can_fetch and (small or not isinstance(array, jax.Array))):
-        # XLA divides in another way than NumPy, so virtual replicas of several processes are
+        # XLA divides differently from NumPy, so virtual replicas of several processes are
         # brought to each of them.
         fetch = choose_fetch(array, layout) if can_fetch else _fetch_from_all
         added = _accumulation_dtype(dtype)

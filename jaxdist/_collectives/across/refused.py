@@ -23,7 +23,7 @@ def refuse_sparse(caller: str, value: Any) -> None:
     """Refuse a sparse matrix of JAX, whose indices would be combined like its numbers.
 
     Raises:
-        UnsupportedError: It is one.
+        UnsupportedError: `value` is a sparse matrix.
     """
     if is_sparse(value):
         kind = type(value).__name__
@@ -41,7 +41,7 @@ def refuse_slices(caller: str, name: str, value: Any) -> None:
     """Refuse `IndexedSlices` where whole arrays are concatenated.
 
     Raises:
-        UnsupportedError: It is `IndexedSlices`, or a `PerReplica` of them, or a sparse matrix.
+        UnsupportedError: `value` is `IndexedSlices`, a `PerReplica` of them, or a sparse matrix.
     """
     refuse_sparse(caller, value)
     if is_slices(join_slices(value)):

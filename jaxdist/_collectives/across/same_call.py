@@ -1,4 +1,4 @@
-"""Comparison of a `reduce` or `gather` with those of the other processes, before it runs first."""
+"""Compares a `reduce` or `gather` with those of the other processes, before its first run."""
 
 import json
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def check_same_call(
 
     Raises:
         ProgramMismatchError: The calls differ.
-        DeadlineExceededError: A process does not make it.
+        DeadlineExceededError: A process does not make the call in time.
         UnavailableError: A process has ended.
     """
     if not layout.is_shared:
@@ -61,7 +61,7 @@ def check_same_call(
 
 def _describe(leaf: Any) -> str:
     if isinstance(leaf, PerReplica) and not leaf.is_global:
-        return "values of single replicas"  # of which the shapes may differ, and are compared later
+        return "values of single replicas"  # their shapes may differ, and are compared later
     held = leaf.array if isinstance(leaf, PerReplica) else leaf
     if not hasattr(held, "dtype"):
         return type(held).__name__

@@ -26,11 +26,11 @@ def check_together(
         caller: The caller's name, for the message.
         named: Values by their names. Only a `PerReplica` that is a list of values can differ.
         free: Dims that may differ.
-        remedy: The advice for different shapes, where padding is not the best one.
+        remedy: The advice for different shapes, where padding is not the best.
 
     Raises:
-        ShapeError: Some differ.
-        ReplicaValueError: A Python integer that JAX's integer dtype does not hold.
+        ShapeError: Shapes or dtypes differ.
+        ReplicaValueError: A Python integer does not fit into JAX's integer dtype.
     """
     wrong: list[str] = []
     shapes = dtypes = False
@@ -40,7 +40,7 @@ def check_together(
         # `IndexedSlices` may have any number of rows on each replica.
         if any(isinstance(v, IndexedSlices) for v in value.values):
             continue
-        # First of all: an integer that is too large has no dtype to compare.
+        # Checked first: an integer that is too large has no dtype to compare.
         for replica, v in enumerate(value.values):
             check_integers(f"{caller}: {name}", replica, v)
         own = [np.shape(v) for v in value.values]

@@ -45,10 +45,10 @@ def make_auto(layout: ReplicaMesh) -> Auto:
 
 
 def find_worker_size(owners: Sequence[int]) -> int:
-    """Return how many neighbours each owner has, if all have the same number; else 0."""
+    """Return how many replicas each of several owners has, if they are equally many; else 0."""
     size = owners.count(owners[0])
     rows = [owners[i : i + size] for i in range(0, len(owners), size)]
-    # An owner whose replicas are not neighbours is no worker; the check of the rows finds that.
+    # An owner whose replicas are not neighbours is not a worker; the check of the rows finds that.
     several = size < len(owners)
     even = len(owners) == size * len(set(owners))
     return size if several and even and all(len(set(row)) == 1 for row in rows) else 0

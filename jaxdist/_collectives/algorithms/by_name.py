@@ -24,7 +24,7 @@ NAMES = (
 
 
 def check_name(caller: str, name: Any) -> None:
-    """Refuse a name that is none of the eight."""
+    """Refuse a name that is not one of the eight."""
     if not isinstance(name, str) or name not in NAMES:
         raise ArgumentError(
             f"{caller} was given all_reduce_spec with the algorithm {name!r}, which does not exist."
@@ -44,7 +44,7 @@ def make_algorithm(caller: str, name: str, *, local: int, platform: str) -> Algo
         platform: Platform of the devices.
 
     Raises:
-        ArgumentError: Another name.
+        ArgumentError: `name` is not one of `NAMES`.
     """
     check_name(caller, name)
     within: dict[str, Scattering] = {"nccl": Xla(), "pscpu": Host(platform)}

@@ -19,8 +19,8 @@ class HalvingDoubling(Algorithm):
 
     Cost:
         `2 log2 m` exchanges: of `1/2, 1/4, ... 1/m` of the bytes while halving, and the same while
-        doubling. These are as few bytes as a ring sends, in fewer steps. If n is no power of two,
-        two permutes of all bytes in addition.
+        doubling. These are as few bytes as a ring sends, in fewer steps. If n is not a power of
+        two, two more permutes of all bytes.
 
     Source:
         Rabenseifner's algorithm: Thakur, Rabenseifner and Gropp, "Optimization of collective
@@ -31,7 +31,7 @@ class HalvingDoubling(Algorithm):
     name = "rechd"
 
     def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """Return the sum by `2 log2 m` permutes, and two more if n is no power of two."""
+        """Return the sum by `2 log2 m` permutes, and two more if n is not a power of two."""
         n, m = level.size, _find_core_size(level.size)
         extra = n - m
         doubled = [(2 * i + 1, 2 * i) for i in range(extra)]
@@ -47,7 +47,7 @@ class HalvingDoubling(Algorithm):
         return jnp.where((here < 2 * extra) & (here % 2 == 1), back, total)
 
     def _halve(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """Return the sum of this replica's part of m; outside of the core the result is no sum."""
+        """Return the sum of this replica's part of m; outside of the core it is not a sum."""
         number = _find_core_rank(level)
         for distance in reversed(_list_distances(level.size)):
             low, high = jnp.split(vector, 2)

@@ -30,7 +30,7 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
         agg_small_grads_max_group: The most leaves in such a vector.
 
     Raises:
-        ArgumentError: An unknown algorithm, or numbers below 0 (a group has at least one leaf).
+        ArgumentError: The algorithm is unknown, or a number is below 0 (below 1 for the group).
 
     Example:
         >>> ops = jaxdist.contrib.AllReduceCrossDeviceOps("nccl", num_packs=2)
@@ -61,7 +61,7 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
         self._set_packing(num_packs, agg_small_grads_max_bytes, agg_small_grads_max_group)
 
     def _set_packing(self, num_packs: Any, max_bytes: Any, max_group: Any) -> None:
-        """Check and set the attributes that decide about packs."""
+        """Check and set the attributes that control packing."""
         name = type(self).__name__
         self.num_packs = check_count(name, "num_packs", num_packs, least=0)
         self.agg_small_grads_max_bytes = check_count(

@@ -84,7 +84,7 @@ class CrossDeviceOps:
         Raises:
             ReplicaValueError: The value cannot be a `PerReplica`, or there are too few devices for
                 its values. Only some replicas have slices, or their whole arrays differ. A subclass
-                returns something else than an array of the value's shape.
+                returns something other than an array of the value's shape.
             ContextError: The call is in a step, outside of a merge function.
             ArgumentError: The op or the destinations do not exist.
             ShapeError: Shapes or dtypes differ between replicas.
@@ -131,7 +131,7 @@ class CrossDeviceOps:
             The results, in the order of the pairs.
 
         Raises:
-            ArgumentError: `value_destination_pairs` is no list or tuple of pairs.
+            ArgumentError: `value_destination_pairs` is not a list or tuple of pairs.
             ShapeError: Values differ between replicas. The message names all of them.
 
         Example:
@@ -203,7 +203,7 @@ class CrossDeviceOps:
         Raises:
             ArgumentError: The value is a `PerReplica`, or the destinations do not exist.
             ArgumentTypeError: JAX has no arrays of this dtype.
-            ReplicaValueError: A subclass returns something else than the value that it got.
+            ReplicaValueError: A subclass returns something other than the value that it got.
 
         Example:
             >>> len(CrossDeviceOps().broadcast(1.0, ["cpu:0", "cpu:1"]).devices())
@@ -279,7 +279,7 @@ class CrossDeviceOps:
         Source:
             `tf.distribute.CrossDeviceOps.reduce_implementation`.
         """
-        # The default `batch_reduce_implementation` calls this method, so calling it would not end.
+        # The default `batch_reduce_implementation` calls this method, so this would never end.
         if type(self).batch_reduce_implementation is not CrossDeviceOps.batch_reduce_implementation:
             pairs = [(per_replica_value, destinations)]
             results = self.batch_reduce_implementation(reduce_op, pairs, options)
@@ -357,7 +357,7 @@ def _check_one(caller: str, name: str, leaf: Any) -> None:
 
 
 def _check_broadcast(what: str, result: Any, tensor: Any) -> None:
-    """Refuse a result with another structure or other shapes than the broadcast value."""
+    """Refuse a result whose structure or shapes differ from those of the broadcast value."""
     wanted, found = (jax.tree.flatten_with_path(x) for x in (tensor, result))
     if found[1] != wanted[1]:
         raise ReplicaValueError(

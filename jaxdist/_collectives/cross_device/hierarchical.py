@@ -22,7 +22,7 @@ from jaxdist._mesh import ReplicaMesh
 
 @final
 class HierarchicalCopyAllReduce(AlgorithmicOps):
-    """All-reduce within groups of near devices, then across the groups, then within them again.
+    """All-reduce within groups of nearby devices, then across the groups, then within them again.
 
     The groups are the processes of the job. In one process, they are two halves of the replicas, as
     on a machine with two islands of four GPUs. If no such groups exist (an odd number of replicas,
@@ -33,7 +33,7 @@ class HierarchicalCopyAllReduce(AlgorithmicOps):
             0, every leaf is reduced alone.
 
     Raises:
-        ArgumentError: `num_packs` below 0.
+        ArgumentError: `num_packs` is below 0.
 
     Cost:
         For each vector a reduce-scatter within groups, an all-reduce of `1/local` of it across
@@ -75,7 +75,7 @@ class HierarchicalCopyAllReduce(AlgorithmicOps):
 
 
 def find_group_size(layout: ReplicaMesh) -> int:
-    """Return how many near replicas a group has; 0 if there are no groups of several."""
+    """Return how many nearby replicas a group has; 0 if there are no groups of several."""
     count = layout.num_replicas
     # In one process JAX does not tell which devices are near, so two halves are a guess.
     local = find_worker_size(layout.replica_owners) or (count // 2 if count % 2 == 0 else 1)

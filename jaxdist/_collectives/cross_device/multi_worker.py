@@ -46,8 +46,8 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
         agg_small_grads_max_group: As for `AllReduceCrossDeviceOps`.
 
     Raises:
-        ArgumentError: The spec is invalid. There are no workers, or one worker twice. When a
-            strategy uses it: the workers have another number of replicas than the strategy.
+        ArgumentError: The spec is invalid. There are no workers, or a worker occurs twice. When a
+            strategy uses it: the workers have a different number of replicas from the strategy.
         DeviceError: A worker does not exist.
 
     Cost:

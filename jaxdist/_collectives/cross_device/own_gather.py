@@ -26,7 +26,7 @@ def gather_by_ops(
     """Return one value as gathered by the user's class, on all devices of the strategy.
 
     Raises:
-        ReplicaValueError: The result is no array of the value's rank.
+        ReplicaValueError: The result is not an array of the value's rank.
     """
     what = f"{type(ops).__name__}.gather_implementation"
     first = value.local if isinstance(value, Handle) else value.values[0]

@@ -30,7 +30,7 @@ from jaxdist.errors import ArgumentTypeError, ContextError, ReplicaValueError
 
 
 def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
-    """Return `value` as a `PerReplica`; a value that is not distributed is that of one replica.
+    """Return `value` as a `PerReplica`; a value that is not distributed belongs to one replica.
 
     Raises:
         ContextError: The call is in a step, where a value belongs to one replica.
@@ -163,8 +163,8 @@ def find_layout(
         if found is not None:
             return found
     count = counts[0]
-    # Devices that have the values already need no copies. Then the destinations, which get the
-    # result. Any devices come last.
+    # First the devices that already have the values, which need no copies. Then the destinations,
+    # which get the result. Any devices come last.
     for devices in (*map(_find_own_devices, values), *map(list_devices, destinations)):
         if len(devices) == count:
             return meshes.build(devices)
@@ -207,7 +207,7 @@ Gather = Callable[[PerReplica], Any]
 
 
 def read_slices(caller: str, name: str, value: Any) -> IndexedSlices | None:
-    """Return `value` as slices with per-replica parts, or None if it is no slices.
+    """Return `value` as slices with per-replica parts, or None if it holds none.
 
     Raises:
         ReplicaValueError: Only some replicas have slices, or their whole arrays differ.

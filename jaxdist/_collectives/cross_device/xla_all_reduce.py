@@ -47,7 +47,7 @@ class NcclAllReduce(AlgorithmicOps):
             bytes, in their order. Leaves are not divided and not copied. With 0, XLA chooses.
 
     Raises:
-        ArgumentError: `num_packs` below 0.
+        ArgumentError: `num_packs` is below 0.
 
     Cost:
         `num_packs` all-reduces, which together send all bytes.

@@ -52,7 +52,7 @@ def reduce_one_value(op: ReduceOp, value: Any) -> Any:
     Args:
         op: The reduce op.
         value: The only value, or for a mean the value of every replica: an array or a number.
-            Anything else is returned as it is.
+            Anything else is returned unchanged.
     """
     own = _dtype_of(value)
     if not (own == np.bool_ or jnp.issubdtype(own, np.integer)):
@@ -60,7 +60,7 @@ def reduce_one_value(op: ReduceOp, value: Any) -> Any:
     dtype = result_dtype(op, own)
     if dtype == own:
         return value
-    # NumPy converts the values first: JAX would make 32 bits of 64 before it divides.
+    # NumPy converts the values first: JAX would reduce 64 bits to 32 before it divides.
     array = value if isinstance(value, jax.Array) else np.asarray(value)
     return jnp.asarray(array.astype(dtype))
 

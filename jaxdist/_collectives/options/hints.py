@@ -38,7 +38,7 @@ def choose_options(
 
     Raises:
         ArgumentError: Both were given.
-        ArgumentTypeError: The value is no `CommunicationOptions`.
+        ArgumentTypeError: The value is not a `CommunicationOptions`.
     """
     if options is None and experimental_hints is None:
         return _DEFAULT

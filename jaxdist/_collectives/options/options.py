@@ -42,8 +42,8 @@ class CommunicationOptions:
         implementation: Has no effect: XLA chooses by platform.
 
     Raises:
-        ArgumentError: `bytes_per_pack` below 0, `timeout_seconds` not above 0, either no number,
-            or an unknown implementation.
+        ArgumentError: `bytes_per_pack` is below 0, `timeout_seconds` is not above 0, either is not
+            a number, or the implementation is unknown.
 
     Example:
         >>> options = jaxdist.experimental.CommunicationOptions(bytes_per_pack=16)
@@ -111,14 +111,14 @@ def CollectiveHints(
     """Return `CommunicationOptions`; this is their older name.
 
     Args:
-        bytes_per_pack: As there.
-        timeout_seconds: As there.
+        bytes_per_pack: See `CommunicationOptions`.
+        timeout_seconds: See `CommunicationOptions`.
 
     Returns:
         `CommunicationOptions`.
 
     Raises:
-        ArgumentError: As there.
+        ArgumentError: See `CommunicationOptions`.
 
     Example:
         >>> import warnings
@@ -142,10 +142,10 @@ def CollectiveHints(
 
 
 def _check_number(name: str, value: Any) -> None:
-    """Refuse a field that is no number, or no integer where it must be one."""
+    """Refuse a field that is not a number, or not an integer where it must be one."""
     is_whole = name == "bytes_per_pack"
     kind = numbers.Integral if is_whole else numbers.Real
-    # `True` is an integer to Python, and as a number of bytes a mistake.
+    # To Python, `True` is an integer. As a number of bytes it is a mistake.
     is_number = isinstance(value, kind) and not isinstance(value, bool)
     if not is_number or math.isnan(value):
         raise ArgumentError(

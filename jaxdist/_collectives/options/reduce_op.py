@@ -32,7 +32,7 @@ class ReduceOp(enum.Enum):
             aggregation: `VariableAggregation.SUM` or `MEAN`.
 
         Raises:
-            ArgumentError: Another aggregation, or something else: there is no such op.
+            ArgumentError: `aggregation` is anything else: no such op exists.
 
         Example:
             >>> ReduceOp.from_variable_aggregation(VariableAggregation.MEAN).name

@@ -29,7 +29,7 @@ class RoundingErrors(NamedTuple):
 class CompressedSum:
     """Sum of a float32 vector `[size]` over all replicas, compressed between workers.
 
-    Within a worker, there are a reduce-scatter and an all-gather of float32. Between workers, every
+    Within a worker, a reduce-scatter and an all-gather of float32 run. Between workers, every
     worker sums one chunk of the part (an all-to-all of codes) and sends the sum to the others (an
     all-gather of codes). So `2 (W-1)/W` of the part's codes leave each device. The rounding errors
     are stored, and the next sum adds them.

@@ -59,7 +59,7 @@ class LeafPacks:
                 operands = order_after(before, operands)
             before = list(jax.lax.psum(operands, self.axes))
             # The barrier makes the sums of the last pack an intermediate value, which has no such
-            # limit. A bare `psum` of one pack stays as XLA likes it.
+            # limit. A bare `psum` of one pack gets no barrier.
             if number == len(packs) - 1 and self != LeafPacks(self.axes):
                 before = list(jax.lax.optimization_barrier(before))
             for i, total in zip(pack, before, strict=True):

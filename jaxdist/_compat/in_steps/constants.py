@@ -1,7 +1,7 @@
-"""Arrays that JAX makes constants of while jaxdist traces or runs a function.
+"""Checks arrays that JAX turns into constants while jaxdist traces or runs a function.
 
 # Note [Constants of 64 bits]
-Without `jax_enable_x64`, JAX cuts off the integers of an array of NumPy that a step closes over or
+Without `jax_enable_x64`, JAX truncates the integers of a NumPy array that a step closes over or
 passes to a function of JAX; see Note [Integers of 64 bits]. Afterwards the constant holds 32 bits,
 and nothing shows what it was. So the check is where JAX converts. Nearly all conversions pass
 `dtypes.canonicalize_value`. `lax._convert_element_type` and `jnp.array` convert with NumPy before.
@@ -48,7 +48,7 @@ _here = _OfThread()
 
 
 def _check(value: Any, kept: Any) -> None:
-    """Raise if JAX would cut off integers of an array of NumPy; `kept` is the dtype it gets."""
+    """Raise if JAX would truncate integers of a NumPy array; `kept` is the dtype it gets."""
     found = find_cut_off(np.asarray(value))
     if found is None:
         return
@@ -65,7 +65,7 @@ def _is_numpy(value: Any) -> bool:
 
 
 def _holds(kept: np.dtype[Any], low: int, high: int) -> bool:
-    """Whether NumPy converts to this dtype without a loss that the integers of 32 bits hide."""
+    """Whether integers from `low` to `high` convert to this dtype without truncation."""
     if kept.kind not in "iu":
         return True
     # A conversion to uint32 is often meant for negative integers, too: their bits are kept.
@@ -206,17 +206,17 @@ _CHECKED = jax.make_user_context(False)
 def check_constants(
     *, traces_anew: bool = False, view: Callable[[Any], Any] | None = None
 ) -> Iterator[None]:
-    """Raise in the block where JAX would cut off integers of an array of NumPy.
+    """Raise in the block where JAX would truncate integers of a NumPy array.
 
     Waits for JAX to refuse such integers itself.
 
     Args:
         traces_anew: Whether JAX traces functions again that it has traced outside of such blocks;
-            their constants are cut off already. In a `shard_map` over other axes it always does.
+            their constants are already truncated. In a `shard_map` over other axes it always does.
         view: Returns the array that JAX uses instead of one that the function closes over.
 
     Raises:
-        ArgumentError: It would; see Note [Constants of 64 bits].
+        ArgumentError: JAX would truncate integers; see Note [Constants of 64 bits].
     """
     around = _here.is_checking, _here.view
     if not _here.is_checking:

@@ -1,8 +1,8 @@
 """The dim that -1 stands for in a reshape of an array without elements.
 
-Of no rows, `x.reshape(x.shape[0], -1)` has no answer in JAX: 0 elements divided by 0 rows. The
-answer is that of the same line for an array with rows. Waits for JAX to trace a step for an unknown
-number of rows.
+Without rows, `x.reshape(x.shape[0], -1)` has no answer in JAX: 0 elements divided by 0 rows.
+jaxdist uses the answer of the same line for an array with rows. Waits for JAX to trace a step for
+an unknown number of rows.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class _Reshape:
     dim: int
 
     def fits(self, shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-        """Whether it is a reshape to these shapes, but for the number of rows."""
+        """Whether this reshape has these shapes, up to the number of rows."""
         return _are_alike(self.shape, shape) and _are_alike(self.wanted, wanted)
 
 
@@ -46,7 +46,7 @@ class InferredDims:
     """The reshapes of a step, as replicas with rows have made them.
 
     Attributes:
-        has_guessed: Whether a replica without rows asked for a dim that is not known.
+        has_guessed: Whether a replica without rows needed a dim that is not known.
     """
 
     def __init__(self) -> None:

@@ -99,7 +99,7 @@ def _as_array(x: Any) -> Any:
 
 
 def _append_nothing(array: Any, of: Any) -> Any:
-    """Return the same array, with no elements of another one appended if that is traced."""
+    """Return `array`; if `of` is traced, with none of its elements appended."""
     if not isinstance(of, jax.core.Tracer) or not jnp.issubdtype(of.dtype, jnp.inexact):
         return array
     rows = of[None] if not of.ndim else of
@@ -108,7 +108,7 @@ def _append_nothing(array: Any, of: Any) -> Any:
 
 
 def _with_tangent(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule of a derivative, in which the tangent of nothing depends on its operand."""
+    """Return a rule of a derivative that makes the tangent of nothing depend on its operand."""
 
     @functools.wraps(rule)
     def with_tangent(primals: Any, tangents: Any, **params: Any) -> Any:
@@ -122,7 +122,7 @@ def _with_tangent(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_zeros(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule of a transpose that gives an array in place of a symbolic zero."""
+    """Return a rule of a transpose that gives an array instead of a symbolic zero."""
 
     @functools.wraps(rule)
     def with_zeros(*args: Any, **kwargs: Any) -> Any:

@@ -33,7 +33,7 @@ def get_context_mesh() -> Any:
 
 
 def is_mesh_set() -> bool:
-    """Whether the caller's context has a mesh of which JAX would use all devices.
+    """Whether the caller's context has a mesh whose devices JAX would all use.
 
     Inside of a step, where the mesh is the strategy's own, it is false.
     """
@@ -58,7 +58,7 @@ def use_abstract_mesh(mesh: Any) -> Iterator[None]:
 def use_no_mesh() -> Iterator[None]:
     """Compute as JAX does where no mesh is set, even inside of `jax.set_mesh`.
 
-    JAX refuses arrays on other devices than those of the context's mesh, and a `shard_map` over
+    JAX refuses arrays on devices outside of the context's mesh, and a `shard_map` over
     another mesh. Waits for a public way to leave a mesh; `jax.set_mesh(None)` is refused in traces.
     """
     if not is_mesh_set():
@@ -73,7 +73,7 @@ def use_no_mesh() -> Iterator[None]:
 
 
 def outside_of_meshes(fn: F) -> F:
-    """Wrap a function so that it computes as if no mesh was set; see `use_no_mesh`."""
+    """Wrap a function so that it computes as if no mesh were set; see `use_no_mesh`."""
 
     @functools.wraps(fn)
     def call_without_mesh(*args: Any, **kwargs: Any) -> Any:

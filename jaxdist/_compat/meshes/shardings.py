@@ -13,24 +13,24 @@ from jax._src import sharding_impls as _sharding_impls
 from jaxdist._compat.tracing import list_modules_of_jax
 
 _HERE = threading.local()
-# What all functions with `out_sharding=` call, and `reshard`.
+# Called by `reshard` and by all functions with `out_sharding=`.
 _OUT_SHARDING = "canonicalize_sharding"
-# What `with_sharding_constraint` calls, and `jit` with `in_shardings=` or `out_shardings=`.
+# Called by `with_sharding_constraint`, and by `jit` with `in_shardings=` or `out_shardings=`.
 _CONSTRAINT = "_create_sharding_for_array"
-# What a variable of Flax calls when it is made with the names of axes.
+# Called by a variable of Flax that is made with the names of axes.
 _OF_VARIABLE = "_apply_sharding"
 
 Rewrite = Callable[[Any, str], Any]
 
 
-# What decides the rewriting is part of JAX's key for a traced function: a jitted function that was
-# traced before, with other rewriting, would keep the layouts of that trace.
+# Part of JAX's key for a traced function. Without it, a jitted function that was traced before with
+# other rewriting would keep the layouts of that trace.
 _key = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
 def rewrite_shardings(rewrite: Rewrite, key: Hashable = None) -> Iterator[None]:
-    """Give JAX other shardings than the functions of the block name, in this thread.
+    """Replace the shardings that functions of JAX get in the block, in this thread.
 
     Waits for JAX to accept a spec with axes that are manual around it.
 

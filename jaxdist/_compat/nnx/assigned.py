@@ -13,7 +13,7 @@ from flax.nnx.training import optimizer
 
 # What the slot of a variable holds after `variable[index] = value`; the index may be `...`.
 Assign = Callable[[Any, Any, Any], Any]
-# Makes a node of the `nnx.State` that Flax has made of it, and returns anything else as it is.
+# Makes a node from the `nnx.State` that Flax made from it; returns anything else unchanged.
 Restore = Callable[[Any], Any]
 
 # By the class of a node.
@@ -28,7 +28,7 @@ def let_variables_hold(kind: type[Any], assign: Assign, restore: Restore) -> Non
     Args:
         kind: The class, whose nodes have `__jax_array__`.
         assign: Takes a node, a value and an index; returns what the variable then holds.
-        restore: Makes a node of the `nnx.State` that `nnx.Optimizer.update` puts in its place.
+        restore: Makes a node from the `nnx.State` that `nnx.Optimizer.update` puts in its place.
     """
     _install()
     _KNOWN[kind] = assign, restore

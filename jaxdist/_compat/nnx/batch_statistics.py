@@ -42,7 +42,7 @@ _source_info.register_exclusion(__file__)
 def weigh_batch_statistics(*, has_equal_rows: bool) -> AbstractContextManager[None]:
     """Weigh the statistics of each device by its number of values in the block.
 
-    Layers without `axis_name` do not change. A device without rows takes part with the weight 0.
+    Layers without `axis_name` do not change. A device without rows counts with weight 0.
 
     Args:
         has_equal_rows: Whether all devices have equally many rows. Then only a layer that is given
@@ -54,7 +54,7 @@ def weigh_batch_statistics(*, has_equal_rows: bool) -> AbstractContextManager[No
 def leave_out_padding(is_real: jax.Array, axes: tuple[str, ...]) -> AbstractContextManager[None]:
     """Leave padding out of the statistics of batches in the block.
 
-    As `weigh_batch_statistics`, where the rows of a device are padded to those of the others. A
+    Like `weigh_batch_statistics`, where the rows of a device are padded to those of the others. A
     device that has only padding uses the mean of the statistics of the others.
 
     Args:
@@ -111,7 +111,7 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             mean = variance = jnp.sum(x.astype(kind), tuple(reduced))
 
         def add_up(*values: jax.Array, over: Any, groups: Any = None) -> list[jax.Array]:
-            # A number of Python would be summed as if all devices had it.
+            # A Python number would be summed as if all devices had it.
             counts = jnp.broadcast_to(count, values[0].shape).astype(values[0].dtype)
             weighted = jnp.stack([*(v * counts for v in values), counts])
             *sums, total = jax.lax.psum(weighted, over, axis_index_groups=groups)

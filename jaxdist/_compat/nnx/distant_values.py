@@ -2,8 +2,8 @@
 
 Note [Distant values]
 A variable of Flax is a slot. An object in it that fetches its value, such as a variable on a
-server, is no array: copies of the NNX variable would share it, and functions of JAX refuse it. So
-whoever reads the slot gets an array that is fetched then, and whoever writes replaces the object.
+server, is not an array: copies of the NNX variable would share it, and functions of JAX refuse it.
+So a reader of the slot gets an array that is fetched then, and a writer replaces the object.
 
 The transformations of Flax write every variable of their arguments back, also those that did not
 change. In between the value may have changed in the other place, so the object decides about such
@@ -29,17 +29,17 @@ _SHOWS_OBJECTS: ContextVar[bool] = ContextVar("jaxdist_shows_distant_objects", d
 
 
 class DistantValue(Protocol):
-    """What is in the slot of a variable whose value is in another place."""
+    """The object in the slot of a variable whose value is in another place."""
 
     def lend(self) -> Any:
         """Fetch the value, and return it as an array."""
         ...
 
     def take_back(self, value: Any) -> None:
-        """Take what a transformation writes back.
+        """Take the value that a transformation writes back.
 
         Raises:
-            JaxdistError: It is not what was lent last, or nobody has that any more.
+            JaxdistError: `value` is not the value lent last, or that value no longer exists.
         """
         ...
 
@@ -62,7 +62,7 @@ def set_held(variable: Any, value: Any) -> None:
 
 
 def is_distant(value: Any) -> bool:
-    """Whether a value is what a slot holds in place of its value."""
+    """Whether a value is an object that a slot holds instead of an array."""
     return isinstance(value, _Shown.kinds)
 
 
@@ -91,7 +91,7 @@ def offer_to_distant(
 
 
 def _write_back(variable: Any, value: Any) -> bool:
-    """Offer a value to the object in the slot of a variable; return whether there is one."""
+    """Offer a value to the object in the slot of a variable; return whether there was one."""
     try:
         held = _SLOT.__get__(variable)
     except AttributeError:

@@ -110,7 +110,7 @@ class Flat:
         return [argument_name(p) for p, s in paths if not isinstance(s, (Static, GraphNode))]
 
     def node_names(self) -> tuple[str, ...]:
-        """Return the names of the NNX objects. Each name is the first place of its object."""
+        """Return the name of each NNX object: the first place where it occurs."""
         names: dict[int, str] = {}
         for path, slot in zip(self.paths(), self.slots, strict=True):
             if isinstance(slot, GraphNode):
@@ -164,7 +164,7 @@ def flatten(
 
 
 def _open_containers(given: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return the arguments with containers of arrays that JAX does not know as pytree nodes."""
+    """Open those containers in the arguments that are not pytree nodes to JAX."""
 
     # A hashable container without arrays can stay static. Others must be opened: an array would
     # become a constant, and an unhashable container cannot be part of the program's key.
@@ -183,7 +183,7 @@ def _open_containers(given: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 def check_no_arrays_hidden(caller: str, flat: Flat) -> None:
-    """Raise for an object that holds arrays but is no pytree: they would become constants."""
+    """Raise for an object that holds arrays but is not a pytree: they would become constants."""
     for position, slot in enumerate(flat.slots):
         if not isinstance(slot, Static) or isinstance(slot, VariableItself):
             continue
@@ -194,7 +194,7 @@ def check_no_arrays_hidden(caller: str, flat: Flat) -> None:
 
 
 def check_no_refs(caller: str, flat: Flat) -> None:
-    """Raise for a mutable array of `jax.new_ref`: a step cannot write to one of the caller."""
+    """Raise for a mutable array of `jax.new_ref`: a step cannot write to the caller's."""
     for position, slot in enumerate(flat.slots):
         value = flat.dynamic[slot] if type(slot) is int else getattr(slot, "value", None)
         if _compat.is_mutable(value):
@@ -203,7 +203,7 @@ def check_no_refs(caller: str, flat: Flat) -> None:
 
 
 def explain_ref(what: str) -> str:
-    """Return the text of the error for a mutable array that would enter or leave a step."""
+    """Return the error message for a mutable array that would enter or leave a step."""
     return (
         f"{what} (a mutable array of jax.new_ref).\n\n"
         "A jax.Ref lives on one device, and each replica of a step would write to its own copy. "
@@ -235,7 +235,7 @@ def is_dynamic(leaf: Any) -> bool:
 
 
 def is_traced(leaf: Any) -> bool:
-    """Whether a leaf that is no static argument holds a traced array."""
+    """Whether a leaf that is not a static argument holds a traced array."""
     if isinstance(leaf, Sharded):
         leaf = leaf.held
     if isinstance(leaf, PerReplica):
@@ -268,7 +268,7 @@ def check_hashable(caller: str, flat: Flat) -> None:
 
 
 def check_dtypes(caller: str, flat: Flat) -> None:
-    """Raise for an array whose elements are not numbers, such as text or Python objects."""
+    """Raise for an array whose elements are not numbers, such as strings or Python objects."""
     for number, leaf in enumerate(flat.dynamic):
         if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "OSUmM":
             raise ArgumentTypeError(

@@ -6,7 +6,7 @@ from jaxdist import _compat
 
 
 def user_stack_level() -> int:
-    """Return the `stacklevel` with which a warning of the caller shows the user's own line."""
+    """Return the `stacklevel` that makes a warning from the caller show the user's line."""
     level = 1
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_compat.PACKAGE):

@@ -45,12 +45,12 @@ def as_compiler_options(caller: str, given: Any) -> CompilerOptions:
     """Check compiler options, and return them as pairs sorted by name.
 
     Args:
-        caller: What was called.
+        caller: The name of the called function.
         given: A mapping, or pairs of names and values.
 
     Raises:
-        ArgumentTypeError: It is something else, or a name or value has another type.
-        ArgumentError: A name has dashes before it, or occurs twice.
+        ArgumentTypeError: `given` is neither, or a name or value has the wrong type.
+        ArgumentError: A name begins with dashes, or occurs twice.
     """
     if given is None:
         return ()
@@ -116,7 +116,7 @@ def add_options(
     """Return the options that a program needs and those that the user asked for.
 
     Args:
-        needed: Options without which the program cannot be compiled, or is not what it must be.
+        needed: Options without which the program cannot be compiled, or computes wrong bits.
         asked: The options of the user.
         name: The name of the step.
         layout: The layout of the strategy.
@@ -126,7 +126,7 @@ def add_options(
     """
     for option, value in asked:
         wanted = needed.get(option, value)
-        # A text may be given for a bool, in any case.
+        # A bool may also be given as a string, in upper or lower case.
         is_flag = isinstance(wanted, bool) or isinstance(value, bool)
         if str(wanted) == str(value) or (is_flag and _format_value(wanted) == str(value).lower()):
             continue
@@ -153,7 +153,7 @@ def add_options(
 def refuse_option(error: Exception, asked: CompilerOptions, name: str) -> ArgumentError | None:
     """Return the error for an option that the compiler does not accept; None for another error."""
     text = str(error).partition("\n")[0]
-    # JAX sets some options itself, and refuses values of other types with an error of nanobind.
+    # JAX sets some options itself, and refuses values of other types with a nanobind error.
     is_raw = isinstance(error, (TypeError, ValueError))
     is_type = is_raw and any(kind in str(error) for kind in _CLASSES_OF_JAX)
     is_status = isinstance(error, jax.errors.JaxRuntimeError) and "INVALID_ARGUMENT" in text
@@ -172,11 +172,11 @@ def request_options(caller: str, options: Mapping[str, Any]) -> bool:
     """Request options from the `jaxdist.function` that will compile the caller.
 
     Args:
-        caller: What is called, such as `strategy.run`.
+        caller: The name of the called function, such as `strategy.run`.
         options: Options with which the program of the caller must be compiled.
 
     Returns:
-        Whether there is such a function.
+        Whether such a function exists.
 
     Raises:
         ContextError: Another step in the function needs another value of an option.

@@ -1,4 +1,4 @@
-"""Errors for arguments whose buffers were donated before.
+"""Errors for arguments whose buffers were already donated.
 
 JAX refuses such arguments too, but does not say which ones. JAX 0.10 starts a program on all CPU
 devices before it checks, and then the process ends with a signal. There jaxdist checks first.

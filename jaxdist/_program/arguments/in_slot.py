@@ -96,7 +96,7 @@ def make_in_slot(leaf: Any, layout: ReplicaMesh) -> InSlot:
 
 
 def must_move(leaf: Any, slot: InSlot) -> bool:
-    """Whether a committed array has another sharding than the program needs."""
+    """Whether a committed array lacks the sharding that the program needs."""
     if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
         return False
     # JAX moves uncommitted arrays itself.

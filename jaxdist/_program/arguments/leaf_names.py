@@ -32,7 +32,7 @@ class LeafNames(inspect.Signature):
     def bind(self, *args: Any, **kwargs: Any) -> Any:
         """Return the arguments by their names."""
         names = self._find()
-        # JAX may bind other arguments than the flat leaves. Those have no names here.
+        # JAX may also bind arguments other than the flat leaves. Those have no names here.
         if kwargs or len(names) != len(args):
             return super().bind(*args, **kwargs)
         return types.SimpleNamespace(arguments=dict(zip(names, args, strict=True)))

@@ -1,4 +1,4 @@
-"""A cache of mirrored copies for arrays on one device that are passed again and again."""
+"""A cache of mirrored copies for arrays on one device that are passed repeatedly."""
 
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -13,7 +13,7 @@ from jaxdist._values import put
 
 
 def is_elsewhere(leaf: Any, layout: ReplicaMesh) -> bool:
-    """Whether an array is uncommitted and on other devices than the strategy's."""
+    """Whether an array is uncommitted and on devices other than the strategy's."""
     if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
         return False
     # JAX copies an uncommitted array to the devices of a program at every call. That copy is saved.

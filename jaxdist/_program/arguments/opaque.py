@@ -15,7 +15,7 @@ from flax import nnx
 from jaxdist._values import Assignable, PerReplica, Sharded
 from jaxdist.errors import ArgumentTypeError
 
-# The search visits at most so many objects. It ends without a result in a large cache.
+# The search visits at most this many objects, so it finds nothing deep in a large cache.
 _MOST = 5_000
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), type, types.ModuleType)
 _VIEWS = (KeysView, ValuesView, ItemsView)
@@ -23,12 +23,12 @@ _LIBRARIES = frozenset({"jax", "jaxlib", "jaxdist", "numpy", "ml_dtypes", "optax
 
 
 def find_tracer(value: Any) -> str | None:
-    """Return the path of a tracer inside an object, as `.attribute[key]`; None without one."""
+    """Return the path of a tracer inside an object, as `.attribute[key]`, or None."""
     return _find_path(value, lambda x: isinstance(x, jax.core.Tracer), _iterate_reachable_parts)
 
 
 def find_array(value: Any) -> str | None:
-    """Return the path of an array inside an object, as `.attribute[key]`; None without one.
+    """Return the path of an array inside an object, as `.attribute[key]`, or None.
 
     The search skips closures of functions, which are code, and `Variable`s, which are inputs of
     each step that reads them.
@@ -56,7 +56,7 @@ def check_step_holds_no_arrays(caller: str, fn: Any) -> None:
     changed.
 
     Raises:
-        ArgumentTypeError: The object holds arrays and is no pytree.
+        ArgumentTypeError: The object holds arrays and is not a pytree.
     """
     is_method = isinstance(fn, types.MethodType)
     holder = fn.__self__ if is_method else fn
@@ -178,7 +178,7 @@ def _iterate_slots(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def hidden_array_message(caller: str, name: str, value: Any, where: str) -> str:
-    """Return the message for an argument that is no pytree and holds arrays."""
+    """Return the message for an argument that is not a pytree and holds arrays."""
     kind = type(value).__name__
     place = f" ({name}{where})" if where else ""
     return (
@@ -215,7 +215,7 @@ def _remedy_for_argument(value: Any, kind: str) -> str:
 
 
 def hidden_tracer_message(what: str, name: str, value: Any, where: str) -> str:
-    """Return the message for a result that is no pytree and holds tracers."""
+    """Return the message for a result that is not a pytree and holds tracers."""
     kind = type(value).__name__
     return (
         f"{what} returned a {kind} as {name}, which holds a traced array: {name}{where}.\n\n"

@@ -29,10 +29,10 @@ class RunOptions(NamedTuple):
         static_argnames: Names of arguments that are static instead of traced, such as a number
             that decides a shape. They must be hashable.
         compiler_options: Options of XLA's compiler, by name: bools, numbers or strings. The
-            platform and the version of JAX determine which exist. They are part of the program:
-            other options are another compilation. In a `jaxdist.function`, they apply to the whole
-            function. A step in another function that JAX compiles, op by op, or on a worker of
-            parameter servers is compiled without them, and a log line says so.
+            platform and JAX's version determine which exist. They are part of the program: other
+            options need another compilation. In a `jaxdist.function`, they apply to the whole
+            function. They have no effect on a step in another function that JAX compiles, op by op,
+            or on a worker of parameter servers, and a log line says so.
         saved_program: A file of `CompiledProgram.save` or `jaxdist plan --save`, which is loaded
             instead of compiling. It is code: load only files that you trust. For other inputs,
             such as an uneven last batch, the step is compiled. It is for `run` only: in other
@@ -79,7 +79,7 @@ def check_options(options: Any) -> RunOptions:
     without_effect = options._replace(
         donate_argnums=(), static_argnames=(), compiler_options=(), saved_program=None
     )
-    # Once for each combination: a training loop passes the same options at every step.
+    # Log once for each combination: a training loop passes the same options at every step.
     if without_effect != _DEFAULTS and repr(without_effect) not in _LOGGED:
         _LOGGED.add(repr(without_effect))
         _LOG.info("strategy.run: the experimental entries have no effect in %r", options)

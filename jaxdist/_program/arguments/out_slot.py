@@ -28,7 +28,7 @@ class OutSlot:
         return layout.replica_spec if self.kind is Kind.PER_REPLICA else PartitionSpec()
 
     def marked_sharding(self, layout: ReplicaMesh) -> NamedSharding | None:
-        """Return the sharding that the step constrained this result to, where it is possible.
+        """Return the sharding that the step constrained this result to, as far as possible.
 
         A dim that cannot be split into equal parts stays whole. The rows of each replica stay
         together.

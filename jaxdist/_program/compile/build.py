@@ -74,7 +74,7 @@ def build(
     extra = [
         _collective_for_variable(signature, traced, i, layout) for c in combined for i in c.numbers
     ]
-    # After the analysis, because only it tells which metrics differ.
+    # After the analysis, which finds the metrics that differ.
     traced = trace_increments(traced, signature, combined, layout)
     if axes:
         check_functional_state(signature, traced, differs, donated_args, layout.num_replicas, where)
@@ -119,7 +119,7 @@ def check_whole_bytes(name: str, dtype: Any, what: str) -> None:
     """Raise if the replicas have different arrays of a dtype below one byte.
 
     Raises:
-        ArgumentTypeError: The dtype is `int4` or the like. JAX cannot pass such arrays split.
+        ArgumentTypeError: The dtype is `int4` or similar. JAX cannot pass such arrays split.
     """
     if isinstance(dtype, np.dtype) and is_below_a_byte(dtype):
         wider = "float16" if jnp.issubdtype(dtype, np.floating) else "int8"

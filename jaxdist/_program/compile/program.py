@@ -111,7 +111,7 @@ class Program:
 
     def call(self, *leaves: Any) -> list[Any]:
         """Run on flat global arrays. `lowered` compiles this function."""
-        # `traced.call` is the cheapest of the three: it does not trace the step's operations again.
+        # `traced.call` is the cheapest way: it does not trace the step's operations again.
         specs = [o.spec(self.layout) for o in self.outputs]
         if self.layout.num_virtual is not None:
             results = self._call_virtually(leaves)
@@ -276,7 +276,7 @@ class Program:
             {}
 
         Raises:
-            ArgumentError: `RunOptions` have another value of an option that the program needs.
+            ArgumentError: `RunOptions` set another value for an option that the program needs.
         """
         options = add_options(
             self._needed_options, self.asked_options, f"strategy.run({self.name})", self.layout
@@ -288,7 +288,7 @@ class Program:
 
     @property
     def _needed_options(self) -> dict[str, Any]:
-        """The options without which this program cannot be compiled, or has other bits."""
+        """The options without which this program cannot be compiled, or computes other bits."""
         options: dict[str, Any] = {}
         if self.layout.is_described_gpu:
             options |= _compat.get_gpu_plan_options()
@@ -302,8 +302,8 @@ class Program:
 
         Equal collectives are one row. It has the kind, the count, the bytes on each device, the
         size of the groups, the link between their devices, the number of runs in a loop, and the
-        source line. `traced_collectives` has what the step asked for, before XLA combined and
-        moved it.
+        source line. `traced_collectives` lists the collectives of the step, before XLA combines and
+        moves them.
 
         Cost:
             One compilation, the first time. It is not shared with `Strategy.run`.
@@ -320,7 +320,7 @@ class Program:
         return self.explain().compiled
 
     def explain(self) -> Explanation:
-        """Return what the compiled program communicates, and what became of each asked collective.
+        """Return what the compiled program communicates, and the outcome of each collective.
 
         A notebook shows it as a table, `str` and `print` as aligned text, rich as a rich table.
 

@@ -22,7 +22,7 @@ def choose_result_shardings(
     """
     if layout.num_logical == 1:
         return [NamedSharding(layout.mesh, o.spec(layout)) for o in outputs]
-    # Only with logical devices there are several shardings for one kind of result.
+    # Only with logical devices can one kind of result have several shardings.
     pins = _choose_over_logical_devices(layout, signature, traced, outputs)
     inputs = (i.sharding for i in signature.inputs)
     if all(s is None or s.mesh == layout.mesh for s in (*pins, *inputs)):
@@ -45,7 +45,7 @@ def _choose_over_logical_devices(
     source = find_carried_arguments(signature, traced, layout.num_replicas)
     pins: list[NamedSharding | None] = []
     for i, out in enumerate(outputs):
-        # In this order: what the step asked for, the own old value, then the only candidate.
+        # In this order: the step's constraint, the sharding of the old value, the only candidate.
         known = came_in.get((out.kind, out.shape, out.dtype), set())
         marked = out.marked_sharding(layout)
         if marked is not None:

@@ -1,10 +1,10 @@
-"""Comparison of a program with those of the other processes, before it runs first.
+"""Compares a program with those of the other processes, before its first run.
 
 # Note [Same program]
 XLA matches the collectives of different processes by their order. If the programs differ, the
-collectives of one get the numbers of another, and the result can be a wrong number without an
-error. So the processes compare a hash of each program, of the shapes and shardings of its inputs,
-and of the flags. Only where they differ, the text travels, to show the first line that differs.
+collectives of one receive the numbers of another, and a result can be wrong without an error. So
+the processes compare a hash of each program, of the shapes and shardings of its inputs, and of the
+flags. Only if these differ do they exchange the text, to show the first line that differs.
 """
 
 import base64
@@ -23,7 +23,7 @@ from jaxdist.errors import ProgramMismatchError
 
 _CHANNEL = "program"
 _MOST_BYTES_OF_TEXT = 4 * 2**20
-# What is compared, and what it is called, the most telling first.
+# The compared parts and their names in the error, the most informative first.
 _PARTS = {
     "function": "function",
     "inputs": "inputs",
@@ -71,11 +71,11 @@ def check_same_program(
         layout: The mesh.
         timeout_seconds: How long to wait for the others; None means `collective_seconds`.
         compiler_options: The compiler options that the user passes for this step, as text.
-        saved: What `describe_saved` says of the saved program.
+        saved: The result of `describe_saved` for the saved program.
 
     Raises:
         ProgramMismatchError: The programs differ.
-        DeadlineExceededError: A process runs no program.
+        DeadlineExceededError: A process did not reach a program in time.
         UnavailableError: A process has ended.
     """
     if not layout.is_shared:
@@ -106,7 +106,7 @@ def _explain(
     part: str,
     seconds: float | None,
 ) -> ProgramMismatchError:
-    """Return the error for programs that differ; all processes get here together."""
+    """Return the error for programs that differ; all processes call this together."""
     odd, usual = find_odd_ones([one[part] for one in said])
     texts = exchange(call, "program-text", _pack(told[part]), seconds, f"the text of {call}")
     wrong, other = _unpack(texts[odd[0]]), _unpack(texts[usual or 0])

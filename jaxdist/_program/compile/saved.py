@@ -37,7 +37,7 @@ _PACKAGES = {
     "tpu": ("jax", "jaxlib", "libtpu"),
     "gpu": ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin"),
 }
-# Flags that change no executable, or none of another platform.
+# Flags that do not change an executable. The second one sets the number of CPU devices.
 _OTHER_FLAGS = ("--xla_dump_", "--xla_force_host_platform_device_count")
 
 
@@ -53,7 +53,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """What decides whether a compiled program is that of a step.
+    """The facts that decide whether a compiled program belongs to a step.
 
     Args:
         name: The name of the step.
@@ -72,7 +72,7 @@ class Identity:
     options: Mapping[str, Any]
 
     def make_header(self) -> _Header:
-        """Return what a file of this program says of itself."""
+        """Return the header of a file with this program."""
         text = _compat.describe_lowered(self.lowered)
         return _Header(
             self.name,
@@ -169,7 +169,7 @@ class SavedProgram:
         """Read a file.
 
         Raises:
-            SavedProgramError: It cannot be read, is damaged, or is another file.
+            SavedProgramError: The file cannot be read, is damaged, or is not a saved program.
         """
         found = f"RunOptions was given saved_program={str(path)!r}"
         try:
@@ -204,14 +204,14 @@ class SavedProgram:
 
         Args:
             identity: The program that would be compiled.
-            is_first: Whether the step has no program yet. A later one may be of an uneven last
-                batch or of another static argument, and is compiled.
+            is_first: Whether the step has no program yet. A later one, such as for an uneven last
+                batch or another static argument, may differ and is compiled.
 
         Returns:
-            The program, or None if the file has that of other inputs.
+            The program, or None if the file's program is for other inputs.
 
         Raises:
-            SavedProgramError: The file needs other versions, devices or flags, or is of another
+            SavedProgramError: The file needs other versions, devices or flags, or is for another
                 step; or JAX cannot load it.
         """
         own = identity.make_header()
@@ -295,7 +295,7 @@ def read_saved(path: pathlib.Path | None) -> SavedProgram | SavedProgramError | 
 
 
 def describe_saved(saved: SavedProgram | SavedProgramError | None) -> str:
-    """Return what other processes must have as well: the checksum of a file, or what is wrong."""
+    """Return what other processes must have, too: the checksum of a file, or what is wrong."""
     if saved is None:
         return "none"
     return saved.checksum if isinstance(saved, SavedProgram) else _first_line(saved)
@@ -329,7 +329,7 @@ def _describe_processor() -> str:
 
 
 def _describe_device(device: Any) -> str:
-    # Only the links between TPUs make a program one of certain places.
+    # Only TPU programs depend on the chips' places, because of the links between chips.
     coords = getattr(device, "coords", None) if device.platform == "tpu" else None
     if coords is None:
         return str(device.id)

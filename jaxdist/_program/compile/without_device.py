@@ -1,4 +1,4 @@
-"""What a program must not contain if it is compiled for another process: calls into Python."""
+"""Checks that a program compiled for another process does not call into Python."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def check_needs_no_device(name: str, program: Any, layout: ReplicaMesh) -> None:
     """Raise if a step calls back into Python, which JAX cannot compile for described GPUs.
 
     Raises:
-        DeviceError: It does.
+        DeviceError: The step calls back into Python.
     """
     if not layout.is_described_gpu:
         return
@@ -36,10 +36,10 @@ def check_needs_no_device(name: str, program: Any, layout: ReplicaMesh) -> None:
 
 
 def check_can_be_saved(name: str, program: Any, layout: ReplicaMesh) -> None:
-    """Raise if what is compiled of a step would not be the program of another process.
+    """Raise if another process could not run the compiled step.
 
     Raises:
-        UnsupportedError: It calls back into Python, or is for GPUs that are only described.
+        UnsupportedError: The step calls back into Python, or is for GPUs that are only described.
     """
     if layout.is_described_gpu:
         raise UnsupportedError(

@@ -23,7 +23,7 @@ class BoundVariables:
     def __init__(self, arguments: Sequence[Any], origins: Sequence[Origin], draws: Draws) -> None:
         self._draws = draws
         self._trace = _compat.get_current_trace()
-        # Holds the arguments as well: an `id` is unique only while its object lives.
+        # Also holds the arguments: an `id` is unique only while its object lives.
         self._origins = {id(x): (x, origin) for x, origin in zip(arguments, origins, strict=True)}
         self._arrays: dict[int, Any] = {}
         self._is_written: dict[int, Variable] = {}
@@ -93,7 +93,7 @@ class BoundVariables:
             for n, leaf in enumerate(leaves)
         ]
         batch = treedef.unflatten(given)
-        # The traced batch must also know which uneven batches come; see Note [Batches to come].
+        # The traced batch must also know which uneven batches follow; see Note [Batches to come].
         copy_steps_ahead(values, batch)
         return batch
 

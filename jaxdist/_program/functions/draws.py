@@ -28,7 +28,7 @@ class IteratorAt:
 class UnevenBatchError(BaseException):
     """The replicas have different shapes, so the function cannot be compiled. Internal.
 
-    It is no `Exception`, so that `except Exception` in a user's function does not catch it.
+    It is not an `Exception`, so that `except Exception` in a user's function does not catch it.
     """
 
 
@@ -68,7 +68,7 @@ class Draws:
             held.clear()
 
     def begin_trace(self) -> None:
-        """Let `next_of` start again with the first batches."""
+        """Let `next_batch` start again with the first batches."""
         self._used = [0] * len(self._sources)
 
     def next_batch(self, source: Any) -> tuple[int, int, Any]:

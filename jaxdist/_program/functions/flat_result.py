@@ -12,8 +12,8 @@ from jaxdist._program.arguments.arguments import VariableItself
 class FlatResult:
     """The arrays of a result that contains variables, and its structure.
 
-    From the second call, JAX flattens what it returned, to know the structure of the results. A
-    variable is a pytree with one leaf, its value, which is no result of the program.
+    From the second call on, JAX flattens a result to learn its structure. A variable is a pytree
+    with one leaf, its value, which is not a result of the program.
     """
 
     arrays: tuple[Any, ...]

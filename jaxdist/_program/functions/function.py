@@ -53,7 +53,7 @@ from jaxdist._values import (
 class _OtherInputsError(BaseException):
     """A trace for other shapes used other variables or batches. Internal.
 
-    It is no `Exception`, so that `except Exception` in a user's function does not catch it.
+    It is not an `Exception`, so that `except Exception` in a user's function does not catch it.
     """
 
     def __init__(self, found: FunctionTrace) -> None:
@@ -299,8 +299,8 @@ def function(
 
     Shapes:
         The layout of an argument has the same meaning as outside. If it is laid out over the
-        replicas, each replica gets its rows. Each replica gets the whole of an array that the
-        function computes.
+        replicas, each replica gets its rows. An array that the function computes goes whole to
+        each replica.
 
     Cost:
         A trace and a compilation for each new structure, shape or dtype of the arguments. Then

@@ -1,4 +1,4 @@
-"""One trace of a compiled function, which `jax.jit` then makes a program of."""
+"""One trace of a compiled function, from which `jax.jit` then makes a program."""
 
 import contextlib
 import dataclasses
@@ -99,7 +99,7 @@ def trace_function(
         state: The values of the variables of its NNX objects.
         dynamic: Its arguments that are arrays.
         replace_in: Replaces attributes of the NNX objects while `fn` runs.
-        read: Returns what is returned for each leaf of the result of `fn`.
+        read: Maps each leaf of the result of `fn` to the value to return.
     """
     shape, slots = given.shape, given.flat.slots
     origins = given.origins_of_arguments()
@@ -160,7 +160,7 @@ def _shapes_and_dtypes(state: Any, dynamic: Any) -> list[Any]:
 
 
 def _check_result(result: Any) -> Any:
-    """Check a result, and wrap everything in it that is no array."""
+    """Check a result, and wrap everything in it that is not an array."""
 
     result = open_result(result, _is_whole)
 

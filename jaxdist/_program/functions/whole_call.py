@@ -1,4 +1,4 @@
-"""A call of a Python function that is traced as a whole, for somebody else to run."""
+"""A call of a Python function that is traced as a whole, to run elsewhere."""
 
 import contextlib
 import dataclasses
@@ -58,7 +58,7 @@ class WholeCall:
         Args:
             state: A value for each leaf of the variables of its NNX objects.
             replace_in: Replaces attributes of the NNX objects while the function runs.
-            read: Returns what is returned for each leaf of the function's result.
+            read: Maps each leaf of the function's result to the value to return.
         """
         check_no_arrays_hidden(self.caller, self.flat)
         check_step_holds_no_arrays(self.caller, self.fn)
@@ -83,7 +83,7 @@ class WholeCalls:
         """Return a call of a function, or of a `jaxdist.function`.
 
         Raises:
-            ArgumentTypeError: An argument that cannot be a part of a program.
+            ArgumentTypeError: An argument cannot be part of a program.
         """
         if isinstance(fn, Function):
             flat = flatten(args, dict(kwargs), *fn.static_arguments)

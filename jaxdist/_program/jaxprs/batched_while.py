@@ -1,4 +1,4 @@
-"""While loops under `jax.vmap`: one loop for all rows, of which some finish before the others.
+"""While loops under `jax.vmap`: one loop for all rows, some of which finish early.
 
 The condition has one value for each row, but `jax.lax.while_loop` accepts a scalar only.
 """

@@ -13,7 +13,7 @@ Values = Sequence[V]
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """A `scan`: constants, a carry, and arrays of which each iteration gets one row."""
+    """A `scan`: constants, a carry, and arrays that each iteration reads one row of."""
 
     program: Any
     length: int

@@ -81,7 +81,7 @@ class ForwardAnalysis(Interpreter[L]):
             out = self.run(loop.program, [*consts, *carry, *rows])
             return out[: loop.num_carry]
 
-        # A scan without iterations returns its initial carry, so `fixpoint` joins it as well.
+        # A scan without iterations returns its initial carry, so `fixpoint` joins it, too.
         state = self.fixpoint(eqn, state, body)
         return [*state, *self.stack(eqn, out[loop.num_carry :], avals[loop.num_carry :])]
 

@@ -72,7 +72,7 @@ def get_literal_value(literal: Any) -> Any:
 
 
 def read_number(value: Any) -> float | None:
-    """Return the value of a constant that is one real number; None of others and of None."""
+    """Return the value of a constant that is one real number; None for anything else."""
     if value is None or np.size(value) != 1 or np.iscomplexobj(value):
         return None
     array = np.asarray(value)

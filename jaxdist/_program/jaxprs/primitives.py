@@ -57,7 +57,7 @@ REPLICATING = frozenset(
         "all_gather_invariant",
         "psum2",
         "pbroadcast",
-        # In the trace of a group of replicas that have other rows than the others.
+        # In the trace for a group of replicas whose number of rows differs from the others'.
         "jaxdist_uneven_all_gather",
     }
 )

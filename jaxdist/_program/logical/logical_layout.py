@@ -65,7 +65,7 @@ def marks_of_results(program: Any) -> list[Parts]:
 
 
 class MarkAnalysis(Interpreter[Parts]):
-    """The analysis of the layouts over logical devices with which values are marked."""
+    """Finds the layout over logical devices that each value is marked with."""
 
     def literal(self, literal: Any) -> Parts:
         return None

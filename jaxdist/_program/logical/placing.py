@@ -95,7 +95,7 @@ def is_marked(eqn: Any) -> bool:
 
 
 def find_obstacle(eqn: Any) -> Any | None:
-    """Return the operation, this or one inside it, that cannot run on one logical device alone."""
+    """Return the operation, `eqn` or one inside it, that cannot run on one logical device alone."""
     stays = eqn.primitive.name in _STAY or eqn.primitive in (ASSIGN, LOGICAL_LAYOUT)
     if stays or (eqn.primitive.name in known.COLLECTIVES and get_named_axes(eqn.params)):
         return eqn

@@ -1,4 +1,4 @@
-"""Evaluation of a trace in which operations that XLA cannot run, or runs wrongly, are replaced.
+"""Evaluates a trace, replacing the operations that XLA cannot run or runs wrongly.
 
 On CPU and GPU, XLA's collectives for `pmax` and `pmin` lose nan. The rewrite compares integers in
 the order of the floats instead. On slices of TPUs, large reduce-scatters run in two stages; see

@@ -1,15 +1,15 @@
 """Reduce-scatters over all chips of a TPU slice, in two stages.
 
 # Note [Scatter in two stages]
-XLA for TPU makes an all-reduce of a reduce-scatter over all chips of a square slice or of a 3D
-torus, and each chip keeps its piece of the result: twice the bytes. Over a part of the slice it
-stays a reduce-scatter. So a large one runs first within parts of the slice, and then across them:
-within the halves of a square, and within the planes of a torus. The second stage has a small part
-of the bytes. `docs/machines/tpu.md` has what was compiled.
+XLA for TPU turns a reduce-scatter over all chips of a square slice or of a 3D torus into an
+all-reduce, of which each chip keeps its piece: twice the bytes. Over a part of the slice it stays a
+reduce-scatter. So a large one runs first within parts of the slice, and then across them: within
+the halves of a square, and within the planes of a torus. The second stage has a small part of the
+bytes. `docs/machines/tpu.md` lists what XLA compiled.
 
-Consecutive replicas are in different parts (Note [Order of chips]). So the pieces of the two stages
-are those of one operation; only the order of the sums differs. The stages are put in when a program
-is lowered, after everything was proved about it.
+Consecutive replicas are in different parts (Note [Order of chips]). So the two stages give the same
+pieces as one operation; only the order of the sums differs. The stages are inserted when a program
+is lowered, after all proofs about it.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ import numpy as np
 from jaxdist._mesh import ReplicaMesh
 from jaxdist.cost import worker_of
 
-# Below this size the time of a collective is that of its start.
+# Below this size start-up dominates the time of a collective.
 _LEAST_BYTES = 1 << 20
 _LEAST_CHIPS = 4  # along each dim
 _SCATTERS = frozenset({"reduce_scatter", "psum_scatter"})
@@ -59,7 +59,7 @@ class ScatterStages:
         return is_whole and is_over_slice and size >= _LEAST_BYTES
 
     def scatter(self, array: jax.Array, dim: int) -> jax.Array:
-        """Return what a reduce-scatter along `dim` over all replicas gives this replica."""
+        """Return this replica's result of a reduce-scatter along `dim` over all replicas."""
         name = self.axes[0] if len(self.axes) == 1 else self.axes
         count, parts = self.parts * self.size, self.parts
         within = [list(range(first, count, parts)) for first in range(parts)]
@@ -74,7 +74,7 @@ class ScatterStages:
 def find_stages(layout: ReplicaMesh) -> ScatterStages | None:
     """Return the stages of a layout whose replicas are the chips of TPU slices, or None.
 
-    None is also for slices and orders of chips in which one operation is no worse.
+    Also None for slices and orders of chips on which one operation is no worse.
     """
     if layout.platform != "tpu" or layout.num_logical > 1 or layout.num_virtual is not None:
         return None

@@ -28,7 +28,7 @@ def check_inputs(
 ) -> None:
     """Check that the step splits or replicates each input that it uses.
 
-    Exempt are scalars, arrays that are already split, and values that are no inputs in TensorFlow:
+    Exempt are scalars, arrays that are already split, and values that are not inputs in TensorFlow:
     variables, the state of NNX objects, and arrays that the step closes over.
 
     Args:
@@ -80,7 +80,7 @@ def _find_uses(program: Any, inputs: Numbers) -> Iterator[tuple[int, Any]]:
         numbers = [None if isinstance(v, Literal) else wanted.get(v) for v in eqn.invars]
         if eqn.primitive is LOGICAL_LAYOUT or all(n is None for n in numbers):
             continue
-        # Passing an input to a function is no use: the function may begin with the mark.
+        # Passing an input to a function is not a use: the function may begin with the mark.
         inner = list(_find_calls(eqn, numbers))
         if not inner:
             yield from ((n, eqn) for n in numbers if n is not None)

@@ -80,7 +80,7 @@ def _iterate_global_names(code: types.CodeType) -> Iterator[str]:
             yield from _iterate_global_names(const)
 
 
-# Parts of JAX's texts about an array whose layout an operation does not take.
+# Parts of JAX's messages about an array whose layout an operation does not accept.
 _OF_LAYOUTS = "should match the mesh of sharding"
 # Likewise about an array whose type has Explicit axes. Some functions look at the type of an array
 # of the closure before it is converted.
@@ -89,7 +89,7 @@ _OF_TYPES = (
     "Closing over inputs to shard_map",
     "0th dimension of all xs should be replicated",
     "should match the aval mesh",
-    # Of jaxdist: JAX has taken the layout of the array for one that the step asks for.
+    # From jaxdist: JAX took the layout of the array for one that the step requested.
     "as all replicas have together",
 )
 
@@ -101,7 +101,7 @@ def explain_errors(fn: Any) -> Iterator[None]:
         yield
     except (TraceContextError, ValueError, NotImplementedError, UnexpectedTracerError) as error:
         raise_if_leaked(fn, error)
-        # JAX and Flax have no classes for these errors; their texts tell them apart.
+        # JAX and Flax have no classes for these errors; their messages tell them apart.
         if _OF_LAYOUTS in str(error):
             _raise_for_global_array(fn, error)
         if any(text in str(error) for text in _OF_TYPES):
@@ -152,7 +152,7 @@ def _raise_for_global_array(fn: Any, error: Exception, *, are_explicit: bool = F
 
 
 def _find_leaked_value(fn: Any) -> Any:
-    """Return a tracer that a function reaches and whose trace has ended; None without one."""
+    """Return a tracer that a function reaches and whose trace has ended, or None."""
     for value in find_closure_values(fn).values():
         for leaf in list_leaves(value):
             if isinstance(leaf, jax.core.Tracer) and not _compat.is_live(leaf):

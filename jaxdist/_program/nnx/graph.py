@@ -147,7 +147,7 @@ def split_objects(
 def _find_moments(
     nodes: tuple[Any, ...], paths: tuple[Any, ...]
 ) -> tuple[tuple[int, int, int], ...]:
-    # A subclass may lack one of the three variables. It is then no running mean that can be merged.
+    # A subclass may lack one of the three variables. Then it cannot be merged as a running mean.
     number = {path: i for i, path in enumerate(paths)}
     found = []
     for path, value in nnx.iter_graph(nodes):
@@ -187,8 +187,8 @@ class CachedGraph:
             elif isinstance(value, (dict, list)):
                 self._watch(value)
         self._seen = list(self._iterate_contents())
-        # Arrays outside of variables, such as the scales of `nnx.WeightNorm`: a variable of our own
-        # holds each, and the place where it is.
+        # A variable of our own, and the place, for each array outside of variables, such as the
+        # scales of `nnx.WeightNorm`.
         self._outside: list[tuple[nnx.Variable[Any], Any, Any]] = []
         missing = [p for p in dict.fromkeys(self.shape.paths) if p not in by_path]
         for path in missing:
@@ -199,7 +199,7 @@ class CachedGraph:
         # value is one leaf, so that the common case pays nothing.
         found = list(self._iterate_structures())
         self._structures = None if all(map(treedef_is_leaf, found)) else found
-        # What was read from other places: it is compared with what is written.
+        # Values that `read` took from other places, to compare with what is written.
         self._lent: Sequence[Any] = ()
 
     def _hold(
@@ -208,7 +208,7 @@ class CachedGraph:
         """Return a variable for an array outside of variables, the object that has it, and its key.
 
         Raises:
-            ArgumentTypeError: The object cannot get another array.
+            ArgumentTypeError: The object's array cannot be replaced.
         """
         around = places.get(path[:-1])
         is_known = isinstance(around, (nnx.Pytree, dict, list)) and path in places
@@ -269,7 +269,7 @@ class CachedGraph:
         return held if self._structures is None else jax.tree.leaves(held, is_leaf=is_sharded)
 
     def find_leak(self, caller: str) -> ContextError | None:
-        """Return the error for a variable that holds a tracer of an ended trace; None without."""
+        """Return the error for a variable that holds a tracer of an ended trace, or None."""
         for number, value in enumerate(list_arrays(self.read())):
             if is_leaked(value):
                 return make_leak_error(f"{caller} was given {self.shape.name(number)}, ", value)
@@ -324,7 +324,7 @@ def exact_graph(graphdef: Any) -> Any:
 
 
 def exact_contents(value: Any, name: str) -> Any:
-    """Return a key like `exact`, also for dicts, lists and sets. A changed container has another.
+    """Return a key like `exact`, also for dicts, lists and sets. A changed container has a new key.
 
     Args:
         value: A number, a string, a container, or any hashable object.

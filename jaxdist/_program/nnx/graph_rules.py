@@ -205,7 +205,7 @@ def _keys_for_next_step(before: Any, entered: Any, after: Any, axes: AxisNames) 
     else:
         written = jnp.uint32(1)
     is_first = jax.lax.axis_index(axes) == 0
-    # The sum over replicas of which all but one hold 0 is a broadcast. The flag is part of the
+    # A sum over replicas where all but one hold 0 is a broadcast. The flag is part of the
     # same all-reduce.
     mine = jnp.where(is_first, new, 0)
     both = jax.lax.psum(jnp.concatenate([written.reshape(1), mine.reshape(-1)]), axes)

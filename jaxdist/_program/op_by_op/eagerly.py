@@ -6,8 +6,8 @@ from typing import Any
 from jaxdist._validate import check_instance
 
 _LOG = logging.getLogger("jaxdist")
-# Empty while steps are compiled. A list, since `Strategy.run` reads it at every step, and the truth
-# of a list is its cheapest test that another module can change.
+# Empty while steps are compiled. `Strategy.run` reads it at every step, and the truth of a shared
+# list is the cheapest test whose outcome another module can change.
 EAGERLY: list[bool] = []
 
 

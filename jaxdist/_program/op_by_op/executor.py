@@ -125,7 +125,7 @@ class OpByOpStep:
     def _order_replicas(self) -> list[int]:
         """Return the replicas in the order in which they run: those without rows come last.
 
-        They compute what depends on rows (a -1 in a reshape) as those before them have done.
+        They reuse what the others inferred from their rows (a -1 in a reshape).
         """
         count = len(self._replicas)
         has = replicas_with_rows(self._signature, count)
@@ -239,7 +239,7 @@ class OpByOpStep:
         warn_of_divided_metrics(signature, taped[first], axes, count, where)
 
     def _check_rows(self, taped: Sequence[TapeTrace]) -> None:
-        """Check on replicas without rows that no mean of nothing reached other replicas."""
+        """Check that no mean over no rows, from a replica without rows, reached other replicas."""
         count = self._layout.num_replicas
         for replica, tape in enumerate(taped):
             own = get_signature_of_replica(self._signature, replica, count)

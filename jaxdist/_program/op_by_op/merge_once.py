@@ -37,7 +37,7 @@ class MergeCall:
     source: str
 
     def is_like(self, other: "MergeCall") -> bool:
-        """Whether a merge function would see the same Python."""
+        """Whether a merge function would see the same Python values."""
         return is_equal([self.treedef, self.seen], [other.treedef, other.seen])
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class MergeTrace:
     """A traced merge function, as a function of the values of one replica."""
 
     program: Callable[..., Any]
-    # Its constants: the number of an array of its closure, or a value that no replica computed.
+    # Each constant: the number of an array of the closure, or a value that no replica computed.
     closed_over: tuple[Any, ...]
     touched: tuple[Variable, ...]
     written: tuple[Variable, ...]

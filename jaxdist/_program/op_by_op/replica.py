@@ -36,7 +36,7 @@ class TapeTrace(TracedStep):
         return self.tape
 
 
-# JAX's own text speaks of `disable_jit`, which a user of `run_eagerly` did not call.
+# JAX's own message mentions `disable_jit`, which a user of `run_eagerly` did not call.
 _NO_TURNS = (
     "Op by op, JAX cannot run a scan (or lax.map) without turns. Run this step compiled: "
     "jaxdist.config.run_eagerly(False)."
@@ -165,7 +165,7 @@ class Replica:
         """Return the names of results that are declared as pieces without a proof.
 
         Raises:
-            ShardedArrayError: An operation saw a piece in the place of an array.
+            ShardedArrayError: An operation saw a piece instead of the whole array.
         """
         tape = self.ops.tape
         if not any(op.primitive is PIECE or op.primitive is OPEN for op in tape.eqns):

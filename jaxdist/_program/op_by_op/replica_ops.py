@@ -206,7 +206,7 @@ class ReplicaOps:
             index = index * self._layout.mesh.shape[axis] + self._indices[axis]
         return jax.device_put(np.int32(index), self._to)
 
-    # Arrays in pieces. Here every replica has the whole array, so operations on it are right
+    # Arrays in pieces. Here every replica has the whole array, so operations on it are correct
     # however it is cut. The proof on the tape finds steps that would fail when compiled.
 
     def _gather_declared(self, args: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -218,7 +218,7 @@ class ReplicaOps:
         piece = _compat.call_in_trace(self.trace, mean, args[0])
         padded = self._get_array(_compat.call_in_trace(self.trace, gather, piece))
         whole = jax.lax.slice_in_dim(padded, 0, cut.size, axis=cut.dim)
-        # The tape has the operations of the mean already; the parameters tell that it was one.
+        # The tape already has the operations of the mean; the parameters mark them as a mean.
         return self._record(PIECE, params, [piece], whole)
 
     def _cut_piece(self, whole: Any, cut: Cut) -> Any:

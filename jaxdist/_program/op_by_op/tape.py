@@ -10,7 +10,7 @@ import numpy as np
 from jaxdist import _compat
 from jaxdist._program.arguments.exact import is_key
 
-# Constants of at most so many elements keep their values. Analyses need small ones, such as a
+# Constants of at most this many elements keep their values. Analyses need small ones, such as a
 # divisor or a predicate; large ones would keep memory alive.
 _SMALL = 16
 

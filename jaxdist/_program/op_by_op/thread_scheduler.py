@@ -12,7 +12,7 @@ _PATIENCE = 1.0
 
 
 class _StoppedError(BaseException):
-    """Ends the thread of a replica after an error; user code with `except Exception` misses it."""
+    """Ends a replica's thread after an error; `except Exception` in user code does not catch it."""
 
 
 class ThreadScheduler:

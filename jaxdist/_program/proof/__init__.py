@@ -1,1 +1,1 @@
-"""Proofs about traced programs: equal on all replicas, pieces of one array, only adds, updates."""
+"""Proofs about traced programs: equal values, pieces of arrays, pure additions, pure updates."""

@@ -66,7 +66,7 @@ def _classify(eqn: Any, name: str, given: list[Dependence]) -> Dependence:
     first, *others = given
     if Dependence.OTHER in given:
         return Dependence.OTHER
-    # `v + v` is no SUM: the term that is added must not depend on the variable.
+    # `v + v` is not a SUM: the term that is added must not depend on the variable.
     if name in ("add", "add_any") and given.count(Dependence.FREE) == 1:
         return Dependence.SUM
     if name == "sub" and others == [Dependence.FREE]:

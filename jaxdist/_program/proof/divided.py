@@ -48,11 +48,11 @@ _SAME_NUMBER = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze", "sto
 class Scale:
     """The facts about one value."""
 
-    number: float | None = None  # the number that it is, where the trace shows it
-    is_count: bool = False  # made of integers, booleans and inputs alone, as the rows of a mask
+    number: float | None = None  # its number, if the trace shows it
+    is_count: bool = False  # made only of integers, booleans and inputs, as the rows of a mask
     is_total: bool = False  # such a count, summed over all replicas
-    is_sum: bool = False  # made of sums over all replicas alone
-    # Of a sum: the number of its terms, and the size of its first dim.
+    is_sum: bool = False  # made only of sums over all replicas
+    # For a sum: the number of its terms, and the size of its first dim.
     terms: frozenset[int] = frozenset()
     line: str = ""  # where it was divided by the rows of all replicas; empty if it was not
 
@@ -83,7 +83,7 @@ class DividedValues(ForwardAnalysis[Scale]):
     def join(self, eqn: Any, aval: Any, first: Scale, second: Scale) -> Scale:
         if first == second:
             return first
-        # A replica without rows has 0 in place of its share, so one of two is enough.
+        # A replica without rows has 0 instead of its share, so one of two is enough.
         return Scale(
             is_count=first.is_count and second.is_count,
             is_total=first.is_total and second.is_total,
@@ -153,8 +153,8 @@ class DividedValues(ForwardAnalysis[Scale]):
             is_local = any(_is_close(under.number, n) for n in over.terms)
             is_by_all = under.is_total and not is_local
             is_by_all = is_by_all or self._is_size_of_all(over, under.number)
-            # A mean divides by the elements of its own array, which may be as many as the rows of
-            # all replicas where a dim has the size of their number.
+            # A mean divides by the elements of its own array. If a dim is as long as the number of
+            # replicas, they may be as many as the rows of all replicas.
             if is_by_all and not _compat.is_from_mean(eqn):
                 return "" if over.is_sum else over.line or find_line(eqn)
             is_undone = bool(under.line) or _is_close(under.number, 1 / self._num_replicas)
@@ -173,7 +173,7 @@ class DividedValues(ForwardAnalysis[Scale]):
 
     def _is_size_of_all(self, value: Scale, divisor: float | None) -> bool:
         """Whether a divisor is the number of terms of a sum, times the number of replicas."""
-        # A single term is not a sum over rows: `x / 2` is no mean of two replicas.
+        # A single term is not a sum over rows: `x / 2` is not a mean of two replicas.
         return divisor is not None and any(
             n > 1 and _is_close(divisor, n * self._num_replicas) for n in value.terms
         )
@@ -216,14 +216,14 @@ def _count_terms(eqn: Any, name: str, inputs: Sequence[Scale]) -> frozenset[int]
 
 
 def _fold(eqn: Any, name: str, inputs: Sequence[Scale]) -> float | None:
-    """Return the number that an operation on known numbers gives, or None."""
+    """Return the result of an operation on known numbers, or None."""
     numbers = [s.number for s in inputs]
     if any(n is None for n in numbers):
         return None
     if name in _SAME_NUMBER:
         return numbers[0]
     if name == "convert_element_type":
-        # To an integer it truncates.
+        # A conversion to an integer truncates.
         is_float = jnp.issubdtype(eqn.outvars[0].aval.dtype, np.inexact)
         return numbers[0] if is_float else float(int(numbers[0] or 0))
     fold = _FOLDED.get(name)

@@ -1,7 +1,7 @@
 """Evaluation of one program on two values of some inputs: the real values, and zeros.
 
 A step adds some increment to a metric. The increment equals the metric after the step, if the
-metric was zero before the step. The difference after - before is no replacement: in float32 it
+metric was zero before the step. The difference after - before cannot replace it: in float32 it
 loses increments to totals above 2**24, and it is nan for infinite totals. Only the operations
 between these inputs and the wanted results run twice; the rest of the program runs once.
 """
@@ -140,13 +140,13 @@ def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], 
 
 
 def _select(real: Sequence[Any], other: Sequence[Any], asked: Sequence[bool]) -> list[Any]:
-    """Return the asked values of the other run; those that are the same have the real value."""
+    """Return the requested values of the other run; the real value where both are the same."""
     rows = zip(real, other, asked, strict=True)
     return [r if o is None else o for r, o, a in rows if a]
 
 
 def _spread(values: Sequence[Any], asked: Sequence[bool]) -> list[Any]:
-    """Return the values at the asked positions, and None at the others."""
+    """Return the values at the requested positions, and None at the others."""
     left = iter(values)
     return [next(left) if a else None for a in asked]
 

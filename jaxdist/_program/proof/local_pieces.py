@@ -40,15 +40,15 @@ _REBUILT = frozenset({"remat", "remat2", "checkpoint"})
 # Note [Means after a loop]
 # With an array that is cut along some replica axes only, the gradient of a piece is summed over the
 # other axes, by an all-reduce. In a scan over layers that would be one all-reduce for each layer.
-# So `PIECE` does not take its mean at once: the value has it still to come, in `mean`. The first
+# So `PIECE` does not take its mean at once: the value keeps it as pending, in `mean`. The first
 # operation that uses the value takes it. Rows that a scan stacks, results of `jax.checkpoint` and
 # sums of cotangents pass it on. So there is one all-reduce for all layers, after the loop.
 
 
 class Local(NamedTuple):
-    """A fact about a value, and the value; of a sharded array, the piece of this replica.
+    """A fact about a value, and the value: for a sharded array, the piece of this replica.
 
-    `mean` has the parameters of `take_mean` if that is still to come; the fact is that after it.
+    `mean` has the parameters of a pending `take_mean`; the fact describes the value after it.
     """
 
     fact: ShardFact
@@ -63,7 +63,7 @@ class LocalPieces(Interpreter[Local]):
         proof: The analysis that proves facts about values.
 
     Raises:
-        ShardedArrayError: From `run`: an operation would see a piece in the place of an array.
+        ShardedArrayError: From `run`: an operation would see a piece instead of the whole array.
     """
 
     def __init__(self, proof: ShardingProof) -> None:
@@ -147,7 +147,7 @@ class LocalPieces(Interpreter[Local]):
             # The dim has one element, which broadcasts against the piece of every replica.
             return array
         if value.fact.is_uniform:
-            # All pieces are equal, so a slice at 0 avoids one that depends on the replica.
+            # All pieces are equal, so slice at 0, which does not depend on the replica.
             shape = cut.local_shape(array.shape, cut.pieces(layout))
             return jax.lax.slice(array, (0,) * array.ndim, shape)
         return cut_piece(array, cut, layout)
@@ -237,7 +237,7 @@ class LocalPieces(Interpreter[Local]):
     ) -> list[Any]:
         """Evaluate a program on arrays that have the facts of `inputs`.
 
-        A list `means` is filled with the means that are still to come, of the last results.
+        Fills a list `means` with the pending means of the last results.
 
         Returns:
             Each result in the form of the fact in `wanted`.

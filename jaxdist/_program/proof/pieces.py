@@ -10,7 +10,7 @@
 # `ShardingProof` (this file) therefore accepts pieces only as operands of elementwise operations,
 # together with values that are equal on all replicas, of operations along dims that are not cut
 # (uncut_dims.py: a slice, a row, a sum over layers), and of reductions of booleans and integers,
-# which are computed of all pieces. It raises for every other operation.
+# which are computed from all pieces. It raises for every other operation.
 # `LocalPieces` (local_pieces.py) then evaluates the trace on the pieces. `PIECE` declares that a
 # value is a piece of an array, and `OPEN` returns the piece as an array of its own.
 
@@ -44,7 +44,7 @@ class ShardFact:
     """The facts about one value."""
 
     differs: Differs  # the axes over which it may differ
-    cut: Cut | None = None  # how the array is cut of which this is a piece; None if it is no piece
+    cut: Cut | None = None  # how the array that it is a piece of is cut; None if it is not a piece
     is_uniform: bool = False  # whether all elements are one number, equal on all replicas
 
 
@@ -56,8 +56,8 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
         axes: The replica axes of size two and more.
 
     Raises:
-        ShardedArrayError: From `run` and `equation`: an operation would see a piece in the place of
-            an array.
+        ShardedArrayError: From `run` and `equation`: an operation would see a piece instead of
+            the whole array.
     """
 
     of_constants = ShardFact(NONE, is_uniform=True)
@@ -219,10 +219,10 @@ def _check_together(eqn: Any, inputs: Sequence[ShardFact], piece: ShardFact) -> 
 
 
 def check_results(names: Sequence[str]) -> None:
-    """Check that there are no results that are declared as pieces without a proof.
+    """Check that no result is declared as a piece without a proof.
 
     Raises:
-        ShardedArrayError: With the names of the results.
+        ShardedArrayError: Some results are. The error has their names.
     """
     if names:
         raise ShardedArrayError(_explain_not_pieces("strategy.run would return", names))
@@ -272,7 +272,7 @@ def _refuse(eqn: Any, piece: ShardFact, why: str) -> NoReturn:
     cut = piece.cut
     where = "" if cut is None else f" (dim {cut.dim}, of {cut.size} elements)"
     source = _compat.find_source(eqn)
-    # Functions that JAX compiles by themselves, such as a norm, do not say who called them.
+    # Functions that JAX compiles by themselves, such as a norm, do not record their caller.
     unknown = _TO_GATHER if source else f"{_TO_GATHER} {_IN_OPTIMIZERS}"
     remedy = _OF_OPTIMIZERS if _compat.is_from_library(eqn, "optax") else unknown
     raise ShardedArrayError(

@@ -1,7 +1,7 @@
 """Check that no step takes the mean over replicas of a function of a gradient in pieces.
 
-The gradient of a parameter in pieces is the mean over the replicas already. So the square of it is
-the square of the mean, where replicated parameters have the mean of the squares.
+The gradient of a parameter in pieces is already the mean over the replicas. So its square is the
+square of the mean, whereas replicated parameters have the mean of the squares.
 """
 
 from typing import Any, NamedTuple
@@ -26,11 +26,11 @@ _LINEAR = frozenset(
 
 
 class Reduced(NamedTuple):
-    """The facts about one value; facts are ordered, and one of two values has the larger one.
+    """The facts about one value; facts are ordered, and a join takes the larger one.
 
     Args:
         is_mean: Whether it is a gradient that the backward pass has reduced, or linear in one.
-        line: Where a function that is not linear was applied to such a gradient; else empty.
+        line: Where a nonlinear function was applied to such a gradient; else empty.
     """
 
     is_mean: bool = False
@@ -46,9 +46,9 @@ _PLAIN = Reduced()
 
 
 class ReducedGradients(ForwardAnalysis[Reduced]):
-    """The analysis of which values are functions of gradients that are reduced already.
+    """The analysis of which values are functions of gradients that are already reduced.
 
-    A gather ends it: what is computed from whole arrays has other uses, such as second derivatives.
+    It ends at a gather: values made of whole arrays have other uses, such as second derivatives.
 
     Raises:
         ShardedArrayError: From `run`: an all-reduce of such a function.

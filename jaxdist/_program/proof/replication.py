@@ -38,7 +38,8 @@ class TracedCollective:
     source: str
     times: int | None  # how often it runs in a step; None where a loop decides while running
     plan: AllReducePlan = NO_PLAN  # of the all-reduce that it is a part of
-    # Whether it scatters a gradient for `sharded_update`, and one that all replicas have equal.
+    # Whether it scatters a gradient for `sharded_update`, and whether that gradient is equal on
+    # all replicas.
     is_of_update: bool = False
     scatters_equal: bool = False
 
@@ -74,7 +75,7 @@ def analyse(jaxpr: Any, inputs: Sequence[Differs], axes: Differs) -> Replication
         axes: The replica axes of size two and more.
 
     Raises:
-        DivergentCollectiveError: A collective that some replicas may not reach.
+        DivergentCollectiveError: Some replicas may not reach a collective.
     """
     analysis = ReplicationAnalysis(axes)
     outputs = analysis.run(jaxpr, inputs)
@@ -178,7 +179,7 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
                     equal = not joined & over
                     found = dataclasses.replace(found, is_of_update=True, scatters_equal=equal)
                 self.collectives[self.path] = found
-        # A grouped reduction gives each group another result.
+        # A grouped reduction gives each group its own result.
         if name in known.REPLICATING and not grouped:
             result = joined - over
         else:

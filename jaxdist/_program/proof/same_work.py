@@ -1,6 +1,6 @@
 """Proof that every replica of a step does the same work.
 
-That is so if no value that differs between replicas reaches a result. A sum of such values over
+This holds if no value that differs between replicas reaches a result. A sum of such values over
 the replicas counts as one that differs: the replicas shared the work before it.
 """
 
@@ -124,7 +124,7 @@ class SameWorkAnalysis(ForwardAnalysis[int]):
         return [joined] * count
 
     def _find_varying(self, eqn: Any, joined: int) -> int:
-        """Return the fact of a value that each replica gets for itself."""
+        """Return the fact of a result that may differ on each replica."""
         if not self._axes & {*get_named_axes(eqn.params)}:
             return joined
         # Where jaxdist itself cuts an array, the replicas have done the same work for the whole of

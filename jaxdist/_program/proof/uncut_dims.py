@@ -1,4 +1,4 @@
-"""Operations that move, take or add up along dims of an array that are not cut.
+"""Operations that move, take or sum elements along dims that are not cut.
 
 Such an operation on the piece of a replica gives the piece of its result. This file says, for each
 operation, how the result is cut, and with which sizes it runs on the piece. The dim of the pieces,
@@ -14,7 +14,7 @@ from jaxdist._values import Cut
 
 
 class Moved(NamedTuple):
-    """What an operation on pieces gives.
+    """The result of an operation on pieces.
 
     Attributes:
         cut: How the result is cut; None if the operation changes a dim that is cut or split.
@@ -31,7 +31,7 @@ _Rule = Callable[[Cut, dict[str, Any], tuple[int, ...], int], Moved]
 
 
 def follow(eqn: Any, cut: Cut, rows: int) -> Moved:
-    """Return what an operation with a rule gives whose operands are pieces that are cut alike.
+    """Apply the rule of an operation whose operands are pieces that are cut alike.
 
     Args:
         eqn: The operation, in whole shapes.
@@ -59,7 +59,7 @@ _ARRAYS = {"dynamic_slice": 1, "dynamic_update_slice": 2, "pad": 1}
 
 
 def list_kept(cut: Cut) -> list[int]:
-    """Return the dims of which an operation has to leave each element where it is."""
+    """Return the dims along which an operation must not move elements."""
     return [cut.dim] if cut.split is None else [cut.dim, cut.split]
 
 

@@ -42,7 +42,7 @@ class MeanOverReplicas:
     """A line at which a step takes a mean over the replicas."""
 
     line: str
-    # Whether a layer of a library does it, as a BatchNorm with an `axis_name`.
+    # Whether a layer of a library takes it, such as a BatchNorm with an `axis_name`.
     is_in_layer: bool = False
 
 
@@ -50,15 +50,15 @@ class MeanOverReplicas:
 class _Fact:
     """The facts about one value of one replica."""
 
-    number: float | None = None  # the number that it is, where the trace shows it
-    of_rows: bool = False  # depends on the rows of this replica, and not through a collective only
-    is_share: bool = False  # what `all_reduce("mean")` divides before the sum
+    number: float | None = None  # its number, if the trace shows it
+    of_rows: bool = False  # depends on the rows of this replica, not only through a collective
+    is_share: bool = False  # a summand of `all_reduce("mean")`, divided before the sum
     is_divided: bool = False  # was divided once
     is_term: bool = False  # was divided twice, the second time by the number of replicas
-    total: MeanOverReplicas | None = None  # the sum over the replicas that it is
-    scattered: MeanOverReplicas | None = None  # the sum over the replicas that it is a piece of
-    # The mean over the replicas that it is a piece of, as long as nothing uses it. A sum over the
-    # replicas (`all_reduce("sum", grads)` under FSDP) is made of it by a product.
+    total: MeanOverReplicas | None = None  # set if it is a sum over the replicas
+    scattered: MeanOverReplicas | None = None  # set if it is a piece of such a sum
+    # Set if it is a piece of a mean over the replicas that nothing has used. A product makes a
+    # sum over the replicas of it (`all_reduce("sum", grads)` under FSDP).
     unused: MeanOverReplicas | None = None
 
 
@@ -67,11 +67,11 @@ def find_means(
 ) -> tuple[MeanOverReplicas, ...]:
     """Return the means that a program takes over the replicas.
 
-    It divides a sum over the replicas, or the terms of the sum, by the number of replicas. So does
-    the gradient of an array in pieces; `all_reduce("sum")` multiplies it again.
+    Such a program divides a sum over the replicas, or the terms of the sum, by the number of
+    replicas. So does the gradient of an array in pieces; `all_reduce("sum")` multiplies it again.
     `all_reduce("mean")` divides by a power of two before the sum and by the rest after it. A mean
-    of values that do not depend on the rows of each replica, such as pieces of parameters or what
-    an all-reduce returned, is right whatever the rows are.
+    of values that do not depend on the rows of each replica, such as pieces of parameters or
+    results of an all-reduce, is correct whatever the numbers of rows are.
 
     Args:
         program: The traced step of one replica, or its tape.
@@ -187,7 +187,7 @@ class _Means(ForwardAnalysis[_Fact]):
             return fact.scattered
         if not fact.of_rows:
             return None
-        # The line that gathered the array, whose gradient the scatter makes.
+        # The line that gathered the array whose gradient the scatter computes.
         line = getattr(eqn, "line", "") or _compat.find_caller_of_library(eqn)
         return MeanOverReplicas(f"{line.partition(', in ')[0]} (the gradient of arrays in pieces)")
 
@@ -217,7 +217,7 @@ class _Means(ForwardAnalysis[_Fact]):
             over, under = under, over
         if under.number is None:
             return _Fact(of_rows=of_rows)
-        # The file distinguishes a share from a product of the user like 0.5 * x**2.
+        # The file of the operation tells a share from a user's product such as 0.5 * x**2.
         is_share = name == "mul" and np.isclose(under.number, 1 / self._divided_before)
         if is_share and _compat.is_from_file(eqn, _FILE_OF_MEANS):
             return _Fact(of_rows=of_rows, is_share=True)
@@ -230,8 +230,8 @@ class _Means(ForwardAnalysis[_Fact]):
         if not under.number:
             return _Fact(of_rows=of_rows)
         divisor = under.number if name == "div" else 1 / under.number
-        # One division is not enough, since 0.5 * sum(x**2) is no mean over two replicas. A mean of
-        # the replica's own rows has one division, and the mean over replicas another.
+        # One division is not enough: 0.5 * sum(x**2) is not a mean over two replicas. A mean of the
+        # replica's own rows has one division, and the mean over replicas another.
         is_term = over.is_divided and bool(np.isclose(divisor, self._num_replicas))
         return _Fact(of_rows=of_rows, is_divided=True, is_term=is_term)
 

@@ -1,1 +1,1 @@
-"""What a compiled program communicates, compared with what the step asked for."""
+"""Compares what a compiled program communicates with what the step requested."""

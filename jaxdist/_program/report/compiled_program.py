@@ -82,7 +82,7 @@ class CompiledProgram:
         self.program._save(path, self.executable)
 
     def explain(self) -> Explanation:
-        """Return what this program communicates, and what became of what the step asked for.
+        """Return what this program communicates, and what became of each collective of the step.
 
         Example:
             >>> def step(x):

@@ -1,4 +1,4 @@
-"""What a compiled program communicates, as a value that can be inspected and printed."""
+"""A report of what a compiled program communicates, to inspect and to print."""
 
 import collections
 import dataclasses
@@ -24,7 +24,7 @@ class Explanation(Report):
 
     Args:
         name: The name of the step.
-        where: The layout, in words.
+        where: The layout, as text.
         compiled: The collectives of the compiled program, from its HLO. Equal ones are one row with
             a `count`.
         asked: The collectives of the step, from its trace, with what became of each.

@@ -1,4 +1,4 @@
-"""What one compiled collective costs: bytes between workers, and predicted time."""
+"""The cost of one compiled collective: bytes between workers, and predicted time."""
 
 import collections
 import dataclasses

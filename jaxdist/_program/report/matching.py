@@ -46,7 +46,7 @@ class AskedFor:
     times: int | None
     source: str
     outcome: str
-    became: str  # in words
+    became: str  # as text
     algorithm: str = ""
     reason: str = ""
     alternatives: tuple[tuple[str, float], ...] = ()
@@ -58,7 +58,7 @@ class CompiledRow:
 
     `num_bytes` is the whole size on one device: the result of an all-gather, and the operand of a
     reduce-scatter. `level` is `inside` a worker or `between` workers. `bytes_sent` are the least
-    bytes that one device sends, and `sent_between` those of them for which it needs the network
+    bytes that one device sends, and `sent_between` those of them that it sends over the network
     between workers. `seconds` is the predicted time of one run of one of them.
     """
 
@@ -79,8 +79,8 @@ class CompiledRow:
     added: bool  # no collective of the step became it
     count: int = 1
     sent_between: float = 0.0
-    # What the step asked for, where the compiler made an all-reduce of it: `all-gather` or
-    # `reduce-scatter`, of which a device sends half of the bytes.
+    # The kind that the step requested, if the compiler made an all-reduce of it: `all-gather` or
+    # `reduce-scatter`, for which a device sends half of the bytes.
     enlarged: str = ""
 
     @property
@@ -92,7 +92,7 @@ class CompiledRow:
 def match_collectives(
     asked: Sequence[TracedCollective], found: Sequence[CompiledCollective]
 ) -> tuple[tuple[AskedFor, ...], list[list[TracedCollective]]]:
-    """Return what became of each asked collective, and the origins of each compiled one."""
+    """Return what became of each requested collective, and the origins of each compiled one."""
     origins: list[list[TracedCollective]] = [[] for _ in found]
     by_line: collections.defaultdict[str, list[int]] = collections.defaultdict(list)
     for i, c in enumerate(found):
@@ -104,8 +104,8 @@ def match_collectives(
     for j, a in enumerate(asked):
         lines[a.source, _KINDS.get(a.kind, "")].append(j)
     for (source, kind), numbers in lines.items():
-        # If no compiled collective of the line has the kind, all of the line match, but for those
-        # that XLA names after another kind: XLA may use one of another kind.
+        # XLA may use another kind. So if no compiled collective of the line has the kind, all of
+        # the line match, except those that XLA names after another kind.
         of_line = [i for i in by_line[source] if _get_named_kind(found[i]) in (kind, "")]
         fitting = [i for i in by_line[source] if found[i].kind == kind] or of_line
         _match_line(asked, numbers, found, fitting, became)
@@ -139,10 +139,10 @@ def _match_line(
     places: Sequence[int],
     became: list[list[int]],
 ) -> None:
-    """Assign the compiled collectives of a source line to the asked ones of that line, in order.
+    """Assign the compiled collectives of a source line to the requested ones, in order.
 
     It counts arrays: XLA may cut one collective of many arrays into several, or combine several
-    into one. An asked collective that gets none is gone.
+    into one. A requested collective that gets none is gone.
     """
     # A stack in reverse, so that `pop` takes the compiled ones in program order.
     left = [(i, found[i].operands) for i in reversed(places)]
@@ -156,7 +156,7 @@ def _match_line(
             wanted = 0 if found[i].kind == "all-to-all" else wanted - taken
             if arrays > taken:
                 left.append((i, arrays - taken))
-    # Compiled ones that are left belong to the line as well, so the last asked one gets them.
+    # Compiled ones that are left also belong to the line: the last requested one gets them.
     used = {i for j in numbers for i in became[j]}
     became[numbers[-1]] += [i for i in places if i not in used]
 
@@ -184,7 +184,7 @@ def _find_scattered(
     found: Sequence[CompiledCollective],
     origins: Sequence[list[TracedCollective]],
 ) -> int | None:
-    """Return the all-reduce that the compiler made of a reduce-scatter, alone or with others."""
+    """Return the all-reduce that the compiler made from a reduce-scatter, alone or with others."""
     if _KINDS.get(a.kind) != "reduce-scatter":
         return None
     room = []
@@ -199,7 +199,7 @@ def _find_scattered(
 
 
 def _is_scattered(c: CompiledCollective) -> bool:
-    """Whether the compiler made an all-reduce of a reduce-scatter: then it loses line and name."""
+    """Whether this all-reduce was a reduce-scatter: the compiler drops its line and name."""
     return c.kind == "all-reduce" and not c.sources and not c.op_name
 
 
@@ -295,7 +295,7 @@ def compiled_rows(
 
 
 def _get_smaller_kind(c: CompiledCollective, origins: Sequence[TracedCollective]) -> str:
-    """Return the kind that the step asked for, if an all-reduce sends more in its place."""
+    """Return the kind that the step asked for, if an all-reduce sends more instead."""
     if c.kind != "all-reduce":
         return ""
     named = _get_named_kind(c)

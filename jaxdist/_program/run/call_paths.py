@@ -60,9 +60,9 @@ def has_host_arrays(call: Call) -> bool:
 
 
 def copy_host_arrays(dispatch: Callable[..., Any], slow: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call path that passes copies of NumPy arrays that somebody can write to.
+    """Return a call path that passes copies of writable NumPy arrays.
 
-    It calls `slow`, which raises, if JAX would cut off integers.
+    It calls `slow`, which raises, if JAX would truncate integers.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:

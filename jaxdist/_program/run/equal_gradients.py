@@ -7,7 +7,7 @@ from jaxdist._values import Kind
 def find_equal_gradients(program: Program) -> str:
     """Return the line at which all gradients that `sharded_update` gets are equal, or ''.
 
-    A single gradient may be equal for another reason, as that of a frozen parameter is. In a step
+    A single gradient may be equal for another reason, like that of a frozen parameter. In a step
     in which nothing differs between the replicas, all of them compute the same rows.
     """
     of_updates = [c for c in program.traced_collectives if c.is_of_update]
@@ -19,7 +19,7 @@ def find_equal_gradients(program: Program) -> str:
 
 
 def describe_equal_gradients(name: str, line: str, num_replicas: int) -> str:
-    """Return the text of the log."""
+    """Return the log line."""
     return (
         f"strategy.run({name}): all gradients that sharded_update gets at {line} are the same on "
         "all replicas already. It reduces gradients itself, so they are reduced twice: each device "

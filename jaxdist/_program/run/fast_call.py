@@ -107,7 +107,7 @@ class FastCall:
                 known = cached_graph.dispatchers.setdefault(self, {}) if cached_graph else known
                 hash(key)
             except (IndexError, KeyError, TypeError):
-                # Calls before had a static argument or an NNX object where this one has none.
+                # Earlier calls had a static argument or an NNX object where this one has none.
                 return step.direct(*args, **kwargs) if not variables else step.slow(*args, **kwargs)
             # The NNX objects are new, or their structure changed.
             if nodes and cached_graph is None:

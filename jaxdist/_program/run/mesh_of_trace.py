@@ -54,7 +54,7 @@ def call_in_types_of_trace(
 
     Args:
         program: The program.
-        inner: What calls it.
+        inner: The function that calls it.
         leaves: Its inputs.
         around: The mesh of the caller's context, if axes are Explicit.
     """

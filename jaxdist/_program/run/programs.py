@@ -116,9 +116,9 @@ class Programs:
         self._undonated: dict[Signature, ReadyProgram] = {}
         # Whether the warning was already given that replicas with unequal rows take a mean.
         self._has_warned_of_means = False
-        # Whether the log has said that `sharded_update` gets equal gradients.
+        # Whether it was logged that `sharded_update` gets equal gradients.
         self._has_logged_gradients = False
-        # Layouts without effect that the log has named.
+        # Layouts without effect that were logged.
         self._logged_layouts: frozenset[str] = frozenset()
         # Programs that `find_or_trace` or `look_ahead` traced and that are not compiled yet.
         self._only_traced: dict[Signature, Program] = {}
@@ -272,12 +272,12 @@ class Programs:
 
 
 def _is_first_process(layout: ReplicaMesh) -> bool:
-    """Whether this process logs for all: they run the same program."""
+    """Whether this process logs for all processes, which run the same program."""
     return bool(layout.process.index == min(layout.device_owners.values()))
 
 
 def describe_difference(before: Signature, now: Signature, names: Sequence[str]) -> str:
-    """Return how two signatures differ, in words."""
+    """Return text that says how two signatures differ."""
     if (before.treedef, before.structure) != (now.treedef, now.structure):
         return "the structure of its arguments"
     if before.slots != now.slots:

@@ -16,7 +16,7 @@ from jaxdist._replica import HasLayout
 from jaxdist._validate import check_keys
 from jaxdist.errors import ArgumentError, DonationError, NotFiniteError
 
-# Functions without weak references (bound methods, partials) are kept alive, but only so many.
+# Functions without weak references (bound methods, partials) are kept alive, but only this many.
 MAX_KEPT_FUNCTIONS = 256
 _DEFAULT = RunOptions()
 
@@ -76,7 +76,7 @@ class Runner:
             def forget(dead: Any) -> None:
                 known.pop(dead if options == _DEFAULT else (dead, options), None)
 
-            # Another weak reference than `key`: only this one removes the entry.
+            # A weak reference other than `key`: only this one removes the entry.
             kept = weakref.ref(fn, forget)
             hash(kept)  # A weak reference can compute its hash only while the function lives.
             known[kept if options == _DEFAULT else (kept, options)] = step

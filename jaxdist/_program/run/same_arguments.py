@@ -1,13 +1,13 @@
-"""Comparison of the plain arguments of a step between processes.
+"""Compares the plain arguments of a step between processes.
 
 # Note [Compared arguments]
 A plain array is mirrored: each process copies its own to its devices. If they differ, replicas
 compute with different values, and the proof of equal results is wrong without an error. So the
 first call of each program compares all plain arguments, and state that each process has made for
-itself becomes that of process 0. Later calls compare those whose number is a power of two or a
-multiple of 64: each process keeps digests of these calls, and once a second they are compared.
-Strategies count their calls separately, so each has keys of its own; a number that all processes
-give it when it first compares tells them apart.
+itself becomes that of process 0. Of the later calls, those whose number is a power of two or a
+multiple of 64 are compared: each process keeps their digests, which are compared once a second.
+Strategies count their calls separately, so each strategy has its own keys, which contain a number
+that all processes give it at its first comparison.
 """
 
 import json
@@ -34,7 +34,7 @@ def make_arguments_equal(name: str, call: Call, layout: ReplicaMesh, seconds: fl
     """Compare the plain leaves of the first call of a program; state becomes that of process 0.
 
     Raises:
-        ProgramMismatchError: NumPy arrays or numbers that differ.
+        ProgramMismatchError: NumPy arrays or numbers differ.
     """
     if not layout.is_shared:
         return

@@ -10,7 +10,7 @@ a limit of the steps in flight, and so on. `Step._renew_direct` wraps the dispat
 that do this, one around the other. A call path is added when the slow path first meets a call that
 needs it. Steps without such calls do not pay for it.
 
-Static arguments, NNX objects and variables are no leaves for the dispatcher. `FastCall` takes them
+Static arguments, NNX objects and variables are not leaves for the dispatcher. `FastCall` takes them
 out of the arguments first.
 """
 
@@ -103,7 +103,7 @@ class Step:
             watch,
         )
         self._whole_batches = WholeBatches(self._fn, self._layout)
-        # Whether a call op by op was warned that replicas with unequal rows take a mean.
+        # Whether, op by op, the warning was given that replicas with unequal rows take a mean.
         self._has_warned_of_means = False
         self._graphs = GraphCache()
         self._fast_calls: dict[tuple[CallTemplate, int], FastCall] = {}
@@ -200,7 +200,7 @@ class Step:
             self._add_call_paths(call, program)
             if is_checked:
                 return _compat.answer_miss(result)
-            # The dispatcher can only repeat this call if its leaves are the arguments as they came.
+            # The dispatcher can only repeat this call if its leaves are the arguments unchanged.
             plain = not call.flat.nodes and not any(isinstance(s, Static) for s in call.flat.slots)
             if program.variables or not plain:
                 self._use_fast_call(call, args, kwargs, program.variables)
@@ -301,7 +301,7 @@ class Step:
         Raises:
             NotFiniteError: Always. It shows the line if that is found.
         """
-        # Not for virtual replicas: op by op, numbers are rounded in other ways than compiled.
+        # Not for virtual replicas: op by op, numbers are rounded differently than compiled.
         why = ""
         if self._layout.num_virtual is not None:
             why = "With deterministic=True"

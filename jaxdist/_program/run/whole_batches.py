@@ -1,7 +1,7 @@
-"""A line of log for steps in which every replica computes the same rows.
+"""A log line for steps in which every replica computes the same rows.
 
-A batch that is passed to `run` as a plain array is copied to all replicas. The numbers are right,
-and several devices take as long as one.
+A batch that is passed to `run` as a plain array is copied to all replicas. The results are right,
+but several devices take as long as one.
 """
 
 import logging
@@ -151,7 +151,7 @@ def _is_name_of_state(name: str) -> bool:
 
 
 def _find_leaves_of_state(nodes: Any, in_state: bool = False) -> Iterator[int]:
-    """Yield the numbers of arguments in nodes whose class is that of a state, by its name."""
+    """Yield the numbers of arguments in nodes whose class has the name of a state."""
     for node in nodes:
         if type(node) is Argument:
             if in_state:

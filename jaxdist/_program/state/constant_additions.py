@@ -11,8 +11,8 @@ from jaxdist._program.trace.trace import TracedStep
 from jaxdist._values import Variable
 from jaxdist.errors import StateDivergenceError
 
-# Beside the bits of `SameWorkAnalysis`: the value depends on the old value of a metric; on another
-# input, or on what replicas have together.
+# In addition to the bits of `SameWorkAnalysis`: the value depends on the old value of a metric; on
+# another input, or on a value that all replicas share.
 _OLD = 4
 _DATA = 8
 
@@ -25,10 +25,10 @@ def check_constant_additions(
     axes: frozenset[str],
     num_replicas: int,
 ) -> None:
-    """Raise if a step adds to a metric a constant that counts what one replica has.
+    """Raise if a step adds a constant to a metric, such as the number of one replica's rows.
 
     The number of rows is a constant of the trace, and equal on replicas with equally many rows.
-    The metric would have it once. A metric that is also given data, or what an all-reduce returned,
+    The metric would count it once. A metric that also gets data, or results of an all-reduce,
     has the values of all replicas.
 
     Args:

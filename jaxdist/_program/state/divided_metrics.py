@@ -1,4 +1,4 @@
-"""A warning of metrics that are given values which were divided by the rows of all replicas."""
+"""Warns of metrics that get values already divided by the rows of all replicas."""
 
 import warnings
 
@@ -52,7 +52,7 @@ def warn_of_divided_metrics(
 
 def _has_count(graph: GraphShape, number: int, lines: dict[int, str]) -> bool:
     """Whether the metric of a variable has another variable, such as a count of the values."""
-    # A metric of a sum alone is right: the sum of the shares is the mean.
+    # A metric of a sum alone is correct: the sum of the shares is the mean.
     return graph_rules.is_metric(graph.types[number]) and any(
         graph_rules.is_metric(kind) and path[:-1] == graph.paths[number][:-1] and i not in lines
         for i, (kind, path) in enumerate(zip(graph.types, graph.paths, strict=True))

@@ -72,7 +72,7 @@ def role_of(name: str, dtype: Any) -> Role:
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return Role.RANDOM
     for role, pattern in _WORDS:
-        # A float is no counter, and a dict key named "key" is no random key unless it is uint32.
+        # A float is not a counter; a dict key named "key" is a random key only if it is uint32.
         fits = role is not Role.COUNTERS or jnp.issubdtype(dtype, jnp.integer)
         fits = fits and (role is not Role.RANDOM or dtype == jnp.uint32)
         if fits and any(re.fullmatch(pattern, w) for w in words):

@@ -102,7 +102,7 @@ def _check_metrics_are_apart(
     found: Sequence[Combination],
     num_replicas: int,
 ) -> None:
-    """Raise if a replica adds to one metric what another metric holds.
+    """Raise if a replica adds the value of one metric to another.
 
     Each replica would add it, so it would count once for each replica. `grown` has for each metric
     how the results depend on it.
@@ -278,7 +278,7 @@ def _find_returned_arguments(
             # A single array matches the structure of any other one, so look at how it is computed.
             if len(leaves) == 1 and names:
                 is_bare = treedef == _LEAF
-                # Data that are added to a bare array are no proof of an optimizer, unless the array
+                # Data added to a bare array do not prove an optimizer, unless the array
                 # is certainly state.
                 needed = Part.MOVED if certain or not is_bare else Part.UPDATED
                 part = _part_of_argument(leaves[0], out_leaves[0], signature, traced)

@@ -69,7 +69,7 @@ def axis_error(error: Exception, fn: Any, layout: ReplicaMesh) -> JaxdistError |
         if axes:
             return map_over_replicas_error(f"The step {_name(fn)!r}", axes, layout)
     for pattern in _NOT_IN_MESH:
-        # JAX gives this error also for an axis that is there, between Auto and Explicit types.
+        # JAX also raises this error for an axis that exists, between Auto and Explicit types.
         found = pattern.search(text)
         if found and found.group(1).strip("'") not in layout.mesh.axis_names:
             return _unknown_axes_error(found.group(1), fn, layout)
@@ -177,7 +177,7 @@ def _mesh_given_error(mesh: str, fn: Any, layout: ReplicaMesh) -> ContextError:
 
 
 def _how_to_map(layout: ReplicaMesh) -> str:
-    """How to write what a step maps over an axis."""
+    """Return the remedy for a function that a step maps over an axis."""
     remedy = (
         "Call the function itself, fn(x): in a step it gets the rows of one replica, and its "
         f"collectives, such as jax.lax.psum(x, {_written(layout)}), meet the other replicas."
@@ -192,7 +192,7 @@ def _how_to_map(layout: ReplicaMesh) -> str:
 
 
 def _how_to_constrain(layout: ReplicaMesh) -> str:
-    """How to say that a value is split over the logical devices."""
+    """Return the remedy for a value to split over the logical devices."""
     if layout.num_logical == 1:
         return ""
     axis = layout.logical_axes[0]
@@ -254,7 +254,7 @@ def _no_name_error(
 
 
 def _written(layout: ReplicaMesh) -> str:
-    """The replica axes as a user writes them in a collective."""
+    """Return the replica axes as a user writes them in a collective."""
     axes = layout.replica_axes
     return repr(axes[0]) if len(axes) == 1 else repr(axes)
 

@@ -58,7 +58,7 @@ def check_layouts(program: Any, layout: ReplicaMesh) -> None:
         if isinstance(sharding, NamedSharding) and _axes_of(sharding.spec) & replicas:
             raise layout_error(_where(eqn), tuple(sharding.spec), layout)
         found = _devices_of(sharding)
-        # XLA takes no layout of another kind in a program of replicas, whatever its devices are.
+        # XLA accepts no other kind of layout in a program of replicas, whatever its devices are.
         if found is not None and (found != devices or not isinstance(sharding, NamedSharding)):
             raise DeviceError(
                 f"{_where(eqn)} lays an array out by a {type(sharding).__name__} on {len(found)} "
@@ -85,7 +85,7 @@ def _axes_of(spec: Any) -> frozenset[str]:
 
 
 def _devices_of(sharding: Sharding) -> frozenset[Any] | None:
-    """The devices of a layout; None for one on a mesh without devices."""
+    """Return the devices of a layout; None for one on a mesh without devices."""
     if isinstance(sharding, NamedSharding) and not isinstance(sharding.mesh, Mesh):
         return None
     return frozenset(sharding.device_set)

@@ -5,13 +5,13 @@
 # Programs that were written for one array over the whole mesh say how values are laid out,
 # `P("data", "model")`. In a step there is only the value of one replica. The rows are divided over
 # the replicas before the step, so the axis says nothing new there, and layouts never change
-# numbers. JAX refuses such an axis, since it is manual. So every layout that a step gives to JAX
-# loses the axes of replicas on its way, and the log says it.
+# numbers. JAX refuses such an axis, since it is manual. So jaxdist removes the axes of replicas
+# from every layout that a step gives to JAX, and logs it.
 #
-# Two kinds of functions make values that do depend on it, and are errors. Random numbers and
-# numbers of rows over the axis are other ones for each row of the whole array, and would be the
-# same on each replica. An array that is made with as many rows as all replicas have together is no
-# value of one replica, and could broadcast against one row.
+# Two kinds of functions make values that do depend on the axis, and raise errors. Random numbers
+# and row numbers over the axis differ for each row of the whole array, but would be the same on
+# each replica. An array made with as many rows as all replicas have together is not a value of one
+# replica, and could broadcast against one row.
 
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
@@ -55,21 +55,21 @@ class LayoutsOfReplica:
 
     @property
     def key(self) -> Hashable:
-        """What two layouts of one mesh have in common if they rewrite and check alike."""
+        """A key that two layouts of one mesh share if they rewrite and check alike."""
         return self._axes, frozenset(self._own_rows), frozenset(self._all_rows.items())
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What was taken out: a spec, the function that got it, and the line of the step."""
+        """The changed layouts: the spec, the function that got it, and the line of the step."""
         return tuple(self._left_out)
 
     def __call__(self, sharding: Any, name: str) -> Any:
-        """Return the sharding that the function `name` of JAX gets."""
+        """Return the sharding to pass to JAX's function `name`."""
         spec = self._find_spec(sharding)
         if spec is None:
             return sharding
         self._check_sums(name, spec)
-        # A sum that is kept apart is not a layout.
+        # An unreduced sum is not a layout.
         if self._axes & {*spec.unreduced, *spec.reduced}:
             return sharding
         entries = spec.partitions
@@ -83,7 +83,7 @@ class LayoutsOfReplica:
             return sharding
         around = jax.sharding.get_abstract_mesh()
         if not around.auto_axes:
-            # XLA has no axis left to lay a dim out by, and JAX refuses the word.
+            # No axis is left for XLA to choose, and JAX refuses UNCONSTRAINED.
             found = tuple(None if e is PartitionSpec.UNCONSTRAINED else e for e in found)
         kept = spec.update(partitions=found)
         mesh: Any = around
@@ -103,7 +103,7 @@ class LayoutsOfReplica:
             )
 
     def _check_values(self, name: str, entries: Sequence[Any]) -> None:
-        """Check that a function makes the values that one replica has without the axis."""
+        """Check that a function makes valid values for one replica without the axis."""
         axes = frozenset(self._layout.replica_axes)
         dims = [d for d, e in enumerate(entries) if _without(e, axes) != e]
         if not dims or self._layout.num_replicas == 1:
@@ -154,7 +154,7 @@ class LayoutsOfReplica:
 
 
 def describe_left_out(step: str, lines: Iterable[str], layout: ReplicaMesh) -> str:
-    """Return the line of log for layouts that lost an axis of replicas."""
+    """Return the log line for layouts that lost an axis of replicas."""
     first, *others = lines
     more = f" and {len(others)} more" if others else ""
     return (

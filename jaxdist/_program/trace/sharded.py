@@ -109,7 +109,7 @@ def restore_nodes(
 
 
 def check_piece(name: str, value: Sharded) -> None:
-    """Raise if a value has not the size that its `Sharded` node says."""
+    """Raise if a value does not have the size that its `Sharded` node states."""
     held, dim = value.held, value.dim
     if dim < getattr(held, "ndim", 0) and held.shape[dim] == value.size:
         return

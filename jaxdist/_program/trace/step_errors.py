@@ -16,7 +16,7 @@ from jaxdist.errors import ArgumentTypeError, JaxdistError, MissingNameError, Re
 # Libraries that a transformation of optax calls, and that are not the cause.
 _BENEATH = frozenset({"jax", "jaxlib", "numpy", "jaxdist", "flax"})
 
-# Texts of errors about wrong arguments, by Python and by optax.
+# Messages of errors about wrong arguments, from Python and optax.
 _OF_CALLS = (
     "required positional argument",
     "required keyword-only argument",
@@ -34,7 +34,7 @@ _REFUSED_LATE = frozenset(
 def check_operands(name: str, operands: Iterable[Any], find_line: Callable[[], str]) -> None:
     """Check that an operation does not compute with the indices of `IndexedSlices`.
 
-    The others are refused by JAX while the function is traced.
+    JAX refuses the other such operations while it traces the function.
 
     Args:
         name: The name of the primitive.
@@ -42,7 +42,7 @@ def check_operands(name: str, operands: Iterable[Any], find_line: Callable[[], s
         find_line: Returns the place of the operation, for the error.
 
     Raises:
-        UnsupportedError: It does.
+        UnsupportedError: The operation computes with them.
     """
     if name in _REFUSED_LATE and any(are_row_numbers(x) for x in operands):
         raise make_arithmetic_error(f"{name}, at {find_line()},")
@@ -65,7 +65,7 @@ def _find_way_of_optimizer(error: AttributeError) -> str | None:
 
 @contextlib.contextmanager
 def explain_methods_of_optimizers() -> Iterator[None]:
-    """Raise a named error where an optimizer is called as one of TensorFlow or Keras."""
+    """Raise a named error where an optimizer is called like one of TensorFlow or Keras."""
     try:
         yield
     except AttributeError as error:
@@ -157,7 +157,7 @@ def _is_about_call(text: str) -> bool:
 def _maps_pieces(error: Exception) -> bool:
     """Whether a function of pytrees raised the error, called where a pytree has pieces.
 
-    The text of JAX may name another place of the pytrees, where they do not differ.
+    JAX's message may name another place of the pytrees, where they do not differ.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     # JAX may have removed its own frames from the traceback.
@@ -174,7 +174,7 @@ def _passes_optimizer(error: Exception) -> bool:
 
 
 def _is_raised_by_optax(error: Exception) -> bool:
-    """Whether a transformation of optax raised the error, and not a function of the user's."""
+    """Whether a transformation of optax raised the error, and not a function of the user."""
     raised_in = ""
     # The innermost frame outside of the libraries decides: optax calls functions of the user.
     for frame, _ in traceback.walk_tb(error.__traceback__):

@@ -81,7 +81,7 @@ class Signature:
     uneven: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = ()
     # Tells `treedef` apart from structures that JAX considers equal; see Note [Equal constants].
     structure: Any = None
-    # The name of the step in messages; another one if its batch has not come yet.
+    # The name of the step in messages; a different one for a batch that will come later.
     step: str = dataclasses.field(default="this step", compare=False)
 
 
@@ -134,7 +134,7 @@ class TracedStep:
         # The shortcut below needs constants that are arrays. An enclosing trace (`jax.jit` around
         # `strategy.run`) can make them tracers.
         params = {**self.eqn.params, "out_specs": tuple(out_specs)}
-        # The shortcut knows no types with shardings, either.
+        # The shortcut does not support types with shardings, either.
         if self.is_explicit or any(isinstance(x, jax.core.Tracer) for x in self.closed.consts):
             return list(_compat.bind_like(self.eqn, self.given(leaves), params))
         parts = [_find_split_dim(spec, params["mesh"]) for spec in out_specs]
@@ -166,7 +166,7 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: HasLayout) -> 
 
     # Note [Explicit axes in a step]
     Logical axes are Auto in a step even where they are Explicit outside, so that every operation
-    is accepted. A step that says the sharding of a result over such an axis (`out_sharding=`,
+    is accepted. A step that states the sharding of a result over such an axis (`out_sharding=`,
     `jax.sharding.reshard`) is traced again with the types of the user's mesh.
     """
     layout = strategy.layout
@@ -245,7 +245,7 @@ def _is_accepted_without_types(
     layouts = LayoutsOfReplica(layout, signature.inputs, frozenset(layout.mesh.axis_names))
     axes = frozenset(layout.replica_axes)
     try:
-        # JAX has kept what it traced with the types.
+        # JAX has cached the trace with the types.
         with fresh_trace_key():
             _trace_once(fn, signature, strategy, axes, layouts, is_explicit=False)
     except Exception:
@@ -420,7 +420,7 @@ class LocalStep:
                 ):
                     result = self.fn(*args, **kwargs)
             except Exception as error:
-                # Only here the names of the arguments are known that the better error shows.
+                # Only here are the argument names known that the better error shows.
                 better = axis_error(error, self.fn, self.strategy.layout)
                 better = better or find_better_error(error, self._names_of_pieces())
                 if better is None:
@@ -534,7 +534,7 @@ def _holds_arrays(container: Any) -> bool:
 
 
 def check_result(what: str, name: str, leaf: Any) -> None:
-    """Raise for an object that contains tracers but is no pytree, and for an iterator."""
+    """Raise for an object that contains tracers but is not a pytree, and for an iterator."""
     where = find_tracer(leaf)
     if where is None and ends_after_one_reading(leaf):
         raise ArgumentTypeError(
@@ -548,7 +548,7 @@ def check_result(what: str, name: str, leaf: Any) -> None:
 
 
 def open_result(result: Any, is_leaf: Callable[[Any], bool]) -> Any:
-    """Return the result with containers of arrays that JAX does not know as pytree nodes."""
+    """Open those containers in the result that are not pytree nodes to JAX."""
     return open_containers(result, "result", is_leaf=is_leaf, must_open=_holds_arrays)
 
 

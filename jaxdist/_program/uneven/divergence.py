@@ -29,7 +29,7 @@ def check_same_collective(
         groups: The group of each replica.
 
     Raises:
-        DivergentCollectiveError: The operations have different names, or operands of other ranks.
+        DivergentCollectiveError: The operations have different names or operand ranks.
     """
     found = [None if i is None else own[i] for own, i in zip(ops, numbers, strict=True)]
     chosen = [op for op in found if op is not None]
@@ -53,7 +53,7 @@ def check_same_collective(
     )
 
 
-# A gather has a collective in its gradient as well.
+# A gather also has a collective in its gradient.
 _OF_GRADIENT = (
     " Here the loss does not depend on a gathered value on some replicas, so its gradient has no "
     "collective there: compute the loss with the same operations for every local shape."
@@ -61,7 +61,7 @@ _OF_GRADIENT = (
 
 
 def _get_kind(op: Op) -> tuple[Any, ...]:
-    # Loops may have other constants.
+    # Loops may have different constants.
     inputs = () if op.name in LOOPS else op.inputs
     return op.name, *(jnp.ndim(abstract(x)) for x in inputs)
 
@@ -73,7 +73,7 @@ def check_same_shapes(ops: Sequence[Op], groups: Groups) -> None:
 
 
 def check_same_gather(ops: Sequence[Op], shapes: Sequence[tuple[int, ...]], groups: Groups) -> None:
-    """Raise `ShapeError` if the operands of a gather differ in another dim than the gathered one.
+    """Raise `ShapeError` if the operands of a gather differ in a dim that is not gathered.
 
     Args:
         ops: The gather of each group.

@@ -119,7 +119,7 @@ class _Join:
                 self.env[g].update(zip(op.outputs, outputs, strict=True))
         self._process_region([len(ops) for ops in self.ops])
         results = self._get_slots(list(zip(*self.results, strict=True)))
-        # Nobody reads the results of a debug.print, and it has to run all the same.
+        # Nobody reads the results of a debug.print, but it must still run.
         if any(_compat.has_side_effects(op.eqn) for pending in self.pending for op in pending):
             self._run_switch([])
         return results
@@ -146,7 +146,7 @@ class _Join:
             pairs = zip(ops, places, strict=True)
             columns.append(tuple(None if i is None else op.inputs[i] for op, i in pairs))
 
-        # Operands that are no constants of a loop correspond by position.
+        # Operands that are not constants of a loop correspond by position.
         others = [
             [i for i in range(len(op.inputs)) if i not in part]
             for op, part in zip(ops, map(set, parts), strict=True)

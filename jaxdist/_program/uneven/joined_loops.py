@@ -33,7 +33,7 @@ def _scan(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
     consts = [loop.split(given)[0] for loop, given in zip(loops, operands, strict=True)]
     _, start, rows = loops[0].split(operands[0])
     row_shapes = [tuple(s[1:] for s in slot.shapes) for slot in rows]
-    # Filled while JAX traces the body: only then the shapes of each group are known.
+    # Filled while JAX traces the body: only then are the shapes of each group known.
     out_shapes: list[Any] = []
 
     def body(state: list[Any], values: list[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Values of groups with different shapes, padded to one shape and cut to their own again."""
+"""Values of groups with different shapes, padded to one shape and cut back to their own."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -62,6 +62,6 @@ def _take(op: Op, numbers: Collection[int]) -> tuple[Op, list[int]] | None:
 
 
 def _with_fresh(op: Op, numbers: Sequence[int], taken: Collection[int]) -> Op:
-    """Return an operation whose results that the common part computes too have other keys."""
+    """Return an operation with new keys for those results that the common part also computes."""
     outputs = (Key(k.aval) if n in taken else k for n, k in zip(numbers, op.outputs, strict=True))
     return Op(op.eqn, op.inputs, tuple(outputs), op.has_collective)

@@ -351,7 +351,7 @@ def trace_without_rows(
 
 
 def _add_rows(signature: Signature, num_replicas: int) -> Signature:
-    """Return the signature with some rows on each replica in place of none."""
+    """Return the signature with some rows on each replica instead of none."""
     return dataclasses.replace(
         signature,
         inputs=tuple(
@@ -375,7 +375,7 @@ def join_templates(traces: Sequence[TracedStep], groups: Groups) -> Any:
     """Return the structure of the results; Python values that differ become a `PerReplica`."""
     flat = [jax.tree.flatten(t.template, is_leaf=lambda x: isinstance(x, Static)) for t in traces]
     for group, (_, treedef) in enumerate(flat):
-        # JAX takes the structures of {0.0: x} and {-0.0: x} for equal.
+        # JAX considers the structures of {0.0: x} and {-0.0: x} equal.
         if exact(treedef) != exact(flat[0][1]):
             raise StateDivergenceError(
                 "strategy.run: the step returns other structures on other replicas.\n"

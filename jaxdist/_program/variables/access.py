@@ -1,4 +1,4 @@
-"""How a variable is read and changed inside a step."""
+"""Reads and changes variables inside a step."""
 
 import abc
 import dataclasses

@@ -72,7 +72,7 @@ def _sum_additions(given: Any, layout: ReplicaMesh) -> Any:
 
 
 def _aggregate_mirrored(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:
-    """Return the aggregated value of those that all replicas assign to a mirrored variable."""
+    """Return the aggregate of the values that all replicas assign to a mirrored variable."""
     how = variable.aggregation
     is_constant = not isinstance(given, jax.core.Tracer)
     if how is VariableAggregation.SUM and is_constant:
@@ -116,7 +116,7 @@ def aggregate(own: Any, how: VariableAggregation, layout: ReplicaMesh) -> Any:
     """Return the aggregated value of all replicas; this is an all-reduce."""
     axes = layout.replica_axes
     if how is VariableAggregation.ONLY_FIRST_REPLICA:
-        # The sum over replicas of which all but the first hold 0 is a broadcast.
+        # A sum over replicas where all but the first hold 0 is a broadcast.
         is_first = jax.lax.axis_index(axes) == 0
         # `psum` does not sum booleans.
         numbers = own.astype(jnp.int8) if own.dtype == jnp.bool_ else own

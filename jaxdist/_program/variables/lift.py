@@ -82,7 +82,7 @@ def lift(
         known: The variables that it used for other arguments.
 
     Raises:
-        ContextError: In every trace the step changes other variables in subprograms.
+        ContextError: Each trace of the step changes different variables in subprograms.
         MixedStrategyError: A variable belongs to another strategy.
     """
     layout = strategy.layout

@@ -40,7 +40,7 @@ def run_collective(eqn: Any, held: Sequence[Same | Own], device: VirtualDevice) 
     """Return the results of one collective over the replica axis.
 
     Raises:
-        UnsupportedError: A collective that virtual replicas do not have.
+        UnsupportedError: Virtual replicas do not support the collective.
     """
     name = eqn.primitive.name
     groups = eqn.params.get("axis_index_groups")
@@ -101,7 +101,7 @@ def _reduce(
 
 def _sum_equal(value: Any, count: int) -> Any:
     """Return the sum of `count` equal values, in the order of the tree."""
-    # `count * value` may be rounded in another way than the additions of the tree.
+    # `count * value` may be rounded differently from the additions of the tree.
     total = _widen(barrier(value))
     while count > 1:
         total, count = _add(total, total), count // 2
@@ -174,7 +174,7 @@ def _move(eqn: Any, held: Sequence[Same | Own], device: VirtualDevice) -> list[S
     """Return the results of a collective that only moves values, from those of all replicas."""
     groups = eqn.params.get("axis_index_groups") or [list(range(device.count))]
     wholes = [device.gather_rows(x) for x in held]
-    # The concatenated results below are in the order of the groups: this restores that of replicas.
+    # The concatenated results below are in group order: this restores the order of replicas.
     order = np.argsort(np.concatenate([np.asarray(g) for g in groups]))
     columns: list[list[Any]] = []
     for group in groups:

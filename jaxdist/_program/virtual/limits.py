@@ -14,7 +14,7 @@ def check_compiled(layout: ReplicaMesh) -> None:
     """Refuse to run virtual replicas, and replicas of several processes, op by op.
 
     Raises:
-        ContextError: The replicas of this strategy are such.
+        ContextError: The strategy has such replicas.
     """
     if layout.is_shared:
         raise ContextError(

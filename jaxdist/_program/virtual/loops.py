@@ -2,9 +2,9 @@
 
 The loop stays a loop, and its body is cut at its collectives like the step itself. A part of the
 carry is one value (`Same`) if the analysis proves that it is equal on all replicas in every
-iteration. Otherwise it is one row for each replica (`Own`). Each function is given what the
-analysis says of the results (`differs`): the form of a carry must be known before JAX traces the
-body. See Note [Virtual replicas].
+iteration. Otherwise it is one row for each replica (`Own`). Each function gets `differs`, the
+analysis's facts about the results: the form of a carry must be known before JAX traces the body.
+See Note [Virtual replicas].
 """
 
 from collections.abc import Callable, Sequence

@@ -99,7 +99,7 @@ class _Run:
                 values = list(map(self.device.get_one, self._read(op, number)))
                 self._store_same(op, evaluate_operation(op.eqn, values, None, self.device))
         results = [self._value(a, len(self.ops)) for a in self.results]
-        # Nobody reads the results of a debug.print, and it has to run all the same.
+        # Nobody reads the results of a debug.print, but it must still run.
         if any(op.eqn.effects for op in self.pending):
             self._run_pending(len(self.ops))
         return results
@@ -207,7 +207,7 @@ def _loop_over_rows(
     """Return the stacked results of `run_replica` for each row of `stacks`.
 
     It is a loop even for one row. XLA unrolls a loop with one iteration, and removes the selection
-    of the only row. It would then fuse the operations that read the row in another way than in a
+    of the only row. It would then fuse the operations that read the row differently than in a
     longer loop. So a single row is doubled here, and XLA does not know the number of iterations.
     """
     if count > 1:

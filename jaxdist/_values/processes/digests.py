@@ -1,4 +1,4 @@
-"""Short texts that tell whether values of several processes are equal."""
+"""Short strings that tell whether values of several processes are equal."""
 
 import hashlib
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-# Of a larger array, every n-th row of bytes is read: enough for what differs by accident.
+# Of a larger array, every n-th row of bytes is read: enough to find accidental differences.
 MOST_BYTES = 4 * 2**20
 
 
@@ -18,14 +18,14 @@ def is_of_this_process(value: Any) -> bool:
 
 
 def digest(value: Any, most_bytes: int | None = None) -> str:
-    """Return a text that is equal for values with the same dtype, shape and bits.
+    """Return a string that is equal for values with the same dtype, shape and bits.
 
     Cost:
         A copy from the device, and about 1 ms for each MiB.
 
     Args:
         value: A value of this process.
-        most_bytes: Of a larger value only so many bytes are read, evenly distributed.
+        most_bytes: Of a larger value, only this many bytes are read, evenly distributed.
     """
     if isinstance(value, jax.Array) and not isinstance(value.dtype, np.dtype):
         value = jax.random.key_data(value)

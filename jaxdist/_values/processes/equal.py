@@ -117,5 +117,5 @@ def _take_first(value: Any, layout: ReplicaMesh) -> jax.Array:
 
 @functools.lru_cache(maxsize=16)
 def _find_pick(layout: ReplicaMesh, first: int) -> Callable[[jax.Array], jax.Array]:
-    # The sum of one value and of zeros would make -0.0 to 0.0.
+    # The sum of one value and of zeros would turn -0.0 into 0.0.
     return jax.jit(lambda rows: jnp.take(rows, first, axis=0), out_shardings=layout.replicated)

@@ -13,15 +13,15 @@ from jaxdist._integers import check_fits
 
 
 def put(array: Any, sharding: Any) -> jax.Array:
-    """Return a copy of an array with a sharding, of which other processes may have a part.
+    """Return a copy of an array with a sharding that may span other processes.
 
     For a sharding of this process it is `jax.device_put`. For a shared one, each process copies the
     parts of its own devices; nothing is exchanged or compared, whereas `jax.device_put` would
     gather the whole array from all processes to compare it.
 
     Cost:
-        The copies to the devices of this process. An array that is spread over several processes
-        already is moved by a program on all of them.
+        The copies to the devices of this process. An array that already spans several processes is
+        moved by a program on all of them.
 
     Args:
         array: The whole array, equal in all processes, or an array over several processes.
@@ -37,7 +37,7 @@ def put(array: Any, sharding: Any) -> jax.Array:
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return array if array.sharding == sharding else _find_move(sharding)(array)
     if _compat.is_inside_trace():
-        # A constant of the program, which is that of all processes.
+        # A constant of the program, which all processes share.
         constant: jax.Array = jax.device_put(array, sharding)
         return constant
     if not hasattr(array, "dtype"):
@@ -45,7 +45,7 @@ def put(array: Any, sharding: Any) -> jax.Array:
     if isinstance(array.dtype, np.dtype) and not isinstance(array, jax.Array):
         array = np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
     if isinstance(array, jax.Array) and len(array.sharding.device_set) > 1:
-        # Slices of an array over several devices would be on several devices as well.
+        # Slices of an array over several devices would be on several devices, too.
         array = _fetch(array)
     parts = [
         jax.device_put(array[index], device)
@@ -55,7 +55,7 @@ def put(array: Any, sharding: Any) -> jax.Array:
 
 
 def _take_here(array: jax.Array) -> jax.Array:
-    """Return an array as one of this process alone."""
+    """Return an array of this process alone."""
     if array.is_fully_addressable:
         return array
     if not array.is_fully_replicated and isinstance(array.sharding, NamedSharding):

@@ -15,12 +15,12 @@ def compute_together(call: str, layout: ReplicaMesh, compute: Callable[[], jax.A
     """Return what all processes compute together; wait for it if the mesh has a time limit.
 
     Args:
-        call: What the user called, for errors and reports.
+        call: The user's call, for errors and reports.
         layout: The mesh of the strategy.
         compute: The computation. In a trace, and on a mesh of one process, it is just called.
 
     Raises:
-        DeadlineExceededError: Another process has not come within the limit of the mesh.
+        DeadlineExceededError: Another process did not arrive within the limit of the mesh.
         UnavailableError: Another process has ended.
     """
     if not layout.is_shared or _compat.is_inside_trace():

@@ -1,4 +1,4 @@
-"""Shapes of the values of all replicas, for values of which a process holds its own only."""
+"""Shapes of the values of all replicas, where a process holds only its own values."""
 
 from typing import TypeAlias
 

@@ -9,7 +9,7 @@ from jaxdist._values.replicas.agreed import agreed_shapes, mark_with_shapes
 from jaxdist._values.replicas.per_replica import PerReplica
 
 # Note [Batches to come]
-# The last batch of a pass often has fewer rows than the batches before it. Without more, a user
+# The last batch of a pass often has fewer rows than the batches before it. Without this, a user
 # would learn at the end of an epoch that the step cannot handle it. So an iterator that knows which
 # batches will be uneven attaches this list to each batch that it gives. A step that is traced for
 # such a batch is also traced for the uneven ones, before anything runs.

@@ -1,4 +1,4 @@
-"""What a trace replaces: arrays of variables, origins of arguments, and sources of batches.
+"""Values that a trace replaces: arrays of variables, origins of arguments, and sources of batches.
 
 Also checks for tracers that outlived their trace.
 """

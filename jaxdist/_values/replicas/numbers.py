@@ -51,7 +51,7 @@ def explain_too_large(number: int, bounds: "np.iinfo[Any]") -> str:
 
 
 def suggest_64_bits(number: int) -> str:
-    """Return the second remedy, 64 bits, if it helps for this number; else an empty text."""
+    """Return the second remedy, 64 bits, if it helps for this number; else an empty string."""
     if jax.config.read("jax_enable_x64") or not -(1 << 63) <= number < 1 << 63:
         return ""
     return ", or turn on 64 bits: jax.config.update('jax_enable_x64', True)"

@@ -22,7 +22,7 @@ _LARGE_BYTES = 1 << 18
 def allocate_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Return an uninitialised array that CPU devices can use without a copy."""
     if dtype.hasobject:
-        # Raw bytes are no valid references: Python would crash when it reads or replaces one.
+        # Raw bytes are not valid references: Python would crash when it reads or replaces one.
         return np.empty(shape, dtype)
     size_bytes = dtype.itemsize
     for rows in shape:
@@ -34,7 +34,7 @@ def allocate_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray
 
 
 def copy_if_writable(value: Any) -> Any:
-    """Return `value`, or a read-only copy if it is a NumPy array that somebody can write to.
+    """Return `value`, or a read-only copy if it is a NumPy array that is not immutable.
 
     Cost:
         A copy on the host for a writable array; else nothing.
@@ -47,7 +47,7 @@ def copy_if_writable(value: Any) -> Any:
         return small
     copy = allocate_aligned(value.shape, value.dtype)
     np.copyto(copy, value)
-    # The base as well: a view of it with the flag set would be writable.
+    # The base, too: a view of it with the flag set would be writable.
     for part in (copy, copy.base):
         if isinstance(part, np.ndarray):
             part.flags.writeable = False
@@ -80,5 +80,5 @@ def is_immutable(array: np.ndarray) -> bool:
 
 
 def _is_of_numbers(array: np.ndarray) -> bool:
-    """Whether JAX accepts an array; it refuses masked arrays, objects, texts and dates by name."""
+    """Whether JAX accepts an array; it raises for masked arrays, objects, strings and dates."""
     return array.dtype.kind not in "OSUMm" and not isinstance(array, np.ma.MaskedArray)

@@ -74,7 +74,7 @@ class PerReplica(DistributedValues):
     _agreed: Any
 
     def __init__(self, values: Iterable[Any]) -> None:
-        # A mapping or a text is iterable too, but its elements are no values of replicas.
+        # A mapping or string is iterable, too, but its elements are not values of replicas.
         is_many = isinstance(values, Iterable) and getattr(values, "ndim", 1) != 0
         if isinstance(values, (str, bytes, dict, set, PerReplica)) or not is_many:
             raise ArgumentTypeError(
@@ -117,8 +117,8 @@ class PerReplica(DistributedValues):
                 dim 0. More than one under a strategy with `deterministic=True`.
 
         Raises:
-            ArgumentTypeError: `array` is no array, `scalars` no bool, or `replicas_per_shard` no
-                integer.
+            ArgumentTypeError: `array` is not an array, `scalars` is not a bool, or
+                `replicas_per_shard` is not an integer.
             ArgumentError: `replicas_per_shard` is below 1.
             ReplicaValueError: `replicas_per_shard` does not divide the rows.
 
@@ -247,7 +247,7 @@ class PerReplica(DistributedValues):
             "strategy.reduce('SUM', value, axis=None) or strategy.gather(value, axis=0)."
         )
 
-    # `__array__` as well: without it NumPy would silently make an object array of the value.
+    # Also `__array__`: without it, NumPy would silently make an object array of the value.
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse_arithmetic
     __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __neg__ = _refuse_arithmetic
     __pow__ = __float__ = __int__ = __getitem__ = __bool__ = __index__ = _refuse_arithmetic
@@ -360,7 +360,7 @@ def _rebuild(how: Storage, children: Iterable[Any]) -> PerReplica:
 
 
 def hold_global(held: Any, *, scalars: bool, replicas_per_shard: int) -> PerReplica:
-    """Do what `PerReplica.of_global` does, for any object in place of the array (no checks)."""
+    """Act as `PerReplica.of_global`, without checks, on any object instead of the array."""
     return _rebuild((Form.SCALARS if scalars else Form.ROWS, replicas_per_shard), (held,))
 
 

@@ -48,7 +48,7 @@ def _keep_axes(entry: Any, axes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(n for n in names if n in axes)
 
 
-# Cached: comparing shardings takes microseconds, and `run` asks for every argument it reads.
+# Cached: comparing shardings takes microseconds, and `run` does it for every argument.
 @functools.lru_cache(maxsize=4096)
 def placement_of_sharding(sharding: Any, ndim: int, layout: ReplicaMesh) -> Placement | None:
     """Return the placement that a sharding already is, or None if the data must move first."""
@@ -69,7 +69,7 @@ def placement_of_sharding(sharding: Any, ndim: int, layout: ReplicaMesh) -> Plac
         return mirrored
     if ndim and _is_equivalent(sharding, layout.per_replica, ndim):
         return Placement(Kind.PER_REPLICA, layout.per_replica)
-    # Arrays may be sharded over the logical axes as well. Their kind depends on the replica axes.
+    # Arrays may also be sharded over the logical axes. Their kind depends on the replica axes.
     if sharding.mesh.axis_names == layout.mesh.axis_names:
         own = NamedSharding(layout.mesh, sharding.spec)
     elif layout.is_factorized(sharding.mesh):
@@ -128,7 +128,7 @@ def placement_of(leaf: Any, layout: ReplicaMesh) -> Placement:
 
 
 def _find_explicit_sharding(leaf: Any, layout: ReplicaMesh) -> NamedSharding | None:
-    """Return the sharding in the type of a tracer, which JAX tells of Explicit axes."""
+    """Return the sharding in the type of a tracer, which JAX states for Explicit axes."""
     own = layout.mesh
     typed = jax.typeof(leaf).sharding
     if typed.mesh.axis_names != own.axis_names or typed.mesh.axis_sizes != own.axis_sizes:
@@ -142,7 +142,7 @@ def is_mirrored(value: Any, layout: ReplicaMesh) -> bool:
     """Whether an array is on all devices of the strategy, with the same value on every replica."""
     if isinstance(value, jax.core.Tracer):
         origin = origin_of(value)
-        if origin is None:  # computed in the trace, so it is no value of single replicas
+        if origin is None:  # computed in the trace, so it is not a value of single replicas
             return True
         sharding, committed = origin.sharding, origin.is_committed
     elif isinstance(value, jax.Array):
@@ -298,7 +298,7 @@ def _place_on_devices(
 ) -> PerReplica:
     """Return one array; with `is_traced`, in a program that several processes trace alike."""
     values = value.values
-    # It has the values of all replicas, since an array of several processes is no constant of it.
+    # The program holds all replicas' values: an array of several processes cannot be a constant.
     numbers = range(layout.num_replicas) if is_traced else layout.local_replicas
     expected = len(numbers)
     if len(values) != expected:
@@ -342,7 +342,7 @@ def _place_on_devices(
 
 
 def _find_way(value: Any) -> str:
-    """Return how to pass to a step what a `PerReplica` cannot hold there."""
+    """Return how to pass a value to a step that a `PerReplica` cannot hold there."""
     # `IndexedSlices` is made of values of this room, which cannot import it.
     if hasattr(value, "dense_shape") and hasattr(value, "indices"):
         return (

@@ -24,7 +24,7 @@ def find_shapes(name: object, value: PerReplica, layout: ReplicaMesh) -> AgreedS
         In a job of several processes one exchange over its key-value store, about 1 ms.
 
     Args:
-        name: The value, for errors; `str` of it is only computed for them.
+        name: Its `str` names the value in errors, and is computed only for them.
         value: Values that are stored one by one. All processes pass the value of the same call.
         layout: The mesh of the strategy.
 
@@ -32,8 +32,8 @@ def find_shapes(name: object, value: PerReplica, layout: ReplicaMesh) -> AgreedS
         The shapes, in replica order; None if some value has none.
 
     Raises:
-        ContextError: This process has joined no others.
-        DeadlineExceededError: A process has not come within the `timeout_seconds` of the mesh.
+        ContextError: This process has not joined any others.
+        DeadlineExceededError: A process did not arrive within the `timeout_seconds` of the mesh.
         ProgramMismatchError: The ranks or dtypes of the processes differ.
     """
     own = [_describe(x) for x in value.values]
@@ -67,7 +67,7 @@ def take_own(value: PerReplica, layout: ReplicaMesh) -> PerReplica:
     values = value.values
     if len(values) != layout.num_replicas or len(values) == len(layout.local_replicas):
         return value
-    # A traced program is that of all processes, so it has the values of all replicas.
+    # All processes share a traced program, so it has the values of all replicas.
     if _compat.is_inside_trace():
         return value
     described = [_describe(x) for x in values]

@@ -1,4 +1,4 @@
-"""`Sharded` as a pytree node: what functions of pytrees find in it, and what they rebuild."""
+"""`Sharded` as a pytree node: what functions of pytrees find in it and rebuild."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -37,7 +37,7 @@ def _make_key(value: Sharded) -> str:
 
 
 def from_state(value: Any) -> Any:
-    """Turn a mapping that NNX made of a `Sharded` back; see Note [Declaration in the key]."""
+    """Turn a mapping back that NNX made from a `Sharded`; see Note [Declaration in the key]."""
     if not isinstance(value, Mapping) or len(value) != 1:
         return value
     [(key, array)] = value.items()
@@ -54,7 +54,7 @@ def _remove_padding(value: Sharded) -> Any:
     held = value.held
     if not value.has_padding:
         return held
-    # A deleted array cannot be sliced. It is returned as it is, so that a search for deleted arrays
+    # A deleted array cannot be sliced. It is returned unchanged, so a search for deleted arrays
     # finds it.
     is_gone = isinstance(held, jax.Array) and _compat.has_deleted([held])
     return held if is_gone else value.whole()
@@ -71,8 +71,8 @@ def _remove_padding(value: Sharded) -> Any:
 class _Structure:
     """The static data of a node: how its array is cut, the rank of the array, and its identity.
 
-    An assigned array stays so as long as it is the same object: a copy of the node may hold it, and
-    what a transformation of JAX makes of it is another array.
+    An array counts as assigned as long as it is the same object: a copy of the node may hold it,
+    and a transformation of JAX makes another array from it.
     """
 
     __slots__ = ("assigned", "cut", "rank")
@@ -92,7 +92,7 @@ class _Structure:
         return repr(self.cut)
 
     def cut_of(self, held: Any) -> Cut:
-        """Return how an array is cut that was made of the array of the node."""
+        """Return the cut of an array that was made from the node's array."""
         rank = getattr(held, "ndim", None)
         if rank is None or self.rank is None or rank == self.rank:
             return self.cut
@@ -142,7 +142,7 @@ def _refuse_arguments_of_orbax(held: Any, cut: Cut) -> None:
 
 
 def _explain_other_structure(where: str, value: Sharded, other: Any) -> ArgumentError | None:
-    """Return the error for two trees, of which one has a node where the other has no equal one."""
+    """Return the error for two trees if one has a node where the other has no equal one."""
     if is_sharded(other) and other.cut == value.cut:
         return None
     # Where JAX compares structures alone, it has a placeholder for each leaf.
@@ -181,7 +181,7 @@ _compat.let_variables_hold(Sharded, assign_elements, from_state)
 # Note [Padding in nodes]
 # Functions of pytrees find in a `Sharded` the array without padding. Outside of steps this is a
 # slice, which moves rows between devices. JAX's call paths (`jit`, C++ dispatch) are functions of
-# pytrees as well, and would pay for the slice at every call. So padded arrays pass through them in
+# pytrees too, and would pay for the slice at every call. So padded arrays pass through them in
 # `HeldPieces`, whose child is the padded array itself.
 
 

@@ -1,4 +1,4 @@
-"""Primitives and pieces: two that convert pieces and arrays, and those that run on pieces.
+"""Primitives that convert between pieces and arrays, and primitives that run on pieces.
 
 See Note [Pieces in a trace].
 """
@@ -85,8 +85,8 @@ ad.deflinear2(OPEN, _transpose_open)
 ad.deflinear2(PIECE, _transpose_piece)
 
 
-# Returns its operand, an array in pieces that `all_reduce` was given. The array is the same for all
-# replicas, so nothing is reduced; the mark tells the proof where the user asked for it.
+# Returns its operand, an array in pieces that was passed to `all_reduce`. The array is the same for
+# all replicas, so nothing is reduced; the mark tells the proof where the user called it.
 REDUCED_PIECES = Primitive("jaxdist_reduced_pieces")
 REDUCED_PIECES.def_impl(_identity)
 REDUCED_PIECES.def_abstract_eval(_identity)

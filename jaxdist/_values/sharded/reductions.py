@@ -44,7 +44,7 @@ def mask_padding(piece: Any, cut: Cut, layout: ReplicaMesh, neutral: Any) -> Any
 
 
 def reduce_over_replicas(name: str, own: Any, axes: tuple[str, ...]) -> Any:
-    """Return the result of a reduction from those that the replicas have of their pieces."""
+    """Return the result of a reduction from the replicas' results for their pieces."""
     if name == "reduce_sum":
         return jax.lax.psum(own, axes)
     # XLA has no all-reduce of booleans on every backend.
@@ -73,7 +73,7 @@ def is_exact_reduction(eqn: Any, cut: Cut) -> bool:
     dtype = eqn.invars[0].aval.dtype
     if dtype == np.bool_:
         return name != "reduce_sum"
-    # Of integers, `reduce_and` and `reduce_or` combine the bits.
+    # For integers, `reduce_and` and `reduce_or` combine the bits.
     return jnp.issubdtype(dtype, jnp.integer) and name not in ("reduce_and", "reduce_or")
 
 

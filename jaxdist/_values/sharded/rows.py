@@ -1,4 +1,4 @@
-"""Rows of an array by their numbers, and of one in pieces without the whole array."""
+"""Takes rows of an array by their numbers, also of one in pieces without gathering it."""
 
 from typing import Any
 

@@ -67,7 +67,7 @@ class Sharded(Arithmetic):
         split: Another dim, which is sharded over the logical devices of each replica, or None.
 
     Raises:
-        ArgumentError: `dim` is no dim of the array, or `size` is less than 1.
+        ArgumentError: `dim` is not a dim of the array, or `size` is less than 1.
 
     Example:
         >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
@@ -199,7 +199,7 @@ class Sharded(Arithmetic):
             (2, 3)
         """
         shape: tuple[int, ...] = tuple(self._held.shape)
-        # What a function of pytrees put into the node may have other dims, and has no padding.
+        # An array that a function of pytrees put here may have other dims, and has no padding.
         if not self._has_padding:
             return shape
         return (*shape[: self.dim], self.size, *shape[self.dim + 1 :])
@@ -490,7 +490,7 @@ def gather_opened(own: Any, cut: Cut, layout: ReplicaMesh) -> Any:
 def _all_gather(own: Any, cut: Cut, layout: ReplicaMesh) -> Any:
     """Gather the pieces of all replicas; each logical device gathers its own part of them."""
     # Before a collective over manual axes, XLA gathers the array over the automatic axes. So where
-    # the array is sharded over the logical axes, these are made manual as well.
+    # the array is sharded over the logical axes, these are made manual, too.
 
     def gather(held: Any) -> Any:
         return jax.lax.all_gather(held, cut.over(layout), axis=cut.dim, tiled=True)

@@ -17,7 +17,7 @@ _INDICES = (
 
 
 def check_name(label: str, caller: str, name: Any, use_locking: Any = False) -> None:
-    """Raise if `name` is no text or `use_locking` no bool; log once that they have no effect."""
+    """Check `name` (a string) and `use_locking` (a bool); log once that they have no effect."""
     method = f"Variable {label!r}.{caller}"
     if name is not None:
         text = "a text or None; it has no effect"
@@ -32,11 +32,11 @@ def check_name(label: str, caller: str, name: Any, use_locking: Any = False) -> 
 
 
 def check_ids(caller: str, name: str, ids: Any, table: Any) -> Any:
-    """Return numbers of rows as an array: of NumPy, or traced.
+    """Return row numbers as an array of NumPy, or as a traced one.
 
     Raises:
-        ArgumentTypeError: They are no integers.
-        ArgumentError: One of them is no row of `table`. Traced ones are unknown.
+        ArgumentTypeError: `ids` are not integers.
+        ArgumentError: One of them is not a row of `table`. Traced ones are not checked.
     """
     rule = "They are numbers of rows: integers from 0."
     if isinstance(ids, PerReplica):
@@ -53,7 +53,7 @@ def check_ids(caller: str, name: str, ids: Any, table: Any) -> Any:
         # Without this, the array of a list is a tracer in a traced function.
         with jax.ensure_compile_time_eval():
             given = ids if hasattr(ids, "dtype") else as_array(caller, name, ids)
-        # An empty list has no integers that would tell its dtype.
+        # An empty list has no integers that would determine its dtype.
         is_empty = isinstance(ids, (list, tuple)) and not given.size
         found = np.asarray(given, np.int32) if is_empty else np.asarray(given)
     if getattr(found.dtype, "kind", "") not in "iu":

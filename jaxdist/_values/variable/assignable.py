@@ -1,4 +1,4 @@
-"""`Assignable`: what checkpoints save as one array and restore by assigning."""
+"""`Assignable`: objects that checkpoints save as one array and restore by assigning."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from typing import Any
 class Assignable:
     """A base class of variables, which are saved as one plain array.
 
-    A checkpoint saves `read_value()`, and restores by `assign(array)`. It has no trace of how the
+    A checkpoint saves `read_value()`, and restores by `assign(array)`. It does not record how the
     value is placed, so a variable may be restored onto other devices or another number of shards.
     """
 
@@ -17,5 +17,5 @@ class Assignable:
         raise NotImplementedError
 
     def assign(self, value: Any) -> Any:
-        """Replace the value by an array of the same shape."""
+        """Replace the value with an array of the same shape."""
         raise NotImplementedError

@@ -40,7 +40,7 @@ class BlockChanges:
         return self._scatter_blocks(kind, caller, indices, updates)
 
     def _change_elements(self, change: str, index: Any, value: Any, name: Any) -> jax.Array:
-        """Do what `variable[index].assign`, `assign_add` and `assign_sub` do."""
+        """Implement `variable[index].assign`, `assign_add` and `assign_sub`."""
         caller = "assign" if change == "update" else f"assign_{change}"
         check_name(self.label, f"[...].{caller}", name)
         places, given = locate_elements(self, caller, index, value)

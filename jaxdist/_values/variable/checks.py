@@ -65,7 +65,7 @@ def check_may_make(name: str) -> None:
     """Raise if a variable is made in a function that makes the dataset of a worker.
 
     Raises:
-        InputContextError: It is.
+        InputContextError: The variable is made in such a function.
     """
     if IN_DATASET_FUNCTION.get():
         raise InputContextError(

@@ -26,7 +26,7 @@ def check_blocks(variable: Any, caller: str, indices: Any, updates: Any) -> Bloc
     """Check indices and blocks, and return them in the dtype of the variable.
 
     Raises:
-        ShapeError: The indices have more dims than the variable, or the blocks another shape.
+        ShapeError: The indices have more dims than the variable, or the blocks have another shape.
         ArgumentError: An index is out of bounds.
     """
     places = _check_places(variable, caller, indices)

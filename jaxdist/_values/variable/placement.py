@@ -140,7 +140,7 @@ class VariablePlacement:
         """Combine an array with one value for each replica into one mirrored value.
 
         Raises:
-            DeadlineExceededError: Another process has not come within the limit of the mesh.
+            DeadlineExceededError: Another process did not arrive within the limit of the mesh.
             UnavailableError: Another process has ended.
         """
         layout = self.layout
@@ -190,7 +190,7 @@ def _list_copied(layout: ReplicaMesh) -> Sequence[int]:
 
 
 def _take_own_copy(value: Any) -> Any:
-    """Return the copy of this process of an array that is replicated over several."""
+    """Return this process's copy of an array that is replicated over several."""
     is_shared = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
     if is_shared and not value.is_fully_addressable and value.is_fully_replicated:
         return value.addressable_data(0)

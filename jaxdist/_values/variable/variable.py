@@ -89,7 +89,7 @@ class Variable(
         0.25
 
     Source:
-        `tf.Variable`, and the variables that `tf.distribute` makes of it.
+        `tf.Variable`, and the variables that `tf.distribute` makes from it.
     """
 
     __slots__ = (
@@ -438,7 +438,7 @@ class Variable(
         return self._strategy
 
     def ref(self) -> "VariableRef":
-        """Return a key for dicts and sets; a variable is no key, since `==` is elementwise.
+        """Return a key for dicts and sets; a variable is not a key, since `==` is elementwise.
 
         Example:
             >>> v = Variable(1.0)
@@ -509,7 +509,7 @@ class NoValue:
 def show_value_to_jax(kind: type[Variable]) -> None:
     """Let functions of JAX get the value of the variables of a class.
 
-    What they rebuild in its place (a gradient, a mapped value) is an array, not a variable.
+    What they rebuild instead (a gradient, a mapped value) is an array, not a variable.
     """
     jax.tree_util.register_pytree_with_keys(
         kind,
@@ -589,7 +589,7 @@ def _place_variable(array: Any, layout: ReplicaMesh | None, *, on_read: bool) ->
         return VariablePlacement(None, None, False, shape, array.dtype)
     layout.check_can_run("A Variable")
     # With one replica there is one copy, so nothing has to be combined at a read.
-    # Central storage has one copy as well; TensorFlow combines what replicas assign to it.
+    # Central storage also has one copy; TensorFlow combines what replicas assign to it.
     per_replica = on_read and layout.num_replicas > 1 and layout.variables_on is None
     found = placement_of(array, layout)
     sharding = found.sharding if found.kind is Kind.MIRRORED else layout.replicated
