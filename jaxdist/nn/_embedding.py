@@ -34,7 +34,8 @@ def embedding_lookup(table: Any, ids: Any, *, dtype: Any = None) -> jax.Array:
         `(R-1)/R * n * w` bytes in an all-to-all, for n ids and rows of w bytes, and its ids in an
         all-gather; for the gradient another all-to-all. On TPUs the bytes of an all-to-all count
         `cost.exchange_factor` times, and between slices the exchange must not send more than the
-        gather, which sends each piece once to each other slice. A gather sends `(R-1)/R * T`, and as much for the gradient.
+        gather, which sends each piece once to each other slice. A gather sends `(R-1)/R * T`, and
+        as much for the gradient.
 
     Args:
         table: An array, a `Sharded` parameter, a variable of NNX that holds one of them, a

@@ -61,7 +61,7 @@ class PerReplica(DistributedValues):
         PerReplica(0, 1, 4, 9, 16, 25, 36, 49)
 
     Source:
-        `PerReplica` of `tf.distribute`, `DESIGN.md` §2.3.
+        `PerReplica` of `tf.distribute`.
     """
 
     # `_flat` has the children and the form exactly as JAX's flatten returns them. JAX then reads

@@ -77,7 +77,7 @@ class Sharded(Arithmetic):
         [0.0, 2.0, 4.0]
 
     Source:
-        `DESIGN.md` §2.3; ZeRO, arXiv:1910.02054.
+        ZeRO, arXiv:1910.02054.
     """
 
     __slots__ = ("_has_padding", "_held", "_is_assigned", "axes", "dim", "size", "split")
