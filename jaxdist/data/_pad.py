@@ -23,7 +23,7 @@ class FixedRows:
     """The number of rows that all padded batches have. See Note [One padded size].
 
     Args:
-        caller: The function that messages name.
+        caller: The name of the function in messages.
         multiple: A divisor of the number of rows.
         rows: The least number of rows if it is known; with 0 the first batch decides.
     """
@@ -74,7 +74,7 @@ def pad_rows(leaf: Leaf, rows: int) -> Leaf:
 
 
 def spread_rows(leaf: Leaf, own: Sequence[slice], rows: int) -> Leaf:
-    """Return the rows of all replicas, those of each one padded with zeros to `rows`.
+    """Return the rows of all replicas, padded with zeros to `rows` for each replica.
 
     Shapes:
         In: `[B, ...]`, with the slice of each of `R` replicas. Out: `[R*rows, ...]`.
@@ -86,7 +86,7 @@ def spread_rows(leaf: Leaf, own: Sequence[slice], rows: int) -> Leaf:
 
 
 def make_zeros(like: Leaf, shape: tuple[int, ...]) -> Leaf:
-    """Return zeros of the dtype and the kind (NumPy or JAX) of `like`.
+    """Return zeros with the dtype and kind (NumPy or JAX) of `like`.
 
     For random keys these are the keys whose key data is zero.
     """
