@@ -364,7 +364,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             values, if they are equal on all replicas.
 
         Raises:
-            ArgumentError: Nothing to compare, or `rtol` is not between 0 and 1.
+            ArgumentError: Nothing to compare, a step that uses `Variable`s or returns another
+                structure on one device, or an `rtol` that is not between 0 and 1.
             ShapeError: A `PerReplica` of scalars, which have no rows to join.
             ContextError: Inside a replica, or with replicas in other processes.
 

@@ -48,7 +48,7 @@ class InputOptions(_Fields):
             that replica's device as JAX's default device. Needs `PER_REPLICA` and
             `experimental_fetch_to_device=False`, since its batches are on the device already.
         experimental_per_replica_buffer_size: Number of batches to prefetch for each replica. With
-            0 or less jaxdist prefetches nothing and starts no thread.
+            0 or -1 jaxdist prefetches nothing and starts no thread.
         partial_batch: What to do with a batch that cannot be split evenly over the replicas, and
             with a last step that has fewer elements than replicas.
         auto_shard_policy: The part of the dataset of `experimental_distribute_dataset` that each
@@ -62,7 +62,8 @@ class InputOptions(_Fields):
 
     Raises:
         ArgumentError: `experimental_replication_mode` is not an `InputReplicationMode`,
-            `partial_batch` not a `PartialBatch`, or `auto_shard_policy` not an `AutoShardPolicy`.
+            `partial_batch` not a `PartialBatch`, or `auto_shard_policy` not an `AutoShardPolicy`;
+            or the buffer size is below -1 or above 65536.
         ArgumentTypeError: The buffer size is not an int, or a flag is not a bool.
 
     Example:
