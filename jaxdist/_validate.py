@@ -52,7 +52,7 @@ def check_call_arguments(caller: str, args: Any, kwargs: Any, more: Sequence[Any
     if not isinstance(args, (list, tuple)):
         way = "Wrap a single argument: args=(value,)."
         if kwargs is not None and not isinstance(kwargs, dict):
-            # The second argument of the function, one after the other as in a call.
+            # The user passed the arguments of the function one after the other, as in a call.
             way = "Pass all of them in one tuple: args=(a, b), not a, b."
         raise CallArgumentsError(
             f"{caller} was given args={show(args)}.\n\nargs is a list or tuple of arguments.\n\n"

@@ -288,6 +288,7 @@ class Checkpoints:
             CheckpointError: No checkpoint of this step exists, or it is of another model. The error
                 lists the leaves that differ, with both shapes. Any error leaves the objects
                 unchanged.
+            OtherProcessError: Another process did not make the call in time, or has ended.
 
         Example:
             >>> import tempfile

@@ -211,7 +211,7 @@ def read_arrays(
     Args:
         path: The directory of the checkpoint.
         wanted: Shapes and dtypes, by name.
-        sharding: The sharding of each leaf; None takes the sharding of the wanted leaf.
+        sharding: The sharding of each leaf; None takes that of the leaf in `wanted`.
         own: Shardings by name that take precedence over `sharding`.
 
     Raises:

@@ -37,7 +37,7 @@ class DriftChecks:
         leaves, treedef = jax.tree_util.tree_flatten_with_path(plain, is_leaf=is_per_replica)
         # Calls are counted per structure: a program may check a model and an optimizer in turn.
         self._calls[treedef] += 1
-        # The first call compares too, so that different initial values are found at once.
+        # The first call compares too, so that different initial values are found immediately.
         if (self._calls[treedef] - 1) % every:
             return False
         mirrored = [(p, x) for p, x in leaves if self._is_mirrored(x)]

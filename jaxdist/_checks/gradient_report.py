@@ -191,7 +191,7 @@ class GradientReport(Report):
             raise StateDivergenceError(self.text())
 
     def parts(self) -> Iterator[str]:
-        """Yield the lines of the report: the differences and their explanation."""
+        """Yield the lines of the report: the differences, then their explanation."""
         yield self._headline()
         yield from self._rows()
         still = sum(not x.is_resolved for x in self.leaves)

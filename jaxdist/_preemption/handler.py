@@ -77,7 +77,7 @@ class PreemptionCheckpointHandler:
 
     Raises:
         ArgumentError: No directory, or arrays that change with each step.
-        ArgumentTypeError: An argument has another type.
+        ArgumentTypeError: An argument has the wrong type.
         UnsupportedError: The cluster has parameter servers.
         ContextError: The resolver has several tasks that this process has not joined; or SIGTERM is
             the notice, and this is not the main thread.
@@ -326,7 +326,7 @@ def find_members(caller: str, resolver: Any) -> Process:
         ArgumentTypeError: `resolver` is not a resolver.
         UnsupportedError: The cluster has parameter servers.
         ContextError: The cluster has several tasks, and this process has not joined them.
-        ArgumentError: This process has joined another number of processes than the cluster has.
+        ArgumentError: The number of tasks differs from that of the joined processes.
     """
     remedy = "Pass strategy.cluster_resolver, or None for the processes that were joined."
     kinds = (ClusterResolver, type(None))

@@ -12,8 +12,8 @@ the job:
 1. A process that gets a notice writes `<key>/first/notice`. The first process to write it leads.
 2. A thread of each process reads it, blocks the next run, and writes how many runs this process has
    started. It does not need the main thread, which may be inside a run that waits for the others.
-3. Runs are no longer blocked. Each process saves when it has started one more run than the process
-   that was furthest ahead, which no process can have passed.
+3. When all counts are written, runs continue. Each process saves when it has started one more run
+   than the process that was furthest ahead, which no process can have passed.
 4. With a grace period, the leader starts a second round, `<key>/final`, when the period ends.
 """
 

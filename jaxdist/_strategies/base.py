@@ -344,7 +344,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
         Cost:
             A step on the replicas (`run` reuses that program) and one on the first device, which
-            has to hold the whole batch; a copy of the compared arrays to the host.
+            must hold the whole batch; a copy of the compared arrays to the host.
 
         Guarantees:
             Nothing is donated, and NNX objects do not change: both steps run on copies.
@@ -383,7 +383,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         check_across(self, "check_gradients", "Call it outside strategy.run, on the step.")
         check_call_arguments("strategy.check_gradients", args, kwargs)
         check_callable("strategy.check_gradients", fn)
-        # Options of another type are rejected in `check_gradients`.
+        # `check_gradients` rejects options of the wrong type.
         if isinstance(options, RunOptions) and options.donate_argnums:
             why = "both steps run on copies"
             log_without_effect("strategy.check_gradients", "donate_argnums", why)
@@ -414,7 +414,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Args:
             reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or the name of one in any case.
             value: Pytree of `PerReplica` or arrays.
-            axis: Dims of the local values to reduce as well, or None.
+            axis: Dims of the local values to reduce too, or None.
             options: Communication options; they never change the result.
             experimental_hints: The older name of `options`.
 

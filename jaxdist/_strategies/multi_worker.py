@@ -48,10 +48,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         The constructor waits until all processes have joined.
 
     Args:
-        cluster_resolver: The cluster. None takes the first that exists of: `TF_CONFIG`, what
-            `JAXDIST_CLUSTER` names (`none`: this process alone), a Slurm step with several tasks,
-            a TPU pod with several hosts. `jaxdist resolve` shows which. Without any of these, the
-            process works alone.
+        cluster_resolver: The cluster. None takes the first of these that exists: `TF_CONFIG`, the
+            cluster that `JAXDIST_CLUSTER` names (`none`: this process alone), a Slurm step with
+            several tasks, a TPU pod with several hosts. `jaxdist resolve` shows which. If none
+            exists, the process works alone.
         communication_options: Default `experimental.CommunicationOptions` of calls that pass none.
         cross_device_ops: As for `MirroredStrategy`: the implementation of reductions, such as
             `contrib.MultiWorkerAllReduce`; None is XLA. If it looks at devices itself, call

@@ -29,7 +29,7 @@ class TPUStrategy(Strategy):
             a replica on every core, in the order of JAX's devices, host by host. On slices of v4,
             v5p and tpu7x of 4x4x4 chips and more the order is row by row of chips, since the
             compiler for TPUs keeps all-gathers in this order only.
-        experimental_spmd_xla_partitioning: Whether every input of a step has to be split over the
+        experimental_spmd_xla_partitioning: Whether every input of a step must be split over the
             logical devices, or replicated to them, before its use; then no value can be assigned
             to one logical device. XLA partitions a replica in either case.
         options: Default `experimental.CommunicationOptions` of calls that pass none.
@@ -38,7 +38,7 @@ class TPUStrategy(Strategy):
     Raises:
         NotFoundError: No TPU was found; the message says where jaxdist searched.
         TopologyError: An assignment without replicas, or for cores that the TPUs do not have.
-        ArgumentTypeError: The resolver or the assignment has another type.
+        ArgumentTypeError: The resolver or the assignment has the wrong type.
 
     Example:
         >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")
@@ -123,7 +123,7 @@ class TPUStrategy(Strategy):
 
     @property
     def experimental_spmd_xla_partitioning(self) -> bool:
-        """Whether every input of a step has to be split over, or replicated to, logical devices.
+        """Whether every input of a step must be split over, or replicated to, logical devices.
 
         Example:
             >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x2")

@@ -67,7 +67,7 @@ def pad_rows(leaf: Leaf, rows: int) -> Leaf:
     missing = rows - leaf.shape[0]
     if not missing:
         return leaf
-    # `jnp.pad` refuses random keys; `jnp.concatenate` takes them.
+    # `jnp.pad` rejects random keys; `jnp.concatenate` accepts them.
     if isinstance(leaf, jax.Array):
         return jnp.concatenate([leaf, make_zeros(leaf, (missing, *leaf.shape[1:]))])
     return copy_padded(leaf, device_dtype(leaf.dtype), rows)

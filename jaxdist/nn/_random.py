@@ -85,8 +85,8 @@ def _count_examples_before(replica_id: Any, num_local: int) -> Any:
     log = current_log()
     if log is None:
         return replica_id * num_local
-    # In an uneven step each replica is traced with its own `num_local`, and the log knows all of
-    # them, so the sum needs no collective.
+    # In an uneven step each replica is traced with its own `num_local`, and the log has the numbers
+    # of all replicas, so the sum needs no collective.
     rows = log.next(num_local)
     return jnp.asarray([sum(rows[:r]) for r in range(len(rows))])[replica_id]
 

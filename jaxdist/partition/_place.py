@@ -98,7 +98,7 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
     _check_wrt(entries, wrt)
     # Resolve all leaves before moving the first one, so that an error leaves the model unchanged.
     where = _resolve_all(entries, own, layout)
-    # Every process has made its own arrays, and places the parts of its own devices.
+    # Every process has made its own arrays, and places the parts for its own devices.
     named = name_entries(entries)
     for name, entry in named.items():
         check_fits("partition.place", name, entry.value)

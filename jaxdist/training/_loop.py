@@ -79,7 +79,7 @@ def run_loop(
 
     Raises:
         ArgumentError: `first_step` is below 0.
-        ArgumentTypeError: An argument has another type, or `step_fn` does not return a pair.
+        ArgumentTypeError: An argument has the wrong type, or `step_fn` does not return a pair.
         OtherProcessError: Another process has ended, or did not answer in time. The state that
             `Checkpoints.on_failure` has registered is saved first.
 

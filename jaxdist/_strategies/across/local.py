@@ -66,7 +66,7 @@ def _is_distributed(leaf: Any, layout: ReplicaMesh) -> bool:
 
 def _get_values(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
     if isinstance(leaf, Sharded):
-        # The shards of all replicas form one array; no replica has a value of its own.
+        # The shards of all replicas form one array; no replica has its own value.
         return (leaf.whole(),) * count
     if not isinstance(leaf, PerReplica):
         if not _is_distributed(leaf, layout):

@@ -109,7 +109,7 @@ class BetweenProcesses:
 
 
 def _finish(between: BetweenProcesses | None) -> None:
-    """Wait for the last calls, before this process leaves the others.
+    """Wait for the last calls before this process leaves the job.
 
     If a collective still runs when the interpreter ends, the process crashes with SIGSEGV although
     its program has ended. Collectives that wait for a missing process are abandoned after

@@ -26,7 +26,7 @@ class RowsAhead:
 
 
 class HasRowsAhead(abc.ABC):
-    """An iterator that knows the rows of the elements that it will return."""
+    """An iterator that knows the row counts of its next elements."""
 
     @abc.abstractmethod
     def rows_ahead(self) -> RowsAhead:

@@ -233,7 +233,7 @@ class BatchesIterator(Iterator[PyTree], HasRowsAhead):
         return size, take
 
     def rows_ahead(self) -> RowsAhead:
-        """Return the row counts of the batches that come next.
+        """Return the row counts of the next batches.
 
         Example:
             >>> ahead = iter(batches(np.arange(6), 4)).rows_ahead()

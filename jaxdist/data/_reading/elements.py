@@ -93,7 +93,7 @@ class ElementReader:
 
 def device_dtype(dtype: Any) -> Any:
     """Return JAX's dtype for arrays of `dtype`: 32 bits instead of 64, unless x64 is on."""
-    # `canonicalize_dtype` refuses the dtypes of random keys.
+    # `canonicalize_dtype` rejects the dtypes of random keys.
     is_typed_key = jnp.issubdtype(dtype, jax.dtypes.extended)
     return dtype if is_typed_key else jax.dtypes.canonicalize_dtype(dtype)
 

@@ -84,7 +84,7 @@ class Source:
 
     def _new_iterator(self) -> Iterator[Any]:
         data = self._dataset
-        if hasattr(data, "as_numpy_iterator"):  # tf.data: arrays in place of its tensors
+        if hasattr(data, "as_numpy_iterator"):  # tf.data: arrays instead of its tensors
             return data.as_numpy_iterator()
         # A list's own iterator has no `set_state`.
         if isinstance(data, (list, range)):
