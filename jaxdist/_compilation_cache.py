@@ -1,4 +1,4 @@
-"""The folder in which JAX keeps compiled programs: `config.compilation_cache`."""
+"""`config.compilation_cache`, which sets the folder in which JAX keeps compiled programs."""
 
 import os
 import tempfile
@@ -18,13 +18,13 @@ def compilation_cache(directory: str | os.PathLike[str] | None) -> None:
     """Keep compiled programs in a folder, where later processes find them.
 
     It sets JAX's own compilation cache (`jax_compilation_cache_dir`), for programs of jaxdist and
-    of JAX. JAX leaves out programs that compile in less than a second; here every program is kept,
-    unless `JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS` is set. A program is found again if its
-    operations, shapes, devices, XLA's flags and the versions of JAX and XLA are the same. Steps are
-    still traced. In a job of several processes, process 0 writes and all read, so the folder
-    should be one that all of them see.
+    of JAX. By default JAX leaves out programs that compile in less than a second; here every
+    program is kept, unless `JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS` is set. A program is found
+    again if its operations, shapes, devices, XLA's flags and the versions of JAX and XLA are the
+    same. Steps are still traced. In a job of several processes, process 0 writes and all read, so
+    use a folder that all processes see.
 
-    Whoever can write into the folder can run code in your process. On a CPU, programs are for
+    Anyone who can write into the folder can run code in your process. On a CPU, programs are for
     machines with the same instructions: use another folder for another kind of machine.
 
     Cost:
@@ -32,11 +32,12 @@ def compilation_cache(directory: str | os.PathLike[str] | None) -> None:
         `JAX_COMPILATION_CACHE_MAX_SIZE` limits the bytes.
 
     Args:
-        directory: A local folder; it is made if it does not exist. None switches the cache off.
+        directory: A local folder; it is created if it does not exist. None turns the cache off.
             For a bucket, which JAX itself can use, set `JAX_COMPILATION_CACHE_DIR` instead.
 
     Raises:
-        ArgumentError: The folder cannot be made or written, or it has a scheme.
+        ArgumentError: The folder cannot be created or written, or it has a scheme.
+        ArgumentTypeError: `directory` is not a path.
 
     Source:
         https://docs.jax.dev/en/latest/persistent_compilation_cache.html
@@ -60,12 +61,12 @@ def compilation_cache(directory: str | os.PathLike[str] | None) -> None:
         if _LEAST_SECONDS.upper() not in os.environ:
             jax.config.update(_LEAST_SECONDS, 0.0)
     jax.config.update("jax_compilation_cache_dir", path)
-    # JAX keeps the folder that it has used before.
+    # Without this, JAX continues to use its previous folder.
     jax_cache.reset_cache()
 
 
 def _check_writable(path: str) -> None:
-    # JAX only warns, at each program, and compiles.
+    # JAX would only log a warning for each program, and compile it again.
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):

@@ -1,4 +1,4 @@
-"""Settings of XLA, NCCL and CUDA for GPUs: which ones, when they help, and who says so."""
+"""Recommends settings of XLA, NCCL and CUDA for GPUs, with the reason and source of each."""
 
 import dataclasses
 import shlex
@@ -9,7 +9,7 @@ from jaxdist.errors import ArgumentError
 
 _CALLER = "config.gpu_flags"
 TRAININGS = ("data_parallel", "fsdp")
-# The generation of a GPU, which is what the advice depends on.
+# The generation of each GPU; the advice depends on it.
 _GENERATIONS = {
     "a100": "ampere",
     "h100": "hopper",
@@ -29,15 +29,15 @@ _ALL_GRADIENTS = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One setting that jaxdist recommends and never makes.
+    """One setting that jaxdist recommends, but never sets.
 
     Attributes:
-        name: The environment variable, or the flag inside of `XLA_FLAGS`.
-        value: Its value.
-        trainings: For which kinds of training it is.
-        generations: For which generations of GPUs; empty is all.
-        helps: When it helps.
-        source: Who says so.
+        name: The environment variable, or the flag in `XLA_FLAGS`.
+        value: The recommended value.
+        trainings: The kinds of training that the setting is for.
+        generations: The generations of GPUs that the setting is for; empty means all.
+        helps: How the setting helps.
+        source: The source of the recommendation.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Setting:
 
     @property
     def is_flag(self) -> bool:
-        """Whether it is a part of `XLA_FLAGS`."""
+        """Whether the setting is a flag in `XLA_FLAGS`."""
         return self.name.startswith("--")
 
 
@@ -137,10 +137,10 @@ class GpuFlags(dict[str, str]):
     A dict from the names of environment variables to their values. `XLA_FLAGS` has all flags.
 
     Args:
-        settings: What it is made of.
+        settings: The settings.
 
     Attributes:
-        settings: Each setting with when it helps, and its source.
+        settings: The settings, each with its reason and source.
     """
 
     def __init__(self, settings: list[Setting]) -> None:
@@ -150,7 +150,7 @@ class GpuFlags(dict[str, str]):
         self.settings = tuple(settings)
 
     def to_shell(self) -> str:
-        """Return lines for a shell. Flags are added to those that `XLA_FLAGS` has already."""
+        """Return lines for a shell, which add flags to those already in `XLA_FLAGS`."""
         lines = [
             f'export {name}="${{{name}:-}} {value}"'
             if name == "XLA_FLAGS"
@@ -160,7 +160,7 @@ class GpuFlags(dict[str, str]):
         return "\n".join(lines)
 
     def explain(self) -> str:
-        """Return each setting with when it helps, and who says so."""
+        """Return each setting with its reason and source."""
         parts = [f"{s.name}={s.value}\n    {s.helps}\n    {s.source}" for s in self.settings]
         return "\n".join(parts)
 
@@ -174,25 +174,27 @@ def gpu_flags(
 ) -> GpuFlags:
     """Return the settings of XLA and NCCL that are recommended for training on NVIDIA GPUs.
 
-    Nothing is set. XLA, NCCL and CUDA read these variables when a process starts them, so set
-    them before: in the shell, or in `os.environ` before the first line that uses JAX. They have no
-    effect on CPUs and TPUs, where XLA reads the flags and ignores them.
+    This function sets nothing. XLA, NCCL and CUDA read these variables when a process starts them,
+    so set them before: in the shell, or in `os.environ` before the first line that uses JAX. They
+    have no effect on CPUs and TPUs, where XLA ignores the flags.
 
     Args:
         training: `"data_parallel"`, where gradients are all-reduced, or `"fsdp"`, where
             parameters are all-gathered and gradients are reduce-scattered.
         chip: `"a100"`, `"h100"`, `"h200"`, `"b200"` or `"gb200"`.
         layer_bytes: The bytes of the parameters of the largest layer, for `"fsdp"`: collectives
-            of up to that many bytes become one. 8 GiB without it, as on NVIDIA's page.
+            of up to this many bytes in total become one. The default is 8 GiB, as on NVIDIA's page.
         gradient_bytes: The same for the all-reduces of `"data_parallel"`; at most the bytes of all
-            gradients. 1 GiB without it, as MaxText has for 1,024 H100.
+            gradients. The default is 1 GiB, as in MaxText for 1,024 H100.
 
     Returns:
-        A dict for `os.environ.update`. `to_shell()` gives lines for a shell, and `explain()` says
-        when each setting helps, and who says so.
+        A dict for `os.environ.update`. `to_shell()` gives lines for a shell, and `explain()` gives
+        the reason and the source of each setting.
 
     Raises:
-        ArgumentError: An unknown training or chip, or bytes for the other kind of training.
+        ArgumentError: An unknown training or chip, or bytes for the other kind of training or
+            below 1.
+        ArgumentTypeError: Bytes that are not an integer.
 
     Cost:
         None.
@@ -240,7 +242,7 @@ def find_generation(chip: Any) -> str:
     """Return the generation of a GPU.
 
     Raises:
-        ArgumentError: It is unknown.
+        ArgumentError: The GPU is unknown.
     """
     if not isinstance(chip, str) or chip not in _GENERATIONS:
         raise ArgumentError(
@@ -253,7 +255,7 @@ def find_generation(chip: Any) -> str:
 
 
 def generation_of_kind(device_kind: str) -> str | None:
-    """Return the generation for a `device_kind` of JAX, such as "NVIDIA H100 80GB HBM3"."""
+    """Return the generation of a JAX `device_kind`, such as "NVIDIA H100 80GB HBM3"; or None."""
     words = device_kind.lower().replace("-", " ").split()
     return next((g for chip, g in _GENERATIONS.items() if chip in words), None)
 

@@ -1,13 +1,13 @@
-"""Integers of 64 bits, which JAX cuts off to 32 bits unless 64 bits are turned on.
+"""Checks for 64-bit integers, which JAX cuts off to 32 bits unless 64 bits are turned on.
 
 # Note [Integers of 64 bits]
-Without `jax_enable_x64`, JAX keeps the lower 32 bits of an int64 or uint64 array, without a word:
-2**40 + 5 becomes 5. An identifier that is cut off is another identifier. So every value that
-enters jaxdist from the host passes one of these checks. Values that fit are converted.
+Without `jax_enable_x64`, JAX keeps the lower 32 bits of an int64 or uint64 array, without a
+warning: 2**40 + 5 becomes 5. An identifier that is cut off is a different identifier. So every
+value that enters jaxdist from the host passes one of these checks. Values that fit are converted.
 
-Only arrays of 64-bit integers are read, once (their smallest and largest element). A float64 that
-float32 cannot hold is not refused: it is rounded, or inf, as everywhere in JAX, and inf shows in
-the results.
+Only arrays of 64-bit integers are read, once (for their smallest and largest element). A float64
+that float32 cannot hold raises no error: as everywhere in JAX it is rounded, or becomes inf, which
+shows in the results.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ class CutOff(NamedTuple):
     high: int
 
     def explain(self) -> str:
-        """Return the end of an error: what is there, the rule, and the remedy."""
+        """Return the end of an error message: the value, the rule, and the remedy."""
         kept = jax.dtypes.canonicalize_dtype(self.dtype)
         bounds = np.iinfo(kept)
         wide = " or uint32" * (0 <= self.low and bounds.max < self.high < 1 << 32)
@@ -44,10 +44,10 @@ class CutOff(NamedTuple):
 
 
 def find_cut_off(value: Any) -> CutOff | None:
-    """Return which integers of an array of NumPy JAX would cut off; None if all fit.
+    """Return the range of a NumPy array whose integers JAX would cut off; None if all fit.
 
     Cost:
-        Reads the array once if it has integers of 64 bits and x64 is off; else nothing.
+        Reads the array once if it has 64-bit integers and x64 is off; otherwise nothing.
     """
     if not isinstance(value, _HOST):
         return None
@@ -63,23 +63,23 @@ def find_cut_off(value: Any) -> CutOff | None:
 
 
 def list_host_arrays(tree: Any) -> list[Any]:
-    """Return the leaves of a pytree that are arrays or scalars of NumPy."""
-    # A comprehension: this runs in each step, over all leaves.
+    """Return the leaves of a pytree that are NumPy arrays or scalars."""
+    # A comprehension is fast; this runs in each step, over all leaves.
     return [x for x in jax.tree.leaves(tree) if isinstance(x, _HOST)]
 
 
 def has_cut_off(values: Iterable[Any]) -> bool:
-    """Whether JAX would cut off integers of one of these arrays."""
+    """Return whether JAX would cut off integers of one of these arrays."""
     return any(find_cut_off(x) is not None for x in values)
 
 
 def check_fits(caller: str, name: object, value: Any) -> None:
-    """Raise if JAX would cut off integers of an array; see Note [Integers of 64 bits].
+    """Raise an error if JAX would cut off integers; see Note [Integers of 64 bits].
 
     Args:
-        caller: Who was given the value.
-        name: The name of the value with its pytree path; `str(name)` is used in the error.
-        value: Anything; only arrays of NumPy are looked at.
+        caller: The function that got the value.
+        name: The name of the value with its pytree path; the error has `str(name)`.
+        value: Any value; only NumPy arrays are checked.
     """
     found = find_cut_off(value)
     if found is not None:
@@ -87,7 +87,7 @@ def check_fits(caller: str, name: object, value: Any) -> None:
 
 
 def check_all_fit(caller: str, name: str, tree: Any) -> None:
-    """Raise if JAX would cut off integers of a leaf of a pytree; the error has its path."""
+    """Raise an error, with the path of the leaf, if JAX would cut off integers of a leaf."""
     if has_cut_off(jax.tree.leaves(tree)):
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             check_fits(caller, f"{name}{jax.tree_util.keystr(path)}", leaf)

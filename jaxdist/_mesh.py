@@ -1,4 +1,4 @@
-"""The mesh of a strategy: which of its axes are replicas, which are logical devices."""
+"""The mesh of a strategy: its replica axes and its logical axes."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ LOGICAL_AXIS = "logical"
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaMesh:
-    """A JAX mesh, and those of its axes over which copies of the step run.
+    """A JAX mesh, and the axes of it over which copies of the step run.
 
     The replica axes are manual inside `run`. The other axes are the logical devices of each
     replica; they stay automatic, so GSPMD partitions the step over them.
@@ -47,16 +47,16 @@ class ReplicaMesh:
     described: str | None = None
     # Whether a step must declare for every input how it is split over the logical devices.
     spmd: bool = False
-    # The process that sees the mesh: its replicas are the local ones. The hash is read often, and
-    # this field would seldom make it another one.
+    # The process whose replicas are the local ones. It is not part of the hash, which is computed
+    # often and would rarely differ by it.
     process: Process = dataclasses.field(default_factory=get_current_process, hash=False)
-    # The process of each device, in the order of `devices`; None: as the devices say.
+    # The process of each device, in the order of `devices`; None means `Device.process_index`.
     owners: tuple[int, ...] | None = None
-    # The one device that keeps the variables between their uses (`CentralStorageStrategy`); None:
-    # each device has a copy.
+    # The one device that keeps the variables between their uses (`CentralStorageStrategy`); None
+    # means that each device has a copy.
     variables_on: SingleDeviceSharding | None = None
-    # How long one wait for other processes may take, as `CommunicationOptions` say; None: no limit
-    # of its own. Meshes with different limits are equal: programs do not depend on it.
+    # The time limit of `CommunicationOptions` for one wait for other processes; None means no limit
+    # of its own. Programs do not depend on it, so meshes with different limits are equal.
     timeout_seconds: float | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class ReplicaMesh:
                 f"Pass {size} numbers from 0 to {count - 1}."
             )
 
-    # Everything below is cached: `run` reads it at every call, and a mesh never changes.
+    # All properties below are cached: `run` reads them at every call, and a mesh never changes.
 
     @functools.cached_property
     def logical_axes(self) -> tuple[str, ...]:
@@ -95,10 +95,10 @@ class ReplicaMesh:
 
     @functools.cached_property
     def auto_mesh(self) -> Mesh:
-        """The same mesh with Auto axes only: programs compute over it.
+        """The same mesh with Auto axes only, or the mesh itself if its axes are Auto.
 
-        Arrays on both meshes are equal to compiled programs, so none moves. The mesh itself if its
-        axes are Auto.
+        Programs compute over it. Compiled programs treat arrays on both meshes alike, so none
+        moves.
         """
         return make_auto(self.mesh)
 
@@ -109,7 +109,7 @@ class ReplicaMesh:
 
     @functools.cached_property
     def has_explicit_logical_axes(self) -> bool:
-        """Whether some axis over which a replica spans several devices is Explicit."""
+        """Whether a logical axis is Explicit."""
         kinds = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))
         return any(kinds[a] is AxisType.Explicit for a in self.logical_axes)
 
@@ -117,8 +117,8 @@ class ReplicaMesh:
     def traced_mesh(self) -> Mesh | AbstractMesh:
         """The mesh over which a step is traced.
 
-        With virtual replicas it is abstract, with one device for each of them. The trace, and so
-        the bits of the results, then do not depend on the number of real devices.
+        With virtual replicas it is abstract, with one device for each virtual replica. So the
+        trace, and the bits of the results, do not depend on the number of real devices.
         """
         if self.num_virtual is None:
             return self.auto_mesh
@@ -137,14 +137,14 @@ class ReplicaMesh:
     def manual_axes(self) -> frozenset[str]:
         """Axes that `shard_map` makes manual: the replica axes, or all of them."""
         # Programs with automatic axes cannot reduce bfloat16 on CPU. So axes stay automatic only
-        # where a replica spans several devices.
+        # if a replica spans several devices.
         return frozenset(self.mesh.axis_names if self.num_logical == 1 else self.replica_axes)
 
     def check_axes_are_free(self, what: str) -> None:
         """Check that no `jax.vmap` around the caller has an axis with the name of a replica axis.
 
         Raises:
-            ContextError: A collective over the replicas would be one over the mapped values.
+            ContextError: A collective over the replicas would run over the mapped values instead.
         """
         name = find_mapped_axis(self.replica_axes)
         if name is None:
@@ -176,10 +176,10 @@ class ReplicaMesh:
         """Return the layout of a mirrored array that is split over the logical devices.
 
         Args:
-            parts: For each dim, the number of parts. Part (i, j) of two dims in m and n parts is
-                on logical device `i * n + j`.
+            parts: The number of parts of each dim. Part (i, j) of two dims in m and n parts is on
+                logical device `i * n + j`.
         """
-        # A `PartitionSpec` can name an axis but no part of one. So where several dims are split,
+        # A `PartitionSpec` can name an axis but not a part of one. So if several dims are split,
         # the layout has a mesh of the same devices with one logical axis for each of these dims.
         cut = [n for n in parts if n > 1]
         if len(cut) < 2:
@@ -201,7 +201,7 @@ class ReplicaMesh:
     def is_factorized(self, mesh: Any) -> bool:
         """Whether `mesh` is this mesh with its logical axes factorized, as `tiles` makes it."""
         count = len(self.replica_axes)
-        # The device order has to agree as well, or the parts would be on other logical devices.
+        # The device order must agree too, or the parts would be on other logical devices.
         replicas = mesh.axis_names[:count] == self.replica_axes
         return (
             replicas
@@ -249,13 +249,13 @@ class ReplicaMesh:
 
     @functools.cached_property
     def device_owners(self) -> dict[jax.Device, int]:
-        """The number of the process of each device."""
+        """The index of the process of each device."""
         said = self.owners or tuple(d.process_index for d in self.devices)
         return dict(zip(self.devices, said, strict=True))
 
     @functools.cached_property
     def replica_owners(self) -> tuple[int, ...]:
-        """For each replica, the number of the process of its first device."""
+        """For each replica, the index of the process of its first device."""
         return tuple(self.device_owners[d] for d in self.device_grid[:, 0])
 
     @functools.cached_property
@@ -279,12 +279,12 @@ class ReplicaMesh:
 
     @functools.cached_property
     def first_device(self) -> jax.Device:
-        """The first device of this process; of all devices where this process has none."""
+        """The first device of this process, or of all devices if this process has none."""
         own = (d for d, owner in self.device_owners.items() if owner == self.process.index)
         return next(own, self.devices[0])
 
     def check_can_run(self, caller: str) -> None:
-        """Raise if the devices are only described, so that nothing can run on them."""
+        """Raise an error if the devices are only described, so that nothing can run on them."""
         if self.described is not None:
             if self.is_described_gpu:
                 instead = f"jaxdist.testing.virtual_devices({len(self.devices)}) for CPU devices"
@@ -324,9 +324,9 @@ def build(
     """Build the mesh of a strategy from devices listed replica by replica."""
     grid = np.asarray(devices, dtype=object).reshape(-1, num_logical)
     # Axis types are always passed: the default differs between `Mesh` and `jax.make_mesh`.
-    # With Explicit axes `shard_map` refuses arrays that are not yet sharded over them.
+    # With Explicit axes `shard_map` rejects arrays that are not yet sharded over them.
     mesh = Mesh(grid, (REPLICA_AXIS, LOGICAL_AXIS), axis_types=(AxisType.Auto, AxisType.Auto))
-    # A description is seen from its first process: to ask for the current one would start JAX.
+    # A description is seen from its first process, since reading the current one would start JAX.
     last = max(d.process_index for d in devices)
     process = get_current_process() if described is None else Process(0, last + 1)
     return ReplicaMesh(mesh, (REPLICA_AXIS,), described=described, spmd=spmd, process=process)
@@ -334,14 +334,14 @@ def build(
 
 @functools.lru_cache(maxsize=256)
 def make_auto(mesh: Mesh) -> Mesh:
-    """Return the mesh with all axes Auto; the mesh itself if they are."""
+    """Return the mesh with all axes Auto; the mesh itself if all axes are Auto."""
     if all(kind is AxisType.Auto for kind in mesh.axis_types):
         return mesh
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
 
 
 def make_auto_sharding(sharding: Any) -> Any:
-    """Return the same sharding on a mesh without Explicit axes; others as they are."""
+    """Return the same sharding on a mesh without Explicit axes; other values unchanged."""
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
         return sharding
     auto = make_auto(sharding.mesh)
@@ -351,7 +351,7 @@ def make_auto_sharding(sharding: Any) -> Any:
 
 
 def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:
-    """Build the mesh of a strategy from a user's mesh, which it keeps."""
+    """Build the `ReplicaMesh` of a strategy around a user's mesh."""
     if not isinstance(mesh, Mesh):
         raise ArgumentTypeError(
             f"MirroredStrategy was given mesh={show(mesh)}.\n\n"
@@ -359,7 +359,7 @@ def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:
             "Build one with jax.sharding.Mesh(devices, axis_names), or leave mesh out."
         )
     names = mesh.axis_names
-    # Not guessed: on a mesh ("data", "model") copies over both axes would be a wrong result.
+    # Do not guess the axes: on a mesh ("data", "model"), copies over both axes would be wrong.
     if replica_axes is None:
         raise ArgumentError(
             f"MirroredStrategy was given mesh with the axes {names}, and no replica_axes.\n\n"

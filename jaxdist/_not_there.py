@@ -1,4 +1,4 @@
-"""Documented names that jaxdist does not have, and what replaces each of them.
+"""Documented names that jaxdist does not have, and the replacement of each.
 
 Reading one raises `errors.MissingNameError`, an `AttributeError`, so `hasattr` returns False.
 Importing one (`import jaxdist.keras`, `from jaxdist import keras`) raises
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from jaxdist.errors import MissingModuleError, MissingNameError
 
-# Parts of `tf.distribute` that jaxdist will have later; each text explains several names.
+# Sentences that several of the errors below share.
 
 _SESSIONS = "There are no sessions and no graphs: steps run when they are called."
 _RUN = "A step is a function that strategy.run(step, args) runs on every replica."
@@ -103,7 +103,7 @@ _TPU_V1 = {
 }
 # Version 1 of `tf.distribute` lacks these names, so `compat.v1` leaves them out on purpose.
 _ONLY_V2 = "Version 1 of tf.distribute has no {0} here; it is jaxdist.{0}."
-# Module -> documented name -> the text of the error.
+# Module -> documented name -> the error message.
 MISSING: dict[str, dict[str, str]] = {
     "jaxdist": _TOP,
     "jaxdist.experimental": _EXPERIMENTAL,
@@ -147,7 +147,7 @@ _TRANSFORMED = (
     "It is no tf.data dataset: write examples.batch(size, shuffle=True, seed=0, repeat=epochs).\n\n"
     "To map or filter use Grain, whose datasets experimental_distribute_dataset takes."
 )
-# Class -> documented method or property -> the text of the error.
+# Class -> documented method or property -> the error message.
 MISSING_MEMBERS: dict[str, dict[str, str]] = {
     "Examples": dict.fromkeys(
         (
@@ -196,16 +196,16 @@ def explain_missing(module: str) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """The last finder of Python's imports, which is asked for modules that nobody has found.
+    """The last import finder, which Python calls for modules that no other finder has found.
 
-    `from module import name` asks it too, if the module has no such attribute.
+    `from module import name` calls it too, if the module has no such attribute.
     """
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
         module, _, name = fullname.rpartition(".")
         table = MISSING.get(module, {})
         if name in table:
-            # Without `name`: Python ignores an error of `from module import name` that has it.
+            # Without `name=`: in `from module import name`, Python ignores an error that has it.
             raise MissingModuleError(f"{module}.{name} is not there.\n\n{table[name]}")
 
 
@@ -218,6 +218,6 @@ def _make_error(where: str, name: str, table: Mapping[str, str], owner: Any) -> 
     if name in table:
         text = f"{where}.{name} is not there.\n\n{table[name]}"
         return MissingNameError(text, name=name, obj=owner)
-    # The text that Python itself would use, for names that nobody documents.
+    # For names that are not documented, the message that Python itself would use.
     found = f"module {where!r}" if owner is None else f"{where!r} object"
     return AttributeError(f"{found} has no attribute {name!r}", name=name, obj=owner)

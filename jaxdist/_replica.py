@@ -27,7 +27,7 @@ from jaxdist.errors import ArgumentTypeError, ContextError
 
 
 class HasLayout(Protocol):
-    """What lower rooms may use of a strategy: its mesh."""
+    """The part of a strategy that lower rooms may use: its mesh."""
 
     @property
     def layout(self) -> ReplicaMesh:
@@ -66,7 +66,7 @@ class Frame:
         return self.replica is not None or self.in_merge
 
     def describe(self) -> str:
-        """Describe this context in words, for error messages."""
+        """Return a phrase that describes this context, for error messages."""
         name = type(self.strategy).__name__
         if self.in_merge:
             return f"in a merge function of {name}"
@@ -75,11 +75,11 @@ class Frame:
         return f"in the cross-replica context of {name} (its scope)"
 
 
-# `FRAME` is None by default, which means the ambient strategy. This value means no strategy.
+# `FRAME` is None by default, which means the ambient strategy. `_OUTSIDE` means no strategy.
 _OUTSIDE = Frame(None)
 FRAME: ContextVar[Frame | None] = ContextVar("jaxdist_frame", default=None)
-# The strategy of `experimental_set_strategy`. It holds for all threads, as `tf.distribute`
-# documents, so it cannot be a `ContextVar`.
+# The strategy of `experimental_set_strategy`. As `tf.distribute` documents, it is the same in all
+# threads, so it cannot be a `ContextVar`.
 ambient: list[Frame] = []
 
 
@@ -98,7 +98,7 @@ def innermost_explicit_frame() -> Frame | None:
 
 
 def _find_call_context() -> CallContext:
-    """Return what `_values` needs to know about the place where a variable is used."""
+    """Return the context in which a variable is used, for `_values`."""
     frame = current_frame()
     if frame is None:
         return CallContext()
@@ -209,7 +209,7 @@ class ReplicaContext:
         """Combine `value` over all replicas; every replica gets the result.
 
         Shapes:
-            In: any pytree, leaves `[...]` on each replica. Out: the same.
+            In: any pytree, with leaves `[...]` on each replica. Out: the same.
 
         Cost:
             One all-reduce of all leaves of one dtype: at most `2 (R-1)/R` of its bytes per device.
@@ -218,9 +218,9 @@ class ReplicaContext:
         Args:
             reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or the name of one in any case.
             value: Pytree of arrays and numbers. Floats keep their dtype; booleans are counted
-                in int32; the mean of integers is true division into the default float. For
-                `IndexedSlices` the rows of all replicas are concatenated (two all-gathers); for
-                a mean they are divided by the number of replicas.
+                in int32; the mean of integers is a true division with the default float as dtype.
+                For `IndexedSlices`, the rows of all replicas are concatenated (two all-gathers),
+                and for a mean divided by the number of replicas.
             options: `experimental.CommunicationOptions`; they never change the result.
             experimental_hints: The older name of `options`.
 
@@ -246,7 +246,7 @@ class ReplicaContext:
         op = _collectives.reduce_op(caller, reduce_op)
         communication: _collectives.Communication = self._strategy.communication
         chosen = communication.asked(caller, options, experimental_hints, packs=True)
-        # Outside every strategy there is one replica, and its value is the result.
+        # Outside every strategy, the value of the only replica is the result.
         if not self._traced:
             return _collectives.reduce_tree_of_one(op, value)
         self._check_is_current("all_reduce")
@@ -299,8 +299,8 @@ class ReplicaContext:
         caller = "ReplicaContext.all_gather"
         communication: _collectives.Communication = self._strategy.communication
         chosen = communication.asked(caller, options, experimental_hints)
-        # Checked before anything is communicated, and outside of a strategy as well, so that code
-        # which runs there does not fail later in a step.
+        # Check before any communication, and also outside of a strategy, so that code that runs
+        # there does not fail later in a step.
         for path, leaf in jax.tree.flatten_with_path(value, is_leaf=_is_sparse)[0]:
             _collectives.refuse_slices(caller, "value" + keystr(path), leaf)
         if not self._traced:
@@ -331,8 +331,8 @@ class ReplicaContext:
         """Call `merge_fn(strategy, *args, **kwargs)` once for all replicas.
 
         `merge_fn` gets arrays as `PerReplica` handles: `strategy.reduce`, `strategy.gather` and
-        `strategy.extended.broadcast_to` on them are collectives. Every replica gets the result; of
-        a `PerReplica` in the result, each replica gets its own value.
+        `strategy.extended.broadcast_to` on them are collectives. Every replica gets the result, and
+        its own value of each `PerReplica` in the result.
 
         Cost:
             The collectives that `merge_fn` runs. `.values` of a handle and
@@ -366,7 +366,7 @@ class ReplicaContext:
 
         def merge(given: Any, variables: Any) -> Any:
             if self._traced:
-                # A `Variable` is a pytree node, and must reach `merge_fn` as the object that it is.
+                # A `Variable` is a pytree node, and must reach `merge_fn` as the same object.
                 given = jax.tree.map(
                     self._as_handle, given, is_leaf=lambda x: isinstance(x, Variable)
                 )
@@ -379,8 +379,8 @@ class ReplicaContext:
         self._check_is_current("merge_call")
         around = innermost_explicit_frame()
         access = None if around is None else around.variables
-        # The access calls it, so that all replicas reach the call together (op by op, each replica
-        # is a thread), and passes the variables that `merge_fn` may use.
+        # `access.merge` calls it, so that all replicas reach the call together (op by op, each
+        # replica is a thread), and passes the variables that `merge_fn` may use.
         return merge(given, None) if access is None else access.merge(merge, merge_fn, given)
 
     def _merge_frame(self) -> Frame:

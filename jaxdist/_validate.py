@@ -31,13 +31,13 @@ def log_without_effect(caller: str, argument: str, why: str) -> None:
 
 
 def check_call_arguments(caller: str, args: Any, kwargs: Any, more: Sequence[Any] = ()) -> None:
-    """Raise if `args` is not a list or tuple, `kwargs` is not a dict, or arguments follow them.
+    """Check that `args` is a list or tuple, `kwargs` is a dict, and no further arguments follow.
 
     Args:
-        caller: What was called.
-        args: What was given as `args`.
-        kwargs: What was given as `kwargs`.
-        more: What was given after them, if that is more than the options.
+        caller: The function that was called.
+        args: Its argument `args`.
+        kwargs: Its argument `kwargs`.
+        more: The arguments after these, if they are more than the options.
     """
     if more:
         count = 2 + len(more)
@@ -52,7 +52,7 @@ def check_call_arguments(caller: str, args: Any, kwargs: Any, more: Sequence[Any
     if not isinstance(args, (list, tuple)):
         way = "Wrap a single argument: args=(value,)."
         if kwargs is not None and not isinstance(kwargs, dict):
-            # The second argument of the function, one after the other as in a call.
+            # The user passed the arguments of the function one after the other, as in a call.
             way = "Pass all of them in one tuple: args=(a, b), not a, b."
         raise CallArgumentsError(
             f"{caller} was given args={show(args)}.\n\nargs is a list or tuple of arguments.\n\n"
@@ -73,8 +73,8 @@ _PASS_THE_FUNCTION = (
 
 
 def check_callable(caller: str, fn: Any, name: str = "fn", remedy: str | None = None) -> None:
-    """Raise if `fn` cannot be called; `name` is the name of the parameter."""
-    # The usual mistake is to call the function and to pass its result, hence the remedies.
+    """Check that `fn` can be called; `name` is the name of the parameter."""
+    # The usual mistake is to call the function and pass its result, hence the remedies.
     if not callable(fn):
         way = remedy or (
             _PASS_THE_FUNCTION if name == "fn" else f"Pass the function itself: {name}=f, not f()."
@@ -86,7 +86,7 @@ def check_callable(caller: str, fn: Any, name: str = "fn", remedy: str | None = 
 
 def show(value: Any) -> str:
     """Return a value as error messages show it: its `repr`, shortened to one line, and its type."""
-    # The `repr` of a user's class may raise, and would hide the error that is about to be raised.
+    # The `repr` of a user's class may raise an error, which would hide the one to be raised.
     try:
         text = repr(value)
     except Exception:
@@ -100,15 +100,15 @@ MAX_SHOWN = 80
 
 
 def format_lines(lines: list[str], most: int = 10) -> str:
-    """Return lines as one text: the first `most` of them, and how many more there are."""
+    """Join the first `most` lines to one string, and add the number of lines left out."""
     more = len(lines) - most
     return "\n".join([*lines[:most], *([f"... and {more} more."] if more > 0 else [])])
 
 
 def as_flag(caller: str, name: str, value: Any) -> bool:
-    """Return `value` as a bool; raise if it is anything else."""
+    """Return `value` as a bool; raise an error if it is not one."""
     # Every object has a truth value, so a misplaced argument would silently count as True.
-    # Compared by name: NumPy's bool is no subclass of Python's.
+    # Compare by name: NumPy's bool is not a subclass of Python's.
     if type(value).__name__ not in ("bool", "bool_"):
         raise ArgumentTypeError(
             f"{caller} was given {name}={show(value)}.\n\n"
@@ -132,7 +132,7 @@ def as_integer(
     rule = f"{name} is one integer{_describe_range(least, most)}."
     shows = example if example is not None else least if least is not None else 0
     way = remedy or f"Pass for instance {name}={shows}."
-    # `operator.index` accepts integers of NumPy and JAX and refuses floats, but accepts bools.
+    # `operator.index` accepts integers of NumPy and JAX and rejects floats, but accepts bools.
     try:
         if type(value).__name__ in ("bool", "bool_"):
             raise TypeError
@@ -173,7 +173,7 @@ def _describe_range(least: float | None, most: float | None) -> str:
 def check_instance(
     caller: str, name: str, value: Any, kinds: type | tuple[type, ...], what: str, remedy: str
 ) -> None:
-    """Raise if `value` is no instance of `kinds`, which the message describes as `what`."""
+    """Check that `value` is an instance of `kinds`, which the message describes as `what`."""
     if not isinstance(value, kinds):
         raise ArgumentTypeError(
             f"{caller} was given {name}={show(value)}.\n\n{name} is {what}.\n\n{remedy}"
@@ -181,18 +181,18 @@ def check_instance(
 
 
 def spell_dtype(dtype: Any) -> Any:
-    """Return `dtype`; the short name `"bf16"`, which NumPy does not know, as `"bfloat16"`."""
+    """Return `dtype`, or `"bfloat16"` for the short name `"bf16"`, which NumPy does not know."""
     return "bfloat16" if isinstance(dtype, str) and dtype == "bf16" else dtype
 
 
 def respell(name: Any, names: Iterable[Any]) -> Any:
-    """Return the one of these names that is another spelling of the dtype `name`, else `name`."""
+    """Return the element of `names` that is a spelling of the dtype `name`, else `name`."""
     alike = (n for n in names if isinstance(name, str) and spell_dtype(n) == spell_dtype(name))
     return next(alike, name)
 
 
 def check_text(caller: str, name: str, value: Any, example: str) -> None:
-    """Raise if `value` is no text, or is empty."""
+    """Check that `value` is a string that is not empty."""
     if not isinstance(value, str) or not value:
         kind = ArgumentError if isinstance(value, str) else ArgumentTypeError
         raise kind(
@@ -202,11 +202,11 @@ def check_text(caller: str, name: str, value: Any, example: str) -> None:
 
 
 def as_path(caller: str, name: str, value: Any, example: str) -> str:
-    """Return `value` as the text of a path of the local file system.
+    """Return `value` as a string with a path of the local file system.
 
     Raises:
-        ArgumentTypeError: It is no text, and no `os.PathLike`.
-        ArgumentError: It is empty, or has a scheme other than `file`.
+        ArgumentTypeError: `value` is neither a string nor an `os.PathLike`.
+        ArgumentError: The path is empty, has a null character, or a scheme other than `file`.
     """
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
         raise ArgumentTypeError(
@@ -214,7 +214,7 @@ def as_path(caller: str, name: str, value: Any, example: str) -> str:
             f"pathlib.Path.\n\nPass for instance {name}={example!r}."
         )
     path = os.fspath(value)
-    # `open` would refuse both as well, but only when the file is used, perhaps hours later.
+    # `open` would reject both too, but only when the file is used, perhaps hours later.
     if not path or "\0" in path:
         raise ArgumentError(
             f"{caller} was given {name}={path!r}, which names no file.\n\n"
@@ -224,7 +224,7 @@ def as_path(caller: str, name: str, value: Any, example: str) -> str:
     return as_local_path(f"{caller} was given {name}={path!r}", path)
 
 
-# `pathlib.Path("gs://bucket/run")` has one slash. A scheme of one letter is a drive of Windows.
+# `pathlib.Path("gs://bucket/run")` has one slash. A scheme of one letter is a Windows drive.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _MOUNTS = {"gs": "gcsfuse", "gcs": "gcsfuse", "s3": "mount-s3", "s3a": "mount-s3"}
 
@@ -233,17 +233,17 @@ def as_local_path(found: str, path: str) -> str:
     """Return a path of the local file system; `file:///folder` is `/folder`.
 
     Args:
-        found: The beginning of the error: who was given which path.
+        found: The beginning of the error: the function and the path that it got.
         path: The path.
 
     Raises:
-        ArgumentError: It has another scheme, such as that of a bucket.
+        ArgumentError: The path has another scheme, such as that of a bucket.
     """
     match = _SCHEME.match(path)
     if match is None:
         return path
     scheme = match[1].lower()
-    # Not `urlsplit`, which would cut a name off at `#` or `?`.
+    # `urlsplit` would cut a name off at `#` or `?`.
     rest = path[match.end() - 1 :]
     host, slash, name = rest[2:].partition("/") if rest.startswith("//") else ("", "/", rest[1:])
     if scheme == "file" and host in ("", "localhost") and slash:
@@ -273,7 +273,7 @@ def as_floating(caller: str, name: str, dtype: Any) -> Any:
 
 
 def as_array(caller: str, name: str, value: Any) -> jax.Array:
-    """Return `value` as an array of JAX, or raise an error that names it."""
+    """Return `value` as a JAX array, or raise an error that names it."""
     if isinstance(value, jax.Array):
         return value
     check_fits(caller, name, value)
@@ -281,7 +281,7 @@ def as_array(caller: str, name: str, value: Any) -> jax.Array:
         return jnp.asarray(value)
     except OverflowError:
         bounds = jnp.iinfo(jax.dtypes.canonicalize_dtype("int64"))
-        # Propose 64 bits only where they help: NumPy makes an object array of larger integers.
+        # Propose 64 bits only if they help: NumPy makes an object array of larger integers.
         helps = bounds.bits == 32 and np.asarray(value).dtype.kind in "iu"
         wider = ", or turn on 64 bits: jax.config.update('jax_enable_x64', True)" * helps
         raise ArgumentError(
@@ -297,14 +297,14 @@ def as_array(caller: str, name: str, value: Any) -> jax.Array:
 
 
 def as_arrays(caller: str, name: str, tree: Any) -> Any:
-    """Return `tree` with arrays of JAX as leaves, or raise an error that names the leaf."""
+    """Return `tree` with JAX arrays as leaves, or raise an error that names the leaf."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: as_array(caller, name + jax.tree_util.keystr(path), leaf), tree
     )
 
 
 def is_array(value: Any) -> bool:
-    """Whether JAX treats `value` as an array: also tracers, numbers, and shapes with a dtype."""
+    """Return whether JAX treats `value` as an array, as it does tracers, numbers and shapes."""
     if isinstance(value, (jax.Array, bool, int, float, complex)):
         return True
     # "V" is the kind of bfloat16 and of the 8-bit floats, which NumPy does not know.
@@ -313,7 +313,7 @@ def is_array(value: Any) -> bool:
 
 
 def as_iterator(caller: str, name: str, value: Any, what: str, remedy: str) -> Iterator[Any]:
-    """Return `iter(value)`, or raise an error that names it; texts and dicts are refused."""
+    """Return `iter(value)`; raise an error for strings, dicts and values that are not iterable."""
     if not isinstance(value, (str, bytes, dict)) and getattr(value, "ndim", 1):
         with contextlib.suppress(TypeError):
             return iter(value)
@@ -325,7 +325,7 @@ def as_iterator(caller: str, name: str, value: Any, what: str, remedy: str) -> I
 def as_list(
     caller: str, name: str, value: Any, what: str, remedy: str, kind: type = object
 ) -> list[Any]:
-    """Return `value` as a list of `kind`; raise for texts, mappings, sets and single values."""
+    """Return `value` as a list of `kind`; strings, dicts, sets and single values raise an error."""
     # A set has no order, so its elements could belong to any replica.
     if isinstance(value, (set, frozenset)):
         raise ArgumentTypeError(
@@ -338,7 +338,7 @@ def as_list(
 
 
 def check_has_arrays(caller: str, name: str, tree: Any, what: str = "a pytree of arrays") -> None:
-    """Raise if a pytree has leaves and none is an array; an empty pytree is valid."""
+    """Raise an error if a pytree has leaves and none is an array; an empty pytree is valid."""
     leaves = jax.tree.leaves(tree)
     if leaves and not any(map(is_array, leaves)):
         raise ArgumentTypeError(
@@ -348,8 +348,8 @@ def check_has_arrays(caller: str, name: str, tree: Any, what: str = "a pytree of
 
 
 def check_keys(found: str, name: str, tree: Any) -> None:
-    """Raise if dicts in a pytree have keys that JAX cannot sort. JAX's own error names no place."""
-    # JAX does not sort an OrderedDict, and other subclasses are leaves.
+    """Check that JAX can sort the keys of all dicts in a pytree; its own error names no path."""
+    # JAX does not sort an OrderedDict, and other subclasses of dict are leaves.
     if type(tree) in (dict, collections.defaultdict):
         try:
             sorted(tree)
@@ -365,23 +365,23 @@ def check_keys(found: str, name: str, tree: Any) -> None:
 
 
 def check_size(caller: str, name: str, value: Any) -> float | None:
-    """Return a number of bytes as a float, or None, which means the cost model's number."""
+    """Return a number of bytes as a float; None, which means the cost model's, is unchanged."""
     if value is None:
         return None
     rule = f"{name} is a number of bytes, from 0 up, or None for that of the cost model."
     shows = f"{rule}\n\nPass for instance {name}=0, which cuts every array that can be cut."
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ArgumentTypeError(f"{caller} was given {name}={show(value)}.\n\n{shows}")
-    # Written so that nan is refused as well.
+    # `not value >= 0` also rejects nan.
     if not value >= 0:
         raise ArgumentError(f"{caller} was given {name}={value!r}.\n\n{shows}")
     return float(value)
 
 
 class ErrorNote:
-    """A context manager that adds a note to an error: where the user gave the wrong value.
+    """A context manager that adds a note to an error, on where the user passed the wrong value.
 
-    For messages about the content of files; the commands print such notes.
+    It is for messages about the content of files; the commands print such notes.
     """
 
     __slots__ = ("_note",)
@@ -400,8 +400,8 @@ class ErrorNote:
 class CallerRename:
     """A context manager that replaces the caller's name at the start of an error.
 
-    For a public function that passes its arguments to another one: a message that starts with
-    `inner` then starts with `outer`, which is what the user called.
+    It is for a public function that passes its arguments to another one: a message that starts with
+    `inner` then starts with `outer`, the name of the function that the user called.
     """
 
     __slots__ = ("_inner", "_outer")

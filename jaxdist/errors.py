@@ -1,33 +1,32 @@
 """Every exception and warning that jaxdist raises.
 
-Each one is also a subclass of the built-in exception that fits, so `except ValueError` keeps
-working::
+Each exception is also a subclass of a fitting built-in exception, so `except ValueError` works::
 
     JaxdistError
       InvalidArgumentError     ValueError    TensorFlow's name for the next two
         ShapeError                           an array does not fit the replicas
-        ArgumentError                        a value outside the valid ones
+        ArgumentError                        a value that is not valid
           RowIndexError      IndexError too  an index outside the rows of a sharded variable
       DeviceError              ValueError    devices that do not exist, repeat, or do not fit
       TopologyError            ValueError    chips, or cores of replicas, that cannot be laid out
         CoordinateError        IndexError too  a coordinate outside the topology
-      NotFoundError            ValueError    TPUs or tasks that jaxdist did not find
+      NotFoundError            ValueError, RuntimeError too  TPUs or tasks that were not found
       ArgumentTypeError        TypeError     an argument of the wrong type
-        CallArgumentsError     ValueError too  args is no list, or kwargs no dict
+        CallArgumentsError     ValueError too  args is not a list, or kwargs is not a dict
       UnsupportedError         NotImplementedError  documented, but not possible here
       ReplicaValueError        ValueError    per-replica values that do not belong here
       DonationError            ValueError    one buffer donated twice
       StateDivergenceError     ValueError    state that would differ between replicas
       ShardedArrayError        ValueError    a piece used as if it were the whole array
       ContextError             RuntimeError  called inside or outside the wrong context
-        MixedStrategyError                   two strategies where only one can be
+        MixedStrategyError                   two strategies where only one is allowed
         InputContextError    ValueError too  data read or made in the wrong function
         SeveralProcessesError ValueError too a strategy of one process in a job of several
       AxisNameError            NameError     a mesh axis that does not exist
       DivergentCollectiveError RuntimeError  a collective that some replicas may never reach
       ReplicaDriftError        RuntimeError  replicas that should hold the same bits but do not
       NoRowsError              ValueError    a mean over no rows that would reach all replicas
-      NotFiniteError           FloatingPointError  a nan, and JAX was configured to look for them
+      NotFiniteError           FloatingPointError  a nan or inf, and JAX was configured to check
       BackendStartedError      RuntimeError  virtual devices requested after JAX had started
       ConfigError              ValueError    a configuration file or override that is not valid
       CheckpointError          RuntimeError  a checkpoint that cannot be read or written
@@ -47,13 +46,13 @@ working::
         DuplicateTaskError   KeyError too    two processes that are the same task
       LaunchError              RuntimeError  processes that cannot be started
       UnauthenticatedError     PermissionError  a caller without the secret of a server
-      UnknownError             RuntimeError  another task raised an error that is none of these
+      UnknownError             RuntimeError  another task raised an error of another library
       MissingExtraError        ImportError   an optional package that is not installed
 
-      MissingModuleError       ImportError    an import of a documented name that is not there
+      MissingModuleError       ImportError    an import of a documented name that does not exist
       MissingNameError         AttributeError a documented name that jaxdist does not have
 
-    DividedMetricWarning       UserWarning   a metric of values that are divided by all rows
+    DividedMetricWarning       UserWarning   a metric of values that were divided by all rows
     RetraceWarning             UserWarning   a function that is traced again and again
     UnevenMeanWarning          UserWarning   a mean over replicas with unequal numbers of rows
     StateDivergenceWarning     UserWarning   a result that looks like state and differs
@@ -84,7 +83,7 @@ class DeviceError(JaxdistError, ValueError):
 
 
 class TopologyError(JaxdistError, ValueError):
-    """Raised when TPU chips, or the cores of replicas, cannot be laid out as asked."""
+    """Raised when TPU chips, or the cores of replicas, cannot be laid out as requested."""
 
 
 class CoordinateError(TopologyError, IndexError):
@@ -110,11 +109,11 @@ class RowIndexError(ArgumentError, IndexError):
 
 
 class ArgumentTypeError(JaxdistError, TypeError):
-    """Raised when an argument is of a type that the call cannot take."""
+    """Raised when an argument has the wrong type."""
 
 
 class CallArgumentsError(ArgumentTypeError, ValueError):
-    """Raised when `args` of a call is no list or tuple, or `kwargs` is no dict.
+    """Raised when `args` of a call is not a list or tuple, or `kwargs` is not a dict.
 
     Also a `ValueError`, which `tf.distribute` documents.
     """
@@ -149,9 +148,9 @@ class MixedStrategyError(ContextError):
 
 
 class InputContextError(ContextError, ValueError):
-    """Raised where data is read, or a variable made, in a function that cannot have it.
+    """Raised when a function reads data, or makes a variable, where this is not possible.
 
-    A step or a traced function asks an iterator for its next batch, or a dataset function makes a
+    A step or a traced function reads the next batch of an iterator, or a dataset function makes a
     variable.
     """
 
@@ -162,8 +161,8 @@ class SeveralProcessesError(ContextError, ValueError):
     Also raised when some of its devices belong to another process.
 
     Source:
-        `tf.distribute.MirroredStrategy`: a `RuntimeError` for remote workers, a `ValueError` for
-        devices of which some are remote.
+        `tf.distribute.MirroredStrategy`: a `RuntimeError` for remote workers, a `ValueError` if
+        some devices are remote.
     """
 
 
@@ -221,8 +220,8 @@ class OtherProcessError(JaxdistError, RuntimeError):
     """Raised when the cause of an error is another process of the job.
 
     Args:
-        message: What happened. Its first line names the processes of `processes`, and no others.
-        processes: The numbers of the processes that are the cause.
+        message: The message, whose first line names exactly the processes in `processes`.
+        processes: The indices of the processes that are the cause.
 
     Example:
         >>> error = jaxdist.errors.UnavailableError("process 1 has ended.", [1])
@@ -252,7 +251,7 @@ class UnavailableError(OtherProcessError):
 
 
 class PSUnavailableError(UnavailableError):
-    """Raised when a parameter server does not answer, and has not come back in time.
+    """Raised when a parameter server does not answer, and has not restarted in time.
 
     `processes` has the index of the server.
 
@@ -265,10 +264,10 @@ class WorkerUnavailableError(UnavailableError):
     """Raised when a worker was lost; its closures run on other workers.
 
     `processes` has the index of the worker. `join` raises it only when all workers are lost, or
-    when one closure was running each time that a worker was lost.
+    when the same closure was running each time that a worker was lost.
 
     Source:
-        `tf.errors.UnavailableError` whose text names a task of the job worker.
+        `tf.errors.UnavailableError` whose message names a task of the job worker.
     """
 
 
@@ -292,7 +291,7 @@ class ClosureInputError(JaxdistError, RuntimeError):
     """Raised when a scheduled function needs a per-worker dataset or value that failed.
 
     Args:
-        message: What happened.
+        message: The message.
         original_exception: The error that the dataset function raised.
 
     Example:
@@ -310,16 +309,16 @@ class ClosureInputError(JaxdistError, RuntimeError):
 
 
 class ClusterError(JaxdistError, ValueError, RuntimeError):
-    """Raised when a description of a cluster is not valid, or its processes cannot meet."""
+    """Raised when a description of a cluster is not valid, or its processes cannot connect."""
 
 
 class DuplicateTaskError(ClusterError, KeyError):
     """Raised when two processes of a job are the same task.
 
-    Also a `KeyError`, which `tf.distribute` raises for two resolvers that have one task.
+    Also a `KeyError`, which `tf.distribute` raises for two resolvers with the same task.
     """
 
-    # The text of a KeyError is the repr of its argument.
+    # The `str` of a KeyError is the repr of its argument.
     __str__ = Exception.__str__
 
 
@@ -328,7 +327,7 @@ class LaunchError(JaxdistError, RuntimeError):
 
 
 class UnauthenticatedError(JaxdistError, PermissionError):
-    """Raised when a server does not know its caller: no secret, or another one.
+    """Raised when the caller of a server has no secret, or the wrong one.
 
     Source:
         `tf.errors.UnauthenticatedError`.
@@ -336,7 +335,7 @@ class UnauthenticatedError(JaxdistError, PermissionError):
 
 
 class UnknownError(JaxdistError, RuntimeError):
-    """Raised when another task raised an error that is no error of jaxdist.
+    """Raised when another task raised an error that is not an error of jaxdist.
 
     Source:
         `tf.errors.UnknownError`.
@@ -348,7 +347,7 @@ class MissingExtraError(JaxdistError, ImportError):
 
 
 class MissingModuleError(JaxdistError, ImportError):
-    """Raised when a documented name is imported that does not exist, as `MissingNameError`."""
+    """Raised when a documented name that does not exist is imported; see `MissingNameError`."""
 
 
 class MissingNameError(JaxdistError, AttributeError):
@@ -356,20 +355,21 @@ class MissingNameError(JaxdistError, AttributeError):
 
 
 class RetraceWarning(UserWarning):
-    """Warns of a step that is traced repeatedly; silence it with `warnings.filterwarnings`."""
+    """Warns about a step that is traced repeatedly; `warnings.filterwarnings` silences it."""
 
 
 class UnevenMeanWarning(UserWarning):
-    """Warns of a mean that weights replicas equally although their numbers of rows differ.
+    """Warns about a mean that weights replicas equally although their numbers of rows differ.
 
-    A division by another number that equals the number of replicas, such as a dim, looks like one.
+    A division by another number, such as a dim, that equals the number of replicas may also cause
+    it.
     """
 
 
 class DividedMetricWarning(UserWarning):
-    """Warns of a metric whose values were divided by the rows of all replicas already.
+    """Warns about a metric whose values are already divided by the rows of all replicas.
 
-    A division by another number that equals the size of the global batch looks like one.
+    A division by another number that equals the size of the global batch may also cause it.
     """
 
 

@@ -42,21 +42,21 @@ class Checkpoints:
     JSON. `restore((model, optimizer))` writes the newest checkpoint into these same objects.
 
     Guarantees:
-        A checkpoint is complete or absent, also after SIGKILL, a full disk, or Ctrl-C.
-        What changes after `save` (donated arrays, updated objects) is written as it was before.
-        A write that fails in the background is raised by the next call, also by `close`.
+        A checkpoint is complete or absent, even after SIGKILL, a full disk, or Ctrl-C.
+        Changes after `save` (donated arrays, updated objects) do not affect the checkpoint.
+        If a write fails in the background, the next call raises its error; so does `close`.
         A process that ends without `close` completes its checkpoint first.
         Ctrl-C in a call that waits takes effect after the checkpoint is written.
         `restore` returns bit for bit what `save` received. Otherwise it raises an error and
-        leaves the objects as they were.
+        leaves the objects unchanged.
         One job writes at a time: after its first `save`, a `save` of another job raises an error.
-        In a job of several processes all of them make the same calls. Each writes its own shards,
-        and a checkpoint is complete when all have written theirs.
+        In a job of several processes, all processes make the same calls. Each writes its own
+        shards, and a checkpoint is complete when all shards are written.
         No code from the files is run, and no pickle is read.
 
     Cost:
-        `save` waits for the checkpoint before it, copies the arrays to the host, shard by shard,
-        and returns; threads write the files. All other methods except `path` and
+        `save` waits for the previous checkpoint, copies the arrays to the host, shard by shard,
+        and returns; threads write the files. All other methods except `path`, `on_failure` and
         `is_saving_in_progress` wait for them, and `close` leaves no thread behind. `restore` reads
         the files twice, once to compare them with their manifest.
 
@@ -104,13 +104,13 @@ class Checkpoints:
             list_steps(self.directory)
         except OSError as error:
             raise make_directory_error(self.directory, error) from error
-        # The lock is taken by the first `save`, so that a reader keeps no job out.
+        # The first `save` takes the lock, so that a process that only reads blocks no job.
         self._writer = Writer(self.directory, keep, seconds)
         self._keep = keep
         self._survivor: Survivor | None = None
 
     def steps(self) -> tuple[int, ...]:
-        """Return the steps of the complete checkpoints, the oldest first.
+        """Return the steps of the complete checkpoints, oldest first.
 
         Raises:
             CheckpointError: A checkpoint could not be written.
@@ -127,20 +127,20 @@ class Checkpoints:
         """Start to write a checkpoint; `wait_until_finished` and `close` wait for it.
 
         Args:
-            step: The number of completed steps. It names the checkpoint, and is above the steps of
-                all others; `discard_after` deletes later ones.
+            step: The number of completed steps. It names the checkpoint, and must be above the
+                steps of all others; `discard_after` deletes later ones.
             state: Pytree of arrays, numbers, Flax NNX objects (modules, optimizers, metrics, keys)
                 and variables.
             notes: A dict that JSON can represent.
 
         Raises:
-            CheckpointError: A checkpoint of this or a later step exists; it or the one before
-                cannot be written; another job writes checkpoints here; or processes have different
-                folders.
-            OtherProcessError: Another process did not come in time, or has ended.
+            CheckpointError: A checkpoint of this or a later step exists; this or the previous
+                checkpoint cannot be written; another job writes checkpoints here; or processes use
+                different folders.
+            OtherProcessError: Another process did not make the call in time, or has ended.
             ArgumentTypeError: A leaf is neither an array nor a number. The error names its path.
             ArgumentError: A variable has a value on each replica, and no aggregation that combines
-                them.
+                these values.
 
         Example:
             >>> import tempfile
@@ -162,36 +162,36 @@ class Checkpoints:
         if steps and step <= steps[-1]:
             resume = f"Resume from step {steps[-1]}"
             raise make_step_error(caller, "step", step, self.directory, steps, resume)
-        # All checks of the arguments come first: a call that is refused must not take the lock.
+        # Check all arguments first: a rejected call must not take the lock.
         written = _to_plain_json(notes or {})
         state = gather_whole_arrays(to_plain(state))
         check_leaves(state)
         self._writer.write(step, name_leaves(state), written)
 
     def discard_after(self, step: int) -> tuple[int, ...]:
-        """Delete the checkpoints of later steps, so that `save` can continue from this one.
+        """Delete the checkpoints of later steps, so that `save` can continue from `step`.
 
         Call it to train again from an older checkpoint. It waits for a checkpoint that is being
-        written, and deletes that one too if its step is later. From then on, other jobs cannot
-        write into the directory, as after `save`.
+        written, and deletes this too if its step is later. If it deletes any, other jobs can no
+        longer write into the directory, as after `save`.
 
         Cost:
-            The newest checkpoint is deleted first. A process that is killed in between leaves the
-            older ones, and `restore` takes the newest of these. In a job of several processes all
-            of them call it with the same step, and process 0 deletes.
+            The newest checkpoint is deleted first. If the process is killed in between, the older
+            ones remain, and `restore` takes the newest of these. In a job of several processes,
+            all processes call it with the same step, and process 0 deletes.
 
         Args:
-            step: The last step to keep; -1 deletes all checkpoints. A checkpoint of this step does
-                not have to exist.
+            step: The last step to keep; -1 deletes all checkpoints. A checkpoint of this step need
+                not exist.
 
         Returns:
-            The steps of the deleted checkpoints, the oldest first. They are logged, too.
+            The steps of the deleted checkpoints, oldest first, which are also logged.
 
         Raises:
             CheckpointError: The last checkpoint could not be written, one cannot be deleted, or
                 another job writes checkpoints here.
-            OtherProcessError: Another process did not come in time, has ended, or passed another
-                step.
+            OtherProcessError: Another process did not make the call in time, has ended, or passed
+                another step.
 
         Example:
             >>> import tempfile
@@ -266,13 +266,13 @@ class Checkpoints:
         """Read a checkpoint back into the objects that were saved.
 
         Shapes:
-            Every leaf is global, as in `state`. The number of devices may differ from the one at
-            the time of `save`.
+            Every leaf is global, as in `state`. The number of devices may differ from that at the
+            time of `save`.
 
         Args:
             state: A state like the one that `save` received. NNX objects and variables in it are
-                updated in place; arrays are returned as new ones. With `like`, it is instead the
-                step to read, and nothing is updated.
+                updated in place; arrays are returned as new arrays. With `like`, pass the step to
+                read instead; then nothing is updated.
             step: One of `steps()`; None takes the newest.
             like: As in `restore_latest`.
             sharding: The sharding of every leaf, such as `strategy.replicated_sharding`; None takes
@@ -284,11 +284,11 @@ class Checkpoints:
             checkpoint.
 
         Raises:
-            DamagedCheckpointError: Its files differ from what was written. The error names the
-                files.
+            DamagedCheckpointError: Files differ from what was written. The error names them.
             CheckpointError: No checkpoint of this step exists, or it is of another model. The error
-                lists the leaves that differ, with both shapes. After any error, the objects are as
-                they were.
+                lists the leaves that differ, with both shapes. Any error leaves the objects
+                unchanged.
+            OtherProcessError: Another process did not make the call in time, or has ended.
 
         Example:
             >>> import tempfile
@@ -326,7 +326,7 @@ class Checkpoints:
             step = as_integer(caller, "step", step, least=0)
             if skip_damaged:
                 raise _make_skip_error(caller, step)
-        # The objects are updated at the very end: until then the restore can still fail.
+        # Update the objects at the very end: until then the restore can still fail.
         shapes = to_plain(state)
         with ErrorNote(f"It was raised by {caller}(state, step={step})."):
             self._writer.wait()
@@ -345,17 +345,17 @@ class Checkpoints:
         """Read the newest checkpoint, or the newest that is not damaged, as a new pytree.
 
         Args:
-            like: A pytree of arrays, `jax.ShapeDtypeStruct`s and NNX objects. It gives structure,
-                shapes and dtypes. It is not updated: the result has new NNX objects.
+            like: A pytree of arrays, `jax.ShapeDtypeStruct`s and NNX objects, which gives
+                structure, shapes and dtypes. It is not updated: the result has new NNX objects.
             sharding: As in `restore`.
-            skip_damaged: If the newest checkpoint is damaged, restore the one before, and move the
-                damaged one into `damaged/`. Nothing is moved if all are damaged.
+            skip_damaged: If the newest checkpoint is damaged, restore the previous one, and move
+                the damaged one into `damaged/`. Nothing is moved if all are damaged.
 
         Returns:
             The restored checkpoint; None if the directory has no checkpoint.
 
         Raises:
-            DamagedCheckpointError: The newest is damaged; with `skip_damaged`, all are.
+            DamagedCheckpointError: The newest checkpoint is damaged; with `skip_damaged`, all are.
             CheckpointError: The checkpoint is of another model.
 
         Example:
@@ -373,24 +373,24 @@ class Checkpoints:
             return restore_newest(self.directory, like, sharding, skip_damaged, group)
 
     def on_failure(self, callback: Callable[[], Any] | None) -> None:
-        """Set what is saved when a step fails because of another process.
+        """Set the state to save when a step fails because of another process.
 
         When `run`, `reduce` or `gather` of a strategy over several processes raises an
-        `OtherProcessError`, one of the processes that are left first saves the last complete step.
-        It needs a full copy of the state on its own devices, and no collective. State in pieces
-        (FSDP, `sharded_update`), variables with `ON_READ`, and state whose memory a step has taken
-        (`donate_argnums`) cannot be saved so; then the last checkpoint counts. The message of the
-        error says which.
+        `OtherProcessError`, one of the surviving processes first saves the last complete step. It
+        needs a full copy of the state on its own devices, and no collective. State in pieces (FSDP,
+        `sharded_update`), variables with `ON_READ`, and state whose memory a step has taken
+        (`donate_argnums`) cannot be saved in this way; then the last checkpoint counts. The error
+        message names the checkpoint.
 
         Cost:
             The callback is called before each step. The state before a step stays in memory until
-            a later one is computed: on GPU and TPU up to two more states, on CPU up to nine.
+            a later state is computed: on GPU and TPU up to two more states, on CPU up to nine.
 
         Args:
-            callback: Returns the number of completed steps and the state, as `save` takes them,
-                and optionally notes, or a function that returns them. It is called before each
-                step, and must not change anything. None removes it. In a job of one process it is
-                never called.
+            callback: A function that returns the number of completed steps and the state, as for
+                `save`, and optionally notes, or a function that returns notes. It is called before
+                each step, and must not change anything; in a job of one process it is never called.
+                None removes it.
 
         Raises:
             ArgumentTypeError: `callback` is not callable.
@@ -431,7 +431,7 @@ class Checkpoints:
         except (CheckpointError, OtherProcessError) as failure:
             if error is None:
                 raise
-            # The error of the body is the one that its caller waits for.
+            # The caller needs the error of the body, so this failure becomes a note on it.
             error.add_note(str(failure))
 
 

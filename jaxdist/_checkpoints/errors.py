@@ -15,7 +15,7 @@ class UnreadableError(ValueError):
 
 
 class ElsewhereError(RuntimeError):
-    """Another process of the job could not write its part; the text names it."""
+    """Another process of the job could not write its part; the message names it."""
 
 
 def make_directory_error(directory: Path, error: Exception) -> CheckpointError:
@@ -47,12 +47,12 @@ def make_step_error(
     """Return the error for a step that is not above the steps of the checkpoints.
 
     Args:
-        caller: What the user called.
-        noun: What the user counts: "step" or "epoch".
-        step: Its number.
+        caller: The function that the user called.
+        noun: The unit that the user counts: "step" or "epoch".
+        step: The number of the step or epoch.
         directory: The directory of the checkpoints.
-        steps: The steps of the complete checkpoints, the oldest first.
-        resume: How to continue from the newest one, as the first words of a sentence.
+        steps: The steps of the complete checkpoints, oldest first.
+        resume: How to continue from the newest checkpoint, as the first words of a sentence.
     """
     newest = steps[-1]
     has_it = f", and {directory / str(step)} exists" if step in steps else ""

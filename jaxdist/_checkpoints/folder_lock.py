@@ -40,14 +40,14 @@ def _find_shared_id() -> str | None:
     if store is None or process is None or process.count == 1:
         return None
     with contextlib.suppress(KeyError):
-        # The first process that comes decides.
+        # The first process to set the key decides.
         store.set(_JOB_KEY, _PROCESS_JOB_ID)
     return store.get(_JOB_KEY)
 
 
 # Note [The lock of a job]
 # Each process of a job holds a shared `flock` on one file. The file contains the id of the job. The
-# kernel releases the lock when the process ends, also after SIGKILL.
+# kernel releases the lock when the process ends, even after SIGKILL.
 # A process that gets the lock exclusively knows that no job uses the folder. It writes its id and
 # converts the lock to a shared one. `flock` releases a lock for a moment when it converts it, and
 # another job could take the lock then. So all of this happens under a second, exclusive lock, the
@@ -57,7 +57,7 @@ def _find_shared_id() -> str | None:
 class JobLock:
     """A context manager that keeps other jobs out of a folder.
 
-    Processes of one job share the lock: those with the same `JAXDIST_JOB_ID` in their environment.
+    The processes of one job, with the same `JAXDIST_JOB_ID` in their environment, share the lock.
     One process can take it several times. A killed process leaves no lock behind. If files cannot
     be locked (some network file systems, Windows), jaxdist logs a warning and keeps no job out.
     See Note [The lock of a job].
@@ -96,7 +96,7 @@ class JobLock:
             lock_file.close()
             raise
         except OSError as error:
-            # A file system without locks. Refusing to train there would help nobody.
+            # A file system without locks. Training without a lock is better than an error.
             lock_file.close()
             _LOG.warning("%s is not locked: %s.", self.folder, error)
             return self
@@ -106,7 +106,7 @@ class JobLock:
 
     def _take(self, fcntl: ModuleType, lock_file: IO[str]) -> None:
         owner: dict[str, Any] = {}
-        # Two attempts: the other job may end after it refused the lock and before its id is read.
+        # Two attempts: the other job may end after the lock was refused and before its id is read.
         for _ in range(2):
             try:
                 fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -187,8 +187,7 @@ _HELD_LOCKS: "weakref.WeakSet[JobLock]" = weakref.WeakSet()
 
 def _release_in_child() -> None:
     """Close the locks in a forked child."""
-    # The child shares the open file of its parent. A child that outlives its parent would keep the
-    # lock.
+    # A child shares the open file of its parent, and would keep the lock if it outlives the parent.
     for lock in list(_HELD_LOCKS):
         with contextlib.suppress(OSError):
             lock.close()

@@ -1,4 +1,4 @@
-"""Ctrl-C that takes effect only where it does no harm, and is never lost."""
+"""Delays Ctrl-C until it does no harm, without losing it."""
 
 import contextlib
 import os
@@ -29,8 +29,8 @@ def delay_interrupts() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # A handler for SIGINT, because KeyboardInterrupt can be raised between any two instructions:
-    # no `try` around the body could complete it.
+    # Install a handler for SIGINT, because KeyboardInterrupt can be raised between any two
+    # instructions, so a `try` around the body could not complete it.
     seen: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
     try:
@@ -51,7 +51,7 @@ _MESSAGE = b"\nCtrl-C: stopping after this step; once more stops at once\n"
 
 
 class Interrupts:
-    """A context manager that records the first Ctrl-C for `check`; the second interrupts at once.
+    """A context manager that records one Ctrl-C for `check`; a second one interrupts immediately.
 
     Outside of the main thread it does nothing. See Note [Ctrl-C between steps].
 

@@ -1,4 +1,4 @@
-"""The leaves of a state by name, as checkpoints store them."""
+"""Converts a state to named leaves, as checkpoints store them, and back."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
 def name_leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
-    """Return the leaves by name. Random keys and indices of slices become their integers."""
+    """Return the leaves by name. Random keys and indices of slices become integer arrays."""
     flat, _ = tree_flatten_with_path(tree, is_leaf)
     # A state that is one array has an empty path.
     return {keystr(path, simple=True, separator=".") or "value": _to_array(x) for path, x in flat}
@@ -40,7 +40,7 @@ def check_leaves(tree: PyTree) -> None:
         )
     for path, leaf in flat:
         kind = getattr(getattr(_to_array(leaf), "dtype", None), "kind", "O")
-        # Objects, bytes, text, and times: NumPy has arrays of them, JAX and Orbax do not.
+        # Objects, bytes, strings, and times: NumPy has arrays of these, JAX and Orbax do not.
         if kind in "OSUMm":
             raise ArgumentTypeError(
                 f"Checkpoints.save was given {_shorten(leaf)} at state{keystr(path)}, which is "
@@ -88,7 +88,7 @@ def _to_array(leaf: Any) -> Any:
 
 
 def _convert_like(data: Any, wanted: Any) -> Any:
-    """Return a leaf as a random key or as a Python number if `wanted` is one."""
+    """Return the leaf as a random key or a Python number if `wanted` is one."""
     if _is_key(wanted) and not _compat.are_row_numbers(wanted):
         return _wrap_key(data, wanted)
     return np.asarray(data).item() if isinstance(wanted, (bool, int, float, complex)) else data

@@ -1,4 +1,4 @@
-"""Manifests: size and checksum of every file of a checkpoint, to name a damaged file."""
+"""Writes and compares manifests: size and checksum of each file, to name a damaged file."""
 
 import json
 import zlib
@@ -12,7 +12,7 @@ _MANIFESTS = "manifests"  # the folder of the manifests
 def write_manifest(directory: Path, step: int) -> None:
     """Write size and checksum of the files of a checkpoint to a JSON file, atomically.
 
-    The manifests of checkpoints that do not exist any more are deleted.
+    The manifests of checkpoints that no longer exist are deleted.
     """
     path, root = _get_path(directory, step), directory / str(step)
     path.parent.mkdir(exist_ok=True)
@@ -27,19 +27,19 @@ def write_manifest(directory: Path, step: int) -> None:
 
 
 def remove_manifest(directory: Path, step: int) -> None:
-    """Delete the manifest of an earlier checkpoint of this step, if there is one."""
+    """Delete the manifest of an earlier checkpoint of this step, if one exists."""
     _get_path(directory, step).unlink(missing_ok=True)
 
 
 def find_damage(directory: Path, step: int, *, read_contents: bool = True) -> list[str]:
-    """Return what is wrong with the files of a checkpoint, in words.
+    """Return a sentence for each problem with the files of a checkpoint.
 
     Without a manifest the list is empty: see Note [Complete or absent].
 
     Args:
         directory: The directory of the checkpoints.
         step: The step of the checkpoint.
-        read_contents: Whether to read the files. Otherwise only their sizes are compared.
+        read_contents: Whether to read the files. If not, only their sizes are compared.
     """
     files = read_dict(_get_path(directory, step)) or {}
     root = directory / str(step)
@@ -59,7 +59,7 @@ def _describe_problem(file: Path, size: int, checksum: int, read_contents: bool)
         there = file.stat().st_size
         found = _measure_file(file)[1] if read_contents and there == size else checksum
     except (FileNotFoundError, NotADirectoryError):
-        # It may have been deleted between the two.
+        # The file may have been deleted between `stat` and `read_bytes`.
         return f"{file} is missing."
     except OSError as error:
         return f"{file} cannot be read: {error.strerror}."

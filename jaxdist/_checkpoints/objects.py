@@ -1,4 +1,4 @@
-"""Flax NNX objects and variables in a state: conversion to plain pytrees, and back."""
+"""Converts the Flax NNX objects and variables in a state to plain pytrees, and back."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from jaxdist._values import Assignable
 def to_plain(state: PyTree) -> PyTree:
     """Return the state with a dict of arrays for each NNX object, and values for variables.
 
-    If several objects share an array, only the dict of the first object has it.
+    If several objects share an array, only the dict of the first object contains it.
     """
     units, treedef = _flatten_to_units(state)
     objects = [x for x in units if _is_object(x)]
@@ -32,7 +32,7 @@ def rebuild_objects(like: PyTree, restored: PyTree) -> PyTree:
     if not objects:
         return restored
     parts = treedef.flatten_up_to(restored)
-    # Clones have variables of their own, so `_fill` does not write into the objects of `like`.
+    # Clones have their own variables, so `_fill` does not write into the objects of `like`.
     copies = nnx.clone(tuple(objects))
     _fill(copies, [part for x, part in zip(units, parts, strict=True) if _is_object(x)])
     new = iter(copies)
@@ -46,7 +46,7 @@ def put_into(target: PyTree, restored: PyTree) -> PyTree:
     If a write fails, all objects and variables get their old values back.
 
     Returns:
-        The target with the same objects, and with new arrays elsewhere.
+        The target, with the same objects and with new arrays elsewhere.
     """
     units, treedef = _flatten_to_units(target)
     parts = treedef.flatten_up_to(restored)
@@ -54,8 +54,8 @@ def put_into(target: PyTree, restored: PyTree) -> PyTree:
     objects = tuple(x for x in units if _is_object(x))
     values = [(x, part, x.read_value()) for x, part in pairs if isinstance(x, Assignable)]
     before = _get_dicts(objects)
-    # The assignment of a variable can fail (another shape, or Ctrl-C). `restore` promises that the
-    # state is then as it was.
+    # The assignment of a variable can fail (another shape, or Ctrl-C). `restore` promises to leave
+    # the state unchanged then.
     try:
         _fill(objects, [part for x, part in pairs if _is_object(x)])
         for variable, new, _ in values:
@@ -70,7 +70,7 @@ def put_into(target: PyTree, restored: PyTree) -> PyTree:
 
 
 def find_plain_leaves(state: PyTree) -> list[str]:
-    """Return the paths of leaves that `put_into` cannot write into: it returns new ones."""
+    """Return the paths of leaves for which `put_into` returns new arrays, without writing."""
     units, _ = jax.tree.flatten_with_path(state, is_leaf=_is_unit)
     return [
         jax.tree_util.keystr(path)
@@ -84,7 +84,7 @@ def _flatten_to_units(state: PyTree) -> tuple[list[Any], Any]:
 
 
 def _is_unit(x: Any) -> bool:
-    # An `nnx.State` is a unit that is no object: `restore` returns a new state for it, like for any
+    # An `nnx.State` is a unit but not an object: `restore` returns a new state for it, as for any
     # pytree, and does not write into its variables.
     return _is_object(x) or isinstance(x, (Assignable, nnx.State))
 
@@ -94,9 +94,9 @@ def _is_object(x: Any) -> bool:
 
 
 def _get_dicts(objects: Sequence[Any]) -> list[Any]:
-    # One call for all objects, so that NNX stores an array that several objects share only once.
+    # One call for all objects, so that NNX stores an array only once if several objects share it.
     found: dict[Any, Any] = nnx.to_pure_dict(nnx.state(tuple(objects))) if objects else {}
-    # The value of an NNX variable that is on a parameter server is a variable itself.
+    # The value of an NNX variable on a parameter server is itself a variable.
     plain = jax.tree.map(
         lambda x: x.read_value() if isinstance(x, Assignable) else x,
         found,
@@ -109,6 +109,6 @@ def _fill(objects: Sequence[Any], dicts: Sequence[Any]) -> None:
     if not objects:
         return
     state = nnx.state(tuple(objects))
-    # An object has no entry in the state if all its arrays belong to an object before it.
+    # An object has no entry in the state if all its arrays belong to earlier objects.
     nnx.replace_by_pure_dict(state, {i: d for i, d in enumerate(dicts) if i in state})
     nnx.update(tuple(objects), state)

@@ -1,6 +1,6 @@
-"""Calls of Orbax: how a checkpoint is written and read.
+"""Writes and reads checkpoints with Orbax.
 
-The functions import Orbax when they are called. The import takes 0.2 s, and most programs save
+The functions import Orbax when they are called: the import takes 0.2 s, and most programs save
 nothing.
 """
 
@@ -33,18 +33,18 @@ STATE, NOTES, LEAVES = "state", "notes", "leaves"  # the items of one checkpoint
 def open_manager(directory: Path) -> Manager:
     """Open Orbax's manager of a directory, and delete the partly written checkpoints in it.
 
-    It deletes no complete checkpoint: Orbax deletes file by file, under the checkpoint's name.
+    The manager never deletes complete checkpoints: Orbax would delete file by file, in place.
 
     Args:
         directory: The directory of the checkpoints. No other job writes into it.
     """
     import orbax.checkpoint as ocp
 
-    # Here, since its base class is Orbax's.
+    # Defined here, since its base class is in Orbax.
     class RecordsHandler(ocp.JsonCheckpointHandler):
-        """Writes texts that are computed in the background, in each process its own.
+        """Writes strings that each process computes in the background.
 
-        The handler of Orbax writes values that are known before, and only in process 0.
+        Orbax's own handler writes values that are known in advance, and only in process 0.
         """
 
         async def async_save(self, directory: Any, item: Any = None, args: Any = None) -> Any:
@@ -58,7 +58,7 @@ def open_manager(directory: Path) -> Manager:
     handlers.add(LEAVES, ocp.args.JsonSave, RecordsHandler())
     options = ocp.CheckpointManagerOptions(
         cleanup_tmp_directories=True,
-        # Otherwise, where no directory can be created, Orbax reports it after five minutes.
+        # Otherwise, if the directory cannot be created, Orbax reports it only after five minutes.
         async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
     )
     return ocp.CheckpointManager(directory, options=options, handler_registry=handlers)
@@ -74,7 +74,7 @@ def start_checkpoint(
     """Copy the leaves to the host, and let Orbax write a checkpoint in the background."""
     import orbax.checkpoint as ocp
 
-    # The caller may change an array of NumPy afterwards.
+    # Copy NumPy arrays, since the caller may change them afterwards.
     leaves = {n: x if isinstance(x, jax.Array) else np.array(x) for n, x in leaves.items()}
     compute_records = prepare_records(leaves, process)
 
@@ -82,7 +82,7 @@ def start_checkpoint(
         return format_records(compute_records(), notes, process)
 
     items = {
-        # Orbax refuses arrays without elements. Their shape and dtype are in the records.
+        # Orbax rejects arrays without elements. Their shape and dtype are in the records.
         STATE: ocp.args.StandardSave({n: x for n, x in leaves.items() if x.size}),
         NOTES: ocp.args.JsonSave(notes),
         LEAVES: ocp.args.JsonSave({f"process_{process.index}.json": compute_text}),
@@ -97,8 +97,8 @@ def start_arrays(folder: Path, leaves: Mapping[str, Any], writer: int) -> Callab
 
     Args:
         folder: The folder, which exists in all processes.
-        leaves: Arrays over several processes, or of NumPy.
-        writer: The process that writes the arrays of NumPy and the names of all.
+        leaves: Arrays over several processes, or NumPy arrays.
+        writer: The process that writes the NumPy arrays and the names of all arrays.
 
     Returns:
         A function that waits until the shards are written.
@@ -108,7 +108,7 @@ def start_arrays(folder: Path, leaves: Mapping[str, Any], writer: int) -> Callab
 
     handler = _make_handler(writer)
     args = ocp.args.StandardSave(dict(leaves))
-    # In a thread, since the caller may be a notebook, whose event loop runs.
+    # In a thread, since the caller may be a notebook, which already runs an event loop.
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         save = handler.async_save(epath.Path(folder), args=args)
         futures = pool.submit(asyncio.run, save).result() or []
@@ -122,9 +122,9 @@ def start_arrays(folder: Path, leaves: Mapping[str, Any], writer: int) -> Callab
 
 @contextlib.contextmanager
 def write_as_first_process() -> Iterator[None]:
-    """Let Orbax write arrays of NumPy in this process, whatever its number is.
+    """Let Orbax write NumPy arrays in this process, whatever its index is.
 
-    Orbax writes them in process 0 only, which may be the one that has ended.
+    Orbax writes them only in process 0, which may have ended.
     """
     import orbax.checkpoint as ocp
 
@@ -149,7 +149,7 @@ class _FirstProcess:
 
 
 def merge_arrays(folder: Path, writer: int) -> None:
-    """Make the shards that all processes have written one checkpoint."""
+    """Merge the shards that all processes have written into one checkpoint."""
     from etils import epath
 
     _make_handler(writer).finalize(epath.Path(folder))
@@ -173,7 +173,7 @@ def _make_handler(writer: int) -> Any:
 
 
 def _make_alone_options(writer: int) -> Any:
-    """Return options by which this process waits for no other one."""
+    """Return options with which this process waits for no other process."""
     import orbax.checkpoint as ocp
 
     own = get_current_process().index
@@ -184,7 +184,7 @@ def read_notes(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the records of the leaves, and the notes of a checkpoint.
 
     Raises:
-        UnreadableError: They differ from what was written.
+        UnreadableError: The records or the notes differ from what was written.
     """
     notes = read_notes_without_orbax(path)
     if notes is None:
@@ -196,7 +196,7 @@ def read_notes(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def read_notes_without_orbax(path: Path) -> dict[str, Any] | None:
-    """Return the notes of a checkpoint from one file; None if this file cannot be read."""
+    """Return the notes of a checkpoint from their file; None if the file cannot be read."""
     return read_dict(path / NOTES / "metadata")
 
 
@@ -211,7 +211,7 @@ def read_arrays(
     Args:
         path: The directory of the checkpoint.
         wanted: Shapes and dtypes, by name.
-        sharding: The sharding of each leaf; None takes the sharding of the wanted leaf.
+        sharding: The sharding of each leaf; None takes that of the leaf in `wanted`.
         own: Shardings by name that take precedence over `sharding`.
 
     Raises:
@@ -225,7 +225,7 @@ def read_arrays(
             sharding=own.get(name) or sharding or getattr(x, "sharding", None) or one_device,
         )
         if jax.dtypes.canonicalize_dtype(x.dtype) == x.dtype
-        # JAX has no array of this dtype (float64 without x64, for a Python float): read into NumPy.
+        # JAX has no arrays of this dtype (float64 without x64, for a Python float): use NumPy.
         else np.empty(x.shape, x.dtype)
         for name, x in wanted.items()
     }
@@ -249,15 +249,15 @@ def _read_stored(path: Path, target: Mapping[str, Any]) -> Any:
             return checkpointer.restore(path, args=ocp.args.StandardRestore(target))
         except Exception as error:
             why = f"{type(error).__name__}: {str(error).split('. See full')[0]}"
-        # Orbax abandons the other reads that it started. When they are collected, each reports an
-        # error on stderr. So collect them here, where `_silence_orbax` suppresses that.
+        # Orbax abandons the other reads that it started. Each of them reports an error on stderr
+        # when it is garbage-collected. So collect them here, where `_silence_orbax` suppresses it.
         gc.collect()
     raise UnreadableError(why if len(why) <= _LONGEST_REASON else why[:_LONGEST_REASON] + "...")
 
 
 @contextlib.contextmanager
 def _silence_orbax() -> Iterator[None]:
-    """Suppress the messages of Orbax about an error that jaxdist reports itself."""
+    """Suppress Orbax's messages about an error that jaxdist reports."""
     logger = logging.getLogger("absl")
     level, hook = logger.level, sys.unraisablehook
     logger.setLevel(logging.CRITICAL + 1)

@@ -1,6 +1,6 @@
-"""`Sharded` values in checkpoints: each is saved as one whole array, without its padding.
+"""Saves each `Sharded` value as one whole array without padding, and shards it when restored.
 
-So a state can be restored on another number of replicas than it was saved with.
+So a state can be restored on a different number of replicas.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ def gather_whole_arrays(state: PyTree) -> PyTree:
 
 
 def get_whole_shapes(like: PyTree) -> PyTree:
-    """Return `like` with shape and dtype of the whole array for each `Sharded` value."""
+    """Return `like` with the shape and dtype of the whole array for each `Sharded` value."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_sharded(x) else x,
         like,
@@ -32,22 +32,22 @@ def get_whole_shapes(like: PyTree) -> PyTree:
 
 
 def get_layouts_of_pieces(like: PyTree) -> dict[str, Sharding]:
-    """Return by name the sharding with which Orbax reads each `Sharded` value of `like`.
+    """Return, by name, the sharding with which Orbax reads each `Sharded` value of `like`.
 
-    It is the sharding of the value if the value has no padding, else a replicated one.
+    This is the sharding of the value, or a replicated sharding if the value has padding.
     """
     found: dict[str, Sharding] = {}
     for name, value in name_leaves(like, is_leaf=is_sharded).items():
         if isinstance(value, Sharded) and isinstance(layout := _get_layout(value), NamedSharding):
-            # Orbax reads the array without padding, and the sharding of the padded array does not
-            # divide it. `cut_like` pads and shards such an array later.
+            # Orbax reads the array without padding, which the sharding of the padded array does not
+            # divide. `cut_like` pads and shards such an array later.
             is_even = value.array.shape[value.dim] == value.size
             found[name] = layout if is_even else NamedSharding(layout.mesh, jax.P())
     return found
 
 
 def cut_like(state: PyTree, like: PyTree) -> PyTree:
-    """Return the state with whole arrays sharded again, where `like` has `Sharded` values."""
+    """Return the state with arrays sharded again where `like` has `Sharded` values."""
 
     def cut(wanted: Any, array: Any) -> Any:
         if not isinstance(wanted, Sharded):

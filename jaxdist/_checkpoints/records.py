@@ -16,9 +16,9 @@ from jaxdist._processes import Process
 Range: TypeAlias = list[list[int]]  # first index and end, for each dim
 
 # Note [Records of shards]
-# Each process of a job records the shards that it has, and writes its records into a file of its
-# own. So no process needs the values of another one, and none copies a whole array. Of equal shards
-# one is recorded, the one with replica id 0, as it is the one that Orbax writes.
+# Each process of a job records the shards that it has, and writes its records into its own file. So
+# no process needs the values of another process, and none copies a whole array. Of equal shards,
+# only the one with replica id 0 is recorded, since Orbax writes that one.
 # A restored array may have another sharding than the saved one. So a checksum belongs to a range of
 # indices, and the values in this range are collected from the shards that hold them.
 
@@ -30,7 +30,7 @@ def list_own_shards(
 
     Args:
         leaf: An array of JAX or NumPy.
-        shards: The `jax.Shard`s of the leaf that this process has; none of a NumPy array.
+        shards: The `jax.Shard`s of the leaf in this process; empty for a NumPy array.
         process: This process. The first one records NumPy arrays.
     """
     if isinstance(leaf, jax.Array):
@@ -41,7 +41,7 @@ def list_own_shards(
 
 def prepare_records(leaves: Mapping[str, Any], process: Process) -> Callable[[], dict[str, Any]]:
     """Copy the shards of this process to the host; the result computes their records."""
-    # Not the arrays themselves: a reference would keep the memory of the devices.
+    # Keep no references to the arrays themselves, which would keep their memory on the devices.
     taken = {}
     for name, leaf in leaves.items():
         own = list_own_shards(leaf, getattr(leaf, "addressable_shards", ()), process)
@@ -59,18 +59,18 @@ def make_record(
 
 def format_records(records: Mapping[str, Any], notes: Mapping[str, Any], process: Process) -> str:
     """Return the file with the records of one process, as JSON."""
-    # The records have the checksums of the arrays. Another checksum protects the records, and the
-    # notes themselves: those of the first process, which writes them. Another one may have others.
+    # The records contain the checksums of the arrays. Another checksum protects the records and, in
+    # the first process, which writes them, the notes. Other processes may have different notes.
     content = {"processes": process.count, "leaves": records}
     notes = notes if process.is_first else {}
     return json.dumps({**content, "checksum": _compute_json_checksum([content, notes])})
 
 
 def read_records(folder: Path, notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the records of all processes by the name of the leaf.
+    """Return the records of all processes, by the name of the leaf.
 
     Raises:
-        UnreadableError: They, or the notes, differ from what was written.
+        UnreadableError: The records or the notes differ from what was written.
     """
     merged: dict[str, Any] = {}
     no_notes: dict[str, Any] = {}
@@ -78,7 +78,7 @@ def read_records(folder: Path, notes: Mapping[str, Any]) -> dict[str, Any]:
     for file in files:
         part = json.loads(file.read_bytes())
         content = {name: part[name] for name in ("processes", "leaves")}
-        # Of the first process with the notes, of others without them.
+        # The checksum of the first process includes the notes; that of others does not.
         if part["checksum"] not in {
             _compute_json_checksum([content, x]) for x in (notes, no_notes)
         }:
@@ -95,7 +95,7 @@ def read_records(folder: Path, notes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_changed_values(records: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:
-    """Return what differs between arrays and their records, in words."""
+    """Return a sentence for each array that differs from its record."""
     return [
         f"The values of {name} are not those that were saved."
         for name, array in arrays.items()
@@ -105,7 +105,7 @@ def find_changed_values(records: Mapping[str, Any], arrays: Mapping[str, Any]) -
 
 def _is_unchanged(array: Any, where: Range, checksum: int) -> bool:
     values = read_range(array, where)
-    # Values of other processes cannot be compared here. The manifest still compares the files.
+    # Values in other processes cannot be compared here, but the manifest compares their files.
     return values is None or _compute_checksum(values) == checksum
 
 
@@ -113,13 +113,13 @@ def read_range(array: Any, where: Range) -> np.ndarray | None:
     """Return the values in a range; None if this process does not have all of them.
 
     Cost:
-        A copy on the host, of the size of the range.
+        A copy of the range on the host.
     """
     if not isinstance(array, jax.Array):
         return np.asarray(array[_make_slices(where)])
     shape = [stop - start for start, stop in where]
     values, found = np.empty(shape, array.dtype), 0
-    # Slices cannot be keys. Equal shards are read once.
+    # Read equal shards once. The keys are strings, since slices cannot be keys.
     shards = {str(shard.index): shard for shard in array.addressable_shards}
     for shard in shards.values():
         held = _get_range(shard.index, array.shape)
@@ -136,7 +136,7 @@ def _get_range(index: Sequence[slice], shape: Sequence[int]) -> Range:
 
 
 def _make_slices(where: Range, origin: Range | None = None) -> tuple[slice, ...]:
-    """Return the slices of a range in an array that begins at the first index of `origin`."""
+    """Return the slices of a range in an array that begins at the first indices of `origin`."""
     first = [0] * len(where) if origin is None else [start for start, _ in origin]
     return tuple(slice(a - o, b - o) for (a, b), o in zip(where, first, strict=True))
 
@@ -146,5 +146,5 @@ def _compute_checksum(values: np.ndarray) -> int:
 
 
 def _compute_json_checksum(value: Any) -> int:
-    # Sorted, so that the checksum does not depend on the order of keys.
+    # Sort the keys, so that the checksum does not depend on their order.
     return zlib.crc32(json.dumps(value, sort_keys=True).encode())

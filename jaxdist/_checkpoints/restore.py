@@ -1,4 +1,4 @@
-"""Reading of checkpoints: one of a given step, or the newest that is not damaged."""
+"""Reads a checkpoint: that of a given step, or the newest that is not damaged."""
 
 import dataclasses
 import shutil
@@ -28,9 +28,8 @@ from jaxdist.errors import CheckpointError, DamagedCheckpointError
 
 # Note [A checkpoint that is deleted while it is read]
 # A job may delete an old checkpoint while another process reads it. The deletion begins with a
-# rename, so what fails then is the next file that the reader opens, and the step is no longer in
-# the list. Such a checkpoint is missing, and not damaged. Whoever wants the newest takes the list
-# again.
+# rename, so the reader fails to open its next file, and the step is no longer in the list. Such a
+# checkpoint is missing, not damaged. A reader that wants the newest reads the list again.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Restored:
         step: The step after which it was saved.
         state: The restored state, with the structure of the requested one.
         notes: The notes that were saved with it.
-        set_aside: The new paths of newer checkpoints that are damaged.
+        set_aside: The new paths of newer, damaged checkpoints.
     """
 
     step: int
@@ -58,9 +57,9 @@ def restore_step(
     If one process of a group cannot read it, all raise an error.
 
     Raises:
-        DamagedCheckpointError: Its files differ from what was written.
-        CheckpointError: It does not exist, or is of another model.
-        OtherProcessError: Another process of the job did not come, or has ended.
+        DamagedCheckpointError: The files differ from what was written.
+        CheckpointError: The checkpoint does not exist, or is of another model.
+        OtherProcessError: Another process of the job did not answer, or has ended.
     """
     steps = list_steps(directory)
     plain = to_plain(like)
@@ -74,18 +73,18 @@ def restore_step(
             if step not in (left := list_steps(directory)):
                 raise failures.make_missing_error(directory, step, left) from None
             before = [s for s in steps if s < step]
-            # None: the error of Orbax names its internals, and its reason is in the text.
+            # `from None`: the error of Orbax names its internals, and our message has its reason.
             raise failures.make_damage_error(directory, step, before, list(error.args)) from None
 
     found = read() if group is None else agree_on_result(group, f"restore(step={step})", read)
-    # From here on there may be collectives: the arrays of all processes are read.
+    # From here on collectives are allowed: all processes have read their arrays.
     restored = _rebuild_plain(step, plain, found)
     return dataclasses.replace(restored, state=rebuild_objects(like, restored.state))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Arrays:
-    """What was read of a checkpoint, with the shapes that were saved."""
+    """The contents of a checkpoint, with the shapes that were saved."""
 
     arrays: dict[str, Any]
     pairs: Any
@@ -94,15 +93,14 @@ class _Arrays:
 
 
 def _read_arrays(directory: Path, step: int, like: PyTree, sharding: Sharding | None) -> _Arrays:
-    # First of all, since it alone can name the damaged file. See Note [Complete or absent].
+    # Do this first, since only the manifest can name a damaged file. See Note [Complete or absent].
     _raise_if_any(find_damage(directory, step))
     wanted = name_leaves(get_whole_shapes(like))
     records, notes = read_notes(directory / str(step))
     shapes = {name: np.shape(leaf) for name, leaf in wanted.items()}
     saved = {name: tuple(record["shape"]) for name, record in records.items()}
     pairs = find_moved_pairs(saved, shapes)
-    # Read these with the shapes that were saved; `divide_errors` then gives them the shapes of this
-    # run.
+    # Read these with the saved shapes; `divide_errors` then gives them the shapes of this run.
     moved = {name for pair in pairs for name in pair}
     wanted.update((n, jax.ShapeDtypeStruct(saved[n], records[n]["dtype"])) for n in moved)
     problems = list_differences(records, wanted)
@@ -129,7 +127,7 @@ def restore_newest(
 ) -> Restored | None:
     """Return the newest checkpoint; None if the directory has none.
 
-    With `skip_damaged`, it is the newest that is not damaged, and the damaged ones are moved away.
+    With `skip_damaged`, return the newest that is not damaged, and move the damaged ones away.
     See Note [A checkpoint that is deleted while it is read].
     """
     damaged: list[int] = []
@@ -140,13 +138,13 @@ def restore_newest(
         try:
             restored = restore_step(directory, step, like, sharding, group)
         except DamagedCheckpointError:
-            # The oldest is the last that could be restored: report it, and move nothing.
+            # If even the oldest checkpoint is damaged, report it, and move nothing.
             if not skip_damaged or step == steps[0]:
                 raise
             damaged.append(step)
             continue
         except CheckpointError:
-            # Processes that read together must take the list at one time, so they do not try again.
+            # Processes that read together must use one list, so they do not try again.
             if group is not None or list_steps(directory) == steps:
                 raise
             return restore_newest(directory, like, sharding, skip_damaged, group)
@@ -167,7 +165,7 @@ def _move_damaged(directory: Path, step: int, group: Group | None) -> Path:
     if group is None:
         move()
     else:
-        # No process may list the steps before it is moved.
+        # No process may list the steps before the checkpoint is moved.
         is_first = group.process.is_first
         agree_on_result(group, "Checkpoints.restore", move if is_first else lambda: None)
     return target

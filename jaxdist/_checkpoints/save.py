@@ -1,4 +1,4 @@
-"""Writing of checkpoints in the background, one after the other."""
+"""Writes checkpoints in the background, one after the other."""
 
 import contextlib
 import functools
@@ -23,8 +23,8 @@ _LOG = logging.getLogger("jaxdist")
 # Note [Complete or absent]
 # Orbax writes a checkpoint into a directory with a temporary name, and renames the directory when
 # all files are written. So a directory that is named by its step is complete, even if the process
-# was killed. Old checkpoints are deleted after the rename, the oldest first, and each is renamed
-# before its files are deleted. So a reader finds all files of a checkpoint, or none; see Note [A
+# was killed. Old checkpoints are deleted after the rename, oldest first, and each is renamed before
+# its files are deleted. So a reader finds all files of a checkpoint, or none; see Note [A
 # checkpoint that is deleted while it is read].
 # A checkpoint contains the arrays, the notes, and a checksum of each shard, so these are complete
 # or absent together. The manifest (size and checksum of each file) is written after the rename, and
@@ -56,7 +56,7 @@ class Writer:
 
         Raises:
             CheckpointError: Another job writes here, or the write cannot begin.
-            OtherProcessError: Another process of the job did not come, or has ended.
+            OtherProcessError: Another process of the job did not answer, or has ended.
         """
         self.take_lock()
         group = self.find_group()
@@ -67,8 +67,8 @@ class Writer:
         with delay_interrupts():
             try:
                 if self._manager is None:
-                    # Only with the lock: a partly written checkpoint may be the work of another
-                    # job, and this deletes it.
+                    # Only with the lock: this deletes partly written checkpoints, which another
+                    # job might be writing.
                     self._manager = open_manager(self._directory)
                 # A restore may have moved a damaged checkpoint away.
                 self._manager.reload()
@@ -79,18 +79,18 @@ class Writer:
             self._start_thread(lambda: self._complete_alone(step), step)
 
     def read_steps(self, method: str, step: int) -> tuple[int, ...]:
-        """Wait until nothing is written, and return the steps of the complete checkpoints.
+        """Wait until no write is in progress, and return the steps of the complete checkpoints.
 
         All processes of a job get the same steps.
 
         Args:
             method: The method of `Checkpoints` that the user has called.
-            step: Its argument, which is the same in all processes.
+            step: The argument of the method, which is the same in all processes.
 
         Raises:
-            CheckpointError: The last checkpoint could not be written, or processes have different
+            CheckpointError: The last checkpoint could not be written, or processes use different
                 folders.
-            OtherProcessError: Another process of the job did not come, has ended, or makes another
+            OtherProcessError: Another process of the job did not answer, has ended, or made another
                 call.
         """
         self.wait()
@@ -100,19 +100,19 @@ class Writer:
         return self._join_group(group).agree_on_steps(method, step)
 
     def delete_after(self, step: int) -> tuple[int, ...]:
-        """Delete the checkpoints of later steps, the newest first, and return their steps.
+        """Delete the checkpoints of later steps, newest first, and return their steps.
 
         Raises:
             CheckpointError: Another job writes here, or a checkpoint cannot be deleted.
-            OtherProcessError: Another process of the job did not come, or has ended.
+            OtherProcessError: Another process of the job did not answer, or has ended.
         """
         steps = self.read_steps("discard_after", step)
         later = tuple(s for s in steps if s > step)
         if not later:
             return ()
         self.take_lock()
-        # The newest first: a process that is killed in between leaves the checkpoints up to one
-        # step, and `restore` takes the newest of these.
+        # Newest first: if the process is killed in between, all checkpoints up to one step remain,
+        # and `restore` takes the newest of these.
         newest_first = later[::-1]
         with delay_interrupts():
             try:
@@ -130,7 +130,7 @@ class Writer:
         return self._joint
 
     def find_group(self) -> Group | None:
-        """Return the processes that write and read together; None if this one works alone."""
+        """Return the group of processes that work together; None if this process works alone."""
         return find_group(self._seconds)
 
     def take_lock(self) -> None:
@@ -140,7 +140,7 @@ class Writer:
             self._has_lock = True
 
     def prepare_alone(self) -> None:
-        """Wait until nothing is written here, whether that succeeds or not, and take the lock."""
+        """Wait until the write in progress has ended or failed, and take the lock."""
         with contextlib.suppress(CheckpointError, OtherProcessError):
             self.wait()
         self.take_lock()
@@ -158,7 +158,7 @@ class Writer:
                 raise self._fail(step, error) from error
             self._start_thread(lambda: joint.complete(step), step)
         if joint.has_failed:
-            # The other processes are told in the thread.
+            # The thread reports the failure to the other processes.
             self.wait()
 
     def _start_thread(self, complete: Callable[[], None], step: int) -> None:
@@ -168,7 +168,7 @@ class Writer:
         self._thread.start()
 
     def _complete(self, complete: Callable[[], None], step: int) -> None:
-        """Wait until a checkpoint is written, and keep an error for `wait`."""
+        """Wait until a checkpoint is written; store an error, which `wait` raises."""
         try:
             complete()
             _RUNNING.discard(self)
@@ -190,8 +190,8 @@ class Writer:
         """Wait until the checkpoint is written. Ctrl-C takes effect afterwards.
 
         Raises:
-            CheckpointError: It could not be written. The error is raised once.
-            OtherProcessError: Another process of the job did not come, or has ended.
+            CheckpointError: The checkpoint could not be written. The error is raised once.
+            OtherProcessError: Another process of the job did not answer, or has ended.
         """
         with delay_interrupts():
             if self._thread is not None:
@@ -206,7 +206,7 @@ class Writer:
         if self._joint is None:
             thread.join()
             return
-        # The thread waits for the other processes, and so does this one.
+        # The thread may wait for other processes, and then so does this one.
         HERE.enter("a checkpoint that is being written", in_wait=HERE.blames is None)
         try:
             thread.join()
@@ -214,18 +214,18 @@ class Writer:
             HERE.leave()
 
     def _fail(self, step: int, error: Exception) -> CheckpointError | OtherProcessError:
-        """Return our error for one of Orbax, when nothing is written any more."""
+        """Wait until no thread writes, and return our error for an error of Orbax."""
         if isinstance(error, OtherProcessError):
             return error
-        # Orbax raises the first error, and its other threads still write. They could write into the
-        # next checkpoint of the same step.
+        # Orbax raises the first error while its other threads still write. They could write into
+        # the next checkpoint of the same step.
         for thread in threading.enumerate():
             if type(thread).__module__.startswith("orbax."):
                 with contextlib.suppress(Exception):
                     thread.join()
         manager, self._manager = self._manager, None
         if manager is not None:
-            # It raises the same error in each thread.
+            # The manager raises the same error again in each thread.
             with contextlib.suppress(Exception):
                 manager.wait_until_finished()
             manager.close()
@@ -245,10 +245,10 @@ class Writer:
 
 
 # Note [Checkpoints at exit]
-# When the main thread ends, Python first lets `concurrent.futures` refuse new work, then joins the
-# threads, and then calls what `atexit` has. Orbax needs `concurrent.futures` to complete a
+# When the main thread ends, Python first makes `concurrent.futures` refuse new work, then joins the
+# threads, and then calls the `atexit` functions. Orbax needs `concurrent.futures` to complete a
 # checkpoint, so jaxdist must wait before the first of these. `concurrent.futures` registers its
-# function with `threading._register_atexit`; a function that is registered later is called earlier.
+# function with `threading._register_atexit`; functions registered later are called earlier.
 _RUNNING: set[Writer] = set()
 
 

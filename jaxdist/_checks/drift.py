@@ -1,4 +1,4 @@
-"""A check that the replicas still hold bit-equal copies of mirrored state."""
+"""Checks that the replicas still hold bit-equal copies of mirrored state."""
 
 import functools
 from collections import Counter
@@ -19,7 +19,7 @@ from jaxdist.errors import ArgumentError, ReplicaDriftError
 
 
 class DriftChecks:
-    """Comparison of checksums across the replicas of one strategy, at every n-th call."""
+    """Compares checksums across the replicas of one strategy, at every n-th call."""
 
     def __init__(self, layout: ReplicaMesh) -> None:
         self._layout = layout
@@ -37,7 +37,7 @@ class DriftChecks:
         leaves, treedef = jax.tree_util.tree_flatten_with_path(plain, is_leaf=is_per_replica)
         # Calls are counted per structure: a program may check a model and an optimizer in turn.
         self._calls[treedef] += 1
-        # The first call compares too, so that different initial values are found at once.
+        # The first call compares too, so that different initial values are found immediately.
         if (self._calls[treedef] - 1) % every:
             return False
         mirrored = [(p, x) for p, x in leaves if self._is_mirrored(x)]
@@ -56,7 +56,7 @@ class DriftChecks:
         return True
 
     def _is_mirrored(self, leaf: Any) -> bool:
-        # The checksums are copied to this host, so all shards have to be in this process.
+        # The checksums are copied to this host, so all shards must be in this process.
         if not isinstance(leaf, jax.Array) or not leaf.is_fully_addressable:
             return False
         if leaf.is_deleted() or not leaf.size:
@@ -76,8 +76,8 @@ def _compute_checksums(arrays: tuple[jax.Array, ...], layout: ReplicaMesh) -> ja
     def replica(*local: jax.Array) -> jax.Array:
         return jnp.stack([_compute_checksum(x) for x in local])
 
-    # The specs claim that the arrays are replicated, which is what this check doubts. With
-    # `check_vma=False` JAX does not verify it, and each device reads its own copy.
+    # The specs claim that the arrays are replicated, which is what this function checks. With
+    # `check_vma=False` JAX does not verify the claim, and each device reads its own copy.
     return jax.shard_map(
         replica,
         mesh=layout.auto_mesh,

@@ -1,4 +1,4 @@
-"""Explanations of the factor between a step on the replicas and the step on one device."""
+"""Explains the factor between a step on the replicas and the step on one device."""
 
 import dataclasses
 
@@ -8,14 +8,14 @@ _SAME_FACTOR = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Facts about the step from which the cause of a factor is guessed."""
+    """Facts about the step, used to guess the cause of a factor."""
 
     num_replicas: int
     num_real: int | None = None  # N, the real examples
-    num_rows: int | None = None  # B, the rows of all replicas if each had as many as the largest
+    num_rows: int | None = None  # B, the replicas times the rows of the largest one
     is_uneven: bool = False
     kinds: tuple[str, ...] = ()  # types of NNX variables, and "random key"
-    is_adaptive: bool = False  # adaptive, and no compared leaf shows the scale
+    is_adaptive: bool = False  # the optimizer is, and no compared leaf shows the scale
     strategies: tuple[str, ...] = ()  # names under which the step closes over a strategy
 
 
@@ -25,7 +25,7 @@ def is_near(a: float, b: float) -> bool:
 
 
 def explain_factor(setting: Setting, factor: float | None, *, has_local_state: bool) -> list[str]:
-    """Return sentences on the likely cause; `factor` is None without a common factor."""
+    """Return sentences on the likely cause; `factor` is None if no common factor exists."""
     count = setting.num_replicas
     said: list[str] = []
     if factor is not None:
@@ -52,8 +52,8 @@ def explain_factor(setting: Setting, factor: float | None, *, has_local_state: b
                 "nn.compute_average_loss(loss, global_batch_size=all_reduce('sum', mask.sum())), "
                 "then all_reduce('sum', grads)."
             )
-        # The factor of an uneven batch depends on the data, so no number identifies it. It is
-        # named only if no exact ratio explains the factor.
+        # The factor of an uneven batch depends on the data, so no number identifies it. Report an
+        # uneven batch only if no exact ratio explains the factor.
         if not said and setting.is_uneven:
             said.append(f"Likely here: {_UNEVEN}.")
         elif not said:

@@ -1,4 +1,4 @@
-"""Comparison of a step on R replicas with the same step on one device, leaf by leaf."""
+"""Compares a step on R replicas with the same step on one device, leaf by leaf."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -17,24 +17,24 @@ _ROUNDING = 8
 
 @dataclasses.dataclass(frozen=True)
 class LeafComparison:
-    """The movement of one array on R replicas, compared with its movement on one device."""
+    """The change of one array on R replicas, compared with its change on one device."""
 
     name: str
     is_equal: bool
-    factor: float | None = None  # median of the ratios; None if one device does not move it
+    factor: float | None = None  # median of the ratios; None if one device does not change it
     is_uniform: bool = False  # whether all its elements have that factor
-    scale: float = 0.0  # the larger of the two largest movements
-    noise: float = 0.0  # movements below this are rounding
+    scale: float = 0.0  # the larger of the two largest changes
+    noise: float = 0.0  # changes below this are rounding errors
     remark: str = ""
 
     @property
     def is_resolved(self) -> bool:
-        """Whether the array moves by more than rounding."""
+        """Whether the array changes by more than rounding errors."""
         return bool(self.remark) or self.scale > self.noise
 
     @property
     def differs(self) -> bool:
-        """Whether the movements differ by more than the tolerance and rounding."""
+        """Whether the changes differ by more than the tolerance and rounding errors."""
         return self.is_resolved and not self.is_equal
 
     def __repr__(self) -> str:
@@ -48,7 +48,7 @@ class LeafComparison:
 def compare(
     name: str, before: np.ndarray | None, many: np.ndarray, one: np.ndarray, rtol: float
 ) -> LeafComparison:
-    """Compare the movements from `before`; with `before=None` compare the values."""
+    """Compare the changes since `before`; with `before=None` compare the values."""
     if many.shape != one.shape:
         found = f"of shape {list(many.shape)} on the replicas, {list(one.shape)} on one device"
         return LeafComparison(name, is_equal=False, remark=found)
@@ -61,14 +61,14 @@ def compare(
     if before is not None:
         start = _as_float64(before)
         if not exact:
-            # The difference of two large numbers carries their rounding error, however small the
-            # movement is.
+            # The difference of two large numbers contains their rounding errors, however small the
+            # change is.
             noise = _ROUNDING * _eps(one.dtype) * max(_max_abs(x) for x in (start, a, b))
         a, b = a - start, b - start
     scale = max(_max_abs(a), _max_abs(b))
     bound = 0.0 if exact else rtol * scale + noise
     is_equal = _max_abs(a - b) <= bound
-    # Ratios of small elements are dominated by rounding, so only large elements give the factor.
+    # Rounding dominates the ratios of small elements, so only large elements determine the factor.
     chosen = np.abs(b) > max(0.01 * _max_abs(b), noise)
     if not chosen.any():
         return LeafComparison(name, is_equal, None, False, scale, noise)
@@ -82,7 +82,7 @@ def raise_noise_floor(leaves: Sequence[LeafComparison]) -> tuple[LeafComparison,
     """Raise the noise level of leaves that hold only the rounding error of larger leaves.
 
     The gradient of some parameters is mathematically zero (the bias of attention keys). The
-    computed gradient is then the rounding error of larger numbers, and must not be compared.
+    computed gradient is then only the rounding error of larger numbers, and is not compared.
     """
     largest = max((x.scale for x in leaves), default=0.0)
     floor = _ROUNDING * _eps(np.dtype(np.float32)) * largest
@@ -107,12 +107,12 @@ def _max_abs(x: np.ndarray) -> float:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class GradientReport(Report):
-    """The result of `Strategy.check_gradients`: print it, and it lists differences and their cause.
+    """The result of `Strategy.check_gradients`; print it to see differences and their cause.
 
     Args:
         setting: Facts about the step.
         leaves: Every compared array.
-        not_compared: Results that differ between replicas and so have no single value.
+        not_compared: Results that differ between replicas, so they have no single value.
 
     Example:
         >>> def step(w, x):
@@ -130,12 +130,12 @@ class GradientReport(Report):
 
     @property
     def different(self) -> tuple[LeafComparison, ...]:
-        """Leaves that differ by more than the tolerance, and move by more than rounding."""
+        """Leaves that differ by more than the tolerance, and change by more than rounding."""
         return tuple(x for x in self.leaves if x.differs)
 
     @property
     def is_equal(self) -> bool:
-        """Whether the step gives the same on R replicas as on one device."""
+        """Whether the step has equal results on R replicas and on one device."""
         return not self.different
 
     @property
@@ -148,9 +148,9 @@ class GradientReport(Report):
 
     @property
     def factor(self) -> float | None:
-        """The movement on R replicas over that on one device; 1.0 if equal.
+        """The change on R replicas divided by that on one device; 1.0 if equal.
 
-        It is the common factor of all differences, or their median.
+        This is the common factor of all differences, or else the median; None without any factor.
         """
         if self.is_equal:
             return 1.0
@@ -164,7 +164,7 @@ class GradientReport(Report):
         factors = [x.factor for x in self.different if x.is_uniform and x.factor]
         if not factors or len(factors) < len(self.different):
             return None
-        # The factor nearest to 1 first: `f` explains `f**2` (a second moment), not the reverse.
+        # Try the factor nearest to 1 first: `f` explains `f**2` (a second moment), not the reverse.
         for candidate in sorted(factors, key=lambda f: abs(np.log(abs(f)))):
             if all(is_near(f, candidate) or is_near(f, candidate**2) for f in factors):
                 return candidate
@@ -175,10 +175,10 @@ class GradientReport(Report):
         return any(x.remark.startswith("different on each") for x in self.different)
 
     def raise_if_different(self) -> None:
-        """Raise an error if the step does not give the same on R replicas as on one device.
+        """Raise an error if the step has different results on R replicas and on one device.
 
         Raises:
-            StateDivergenceError: Something differs; the message is the report.
+            StateDivergenceError: A leaf differs; the message is the report.
 
         Example:
             >>> def step(w, x):
@@ -191,7 +191,7 @@ class GradientReport(Report):
             raise StateDivergenceError(self.text())
 
     def parts(self) -> Iterator[str]:
-        """Yield the differences, and what they mean."""
+        """Yield the lines of the report: the differences, then their explanation."""
         yield self._headline()
         yield from self._rows()
         still = sum(not x.is_resolved for x in self.leaves)

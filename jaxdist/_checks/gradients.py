@@ -1,4 +1,4 @@
-"""`check_gradients`: a step on R replicas against the step on one device, same global batch."""
+"""`check_gradients`, which compares a step on R replicas with the step on one device."""
 
 import dataclasses
 import re
@@ -66,8 +66,8 @@ def check_gradients(
         # The arguments are used twice, and by the caller afterwards, so nothing may be donated.
         with CallerRename("strategy.run ", "Strategy.check_gradients "):
             options = check_options(options)._replace(donate_argnums=(), saved_program=None)
-    # Lowering costs a trace. It is needed only to find the variables that the step uses, so it is
-    # skipped while no variable exists.
+    # Lowering costs a trace, and serves only to find the variables that the step uses. So it is
+    # skipped if no variable exists.
     if has_any_variable():
         with CallerRename("strategy.lower ", "Strategy.check_gradients "):
             program = strategy.lower(fn, args, kwargs, options)
@@ -124,12 +124,12 @@ def _check_no_variables(program: Program) -> None:
 
 
 def _make_single_device_twin(strategy: Any) -> Any:
-    """Return a strategy of the same type and axis names on the first device only."""
+    """Return a strategy of the same type, with the same axis names, on the first device only."""
     layout: ReplicaMesh = strategy.layout
     names = layout.mesh.axis_names
     grid = np.asarray(layout.devices[:1], dtype=object).reshape((1,) * len(names))
     mesh = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
-    # Without the strategy's hints: there is nothing to communicate.
+    # Drop the strategy's communication options, since one device communicates nothing.
     twin = strategy._on(ReplicaMesh(mesh, layout.replica_axes), Communication())
     twin.stands_for = strategy
     return twin
@@ -167,9 +167,9 @@ class _CallCopy:
             if isinstance(leaf, nnx.Pytree) and id(leaf) not in nodes:
                 nodes[id(leaf)] = leaf
                 self._names.append(_name(path))
-        # All objects are split and merged together, so that variables they share stay shared.
+        # Split and merge all objects together, so that shared variables stay shared.
         graphdef, state = nnx.split(tuple(nodes.values()))
-        # `nnx.merge` reuses the Variable objects of the state, so the state is copied before.
+        # `nnx.merge` reuses the Variable objects of the state, so copy the state first.
         own_variables = jax.tree.map(lambda x: x, state)
         self._nodes: tuple[Any, ...] = nnx.merge(graphdef, own_variables)
         self._before = self._values()
@@ -194,13 +194,13 @@ class _CallCopy:
         return found
 
     def assemble(self) -> None:
-        """Assemble `Sharded` variables for one replica."""
+        """Rebuild `Sharded` variables for one replica."""
         for _, value in nnx.iter_graph(self._nodes):
             if isinstance(value, nnx.Variable) and is_sharded(value.get_raw_value()):
                 value.set_raw_value(split_for_one_replica(value.get_raw_value()))
 
     def compare_with(self, other: "_CallCopy", rtol: float) -> list[LeafComparison]:
-        """Compare the movement of each variable with its movement in `other`."""
+        """Compare the change of each variable with its change in `other`."""
         theirs = other._values()
         groups: dict[str, list[LeafComparison]] = {}
         for name, (kind, many) in self._values().items():
@@ -227,8 +227,7 @@ def _describe_step(
     rows = [[len(v) if np.ndim(v) else 1 for v in x.values] for x in per_replica if len(x.values)]
     counts = next((r for r in rows if len(set(r)) > 1), None)
     real = None if counts is None else (sum(counts), max(counts) * layout.num_replicas)
-    # A padded batch has the same number of rows on all replicas; only its mask shows which are
-    # real.
+    # A padded batch has the same number of rows on all replicas; only its mask marks the real ones.
     if real is None:
         real = _count_by_mask([x for _, x in flat], layout)
     names = {str(getattr(k, "name", getattr(k, "key", ""))) for path, _ in flat for k in path}
@@ -252,7 +251,7 @@ def _is_key(x: Any) -> bool:
 
 
 def _count_by_mask(leaves: Sequence[Any], layout: ReplicaMesh) -> tuple[int, int] | None:
-    """Return the numbers of real examples and of rows, read from a per-replica boolean vector."""
+    """Return the numbers of real examples and of rows from a per-replica boolean mask, if any."""
     for leaf in leaves:
         if not is_per_replica(leaf) and not isinstance(leaf, jax.Array):
             continue

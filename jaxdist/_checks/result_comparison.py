@@ -1,4 +1,4 @@
-"""Comparison of the results of a step on the replicas with its results on one device."""
+"""Compares the results of a step on the replicas with its results on one device."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,7 +48,7 @@ def _structure(tree: PyTree) -> Any:
 
 
 class _ResultComparer:
-    """Visitor of the results, largest subtrees first; matches each subtree with an argument."""
+    """Visits the results, largest subtrees first, and matches each subtree with an argument."""
 
     def __init__(self, given: PyTree, layout: ReplicaMesh, rtol: float) -> None:
         self._layout = layout
@@ -60,8 +60,8 @@ class _ResultComparer:
         self.not_compared: list[str] = []
 
     def _list_parts(self, tree: PyTree) -> None:
-        # Index every subtree by its structure: a step may return a part of its arguments only,
-        # for instance the new parameters out of a `TrainState`.
+        # Index every subtree by its structure: a step may return only a part of its arguments, for
+        # instance the new parameters of a `TrainState`.
         leaves, treedef = jax.tree.flatten(tree, is_leaf=is_argument_leaf)
         self._parts.setdefault(treedef, []).append(leaves)
         for _, child in _children(tree, is_argument_leaf):
@@ -78,9 +78,9 @@ class _ResultComparer:
             return
         found, rest = _pair_leaves(name, before, many, one)
         self.leaves += _compare_pairs(found, self._rtol)
-        # A new state has to be mirrored, so a per-replica leaf in it is a difference. A per-replica
-        # leaf elsewhere (a local loss) is legitimate and has no single value to compare. One leaf
-        # alone is no evidence of a state: its shape may match an argument by chance.
+        # A new state must be mirrored, so a per-replica leaf in it is a difference. A per-replica
+        # leaf elsewhere (a local loss) is legitimate and has no single value to compare. A single
+        # leaf does not prove that it is state: its shape may match an argument by chance.
         if before is not None and len(found) + len(rest) > 1:
             remark = "different on each replica"
             self.leaves += [LeafComparison(n, is_equal=False, remark=remark) for n in rest]
@@ -88,14 +88,14 @@ class _ResultComparer:
             self.not_compared += rest
 
     def _find_previous(self, result: PyTree) -> list[Any] | None:
-        """Return the leaves of the argument whose new value `result` is; None if there is none."""
+        """Return the leaves of the argument of which `result` is the new value; None if none is."""
         leaves, treedef = jax.tree.flatten(result, is_leaf=is_per_replica)
         if not any(map(_is_result, leaves)):
             return None
         for before in self._parts.get(treedef, ()):
             pairs = list(zip(before, leaves, strict=True))
-            # Each array is the previous value of one result only: of two results with the structure
-            # of the parameters, one is the new state and the other one is the gradients.
+            # Each array is the previous value of only one result: of two results with the structure
+            # of the parameters, one is the new state and the other is the gradients.
             if any(id(x) in self._matched for x in before if is_number(x)):
                 continue
             if all(_can_be_previous(a, b, self._layout) for a, b in pairs):
@@ -146,11 +146,11 @@ def _pair_leaves(
 
 
 def _compare_pairs(pairs: list[_Pair], rtol: float) -> list[LeafComparison]:
-    """Compare results as values and, where an argument matches, also as new state.
+    """Compare results as values and, if an argument matches, also as new state.
 
-    Gradients and new parameters have the same structure, so the structure cannot tell which one a
-    result is. The reading that explains more leaves by one factor wins. Results count as equal
-    only if they are equal in both readings.
+    Gradients and new parameters have the same structure, so the structure does not show which of
+    the two a result is. The reading that explains more leaves by one factor is used. Results count
+    as equal only if they are equal in both readings.
     """
     values = raise_noise_floor([compare(n, None, a, b, rtol) for n, _, a, b in pairs])
     if all(start is None for _, start, _, _ in pairs):
@@ -172,7 +172,7 @@ def _is_result(x: Any) -> bool:
 
 
 def is_number(x: Any) -> bool:
-    """Whether `x` is an array that can be subtracted (a random key cannot)."""
+    """Whether `x` is an array that can be subtracted (random keys cannot)."""
     if not isinstance(x, (jax.Array, np.ndarray, np.generic)):
         return False
     return not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
@@ -184,7 +184,7 @@ def is_per_replica(x: Any) -> bool:
 
 
 def is_argument_leaf(x: Any) -> bool:
-    """Whether arguments are not flattened below `x`."""
+    """Whether `x` is a leaf when arguments are flattened."""
     return isinstance(x, (PerReplica, nnx.Pytree))
 
 

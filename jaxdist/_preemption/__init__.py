@@ -1,4 +1,4 @@
-"""A job that is told to end saves a checkpoint first, at the same step in every process."""
+"""Saves a checkpoint at the same step in every process before a job is ended."""
 
 from jaxdist._preemption.config import TerminationConfig as TerminationConfig
 from jaxdist._preemption.handler import PreemptionCheckpointHandler as PreemptionCheckpointHandler

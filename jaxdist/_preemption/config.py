@@ -1,4 +1,4 @@
-"""`TerminationConfig`: how a job learns that it will be ended, and what it does then."""
+"""`TerminationConfig`: how a job gets notice that it will be ended, and how it reacts."""
 
 import dataclasses
 import math
@@ -18,26 +18,26 @@ _GRACE_OF_GPUS_ON_GCE = 3600.0
 
 
 class TerminationConfig:
-    """How `PreemptionCheckpointHandler` learns that the job will be ended, and what it does then.
+    """How `PreemptionCheckpointHandler` gets notice that the job will be ended, and how it reacts.
 
-    Without arguments: SIGTERM is the notice, the job saves at once and ends with exit code 42. On
-    machines of Google Compute Engine the notice is a maintenance event of the machine, the exit
-    code is 143, and a job with GPUs goes on for most of the 3600 s that such a machine has.
+    By default, SIGTERM is the notice, and the job saves immediately and ends with exit code 42. On
+    machines of Google Compute Engine, the notice is a maintenance event of the machine, the exit
+    code is 143, and a job with GPUs continues for most of the 3600 s that such a machine has.
 
     Args:
-        termination_watcher_fn: Called once a second in a thread, until it returns True: the job
-            will be ended. It must not block. None means SIGTERM. With a function, SIGTERM ends the
-            process as ever.
+        termination_watcher_fn: A function that a thread calls once a second, until it returns True,
+            which means that the job will be ended. It must not block. None means SIGTERM. With a
+            function, SIGTERM ends the process as usual.
         exit_fn: Called in every process after the last save, for instance `lambda: sys.exit(42)`.
-            If it returns, training goes on, and the handler does nothing more.
-        grace_period: Seconds between the notice and the end. With more than 0, the job saves at
-            once, goes on, and saves a second time shortly before the end.
-        save_fn: Saves instead of `Checkpoints.save`. It gets the arguments of
-            `save_checkpoint_if_preempted`, and `run` calls it without arguments. It returns when
-            the files are complete.
+            If it returns, training continues, and the handler does nothing more.
+        grace_period: Seconds between the notice and the end. If above 0, the job saves immediately,
+            continues, and saves a second time shortly before the end.
+        save_fn: A function that saves instead of `Checkpoints.save`. It gets the arguments of
+            `save_checkpoint_if_preempted`; `run` calls it without arguments. It must return only
+            when the files are complete.
 
     Raises:
-        ArgumentTypeError: A function is not callable, or the period is no number.
+        ArgumentTypeError: A function is not callable, or the period is not a number.
         ArgumentError: The period is below 0 or infinite.
 
     Example:
@@ -80,7 +80,7 @@ class TerminationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CompleteConfig:
-    """A configuration with the defaults of this machine; `watch` of None means SIGTERM."""
+    """A configuration with the defaults of this machine; `watch=None` means SIGTERM."""
 
     watch: Callable[[], bool] | None
     exit: Callable[[], Any]
@@ -94,8 +94,8 @@ def complete_config(
     """Add the defaults of this machine.
 
     Args:
-        config: What the user gave.
-        read_metadata: How to read the metadata server of Google Compute Engine; None elsewhere.
+        config: The configuration that the user passed.
+        read_metadata: Reads the metadata server of Google Compute Engine; None elsewhere.
     """
     given = config or TerminationConfig()
     watch, code, grace = given.termination_watcher_fn, _CODE, 0.0

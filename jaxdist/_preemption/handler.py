@@ -1,4 +1,4 @@
-"""`PreemptionCheckpointHandler`: saves at one step in all processes before the job is ended."""
+"""`PreemptionCheckpointHandler`, which saves at one step in all processes before a job ends."""
 
 import contextlib
 import itertools
@@ -35,52 +35,52 @@ from jaxdist.errors import (
 
 _LOG = logging.getLogger("jaxdist")
 _CALLER = "PreemptionCheckpointHandler"
-# As in TensorFlow: the processes need one or two steps more to save at the same one.
+# As in TensorFlow: the processes need one or two more steps to save at the same step.
 _STEPS_BEFORE_THE_END = 6
 # All processes make their handlers in the same order, so their keys agree.
 _numbers = itertools.count()
 
 
 class PreemptionCheckpointHandler:
-    """Saves a checkpoint at the same step in all processes when the job is told to end.
+    """Saves a checkpoint at the same step in all processes when the job will be ended.
 
     The handler restores the newest checkpoint when it is made. Then `run` calls each training step.
-    When one process gets a notice (SIGTERM, see `TerminationConfig`), all processes agree on a
-    step, save after it, and end with an exit code by which the platform knows to start the job
-    again. Make it after the strategy, in every process, and in the main thread.
+    When a process gets a notice (SIGTERM, see `TerminationConfig`), all processes agree on a step,
+    save after it, and end with an exit code that tells the platform to start the job again. Make
+    the handler after the strategy, in every process, and in the main thread.
 
-    The state consists of Flax NNX objects and variables, which are saved as they are at that step,
-    and written into by the restore. For other state, pass a function that returns the number of
-    completed steps and the state, and take what was read from `handler.restored`.
+    The state consists of Flax NNX objects and variables, which are saved as they are at that step;
+    a restore writes into them. For other state, pass a function that returns the number of
+    completed steps and the state, and take the restored state from `handler.restored`.
 
     Guarantees:
         All processes save after the same number of calls of `run`.
         The checkpoint is complete before `exit_fn` is called in any process.
-        A notice that comes while another is handled changes nothing.
+        A further notice, while one is handled, has no effect.
 
     Cost:
-        Without a notice, some microseconds for each `run`. In a job of several processes a thread
-        asks the store of the job ten times a second.
+        Without a notice, a few microseconds for each `run`. In a job of several processes, a thread
+        polls the store of the job ten times a second.
 
     Args:
-        cluster_resolver: The resolver of the strategy, `strategy.cluster_resolver`. None, or one
-            without tasks, means the processes that this one has joined.
-        checkpoint_or_checkpoint_manager: What to save: `(checkpoints, state)` with a
-            `training.Checkpoints`, or a state. The state may be a function.
-        checkpoint_dir: Where a state is saved. One checkpoint is kept.
+        cluster_resolver: The resolver of the strategy, `strategy.cluster_resolver`. None, or a
+            resolver without tasks, means the processes that this one has joined.
+        checkpoint_or_checkpoint_manager: The state to save: `(checkpoints, state)` with a
+            `training.Checkpoints`, or a state alone. The state may be a function.
+        checkpoint_dir: The directory for a state alone. One checkpoint is kept.
         termination_config: The notice, the exit, the grace period, and how to save.
-        read_metadata: Reads a path of the metadata server of Google Compute Engine; with it, this
-            machine counts as one of theirs. None looks whether it is.
+        read_metadata: Reads a path of the metadata server of Google Compute Engine; if given, this
+            machine counts as one of Compute Engine. None detects whether it is one.
 
     Attributes:
-        restored: The checkpoint that was read, or None: its step, its state, and its notes.
+        restored: The checkpoint that was read (step, state and notes), or None.
 
     Raises:
         ArgumentError: No directory, or arrays that change with each step.
-        ArgumentTypeError: An argument of another type.
-        UnsupportedError: A cluster with parameter servers.
-        ContextError: The resolver has several tasks and this process has not joined them, or this
-            is not the main thread.
+        ArgumentTypeError: An argument has the wrong type.
+        UnsupportedError: The cluster has parameter servers.
+        ContextError: The resolver has several tasks that this process has not joined; or SIGTERM is
+            the notice, and this is not the main thread.
         CheckpointError: The checkpoint does not fit the state, or is damaged.
 
     Example:
@@ -139,8 +139,8 @@ class PreemptionCheckpointHandler:
             get_settings().collective_seconds,
         )
         at_leaving(self._agreement.stop)
-        # A handler that nobody has any more gives SIGTERM back. At the end of the program it does
-        # not: a second SIGTERM must not change the exit code.
+        # A deleted handler restores the previous handler of SIGTERM. At the end of the program it
+        # does not: a second SIGTERM must not change the exit code.
         self._stop = cast(
             "Any", weakref.finalize(self, _stop, self._agreement, notices, self._saving)
         )
@@ -148,7 +148,7 @@ class PreemptionCheckpointHandler:
 
     @property
     def total_run_calls(self) -> int:
-        """Number of completed calls of `run`, with those before the restarts of the job."""
+        """Number of completed calls of `run`, including those before restarts of the job."""
         return self._runs
 
     def run(self, distributed_train_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -156,17 +156,17 @@ class PreemptionCheckpointHandler:
 
         Args:
             distributed_train_function: The step, which calls `strategy.run`.
-            *args: Its arguments.
-            **kwargs: Its keyword arguments.
+            *args: Arguments of the step.
+            **kwargs: Keyword arguments of the step.
 
         Returns:
-            What the function returns.
+            The result of the step.
 
         Raises:
-            OtherProcessError: A process that has to agree has ended, or does not answer.
+            OtherProcessError: A process that must agree has ended, or does not answer.
             CheckpointError: The checkpoint could not be written; or, at the first call, the state's
                 function returned a step below that of the restored checkpoint.
-            Everything that the function raises: such a call does not count.
+            Everything that the step raises; such a call does not count.
 
         Example:
             >>> import tempfile
@@ -195,13 +195,13 @@ class PreemptionCheckpointHandler:
         """Save and end the job if all processes have agreed to; call it once after each step.
 
         Args:
-            *args: Arguments of `save_fn`; without `save_fn` there are none.
+            *args: Arguments of `save_fn`; without `save_fn`, pass none.
             **kwargs: Keyword arguments of `save_fn`; without `save_fn`, `notes` of
                 `Checkpoints.save`.
 
         Raises:
-            ArgumentTypeError: Other arguments, without a `save_fn`.
-            OtherProcessError: A process that has to agree has ended, or does not answer.
+            ArgumentTypeError: Other arguments were passed without a `save_fn`.
+            OtherProcessError: A process that must agree has ended, or does not answer.
             CheckpointError: The checkpoint could not be written; or, at the first call, the state's
                 function returned a step below that of the restored checkpoint.
 
@@ -228,10 +228,10 @@ class PreemptionCheckpointHandler:
 
     @contextlib.contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:
-        """Return a context manager for the training loop: a notice in the last step is not lost.
+        """Return a context manager for the training loop, so that a late notice is not lost.
 
-        When the block ends and a process has got a notice that was not handled, all save and end.
-        All processes leave the block after the same number of runs.
+        If a process has a notice that was not handled when the block ends, all processes save and
+        end. All processes must leave the block after the same number of runs.
 
         Example:
             >>> import tempfile
@@ -252,15 +252,15 @@ class PreemptionCheckpointHandler:
             self._save_and_exit((), {})
 
     def close(self) -> None:
-        """Stop to listen: SIGTERM has its previous meaning, and `run` only calls the step.
+        """Stop listening: SIGTERM has its previous effect, and `run` only calls the step.
 
-        All processes call it after the same run. A handler that is deleted does the same.
+        All processes must call it after the same run. Deleting the handler has the same effect.
         """
         self._has_ended = True
         self._stop()
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Save if all processes save now, and count the run that comes."""
+        """Save if all processes save now, and count the next run."""
         if not self._has_begun:
             if self._config.save is None:
                 self._saving.check_first_step(self.restored)
@@ -284,7 +284,7 @@ class PreemptionCheckpointHandler:
         agreement = get_agreement() if self._process.count > 1 else None
         if agreement is not None:
             try:
-                # Nobody leaves before all have saved.
+                # No process leaves before all have saved.
                 agreement.gather("preemption saved", "")
             except OtherProcessError as error:
                 _LOG.warning("This process has saved and ends. %s", error)
@@ -293,7 +293,7 @@ class PreemptionCheckpointHandler:
         self._saving.close()
         _LOG.info("The checkpoint is complete, and the job ends.")
         self._config.exit()
-        # It wants to go on.
+        # `exit_fn` has returned, so training continues.
         self.close()
 
     def _save(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -323,10 +323,10 @@ def find_members(caller: str, resolver: Any) -> Process:
     """Return this process among those that train together.
 
     Raises:
-        ArgumentTypeError: No resolver.
-        UnsupportedError: A cluster with parameter servers.
-        ContextError: Several tasks, and this process has not joined them.
-        ArgumentError: Other tasks than those that this process has joined.
+        ArgumentTypeError: `resolver` is not a resolver.
+        UnsupportedError: The cluster has parameter servers.
+        ContextError: The cluster has several tasks, and this process has not joined them.
+        ArgumentError: The number of tasks differs from that of the joined processes.
     """
     remedy = "Pass strategy.cluster_resolver, or None for the processes that were joined."
     kinds = (ClusterResolver, type(None))

@@ -1,4 +1,4 @@
-"""Whether this is a machine of Google Compute Engine, and whether it will be ended."""
+"""Checks whether this is a machine of Google Compute Engine, and whether it will be ended."""
 
 import logging
 import os
@@ -6,7 +6,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 
-# From a path such as `instance/maintenance-event` to the text of the metadata server.
+# Maps a path such as `instance/maintenance-event` to the response of the metadata server.
 ReadMetadata = Callable[[str], str]
 
 _LOG = logging.getLogger("jaxdist")
@@ -16,9 +16,9 @@ _SECONDS = 5.0
 
 
 def find_metadata_server(product: str = _PRODUCT) -> ReadMetadata | None:
-    """Return how to read the metadata server of this machine; None outside of Compute Engine.
+    """Return a function that reads the metadata server; None outside of Compute Engine.
 
-    The firmware says where the machine runs, so nothing is sent elsewhere.
+    The firmware identifies the platform, so nothing is sent over the network on other machines.
 
     Args:
         product: The file with the name of the machine's product.
@@ -32,7 +32,7 @@ def find_metadata_server(product: str = _PRODUCT) -> ReadMetadata | None:
 
 
 def read_metadata(path: str) -> str:
-    """Return a text of the metadata server; `GCE_METADATA_IP` is its address if it is set."""
+    """Return the response of the metadata server, at the address `GCE_METADATA_IP` if set."""
     host = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
     request = urllib.request.Request(
         f"http://{host}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
@@ -45,7 +45,7 @@ def read_metadata(path: str) -> str:
 def has_maintenance_event(read: ReadMetadata) -> bool:
     """Whether the machine will be ended for maintenance.
 
-    A server that does not answer says nothing: the next question is a second later.
+    If the server does not answer, the result is False; the next query is a second later.
     """
     try:
         return read("instance/maintenance-event").strip() == _EVENT

@@ -1,4 +1,4 @@
-"""Notices that this process will be ended: SIGTERM, or a function that is asked."""
+"""Notices that this process will be ended: SIGTERM, or a function that is polled."""
 
 import signal
 import threading
@@ -14,9 +14,9 @@ _STOP_SECONDS = 10.0
 
 
 class Notices(Protocol):
-    """Where a notice comes from. `time` is when, by `time.monotonic`, and None before.
+    """A source of notices. `time` is when the notice was received, by `time.monotonic`, or None.
 
-    `reason` describes the notice, and `error` is what a function of the user raised.
+    `reason` describes the notice, and `error` is an error that the user's function raised.
     """
 
     reason: str
@@ -24,14 +24,14 @@ class Notices(Protocol):
     error: Exception | None
 
     def stop(self) -> None:
-        """Stop to listen."""
+        """Stop listening."""
 
 
 class Sigterm:
-    """SIGTERM of this process: the first one is a notice, and none ends the process.
+    """Listens for SIGTERM: the first one is a notice, and none ends the process.
 
     Args:
-        caller: Who listens, for the error.
+        caller: The class that listens, for the error.
 
     Raises:
         ContextError: This is not the main thread.
@@ -54,15 +54,15 @@ class Sigterm:
         _listening.append(self)
 
     def stop(self) -> None:
-        """Stop to listen; without anybody who listens SIGTERM has its previous meaning."""
+        """Stop listening; without any listener, SIGTERM has its previous effect."""
         if self in _listening:
             _listening.remove(self)
-        # The garbage collector calls this in any thread. Then `_note` does the same later.
+        # The garbage collector may call this in any thread. Then `_note` does the same later.
         if not _listening and _is_main_thread():
             _give_back()
 
 
-# Everybody who listens, and the handler that was there before the first of them.
+# All listeners, and the handler that was installed before the first listener.
 _listening: list[Sigterm] = []
 _before: list[Any] = []
 
@@ -71,14 +71,14 @@ def _note(number: int, frame: FrameType | None) -> None:
     if not _listening:
         _give_back()
         signal.raise_signal(number)
-    # Nothing else: the signal may have interrupted a thread that holds a lock.
+    # Do nothing else: the signal may have interrupted a thread that holds a lock.
     for sigterm in (*_listening,):
         if sigterm.time is None:
             sigterm.time = time.monotonic()
 
 
 def _give_back() -> None:
-    # Somebody else may have set another handler since then.
+    # Other code may have set another handler since then.
     if signal.getsignal(signal.SIGTERM) is _note:
         # None means that a handler was installed outside of Python.
         before = _before.pop()
@@ -90,11 +90,11 @@ def _is_main_thread() -> bool:
 
 
 class Questions:
-    """A function that a thread asks once a second until it returns True.
+    """Calls a function in a thread, once a second, until it returns True.
 
     Args:
         watch: The function.
-        seconds: Time between two questions.
+        seconds: Time between two calls.
     """
 
     reason = "termination_watcher_fn"

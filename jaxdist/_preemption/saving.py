@@ -1,4 +1,4 @@
-"""What the handler saves and restores, and where."""
+"""Saves and restores the state of a handler."""
 
 import functools
 import inspect
@@ -14,7 +14,7 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError
 
 _LOG = logging.getLogger("jaxdist")
 _ARGUMENT = "checkpoint_or_checkpoint_manager"
-# The note of a checkpoint with the number of runs before it.
+# The key in the notes of a checkpoint for the number of runs before it.
 _RUNS = "preemption_runs"
 _MOST_SHOWN = 3
 
@@ -23,13 +23,14 @@ class Saving:
     """A state and its checkpoints.
 
     Args:
-        caller: Who saves, for errors.
+        caller: The class that saves, for errors.
         given: The argument `checkpoint_or_checkpoint_manager`.
         directory: The argument `checkpoint_dir`.
 
     Raises:
-        ArgumentError: No directory, one too many, or arrays that change with each step.
-        ArgumentTypeError: Checkpoints without a state, or a function that returns something else.
+        ArgumentError: No directory, two directories, or arrays that change with each step.
+        ArgumentTypeError: Checkpoints without a state, or a function that does not return a step
+            and a state.
     """
 
     def __init__(self, caller: str, given: Any, directory: Any) -> None:
@@ -83,19 +84,19 @@ class Saving:
         return found
 
     def restore(self) -> tuple[Restored | None, int]:
-        """Read the newest checkpoint; return it, and the number of runs before it."""
+        """Read the newest checkpoint; return it and the number of runs before it."""
         restored = self.checkpoints.restore(self.get_state(0)[1])
         if restored is None:
             return None, 0
         return restored, int(restored.notes.get(_RUNS, restored.step))
 
     def check_first_step(self, restored: Restored | None) -> None:
-        """Check before the first run that the user's function counts on from what was restored.
+        """Check before the first run that the user's function continues from the restored step.
 
-        Otherwise the checkpoint could not be written when the notice comes.
+        Otherwise the checkpoint could not be written after a notice.
 
         Raises:
-            CheckpointError: It returns a step below that of the checkpoint.
+            CheckpointError: The function returns a step below that of the checkpoint.
         """
         if self._read is None or restored is None:
             return
@@ -113,10 +114,10 @@ class Saving:
     def save(self, runs: int, *, notes: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint, and wait until it is complete.
 
-        A checkpoint of this step that the user has written is the same state, and is kept.
+        If the user has written a checkpoint of this step, it has the same state, and is kept.
 
         Raises:
-            CheckpointError: The function of the user returned a step below the newest checkpoint.
+            CheckpointError: The user's function returned a step below the newest checkpoint.
         """
         step, state = self.get_state(runs)
         steps = self.checkpoints.steps()
@@ -125,20 +126,20 @@ class Saving:
             _LOG.info("The checkpoint of step %d was written before.", step)
             return
         if self._read is None and step < newest:
-            # The user counts something else than runs in own calls of `save`. The number of runs
-            # is in the notes.
+            # The user's own calls of `save` count something other than runs. The number of runs is
+            # in the notes.
             step = newest + 1
         self.checkpoints.save(step, state, {**(notes or {}), _RUNS: runs})
         self.checkpoints.wait_until_finished()
 
     def close(self) -> None:
-        """Release the directory, unless the user holds it."""
+        """Release the directory, unless the checkpoints belong to the user."""
         if self._is_own:
             self.checkpoints.close()
 
 
 def _is_function(state: Any) -> bool:
-    # Models are callable, too.
+    # Models are callable too, so `callable` cannot tell them apart.
     return inspect.isroutine(state) or isinstance(state, functools.partial)
 
 

@@ -1,20 +1,19 @@
-"""`StepAgreement`: all processes of a job agree after which run they save.
+"""`StepAgreement`, with which all processes of a job agree after which run they save.
 
 Note [Preemption]
 ~~~~~~~~~~~~~~~~~
-JAX has such an agreement, `multihost_utils.reached_preemption_sync_point`. It was tried with the
-processes that jaxdist joins: it can be started after joining and works. But it answers once in a
-job, so there is no second save at the end of a grace period (a second manager fails with
-ALREADY_EXISTS); it knows SIGTERM only, no `termination_watcher_fn`; it does not exist in a job of
-one process; and SIGTERM stays without effect when it has been shut down. So the processes agree
-over the key-value store of the job:
+JAX has such an agreement, `multihost_utils.reached_preemption_sync_point`. It works with the
+processes that jaxdist joins, and can be started after joining. But it answers only once in a job,
+so it cannot save again at the end of a grace period (a second manager fails with ALREADY_EXISTS);
+it supports only SIGTERM, not `termination_watcher_fn`; it does not exist in a job of one process;
+and SIGTERM has no effect after it is shut down. So the processes agree over the key-value store of
+the job:
 
-1. A process that gets a notice writes `<key>/first/notice`. The first one to write it leads.
-2. A thread of each process reads it, closes the gate in front of the next run, and writes how many
-   runs this process has started. It needs no help of the main thread, which may be inside of a run
-   that waits for the others.
-3. All save when they have started one run more than the process that is ahead. Until then the gate
-   is open. The main threads are at most some runs apart, so nobody has passed that run.
+1. A process that gets a notice writes `<key>/first/notice`. The first process to write it leads.
+2. A thread of each process reads it, blocks the next run, and writes how many runs this process has
+   started. It does not need the main thread, which may be inside a run that waits for the others.
+3. When all counts are written, runs continue. Each process saves when it has started one more run
+   than the process that was furthest ahead, which no process can have passed.
 4. With a grace period, the leader starts a second round, `<key>/final`, when the period ends.
 """
 
@@ -37,14 +36,14 @@ _STOP_SECONDS = 10.0
 
 
 class StepAgreement:
-    """Counts the runs of this process, and says before which run all processes save.
+    """Counts the runs of this process, and decides before which run all processes save.
 
     Args:
         store: The store of the job.
         process: This process.
         key: Prefix of the keys; the same in all processes, and used once.
         notices: Notices of this process.
-        started: How many runs there were before a restart.
+        started: Number of runs before the last restart.
         grace: Seconds between a notice and the end.
         limit: How many seconds to wait for the counts of other processes.
     """
@@ -61,11 +60,11 @@ class StepAgreement:
     ) -> None:
         self.started = started
         self.round = FIRST
-        # What the process that leads has written: who it is, why, and its grace period.
+        # Written by the process that leads: its index, its reason, and its grace period.
         self.leader: int | None = None
         self.reason = ""
         self.grace = grace
-        # When the leader starts the second round, by `time.monotonic`.
+        # The time at which the leader starts the second round, by `time.monotonic`.
         self.final_at: float | None = None
         self._store = store
         self._process = process
@@ -89,7 +88,7 @@ class StepAgreement:
         """Count a run that starts, or return True if all processes save now instead.
 
         Raises:
-            OtherProcessError: A process that has to agree has ended, or does not answer.
+            OtherProcessError: A process that must agree has ended, or does not answer.
         """
         if self._notices.error is not None:
             raise self._notices.error
@@ -108,26 +107,26 @@ class StepAgreement:
             return False
 
     def take_back(self) -> None:
-        """Do not count the last run: it has failed."""
+        """Subtract the last run from the count, since it failed."""
         with self._gate:
             self.started -= 1
 
     def has_notice(self) -> bool:
-        """Whether this process knows of a notice, its own or that of another."""
+        """Whether this process knows of a notice, its own or that of another process."""
         return self._notices.time is not None or self.leader is not None
 
     def get_notice_time(self) -> float:
-        """Return when this process has learned that the job will be ended."""
+        """Return the time at which this process got its notice, or the present time without one."""
         return time.monotonic() if self._notices.time is None else self._notices.time
 
     def start_final_round(self, at: float | None) -> None:
-        """Go on after the first save; the process that leads ends the period at a time."""
+        """Continue after the first save; the leader starts the second round at the time `at`."""
         with self._gate:
             self.round, self._target = FINAL, None
             self.final_at = at if self.leader == self._process.index else None
 
     def stop(self) -> None:
-        """End the thread. The others no longer wait for the count of this process."""
+        """End the thread. The other processes no longer wait for the count of this one."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -139,7 +138,7 @@ class StepAgreement:
             for name in (FIRST, FINAL):
                 self._write_count(name)
         except OtherProcessError:
-            # The service has gone, and with it whoever could wait.
+            # The service has ended, and so has every process that could wait.
             return
 
     def _is_due(self) -> bool:
@@ -161,14 +160,14 @@ class StepAgreement:
                 self._look()
         except Exception as error:
             with self._gate:
-                # Who ends the job otherwise says why: the service goes when process 0 ends.
+                # If the job ends for another reason, do not raise: the service ends with process 0.
                 is_needed = self._is_agreeing or not isinstance(error, UnavailableError)
                 self._error = error if is_needed else None
                 self._is_agreeing = False
                 self._gate.notify_all()
 
     def _look(self) -> None:
-        """Agree if there is a notice that this process has not answered yet."""
+        """Agree on a run if a notice exists that this process has not answered yet."""
         if self._target is not None or self._is_stopped:
             return
         round_now = self.round
@@ -182,7 +181,7 @@ class StepAgreement:
             try:
                 self._store.set(notice_key, json.dumps(notice))
             except KeyError:
-                # Another process was first, and leads.
+                # Another process wrote the notice first, and leads.
                 pass
         text = self._store.get(notice_key)
         if text is None:
@@ -204,11 +203,11 @@ class StepAgreement:
         try:
             self._store.set(f"{self._key}/{name}/at/{self._process.index}", str(self.started))
         except KeyError:
-            # It was written in this round.
+            # The count of this round is already written.
             pass
 
     def _wait_for_counts(self, name: str) -> list[int] | None:
-        """Return how many runs each process has started; None if this process stops."""
+        """Return the number of runs that each process has started; None if this process stops."""
         prefix = f"{self._key}/{name}/at"
         end = time.monotonic() + self._limit
         while not self._is_stopped:
@@ -217,7 +216,7 @@ class StepAgreement:
             if not missing:
                 return [int(text) for text in found.values()]
             ended = [i for i in find_ended() if i in missing]
-            # One that ends well has written its count before.
+            # A process that ends normally writes its count first, so look again.
             found = self._store.list(f"{prefix}/") if ended else {}
             ended = [i for i in ended if f"{prefix}/{i}" not in found]
             if ended:

@@ -1,4 +1,4 @@
-"""`PreemptionWatcher`: whether a process of the job was told to end."""
+"""`PreemptionWatcher`, which reports whether a process of the job got SIGTERM."""
 
 import json
 import threading
@@ -25,13 +25,13 @@ _STOP_SECONDS = 10.0
 
 
 class PreemptionWatcher:
-    """Whether a process of the job was told to end, by SIGTERM.
+    """Reports whether a process of the job got SIGTERM, the request to end.
 
-    Make it after the strategy, in every process and in the main thread. Where it is, SIGTERM does
-    not end the process: the program looks at `preemption_message`, and ends by itself.
+    Make it after the strategy, in every process and in the main thread. While it exists, SIGTERM
+    does not end the process: the program checks `preemption_message`, and ends by itself.
 
     Cost:
-        In a job of several processes a thread asks the store of the job ten times a second.
+        In a job of several processes, a thread polls the store of the job ten times a second.
 
     Raises:
         ContextError: This is not the main thread.
@@ -59,25 +59,25 @@ class PreemptionWatcher:
 
     @property
     def preemption_message(self) -> str | None:
-        """Which process was told to end first; None before."""
+        """A message that names the first process that got SIGTERM; None if no process did."""
         return self._watch.get_message()
 
     def block_until_worker_exit(self) -> None:
-        """Wait until the process that was told to end has ended.
+        """Wait until the process that got SIGTERM has ended.
 
-        In that process itself, and if no process was told to end, it returns at once.
+        In that process itself, and if no process got SIGTERM, it returns immediately.
         """
         culprit = self._watch.find_culprit()
         while culprit is not None and culprit not in find_ended():
             time.sleep(_LOOK_SECONDS)
 
     def close(self) -> None:
-        """Stop to listen: SIGTERM has its previous meaning."""
+        """Stop listening: SIGTERM has its previous effect."""
         self._close()
 
 
 class _Watch:
-    """Passes SIGTERM of this process to the others, and theirs to this one."""
+    """Reports SIGTERM of this process to the others, and reads their reports."""
 
     def __init__(self, store: Store, process: Process) -> None:
         self.sigterm = Sigterm(_CALLER)
@@ -100,7 +100,7 @@ class _Watch:
         return f"process {self._culprit} was told to end (SIGTERM)"
 
     def find_culprit(self) -> int | None:
-        """Return the process that was told to end, if it is another one."""
+        """Return the process that got SIGTERM, if it is another process; else None."""
         own = self._process.index
         return None if self._culprit in (None, own) else self._culprit
 
@@ -114,7 +114,7 @@ class _Watch:
             while not self._stopped.wait(_LOOK_SECONDS):
                 self._look()
         except OtherProcessError:
-            # The service has gone: whoever needs the others gets an error of their own.
+            # The service has ended; code that needs the other processes gets its own error.
             return
 
     def _look(self) -> None:
@@ -124,7 +124,7 @@ class _Watch:
             try:
                 self._store.set(_KEY, json.dumps(self._process.index))
             except KeyError:
-                # Another process was first.
+                # Another process wrote the key first.
                 pass
         text = self._store.get(_KEY)
         if text is not None:

@@ -69,10 +69,10 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
     # The strategy whose steps this one runs: `check_gradients` runs them on a one-device twin.
     stands_for: Any = None
-    # Whether variables are on parameter servers, and steps are not in step with those of others.
+    # Whether variables are on parameter servers, so that workers do not step together.
     _has_servers: bool = False
 
-    # Raises an error where no batch of a distributed dataset can be read.
+    # A check that raises an error in contexts where no batch of a distributed dataset can be read.
     @property
     def _check_next(self) -> Callable[..., None]:
         return check_next
@@ -103,8 +103,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         self._extended = StrategyExtended(self)
         self._across = AcrossReplicas(layout, self.communication)
         self._drift = DriftChecks(layout)
-        # None for a strategy of one process, which waits for nobody. Options of one call come on
-        # top of those of the strategy.
+        # None for a strategy of one process, which waits for no other process.
         self._between = BetweenProcesses(layout) if layout.is_shared else None
         if layout.is_shared:
             _processes.watch()
@@ -114,11 +113,11 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
     ) -> Self:
         """Return a strategy of this type, with the same options, on another layout.
 
-        It shares no program with this one. A constructor would look for devices again.
+        The two strategies share no programs. A constructor would search for devices again.
 
         Args:
             layout: The other layout.
-            communication: How it communicates; None is as this strategy does.
+            communication: How the new strategy communicates; None means as this strategy does.
         """
         other = object.__new__(type(self))
         vars(other).update(vars(self))
@@ -201,12 +200,12 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             metrics are combined by one collective each). Host arrays are copied to the devices.
 
         Args:
-            fn: The step. Its arguments that are booleans, strings, enums, bytes, functions or
-                other objects that are no pytrees are static; numbers and arrays are traced.
+            fn: The step. Arguments that are booleans, strings, enums, bytes, functions or other
+                objects that are not pytrees are static; numbers and arrays are traced.
             args: Positional arguments, a list or tuple.
             kwargs: Keyword arguments.
             options: Which arguments to donate, and which numbers are static.
-            *more: Nothing. It is there for the error of a call `run(step, a, b, c, d)`.
+            *more: Takes no values; it exists to raise a clear error for `run(step, a, b, c, d)`.
 
         Returns:
             The results of `fn`. Arrays that are proved to be equal on all replicas are plain
@@ -262,8 +261,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
                 return self._between.run(call, fn, name, args, kwargs, seconds)
             return call(*args, **kwargs) if kwargs else call(*args)
         except Exception as error:
-            # The C++ call path cannot name arguments, so the cause is searched after the failure,
-            # and steps that succeed do not pay for it.
+            # The C++ call path cannot name arguments, so the cause is found after the failure, and
+            # steps that succeed do not pay for it.
             better = self._runner.explain(error, fn, args, kwargs, options)
             if better is None:
                 _compat.hide_frames(error)
@@ -345,7 +344,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
         Cost:
             A step on the replicas (`run` reuses that program) and one on the first device, which
-            has to hold the whole batch; a copy of the compared arrays to the host.
+            must hold the whole batch; a copy of the compared arrays to the host.
 
         Guarantees:
             Nothing is donated, and NNX objects do not change: both steps run on copies.
@@ -356,16 +355,17 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             args: As for `run`, for instance `(model, optimizer, batch)` or `(state, batch)`.
             kwargs: As for `run`.
             options: As for `run`; `donate_argnums` has no effect, which is logged once.
-            rtol: The largest difference that counts as equal, relative to the largest movement of
+            rtol: The largest difference that counts as equal, relative to the largest change of
                 the leaf.
 
         Returns:
             A `GradientReport`: print it, read `.is_equal` and `.factor`, or call
-            `.raise_if_different()`. For state, its movement is compared; for other results, their
-            value, if it is equal on all replicas.
+            `.raise_if_different()`. For state, its changes are compared; for other results, their
+            values, if they are equal on all replicas.
 
         Raises:
-            ArgumentError: Nothing to compare, or `rtol` is not between 0 and 1.
+            ArgumentError: Nothing to compare, a step that uses `Variable`s or returns another
+                structure on one device, or an `rtol` that is not between 0 and 1.
             ShapeError: A `PerReplica` of scalars, which have no rows to join.
             ContextError: Inside a replica, or with replicas in other processes.
 
@@ -383,7 +383,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         check_across(self, "check_gradients", "Call it outside strategy.run, on the step.")
         check_call_arguments("strategy.check_gradients", args, kwargs)
         check_callable("strategy.check_gradients", fn)
-        # Options of another type are rejected in `check_gradients`.
+        # `check_gradients` rejects options of the wrong type.
         if isinstance(options, RunOptions) and options.donate_argnums:
             why = "both steps run on copies"
             log_without_effect("strategy.check_gradients", "donate_argnums", why)
@@ -414,7 +414,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Args:
             reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or the name of one in any case.
             value: Pytree of `PerReplica` or arrays.
-            axis: Dims of the local values to reduce as well, or None.
+            axis: Dims of the local values to reduce too, or None.
             options: Communication options; they never change the result.
             experimental_hints: The older name of `options`.
 
@@ -481,7 +481,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         return self._combine(GATHER, value, axis, (options, experimental_hints), frame)
 
     def _limit_step(self, fn: Any, seconds: float) -> None:
-        """Set a time limit for a step, of which the options of its collectives have told."""
+        """Set the time limit of a step that the options of its collectives ask for."""
         if self._between is not None:
             self._between.limit(fn, seconds)
 

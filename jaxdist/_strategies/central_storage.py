@@ -23,8 +23,8 @@ class CentralStorageStrategy(Strategy):
 
     A step runs as with `MirroredStrategy`, and gives the same results. Between steps, one copy of
     each variable is on the parameter device. A step that uses a variable gets a copy on each
-    compute device, and what it assigns is stored once. A variable has one value, so with `ON_READ`
-    it is what it is with `ON_WRITE`: its aggregation combines what the replicas assign.
+    compute device, and what it assigns is stored once. A variable has one value, so `ON_READ`
+    behaves like `ON_WRITE`: the aggregation combines what the replicas assign.
 
     The strategy keeps only `Variable`s there. NNX modules, optimizers and other arrays that a step
     takes as arguments are on the compute devices, as with `MirroredStrategy`.
@@ -45,7 +45,7 @@ class CentralStorageStrategy(Strategy):
             that have no pinned host memory.
         SeveralProcessesError: In a job of several processes, devices of other processes, or
             default devices.
-        ArgumentTypeError: `parameter_device` is no device and no name.
+        ArgumentTypeError: `parameter_device` is neither a device nor a name.
 
     Example:
         >>> strategy = jaxdist.experimental.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:2")
@@ -79,12 +79,12 @@ class CentralStorageStrategy(Strategy):
 
 def _find_default_devices() -> list[jax.Device]:
     present = runtime.default_devices()
-    # As in TensorFlow: CPU devices share their cores, so one is used where nobody names them.
+    # As in TensorFlow: CPU devices share their cores, so only one is used by default.
     return present[:1] if present[0].platform == "cpu" else present
 
 
 def _find_memory(layout: _mesh.ReplicaMesh, given: object) -> SingleDeviceSharding:
-    """Return the device, and the kind of its memory, that `parameter_device` means."""
+    """Return the device and the kind of memory that `parameter_device` names."""
     first = layout.devices[0]
     if given is None:
         alone = len(layout.devices) == 1

@@ -16,7 +16,7 @@ def add_virtual_replicas(
 
     Raises:
         ArgumentTypeError: `deterministic` is neither a boolean nor an integer.
-        ArgumentError: The number is no power of two, or the devices do not divide it, or there
+        ArgumentError: The number is not a power of two, the devices do not divide it, or there
             are several replica axes or logical devices.
     """
     # A `bool` is an `int`: this accepts both.

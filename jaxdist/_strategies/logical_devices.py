@@ -161,7 +161,7 @@ def _lay_out(strategy: Any, caller: str, value: PyTree, check: Check) -> PyTree:
 
 
 def _map_leaves(function: Callable[[str, Any], Any], value: PyTree) -> PyTree:
-    """Apply `function` to the name and the value of each leaf, of a variable its array."""
+    """Apply `function` to the name and the value of each leaf; of a variable, to its array."""
     return jax.tree.map_with_path(
         lambda path, leaf: function(
             "tensor" + jax.tree_util.keystr(path),
@@ -230,11 +230,11 @@ def _place(
     sharding: NamedSharding,
     layout: ReplicaMesh,
 ) -> Any:
-    # Under an outer `jax.jit` the array is traced, so a constraint takes the place of `device_put`.
+    # Under an outer `jax.jit` the array is traced, so it gets a constraint, not a `device_put`.
     if isinstance(array, jax.core.Tracer):
         return jax.lax.with_sharding_constraint(array, sharding)
     for dim, (size, count) in enumerate(zip(array.shape, parts, strict=True)):
-        # JAX arrays outside of a program have shards of equal size.
+        # Outside of a program, all shards of a JAX array have the same size.
         if size % count:
             sizes = [s for s in (size - size % count, size + -size % count) if s]
             raise ShapeError(

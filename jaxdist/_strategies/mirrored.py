@@ -54,11 +54,11 @@ class MirroredStrategy(Strategy):
         SeveralProcessesError: In a job of several processes, devices of other processes, or
             default devices.
         DeviceError: Devices that do not exist, are listed twice, or are of different kinds.
-        TopologyError: A description of no GPUs.
+        TopologyError: A description that is not valid, or names an unknown GPU.
         MissingExtraError: Described GPUs, without JAX's CUDA plugin or ptxas.
         ArgumentError: Both `devices` and `mesh`, axes that the mesh does not have, devices that
             do not divide the virtual replicas, or `cross_device_ops` with `deterministic`.
-        ArgumentTypeError: `cross_device_ops` is no `CrossDeviceOps`.
+        ArgumentTypeError: `cross_device_ops` is not a `CrossDeviceOps`.
 
     Example:
         >>> MirroredStrategy().num_replicas_in_sync
@@ -122,7 +122,7 @@ def _read_description(given: Any) -> list[jax.Device] | None:
     Raises:
         DeviceError: The name of a plan, `h100:4x8`, or a description beside other devices.
     """
-    # What is no list is refused with the other devices.
+    # Values that are not lists are rejected together with other invalid devices.
     names = given if isinstance(given, (list, tuple)) else ()
     of_plans = [
         d for d in names if isinstance(d, str) and (d.startswith(DESCRIBED) or is_gpu_of_table(d))

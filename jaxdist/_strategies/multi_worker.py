@@ -45,13 +45,13 @@ class MultiWorkerMirroredStrategy(Strategy):
     without a cluster, work alone with the devices of their own process.
 
     Cost:
-        The constructor waits until all processes have come.
+        The constructor waits until all processes have joined.
 
     Args:
-        cluster_resolver: The cluster. None takes the first that there is: `TF_CONFIG`, what
-            `JAXDIST_CLUSTER` names (`none`: this process alone), a step of Slurm with several
-            tasks, a TPU pod with several hosts. `jaxdist resolve` shows which. Without one the
-            process is alone.
+        cluster_resolver: The cluster. None takes the first of these that exists: `TF_CONFIG`, the
+            cluster that `JAXDIST_CLUSTER` names (`none`: this process alone), a Slurm step with
+            several tasks, a TPU pod with several hosts. `jaxdist resolve` shows which. If none
+            exists, the process works alone.
         communication_options: Default `experimental.CommunicationOptions` of calls that pass none.
         cross_device_ops: As for `MirroredStrategy`: the implementation of reductions, such as
             `contrib.MultiWorkerAllReduce`; None is XLA. If it looks at devices itself, call
@@ -59,8 +59,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         deterministic: As for `MirroredStrategy`: the same bits for any number of processes.
 
     Raises:
-        ArgumentTypeError: `cluster_resolver` is no `ClusterResolver`.
-        ClusterError: A cluster that is not valid, processes that do not come in time, or a task of
+        ArgumentTypeError: `cluster_resolver` is not a `ClusterResolver`.
+        ClusterError: A cluster that is not valid, processes that do not join in time, or a task of
             the type `ps`, which takes no part in an all-reduce.
         BackendStartedError: JAX has already used the devices of this process.
         ArgumentError: `cross_device_ops` with `deterministic`, or virtual replicas that the devices
@@ -118,7 +118,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
 
 def _choose_and_log() -> ClusterResolver:
-    """Return the resolver of the environment, and log where it is from."""
+    """Return the resolver that the environment calls for, and log where it was found."""
     source = find_source(os.environ)
     if source.because:
         _LOG.info("%s reads the cluster from %s (%s).", _CALLER, source.name, source.because)
@@ -139,7 +139,7 @@ def _join(resolver: ClusterResolver) -> bool:
             "Start `jaxdist server` in this task, or leave the job 'ps' out of the cluster."
         )
     if own not in tasks or len(tasks) < 2:
-        # An evaluator, a cluster of one, or none.
+        # An evaluator, a cluster of one task, or no cluster.
         return False
     _processes.join(_CALLER, list(tasks.values()), list(tasks).index(own))
     return True
@@ -148,7 +148,7 @@ def _join(resolver: ClusterResolver) -> bool:
 def _list_devices_of_all() -> list[jax.Device]:
     """Return the devices of all processes in the order of replicas: process by process.
 
-    On some slices of TPUs it is another order; see Note [Order of chips].
+    On some TPU slices the order is different; see Note [Order of chips].
     """
     devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
     if devices[0].platform != "tpu":

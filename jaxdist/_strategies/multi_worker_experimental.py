@@ -61,10 +61,10 @@ class ExperimentalMultiWorkerMirroredStrategy(metaclass=_NameOfNewer):
 
 
 def check_communication(caller: str, communication: Any) -> None:
-    """Raise if `communication` is no `CommunicationImplementation`.
+    """Check the type of `communication`.
 
     Raises:
-        ArgumentTypeError: It is not.
+        ArgumentTypeError: `communication` is not a `CommunicationImplementation`.
     """
     check_instance(
         caller,

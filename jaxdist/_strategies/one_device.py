@@ -29,7 +29,7 @@ class OneDeviceStrategy(Strategy):
     Raises:
         DeviceError: No such device.
         SeveralProcessesError: A device of another process.
-        ArgumentError: The number of virtual replicas is no power of two.
+        ArgumentError: The number of virtual replicas is not a power of two.
 
     Example:
         >>> strategy = OneDeviceStrategy("cpu:1")

@@ -29,7 +29,7 @@ class TPUStrategy(Strategy):
             a replica on every core, in the order of JAX's devices, host by host. On slices of v4,
             v5p and tpu7x of 4x4x4 chips and more the order is row by row of chips, since the
             compiler for TPUs keeps all-gathers in this order only.
-        experimental_spmd_xla_partitioning: Whether every input of a step has to be split over the
+        experimental_spmd_xla_partitioning: Whether every input of a step must be split over the
             logical devices, or replicated to them, before its use; then no value can be assigned
             to one logical device. XLA partitions a replica in either case.
         options: Default `experimental.CommunicationOptions` of calls that pass none.
@@ -38,7 +38,7 @@ class TPUStrategy(Strategy):
     Raises:
         NotFoundError: No TPU was found; the message says where jaxdist searched.
         TopologyError: An assignment without replicas, or for cores that the TPUs do not have.
-        ArgumentTypeError: No TPU resolver, or no assignment.
+        ArgumentTypeError: The resolver or the assignment has the wrong type.
 
     Example:
         >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")
@@ -123,7 +123,7 @@ class TPUStrategy(Strategy):
 
     @property
     def experimental_spmd_xla_partitioning(self) -> bool:
-        """Whether every input of a step has to be split over, or replicated to, logical devices.
+        """Whether every input of a step must be split over, or replicated to, logical devices.
 
         Example:
             >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x2")
@@ -158,7 +158,7 @@ class TPUStrategy(Strategy):
             dim 0 of a per-replica value, are not split in results).
 
         Raises:
-            ShapeError: Another number of dims, a dim with fewer elements than parts, or, outside
+            ShapeError: The wrong number of dims, a dim with fewer elements than parts, or, outside
                 of a step, a dim that the number of parts does not divide.
             ArgumentError: The product is not the number of logical devices.
             ContextError: In a merge function, or in a step of another strategy.
@@ -267,8 +267,8 @@ class TPUStrategy(Strategy):
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Compute calls of a function, and their gradients, on one logical device of each replica.
 
-        `experimental_assign_to_logical_device` searches the operations to place. This decorator
-        names them: exactly the operations of the function are placed.
+        `experimental_assign_to_logical_device` infers which operations to place. This decorator
+        places exactly the operations of the function.
 
         Shapes:
             Unchanged.
@@ -286,9 +286,9 @@ class TPUStrategy(Strategy):
 
         Raises:
             ArgumentError: No such logical device, or the strategy partitions by SPMD.
-            ArgumentTypeError: The function returns a leaf that is no array.
+            ArgumentTypeError: The function returns a leaf that is not an array.
             ContextError: The function is called outside of a step, or writes an NNX object that it
-                closes over; from `run`, an operation in it needs the other devices.
+                closes over; or, raised by `run`, an operation in it needs the other devices.
 
         Example:
             >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")

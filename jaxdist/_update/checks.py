@@ -36,7 +36,7 @@ def as_transformation(
 
 
 def check_real_replicas(caller: str, layout: ReplicaMesh, why: str) -> None:
-    """Check that replicas are not virtual; `why` says why the result would depend on devices."""
+    """Check that replicas are not virtual; `why` explains why results would depend on devices."""
     if layout.num_virtual is not None:
         raise ArgumentError(
             f"{caller} was used with a strategy with deterministic=True.\n\n{why}\n\n"
@@ -65,7 +65,7 @@ def explain_gradients(
     error: Exception, grads: PyTree, state: PyTree, params: PyTree, name: str
 ) -> None:
     """Raise a better error for an update without parameters, if the cause can be found."""
-    # With parameters, `check_gradients` has compared them already.
+    # With parameters, `check_gradients` has already compared the gradients with them.
     if params is not None:
         return
     for part in _parts_like(state, grads):
@@ -80,14 +80,14 @@ def explain_gradients(
         ) from error
 
 
-# The errors of transformations for a state or gradients of a structure that they do not expect.
+# The errors that transformations raise for a state or gradients with an unexpected structure.
 OF_WRONG_TREES = (TypeError, ValueError, AttributeError, IndexError, KeyError)
 
 
 def explain_state(
     error: Exception, init: Callable[[PyTree], PyTree], state: Any, like: Any, name: str
 ) -> None:
-    """Raise a better error if the state is not one that the transformation made."""
+    """Raise a better error if the transformation did not make the state."""
     if isinstance(error, JaxdistError):
         return
     # This only looks for a better message. If `init` fails too, the first error is the better one.
@@ -119,7 +119,7 @@ _METHODS = {"updates": "update", "grads": "apply_gradients"}
 def _parts_like(state: PyTree, grads: PyTree) -> list[PyTree]:
     """Return the parts of a state that have the structure of the gradients."""
     structure = jax.tree.structure(grads)
-    # A single array has the structure of every leaf, so nothing can be learned from it.
+    # A single array has the structure of every leaf, so the structure identifies no part.
     if structure == jax.tree.structure(0):
         return []
 
@@ -184,7 +184,7 @@ def check_arrays(caller: str, name: str, tree: PyTree) -> None:
 
 
 def refuse_per_replica(caller: str, name: str, tree: PyTree) -> None:
-    """Check that the pytree contains no `PerReplica`."""
+    """Raise an error if the pytree contains a `PerReplica`."""
     flat = tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, PerReplica))[0]
     for path, leaf in flat:
         if isinstance(leaf, PerReplica):

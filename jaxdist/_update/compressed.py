@@ -3,9 +3,9 @@
 # Note [Error feedback]
 Rounding a gradient to 8 bits can lose the same small parts in every step, and training can stall.
 So each replica keeps the difference between the number and the rounded number, and adds it to the
-gradient of the next step. The sum of what was sent then differs from the true sum by one rounding
-only, not by one for each step. The state of the transformation is therefore a pair: the errors,
-which differ between replicas, and the state of `tx`.
+gradient of the next step. The sum of all sent numbers then differs from the true sum by only one
+rounding error, not by one for each step. The state of the transformation is therefore a pair: the
+errors, which differ between replicas, and the state of `tx`.
 """
 
 import dataclasses
@@ -40,10 +40,10 @@ _LOG = logging.getLogger("jaxdist")
 
 
 class CompressionErrors(NamedTuple):
-    """The rounding errors so far, of each replica its own. See Note [Error feedback].
+    """The rounding errors that each replica has kept so far. See Note [Error feedback].
 
     The two arrays have a row for each replica. Their shapes depend on the number of replicas and
-    workers. `training.Checkpoints` restores them for other numbers, by the one vector that the
+    workers. `training.Checkpoints` restores them for other numbers, from the one vector that the
     errors represent.
 
     Example:
@@ -78,26 +78,26 @@ def compressed_update(
     """Wrap an optax transformation so that workers exchange gradients with few bits.
 
     In a step, `updates, state = tx.update(grads, state, params)` takes the replica's own
-    gradients, without an all-reduce before it. It sums them within each worker in float32, and
+    gradients; do not all-reduce them before. It sums them within each worker in float32, and
     across workers in bfloat16, or in 8 bits with a scale for each 256 numbers. Each replica keeps
     its rounding errors and sends them with the next gradients, so that nothing is lost for good.
     Every replica gets the same bits.
 
     Shapes:
         Gradients, parameters and updates are whole. The state is `(CompressionErrors, state of
-        tx)`; with `G` replicas in a worker the errors are `1/G` of the gradients' size, and a
-        `W`-th of that, on each device.
+        tx)`. With `W` workers of `G` replicas, the two arrays of errors on each device have `1/G`
+        and `1/(G W)` of the size of the gradients.
 
     Cost:
         Within workers a reduce-scatter and an all-gather of all bytes. Across workers, each device
-        sends `2 (W-1)/W` of `1/G` of the elements, of 2 bytes each or of 1.016. All leaves are
+        sends `2 (W-1)/W` of `1/G` of the elements, with 2 or 1.016 bytes each. All leaves are
         copied to one vector and back: two copies.
 
     Args:
         tx: Any optax transformation.
         compression: `"bf16"` (or `"bfloat16"`), or `"int8"`.
-        workers: Number of groups of neighbouring replicas that exchange codes. None is one for
-            each process, or slice of TPUs; with one worker nothing is compressed, which is logged.
+        workers: Number of groups of neighbouring replicas that exchange compressed gradients. None
+            means one for each process or TPU slice; with one, nothing is compressed (logged).
         reduce_op: How to reduce the gradients of the replicas, `"mean"` or `"sum"`.
         strategy: The strategy for which `init` makes the state if no strategy is current.
 
@@ -105,8 +105,8 @@ def compressed_update(
         An optax transformation.
 
     Raises:
-        ArgumentTypeError: `tx` is not optax's; in `update`, gradients are no real numbers, or the
-            state is no state of this transformation.
+        ArgumentTypeError: `tx` is not an optax transformation; in `update`, gradients are not real
+            numbers, or the state is not one of this transformation.
         ShapeError: In `update`, the gradients do not fit the parameters.
         ArgumentError: Unknown `compression` or `reduce_op`; `workers` does not divide the
             replicas; the state belongs to other replicas or workers; `tx` contains another
@@ -195,7 +195,7 @@ class _Update:
             errors = CompressionErrors(*map(from_state, errors))
         frame = _replica.current_frame()
         several = frame is not None and frame.strategy.layout.num_replicas > 1
-        # Outside of a strategy, a state without errors is that of one replica, and works.
+        # Outside of a strategy, a state without errors belongs to one replica, and is valid.
         if (several and not frame.replica) or (frame is None and errors):
             where = "outside every strategy" if frame is None else frame.describe()
             raise ContextError(
@@ -218,12 +218,12 @@ class _Update:
         named, treedef = tree_flatten_with_path(grads)
         if not named:
             return grads, errors
-        # One vector, so that the scales of 256 numbers and the errors need no boundaries of leaves.
+        # One vector, so that the scales of 256 numbers and the errors may cross leaf boundaries.
         leaves = [_check_real(path, leaf) for path, leaf in named]
         vector, restore = ravel_pytree([x.astype(jnp.float32) for x in leaves])
         own = [x.array[0] for x in self._check_errors(how, vector.size, errors)]
         if self.op is ReduceOp.MEAN:
-            # Divide before the sum. Then the errors are those of a mean, and stay valid when a
+            # Divide before the sum. Then the errors are those of the mean, and stay valid when a
             # checkpoint restores them for another number of replicas.
             vector = vector / how.layout.num_replicas
         total, after = how(vector, RoundingErrors(*own))

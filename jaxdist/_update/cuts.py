@@ -1,4 +1,4 @@
-"""The choice of the arrays to shard over the replicas, and of the dim."""
+"""Chooses which arrays to shard over the replicas, and along which dim."""
 
 import math
 from typing import Any
@@ -17,19 +17,18 @@ _MOST_PADDING = 1.5
 def min_bytes_to_cut(layout: ReplicaMesh) -> float:
     """Return the number of bytes (in float32) from which a leaf is updated in pieces.
 
-    A leaf in pieces needs a reduce-scatter and an all-gather of its own. A small leaf shares one
-    all-reduce with others. In return each replica reads and writes only a part of a leaf in
-    pieces. So pieces are faster from the size on at which packing a leaf into an all-reduce is
-    slower: `latency * bandwidth / 2`.
+    A leaf in pieces needs its own reduce-scatter and all-gather, but each replica reads and writes
+    only a part of it. A small leaf shares one all-reduce with others. Pieces are faster from the
+    size at which packing a leaf into an all-reduce becomes slower: `latency * bandwidth / 2`.
     """
     return cost.pack_below(cost.links_of(layout).inner)
 
 
 class Cuts:
-    """The rule of one strategy, which depends on shapes only.
+    """The rule of one strategy, which depends only on shapes.
 
     So a parameter and its optimizer state are sharded in the same way, whatever their dtypes are.
-    The state of a parameter that is `Sharded` itself is sharded as the parameter is.
+    The state of a `Sharded` parameter is sharded like the parameter.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class Cuts:
             for array, path in zip(params.arrays, params.paths, strict=True):
                 if isinstance(array, Sharded):
                     self._known_cuts.append((path, array.shape, array.cut))
-            # The longest path first: a path may end with the paths of several parameters.
+            # Try longer paths first: a path may end with the paths of several parameters.
             self._known_cuts.sort(key=lambda known: -len(known[0]))
 
     def cut_of_leaf(self, array: Any, path: str) -> Cut | None:
@@ -57,7 +56,7 @@ class Cuts:
         return self.cut_of_shape(shape)
 
     def cut_of_shape(self, shape: tuple[int, ...]) -> Cut | None:
-        """Return the `Cut` of an array of this shape; None if every replica has it whole."""
+        """Return the `Cut` of an array of this shape; None if it stays whole."""
         count = self.num_replicas
         size = math.prod(shape)
         if count == 1 or not shape or not size or 4 * size < self._least:

@@ -1,4 +1,4 @@
-"""The sharded initial state of `sharded_update`."""
+"""Makes the sharded initial state of `sharded_update`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +30,7 @@ from jaxdist._values import (
 
 
 def shard_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
-    """Return a state that was made inside a step, of which each replica keeps its pieces."""
+    """Shard a state that was made inside a step; each replica keeps its pieces."""
     leaves = Leaves.flatten(state, "state")
     new_leaves = []
     for array, name, path in zip(leaves.arrays, leaves.names, leaves.paths, strict=True):
@@ -43,7 +43,7 @@ def shard_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
 
 @_compat.outside_of_meshes
 def shard_outside(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
-    """Return a state of any layout, sharded over the replicas of one strategy."""
+    """Shard a state of any layout over the replicas of one strategy."""
     leaves = Leaves.flatten(state, "state")
     equal = _make_equal(leaves, layout)
     new_leaves = []
@@ -62,7 +62,7 @@ def shard_outside(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
 def init_outside(
     init: Callable[[PyTree], PyTree], params: PyTree, layout: ReplicaMesh, cuts: Cuts
 ) -> PyTree:
-    """Return the state that `init` makes, computed in pieces: no device ever holds all of it."""
+    """Compute the state that `init` makes in pieces, so that no device ever holds all of it."""
     given = Leaves.flatten(params, "params")
     new_leaves: list[Leaves] = []
     found_cuts: list[Cut | None] = []
@@ -95,8 +95,8 @@ def init_outside(
 
 # Note [Sharded arrays in NNX state]
 # `nnx.Optimizer` makes a variable of each array of the state. A bare `Sharded` is a pytree node,
-# so NNX would make a variable of the array inside of it, and its dim and size would be lost. A
-# `Sharded` that is in a variable already is left as it is.
+# so NNX would make a variable of the array inside it, and its dim and size would be lost. A
+# `Sharded` that is already in a variable is left unchanged.
 def wrap_in_variables(state: PyTree, params: PyTree) -> PyTree:
     """Return a state for parameters of NNX, with each `Sharded` array in an `nnx.Variable`.
 
@@ -116,7 +116,7 @@ def _is_variable(x: Any) -> bool:
 
 
 def _make_equal(leaves: Leaves, layout: ReplicaMesh) -> list[Any]:
-    """Return the arrays of process 0 where those of the processes differ."""
+    """Return the arrays; where processes have different arrays, those of process 0."""
     named = {
         str(name): array
         for name, array in zip(leaves.names, leaves.arrays, strict=True)

@@ -12,7 +12,7 @@ from jaxdist._typing import PyTree
 from jaxdist._validate import as_array
 from jaxdist._values import Sharded, from_state, is_sharded
 
-# A mark in the place of an array. Other leaves may be any object, also None.
+# A marker that replaces an array. Other leaves may be any object, including None.
 ARRAY = object()
 
 
@@ -21,7 +21,7 @@ class Leaves:
     """A flat pytree: its arrays in order, and its other leaves, which are not traced."""
 
     treedef: PyTreeDef
-    leaves: tuple[Any, ...]  # in place of each array, `ARRAY`
+    leaves: tuple[Any, ...]  # with `ARRAY` instead of each array
     arrays: tuple[Any, ...]
     names: tuple[str, ...]  # of the arrays
     paths: tuple[str, ...]  # the names without that of the pytree
@@ -38,7 +38,7 @@ class Leaves:
             if is_array(leaf):
                 leaves.append(ARRAY)
                 paths.append(keystr(path))
-                # Python numbers become arrays; objects and text raise an error that names them.
+                # Python numbers become arrays; objects and strings raise an error that names them.
                 own = hasattr(leaf, "dtype") and getattr(leaf.dtype, "kind", "V") not in "OSUmM"
                 if not own:
                     leaf = as_array("sharded_update: update", name + paths[-1], leaf)
@@ -49,14 +49,14 @@ class Leaves:
         return cls(treedef, tuple(leaves), tuple(arrays), names, tuple(paths))
 
     def rebuild(self, arrays: Iterable[Any]) -> PyTree:
-        """Return the pytree with other arrays; an iterator may have more than the pytree takes."""
+        """Return the pytree with other arrays; takes as many from an iterator as it needs."""
         rest = iter(arrays)
         leaves = [next(rest) if x is ARRAY else x for x in self.leaves]
         return jax.tree.unflatten(self.treedef, leaves)
 
     def shape_structs(self) -> list[jax.ShapeDtypeStruct]:
         """Return the shapes and dtypes of the whole arrays."""
-        # With weak types, so that dtypes are promoted in the trace as they are without it.
+        # Keep weak types, so that the trace promotes dtypes as untraced code does.
         return [
             jax.ShapeDtypeStruct(
                 x.shape, _find_dtype(x), weak_type=bool(getattr(x, "weak_type", False))
@@ -66,19 +66,19 @@ class Leaves:
 
 
 def _find_dtype(array: Any) -> Any:
-    """Return the dtype that an array has in JAX, which warns of NumPy's float64 from 0.12 on."""
+    """Return the dtype of an array in JAX, which warns about NumPy's float64 from 0.12 on."""
     is_numpys = isinstance(array, (np.ndarray, np.generic))
     return jax.dtypes.canonicalize_dtype(array.dtype) if is_numpys else array.dtype
 
 
 def is_sharded_leaf(x: Any) -> bool:
-    """Whether `x` is one `Sharded` array, bare or as NNX holds it; for `is_leaf`."""
+    """Whether `x` is a `Sharded` array, bare or in an NNX variable; for `is_leaf`."""
     return is_sharded(x) or isinstance(from_state(x), Sharded)
 
 
 def is_array(leaf: Any) -> bool:
     """Whether a leaf is an array or a number."""
-    # A Python bool is a setting that a transformation may use in an `if`, so it is not traced.
+    # A transformation may use a Python bool, a setting, in an `if`, so it is not traced.
     if isinstance(leaf, bool):
         return False
     return isinstance(leaf, (Sharded, int, float, complex)) or hasattr(leaf, "dtype")

@@ -1,4 +1,4 @@
-"""Detection of nested transformations that reduce gradients twice."""
+"""Detects nested transformations that would reduce gradients twice."""
 
 import contextlib
 from contextvars import ContextVar
@@ -8,10 +8,10 @@ from jaxdist._collectives import ReduceOp
 from jaxdist.errors import ArgumentError
 
 SHARDED, COMPRESSED = "sharded_update", "compressed_update"
-# It reduces gradients before the transformation gets them.
+# This function reduces gradients before the transformation gets them.
 REDUCED = "training.reduce_and_update"
 
-# The wrapped transformation may hide the inner one in a closure, so it is found when it is called.
+# The wrapped transformation may hide an inner one in a closure, so it is detected when called.
 _WRAPPER: ContextVar[str | None] = ContextVar("jaxdist_update", default=None)
 
 
@@ -21,12 +21,12 @@ def mark_wrapper(caller: str) -> contextlib.AbstractContextManager[None]:
 
 
 def check_nesting(caller: str, op: ReduceOp) -> None:
-    """Check that no outer transformation has reduced the gradients already.
+    """Check that no outer transformation has already reduced the gradients.
 
-    A `sharded_update` that takes the mean may be inside a `compressed_update`. Both may be where
-    the gradients are reduced already, if they take the mean.
+    A `sharded_update` that takes the mean may be inside a `compressed_update`. Both may take
+    gradients that are already reduced, if they take the mean.
     """
-    # The mean of gradients that are equal on all replicas is the gradients themselves.
+    # The mean of gradients that are equal on all replicas is those gradients.
     outer = _WRAPPER.get()
     if outer is None or ((outer, caller, op) == (COMPRESSED, SHARDED, ReduceOp.MEAN)):
         return

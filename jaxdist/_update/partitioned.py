@@ -1,12 +1,12 @@
 """An interpreter that runs a traced program of whole arrays on the pieces of one replica.
 
 # Note [Update on pieces]
-`sharded_update` has to give the results of any optax transformation without a list of those that
-work on shards. So it traces `tx.update` on whole arrays, and runs the program operation by
+`sharded_update` must give correct results for any optax transformation, without a list of those
+that work on shards. So it traces `tx.update` on whole arrays, and runs the program operation by
 operation on `Value`s (`values.py`), which are whole, in pieces, or a sum that is not reduced yet.
-An operation runs on pieces only if it is known to be right there: elementwise operations of an
-allow-list, and the rules of `rules.py`. Every other operation gets whole arrays, which an
-all-gather makes. An unknown operation is therefore slow, but never wrong.
+An operation runs on pieces only if that is known to be correct: elementwise operations of an
+allow-list, and the rules of `rules.py`. For every other operation an all-gather makes whole arrays.
+An unknown operation is therefore slow, but never wrong.
 """
 
 from typing import Any
@@ -29,8 +29,8 @@ class PieceInterpreter(Interpreter[Value]):
 
     Guarantees:
         Every operation gives the result that it gives on whole arrays. Elementwise operations,
-        broadcasts, reductions and inner products run on pieces if the allow-list and the rules
-        say so. Every other operation gets whole arrays, from an all-gather.
+        broadcasts, reductions and inner products run on pieces if the allow-list or the rules
+        permit. Every other operation gets whole arrays, from an all-gather.
     """
 
     def __init__(self, layout: ReplicaMesh) -> None:
@@ -48,9 +48,9 @@ class PieceInterpreter(Interpreter[Value]):
         return Whole(array, self._layout)
 
     def equation(self, eqn: Any, inputs: list[Value]) -> list[Value]:
-        """Return the results of one operation, by the first way that is known to be right."""
+        """Return the results of one operation, by the first method that is known to be correct."""
         name = eqn.primitive.name
-        # An effect (a print, a callback) must see whole arrays, as it does without pieces.
+        # An effect (a print, a callback) must see whole arrays, as in the original program.
         if eqn.effects:
             return self.operation(eqn, inputs)
         rule = RULES.get(name)
@@ -72,8 +72,8 @@ class PieceInterpreter(Interpreter[Value]):
         return [self._wrap_whole(x) for x in results]
 
     def call(self, eqn: Any, inputs: list[Value]) -> list[Value]:
-        """Return the results of a function that is called."""
-        # A `shard_map`, or an all-reduce, is one operation here.
+        """Return the results of a function call."""
+        # A `shard_map`, or an all-reduce, counts as one operation.
         inside = eqn.primitive.name in CALLS
         return super().call(eqn, inputs) if inside else self.operation(eqn, inputs)
 
@@ -91,14 +91,14 @@ class PieceInterpreter(Interpreter[Value]):
 
     def cond(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         """Run a `cond` on pieces; a result is in pieces if an operand of its shape is."""
-        # A `Partial` is not one array, and the operands of `switch` are arrays. So reduce it first.
+        # The operands of `switch` must be arrays, and a `Partial` is not one, so reduce it first.
         index, *operands = [
             self._wrap_whole(v.whole()) if isinstance(v, Partial) else v for v in inputs
         ]
         cuts = [v.cut if isinstance(v, Piece) else None for v in operands]
         avals = [v.aval for v in eqn.invars[1:]]
         known = {tuple(a.shape): c for a, c in zip(avals, cuts, strict=True) if c is not None}
-        # All branches have to return the same form, so it is chosen before any of them is traced.
+        # All branches must return the same form, so it is chosen before any branch is traced.
         out = [known.get(tuple(v.aval.shape)) for v in eqn.outvars]
 
         def make_branch(program: Any) -> Any:
@@ -111,8 +111,8 @@ class PieceInterpreter(Interpreter[Value]):
 
         arrays = [v.array if isinstance(v, Piece) else v.whole() for v in operands]
         branches = [make_branch(p) for p in eqn.params["branches"]]
-        # Branches may contain all-gathers, so all replicas have to take the same branch. `piece`
-        # of a scalar marks it, and `run` proves that it is equal on all replicas.
+        # Branches may contain all-gathers, so all replicas must take the same branch. `piece`
+        # marks the scalar index, and `run` proves that it is equal on all replicas.
         results = jax.lax.switch(index.piece(Cut(0, 1)), branches, *arrays)
         return [self._wrap(x, c) for x, c in zip(results, out, strict=True)]
 

@@ -14,12 +14,12 @@ import numpy as np
 from jaxdist._update.values import Broadcast, Partial, Piece, Value, Whole
 from jaxdist._values import NEUTRAL, Cut, reduce_over_replicas
 
-# A rule returns the result, or None if the operation has to run on whole arrays.
+# A rule returns the result, or None if the operation must run on whole arrays.
 Rule = Callable[[Any, Sequence[Value]], Value | None]
 
 
 def _broadcast(eqn: Any, inputs: Sequence[Value]) -> Value | None:
-    # More inputs are sizes that are known at run time only.
+    # Further inputs are sizes that are known only at run time.
     if len(inputs) != 1:
         return None
     [operand] = inputs
@@ -41,7 +41,7 @@ def _broadcast(eqn: Any, inputs: Sequence[Value]) -> Value | None:
 
 
 def _reshape(eqn: Any, inputs: Sequence[Value]) -> Value | None:
-    """Reshape a piece if the cut dim stays, or if it is the first and takes in the later dims."""
+    """Reshape a piece if the cut dim stays, or if it is the first and is merged with later dims."""
     [operand, *sizes] = inputs
     if sizes or not isinstance(operand, Piece):
         return None
@@ -49,7 +49,7 @@ def _reshape(eqn: Any, inputs: Sequence[Value]) -> Value | None:
         return None
     before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     cut, count = operand.cut, operand.cut.pieces(operand.layout)
-    # A dim is unchanged if its size and the product of the dims before it are.
+    # A dim is unchanged if its size and the product of the dims before it are unchanged.
     lead = math.prod(before[: cut.dim])
     # Flattening. With padding the pieces would have a wrong length: the pieces of a flat array
     # have `ceil(n*m / R)` elements, and those of its rows `ceil(n / R) * m`.
@@ -90,8 +90,7 @@ def _reduce(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     if not isinstance(operand, Piece):
         return None
     dtype, cut, layout = operand.array.dtype, operand.cut, operand.layout
-    # `and` and `or` of booleans are their minimum and maximum. Those of the bits of integers are
-    # not.
+    # `and` and `or` of booleans are their minimum and maximum. Bitwise ones of integers are not.
     is_bitwise = name in ("reduce_and", "reduce_or") and dtype != np.bool_
     if is_bitwise or jnp.issubdtype(dtype, jnp.complexfloating):
         return None
@@ -117,7 +116,7 @@ def _reduce_extreme(eqn: Any, operand: Value, over: tuple[int, ...]) -> Value | 
     if cut.dim not in over:
         array = _restore_nan(*_separate_nan(eqn, operand.array, over, neutral))
         return Piece(array, _drop_dims(cut, over), layout)
-    # The sign makes a minimum a maximum, so that one `pmax` reduces the number and the flag.
+    # The sign turns a minimum into a maximum, so that one `pmax` reduces the number and the flag.
     largest, found = _separate_nan(eqn, operand.mask_padding(neutral), over, neutral)
     sign = -1 if eqn.primitive.name == "reduce_min" else 1
     both = jnp.stack([largest * sign, found.astype(largest.dtype)])
@@ -126,7 +125,7 @@ def _reduce_extreme(eqn: Any, operand: Value, over: tuple[int, ...]) -> Value | 
 
 
 def _separate_nan(eqn: Any, array: Any, over: tuple[int, ...], neutral: Any) -> tuple[Any, Any]:
-    """Return the largest or smallest number that is not nan, and whether there is a nan."""
+    """Return the largest or smallest number that is not nan, and whether a nan exists."""
     array = jnp.asarray(array)
     is_nan = jnp.isnan(array)
     found = _bind(eqn, jnp.where(is_nan, jnp.asarray(neutral, array.dtype), array))
@@ -142,7 +141,7 @@ def _bind(eqn: Any, array: Any) -> Any:
 
 
 def _drop_dims(cut: Cut, dims: tuple[int, ...]) -> Cut:
-    """Return the `Cut` of the array without these dims, of which none is cut."""
+    """Return the `Cut` of the array without `dims`, none of which is cut."""
     return cut._replace(dim=cut.dim - sum(d < cut.dim for d in dims))
 
 

@@ -26,7 +26,7 @@ CALLER = SHARDED
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One update of a `sharded_update`, with the mesh and the options."""
+    """One update of a `sharded_update`, with its mesh and options."""
 
     update: Callable[..., tuple[PyTree, PyTree]]
     op: ReduceOp
@@ -42,7 +42,7 @@ class Step:
         *,
         gives_params: bool,
     ) -> tuple[PyTree, PyTree]:
-        """Return updates, or new parameters, whole on every replica; and the new state."""
+        """Return the updates or new parameters, whole on every replica, and the new state."""
         parts = [
             Leaves.flatten(grads, "grads"),
             Leaves.flatten(state, "state"),
@@ -67,7 +67,7 @@ class Step:
             rest = iter(arrays)
             own_grads, own_state, own_params, own_extra = (part.rebuild(rest) for part in parts)
             first, after = self.update(own_grads, own_state, own_params, **own_extra)
-            # Inside of the traced function, so that the addition runs on pieces too.
+            # Inside the traced function, so that the addition runs on pieces too.
             if gives_params:
                 first = optax.apply_updates(own_params, first)
             new_leaves[:] = [Leaves.flatten(first, "updates"), Leaves.flatten(after, "state")]
@@ -106,7 +106,7 @@ class Step:
         sums = iter(_collectives.all_reduce(CALLER, self.op, small, self.layout))
         values: list[Value] = []
         for array, cut in zip(grads.arrays, of_leaves, strict=True):
-            # The gradient of a `Sharded` parameter is the mean already: the transpose of its
+            # The gradient of a `Sharded` parameter is already the mean: the transpose of its
             # gather is a reduce-scatter.
             if isinstance(array, Sharded):
                 times = 1 if self.op is ReduceOp.MEAN else count
@@ -131,8 +131,8 @@ class Step:
                 continue
             whole = Whole(array, self.layout, name)
             cut = cuts.cut_of_leaf(array, path)
-            # A `Piece` that also knows its whole array: operations on it run on pieces, and one
-            # that needs the whole array gets it without an all-gather.
+            # This `Piece` also holds the whole array: operations run on the piece, and one that
+            # needs the whole array gets it without an all-gather.
             values.append(
                 whole if cut is None else Piece(whole.piece(cut), cut, self.layout, array)
             )
@@ -141,7 +141,7 @@ class Step:
     def _collect_state(
         self, values: Sequence[Value], after: Leaves, old_state: Leaves, cuts: Cuts
     ) -> list[Any]:
-        """Return the new state, sharded as the old one; `cuts` decides for whole leaves."""
+        """Return the new state, sharded like the old one; `cuts` decides for whole leaves."""
         # If the transformation changed the structure of its state, leaves have no old layout.
         before: Sequence[Any] = [None] * len(values)
         if after.treedef == old_state.treedef and len(old_state.arrays) == len(values):
@@ -158,7 +158,7 @@ def _as_sharded(value: Value, cut: Cut) -> Sharded:
 
 
 def _cut_of_gradient(grad: Any, path: str, cuts: Cuts) -> Cut | None:
-    # `all_reduce` handles integer gradients, as it does without `sharded_update`.
+    # `all_reduce` handles integer gradients, as without `sharded_update`.
     if isinstance(grad, Sharded) or not jnp.issubdtype(grad.dtype, jnp.inexact):
         return None
     return cuts.cut_of_leaf(grad, path)
@@ -166,6 +166,6 @@ def _cut_of_gradient(grad: Any, path: str, cuts: Cuts) -> Cut | None:
 
 def _wrap_extra(array: Any, name: str, layout: ReplicaMesh) -> Whole:
     """Return the value of an extra argument."""
-    # Mark a scalar now: if the step passes a loss that is not all-reduced, the error names it.
+    # Mark scalars here, so that the error names a loss that the step did not all-reduce.
     value = Whole(array, layout, name)
     return value if np.ndim(array) else Whole(value.check_replicated(), layout, name)

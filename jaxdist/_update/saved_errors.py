@@ -1,10 +1,10 @@
-"""Rounding errors of `compressed_update`, converted for another number of replicas.
+"""Converts the rounding errors of `compressed_update` for another number of replicas.
 
-`compressed_update` keeps what it has not sent yet in two arrays, `given` and `summed`. Their shapes
-depend on the number of replicas. The errors of all replicas represent one vector of the size of the
-gradients: the rest that has to be added to the next gradients. The vector is the sum of the errors
-of all replicas, each at its place. It does not depend on the number of replicas. So a checkpoint is
-restored by computing the vector and splitting it again. See Note [Error feedback].
+`compressed_update` keeps the errors that it has not sent yet in two arrays, `given` and `summed`,
+whose shapes depend on the number of replicas. The errors of all replicas represent one vector of
+the size of the gradients, which must be added to the next gradients: the sum of the errors of all
+replicas, each at its position. This vector does not depend on the number of replicas. So a
+checkpoint is restored by computing it and splitting it again. See Note [Error feedback].
 """
 
 import logging
@@ -22,16 +22,16 @@ Shape = tuple[int, ...]
 def find_moved_pairs(
     saved: Mapping[str, Shape], wanted: Mapping[str, Shape]
 ) -> list[tuple[str, str]]:
-    """Return the names of each pair of error arrays that was saved with other replicas.
+    """Return the names of each pair of error arrays that was saved for other replicas.
 
     Args:
-        saved: The shape of each leaf as it was saved, by the path of the leaf.
-        wanted: The shape of each leaf in this run.
+        saved: The shape of each saved leaf, by path.
+        wanted: The shape of each leaf in this run, by path.
     """
     found = []
     for given in wanted:
         parts = given.split(".")
-        # Every part of the path may be the field of the state: a module may be called "given", too.
+        # Try every part of the path that is called "given": it may be a module, not the field.
         for place in (i for i, part in enumerate(parts) if part == _GIVEN):
             pair = (given, ".".join([*parts[:place], _SUMMED, *parts[place + 1 :]]))
             if all(n in saved and n in wanted for n in pair):
@@ -59,7 +59,7 @@ def divide_errors(
 
 
 def _can_be_errors(*shapes: Shape) -> bool:
-    """Whether arrays of these two shapes can be the `given` and `summed` errors of replicas."""
+    """Whether arrays of these two shapes can be the `given` and `summed` errors."""
     if not all(len(s) == 2 and min(s) > 0 for s in shapes) or shapes[0][0] != shapes[1][0]:
         return False
     (replicas, part), (_, chunk) = shapes
@@ -69,12 +69,12 @@ def _can_be_errors(*shapes: Shape) -> bool:
 def _move_errors(
     given: np.ndarray, summed: np.ndarray, wanted: tuple[Shape, Shape]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the errors of all replicas in the shapes of other replicas and workers.
+    """Return the errors of all replicas in the shapes for other numbers of replicas and workers.
 
     Shapes:
         `given` `[R, P]` and `summed` `[R, P/W]` for `R` replicas of `W` workers, as
-        `CompressedSum` makes them. The result has the whole vector in `summed`, which covers it
-        once, and zeros in `given`.
+        `CompressedSum` makes them. In the result, `summed` holds the whole vector once, and `given`
+        is zero.
     """
     replicas, part = given.shape
     workers = part // summed.shape[1]
@@ -84,7 +84,7 @@ def _move_errors(
     (replicas, part), (_, chunk) = wanted
     workers = part // chunk
     local = replicas // workers
-    # Elements behind the gradients are padding, whose errors are 0, so they may be dropped.
+    # Elements after the gradients are padding, whose errors are 0, so they may be dropped.
     vector = np.zeros(local * part, total.dtype)
     kept = min(vector.size, total.size)
     vector[:kept] = total[:kept]

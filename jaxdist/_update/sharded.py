@@ -26,7 +26,7 @@ _WHY_REAL = "Sums in pieces have another order than the sums of virtual replicas
 
 
 class ShardedUpdate(optax.GradientTransformationExtraArgs):
-    """An optax transformation of whose update each replica computes a part; see `sharded_update`.
+    """An optax transformation whose update the replicas divide; see `sharded_update`.
 
     `init(params)` and `update(grads, state, params, **extra)` are those of optax. `update` takes
     the gradients of one replica, before any all-reduce.
@@ -49,7 +49,7 @@ class ShardedUpdate(optax.GradientTransformationExtraArgs):
 
         Cost:
             As for `update`, without a pass over all parameters on every replica: the parameters
-            are updated in pieces, and then gathered in the place of the updates.
+            are updated in pieces, and gathered instead of the updates.
 
         Args:
             grads: Gradients of this replica.
@@ -101,8 +101,8 @@ class _Update:
             return self.tx.init(params)
         checks.check_real_replicas(CALLER, layout, _WHY_REAL)
         cuts = Cuts(layout, self.min_bytes, Leaves.flatten(params, "params"))
-        # In a step the replicas are manual, so each of them takes its pieces. Outside, a jitted
-        # `init` with `out_shardings` avoids that a device holds the whole state.
+        # In a step the replica axes are manual, so each replica takes its pieces. Outside, a jitted
+        # `init` with `out_shardings` ensures that no device holds the whole state.
         if frame is not None and frame.is_inside_step:
             return shard_in_step(self.tx.init(_gather_params(params, layout)), layout, cuts)
         return init_outside(self.tx.init, params, layout, cuts)
@@ -152,7 +152,7 @@ class _Update:
     def _explain_errors(
         self, grads: PyTree, state: PyTree, params: PyTree, name: str
     ) -> Iterator[None]:
-        """Raise better errors in the block for gradients or a state of a wrong structure."""
+        """Replace errors of the block by clearer ones for gradients or state of wrong structure."""
         # A transformation raises JAX's own errors for a wrong pytree. The search for the cause
         # traces `init`, so it runs only after an error.
         try:
@@ -166,7 +166,7 @@ class _Update:
     def _run_on_one_replica(
         self, grads: PyTree, state: PyTree, params: PyTree, extra: dict[str, Any], name: str
     ) -> tuple[PyTree, PyTree]:
-        """Run the update of one replica, whose state may still be `Sharded`, in one piece each."""
+        """Run the update on one replica; its state may still be `Sharded`, in one piece each."""
         held, treedef = jax.tree.flatten(state, is_leaf=is_sharded)
         whole = [x.whole() if isinstance(x, Sharded) else x for x in held]
         with self._explain_errors(grads, state, params, name):
@@ -199,18 +199,18 @@ def sharded_update(
     """Wrap an optax transformation so that each replica updates a piece of every array (ZeRO-1).
 
     In a step, `updates, state = tx.update(grads, state, params)` takes the replica's own
-    gradients, without an all-reduce before it. It reduces them piece by piece (a reduce-scatter),
+    gradients; do not all-reduce them before. It reduces them piece by piece (a reduce-scatter),
     updates the pieces, and gathers the updates. The optimizer state is sharded, with one piece on
-    each device. With one replica it is `tx` itself.
+    each device. With one replica it is equivalent to `tx`.
 
     Put everything that changes the gradients inside: a transformation that is chained before this
-    one sees the gradients of one replica.
+    one sees the gradients of only one replica.
 
     Guarantees:
         The results are those of `tx` on all-reduced gradients, up to the order of sums. jaxdist
-        proves that operation by operation from the traced `tx.update`. Operations that are known
-        to be elementwise run on pieces. Sums over a leaf or a tree get an all-reduce. Every other
-        operation gets whole arrays, which are gathered for it.
+        proves this operation by operation from the traced `tx.update`. Operations that are known
+        to be elementwise run on pieces. Sums over a leaf or a tree get an all-reduce. For every
+        other operation, whole arrays are gathered.
 
     Shapes:
         Gradients, parameters and updates are whole. State leaves `[..., n, ...]` are `Sharded`
@@ -223,7 +223,7 @@ def sharded_update(
         all-gather.
 
     Args:
-        tx: Any optax transformation; `optax.MultiSteps` too.
+        tx: Any optax transformation, including `optax.MultiSteps`.
         reduce_op: How to reduce the gradients of the replicas, `"mean"` or `"sum"`.
         min_bytes: Leaves with fewer bytes (in float32) stay whole on every replica; None takes
             the size from which sharding is faster, by the latency of a collective.
@@ -233,9 +233,9 @@ def sharded_update(
         An `optax.GradientTransformationExtraArgs` with one more method, `apply_gradients`.
 
     Raises:
-        ArgumentTypeError: `tx` is not optax's.
-        ArgumentError: Unknown `reduce_op`, or `min_bytes` below 0; when it is used, a strategy
-            with `deterministic=True`, or a `tx` that contains a `sharded_update` or
+        ArgumentTypeError: `tx` is not an optax transformation.
+        ArgumentError: Unknown `reduce_op`, or `min_bytes` below 0; when used, a strategy with
+            `deterministic=True`, or a `tx` that contains a `sharded_update` or
             `compressed_update`.
 
     Example:
@@ -264,13 +264,13 @@ def sharded_update(
 
 
 def shard_state(state: PyTree, strategy: HasLayout, *, min_bytes: float | None = None) -> PyTree:
-    """Return optimizer state of any layout, sharded for the replicas of a strategy.
+    """Shard optimizer state of any layout for the replicas of a strategy.
 
-    Use it for a state that was made for another number of replicas, or by the transformation
-    itself.
+    Use it for a state that was made for another number of replicas, or by the unwrapped
+    transformation.
 
     Shapes:
-        Every array is whole, `Sharded`, or on the host; the result is as `sharded_update` makes it.
+        Arrays may be whole, `Sharded`, or on the host; the result is as `sharded_update` makes it.
 
     Cost:
         A copy; `Sharded` arrays are gathered first.
@@ -281,10 +281,10 @@ def shard_state(state: PyTree, strategy: HasLayout, *, min_bytes: float | None =
         min_bytes: As for `sharded_update`.
 
     Returns:
-        The pytree with `Sharded` arrays, and others replicated. With one replica all are whole.
+        The pytree with `Sharded` and replicated arrays. With one replica all are whole.
 
     Raises:
-        ArgumentTypeError: `strategy` is no strategy.
+        ArgumentTypeError: `strategy` is not a strategy.
 
     Example:
         >>> strategy = MirroredStrategy()

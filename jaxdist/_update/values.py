@@ -1,9 +1,9 @@
 """The values of `tx.update` while it runs on pieces. See Note [Update on pieces].
 
 # Note [Padding of pieces]
-If the replicas do not divide a dim, the last pieces have padding. Elementwise operations compute
-on it too, so it may hold anything, also nan (0 / 0). That does no harm, since `gather` cuts it
-off. Only a reduction over the dim has to replace it by a neutral value first.
+If the number of replicas does not divide a dim, the last pieces have padding. Elementwise
+operations compute on it too, so it may hold any value, including nan (0 / 0). That does no harm,
+since `gather` cuts it off. Only a reduction over the dim must first replace it by a neutral value.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Value:
 
     # Subclasses cache results in plain fields. In Python 3.11 `functools.cached_property` holds a
     # lock of the class while it computes. Replicas that run op by op are threads that wait for
-    # one another inside of a collective, so they would deadlock.
+    # one another inside a collective, so they would deadlock.
 
     def whole(self) -> Any:
         """Return the whole array, which is equal on every replica."""
@@ -50,7 +50,7 @@ class Value:
 
 @dataclasses.dataclass(eq=False)
 class Whole(Value):
-    """A value that every replica has whole."""
+    """A value of which every replica has the whole array."""
 
     array: Any
     layout: ReplicaMesh
@@ -92,7 +92,7 @@ class Piece(Value):
         return self._whole
 
     def piece(self, cut: Cut) -> Any:
-        # `cut.split` is not compared: XLA itself handles the layout over logical devices.
+        # `cut.split` is not compared, since XLA handles the layout over logical devices.
         if cut[:3] == self.cut[:3]:
             return self.array
         return cut_piece(self.whole(), cut, self.layout)
@@ -132,14 +132,13 @@ class Broadcast(Value):
 class Partial(Value):
     """A sum that is not all-reduced yet, and a value to add to it.
 
-    Sums of many leaves are added before the all-reduce: a norm over the whole tree costs one
-    all-reduce.
+    Sums of many leaves are added before the all-reduce, so a norm over the whole tree costs one.
     """
 
     array: Any
     plus: Any  # None, or a value that is equal on all replicas
     layout: ReplicaMesh
-    axes: tuple[str, ...]  # axes over which the pieces are sharded whose sum this is
+    axes: tuple[str, ...]  # axes over which the summed pieces are sharded
     _whole: Any = None
 
     def whole(self) -> Any:

@@ -55,10 +55,10 @@ class Assembler(abc.ABC):
         """Return the batch made from the reader's result number `index`, `Dropped` or `ENDED`."""
 
     def leave(self, reason: str) -> None:  # noqa: B027
-        """Tell other processes that this one reads no more."""
+        """Tell other processes that this one has stopped reading."""
 
     def count_waits_from(self, needed_since: Callable[[], float | None]) -> None:  # noqa: B027
-        """Count waits for other processes only from when the loop needs a batch."""
+        """Count time spent waiting for other processes only once the loop needs a batch."""
 
     def stop_waiting(self) -> None:  # noqa: B027
-        """End a wait for other processes, in whatever thread it is."""
+        """End a wait for other processes, whichever thread waits."""

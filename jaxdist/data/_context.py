@@ -1,4 +1,4 @@
-"""Arguments for functions that make data: which pipeline or replica they make it for."""
+"""Arguments of functions that make data: the pipeline or the replica that the data is for."""
 
 import dataclasses
 
@@ -57,7 +57,7 @@ class InputContext:
         as_integer(caller, "global_batch_size", global_batch_size, least=0, remedy=remedy)
         rows, rest = divmod(global_batch_size, self.num_replicas_in_sync)
         if rest:
-            # Suggest no batch size of 0.
+            # Never suggest a batch size of 0.
             down = rows * self.num_replicas_in_sync
             lower = f"{down} or " if down else ""
             raise ArgumentError(

@@ -51,7 +51,7 @@ class DistributedDataset(Iterable[PyTree]):
         self._check_context = check_context
         self._spec: PyTree = None  # of the first batch, once it is known
         # The pass that `element_spec` started. A generator cannot be read twice, so the next
-        # `iter` has to return this pass; otherwise its first batch would be lost.
+        # `iter` must return this pass; otherwise its first batch would be lost.
         self._next_pass: DistributedIterator | None = None
 
     def __iter__(self) -> DistributedIterator:

@@ -55,8 +55,8 @@ def distribute_dataset(
 
     Cost:
         One copy of each leaf from the host, which a thread makes in advance. No collective. With
-        several processes one exchange over their key-value store for each pass, or for each step
-        where the dataset does not tell the rows of its batches.
+        several processes, one exchange over their key-value store for each pass, or for each step
+        if the dataset does not report the rows of its batches.
 
     Guarantees:
         A pass returns each example exactly once (with `PartialBatch.DROP`: at most once).
@@ -72,14 +72,14 @@ def distribute_dataset(
         options: How many batches to prefetch, where to put them, what to do with uneven ones.
         check_context: A function to call before each batch; it raises if a batch cannot be
             returned in the current context.
-        agreement: How this process agrees with the others on rows; None means that of its job.
+        agreement: How the processes agree on rows; None means the agreement of the job.
 
     Raises:
         ArgumentTypeError: `dataset` is not an iterable of batches.
         NotImplementedError: `options` ask for one dataset for each replica.
         ArgumentError: `options` contradict each other.
-        ShapeError: (when iterating) A leaf is a scalar, a batch has another structure than the
-            batches before it, or `partial_batch` does not allow its size.
+        ShapeError: (when iterating) A leaf is a scalar, the structure of a batch differs from
+            that of earlier batches, or `partial_batch` does not allow its size.
 
     Example:
         >>> layout = jaxdist._mesh.build(jax.devices())
@@ -159,13 +159,13 @@ def distribute_datasets_from_function(
             what to do with steps that have too few elements or elements of different shapes.
         check_context: A function to call before each batch; it raises if a batch cannot be
             returned in the current context.
-        agreement: How this process agrees with the others on rows; None means that of its job.
+        agreement: How the processes agree on rows; None means the agreement of the job.
 
     Raises:
         ArgumentTypeError: `dataset_fn` is not a function, or does not return a dataset.
         ArgumentError: `options` contradict each other.
-        ShapeError: (when iterating) An element has another structure than the elements before
-            it, or `partial_batch` does not allow a step.
+        ShapeError: (when iterating) The structure of an element differs from that of earlier
+            elements, or `partial_batch` does not allow a step.
 
     Example:
         >>> def dataset_fn(context):
@@ -186,8 +186,8 @@ def distribute_datasets_from_function(
     num_replicas, is_per_replica = layout.num_replicas, options.is_per_replica
     devices = _default_devices(layout, options)
     sources = _make_sources(dataset_fn, layout, options, devices)
-    # Batches of a dataset that was made on the device are device arrays already. Without
-    # `fetches` the placer would copy them back to the host.
+    # Batches of a dataset made on the device are device arrays already. Without `fetches` the
+    # placer would copy them back to the host.
     fetches = options.experimental_fetch_to_device or options.experimental_place_dataset_on_device
     placer = Placer(
         layout, fetches=fetches, has_exclusive_arrays=all(s.has_exclusive_arrays for s in sources)
@@ -228,7 +228,7 @@ def distribute_datasets_from_function(
 
 
 def _list_pipelines(layout: ReplicaMesh, options: InputOptions) -> list[tuple[int, int]]:
-    """Return the number of pipelines and the number of each one that this process reads."""
+    """Return, for each pipeline that this process reads, the number of pipelines and its index."""
     if not options.is_per_replica:
         return [number_pipelines(layout)]
     count = layout.num_replicas

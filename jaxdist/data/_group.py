@@ -1,4 +1,4 @@
-"""Batches that are put together from one element for each replica."""
+"""Batches that consist of one element for each replica."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Grouper(Assembler):
     """An `Assembler` whose elements are each the batch of one replica, in replica order.
 
     Args:
-        is_per_replica: Whether each replica reads a dataset of its own.
+        is_per_replica: Whether each replica reads its own dataset.
     """
 
     is_per_replica: bool
@@ -51,14 +51,14 @@ class Grouper(Assembler):
         columns = [_collect_leaf(slots, i) for i in range(len(present[0].leaves))]
         is_even = all(leaf.shape == column[0].shape for column in columns for leaf in column)
         # One global array is one transfer. Arrays of different shapes cannot be shards of one
-        # array, so each of them is a transfer of its own.
+        # array, so each one needs its own transfer.
         place = self.placer.join if is_even else self.placer.place_each
         return present[0].treedef.unflatten([place(column) for column in columns])
 
     def _read_slots(self, raw: list[Any], index: int) -> list[Slot]:
         """Return the element of each replica, in replica order."""
-        # Errors name the number of an element in the user's dataset. With one dataset for each
-        # replica that is the step; with one dataset for all, a step takes `num_replicas`.
+        # Errors give the index of an element in the user's dataset. With one dataset for each
+        # replica this is the step; with one for all replicas, a step takes `num_replicas` elements.
         first, stride = (index, 0) if self.is_per_replica else (index * self.num_replicas, 1)
         slots: list[Slot] = [
             None if x is ENDED else self.read(x, first + i * stride) for i, x in enumerate(raw)

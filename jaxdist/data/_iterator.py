@@ -34,7 +34,7 @@ class IteratorState(TypedDict):
 
     steps: int  # batches that were returned
     source: Any  # the position in the dataset itself
-    dropped: NotRequired[int]  # batches that were dropped before; with `DROP`
+    dropped: NotRequired[int]  # batches dropped so far; with `DROP`
     padded_rows: NotRequired[int]  # rows of every batch; with `PAD`. See Note [One padded size]
 
 
@@ -176,7 +176,7 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
         except StopIteration:
             raise
         except BaseException as error:
-            # Do not wait: after Ctrl-C a source that blocks would block the program.
+            # Do not wait: after Ctrl-C, a blocked source would block the program.
             self._close(f"{type(error).__name__} ended it", waits=False)
             raise
         self._state = state
@@ -301,8 +301,8 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
         """Continue with the batch after the last one that was returned when `state` was taken.
 
         The number of replicas and `partial_batch` may differ: the position in the dataset decides
-        which batch is next. With `PAD`, batches have the same rows as before, rounded up for
-        another number of replicas; batches of `batches(...)` have its batch size.
+        which batch is next. With `PAD`, batches keep their number of rows, rounded up to a
+        multiple of the number of replicas; batches of `batches(...)` have its batch size.
 
         Raises:
             ArgumentError: `state` is not a state of a `DistributedIterator`, or of another dataset.
@@ -319,7 +319,7 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
             self._reader.seek(state["source"])
         except BaseException:
             # The prefetched batches are lost, and the reader is past them. Return to the old
-            # position, so that a refused state changes nothing.
+            # position, so that a rejected state changes nothing.
             self._reader.seek(before["source"])
             self._start(before)
             raise

@@ -14,7 +14,7 @@ class OptionalBatch:
     __slots__ = ("_held",)
 
     def __init__(self, held: tuple[PyTree, ...]) -> None:
-        # A tuple of one batch or none: a batch may be any pytree, so no value can mark the end.
+        # A tuple of at most one batch: a batch may be any pytree, so no value can mark the end.
         self._held = held
 
     def has_value(self) -> bool:

@@ -48,12 +48,12 @@ class InputOptions(_Fields):
             that replica's device as JAX's default device. Needs `PER_REPLICA` and
             `experimental_fetch_to_device=False`, since its batches are on the device already.
         experimental_per_replica_buffer_size: Number of batches to prefetch for each replica. With
-            0 or less jaxdist prefetches nothing and starts no thread.
+            0 or -1 jaxdist prefetches nothing and starts no thread.
         partial_batch: What to do with a batch that cannot be split evenly over the replicas, and
             with a last step that has fewer elements than replicas.
-        auto_shard_policy: What each process of a job reads of the dataset of
-            `experimental_distribute_dataset`: its files, its rows, or everything. None means the
-            policy that a tf.data dataset has in its own options, and `AUTO` for other datasets.
+        auto_shard_policy: The part of the dataset of `experimental_distribute_dataset` that each
+            process of a job reads: its files, its rows, or everything. None means the policy in
+            the options of a tf.data dataset, and `AUTO` for other datasets.
         balance_rows: Whether `experimental_distribute_dataset` divides the rows of a batch as
             evenly as possible: 28 rows on 8 replicas are 4, 4, 4, 4, 3, 3, 3 and 3. The default
             is the division of TensorFlow, 4, 4, 4, 4, 4, 4, 4 and 0, which leaves replicas
@@ -62,7 +62,8 @@ class InputOptions(_Fields):
 
     Raises:
         ArgumentError: `experimental_replication_mode` is not an `InputReplicationMode`,
-            `partial_batch` not a `PartialBatch`, or `auto_shard_policy` not an `AutoShardPolicy`.
+            `partial_batch` not a `PartialBatch`, or `auto_shard_policy` not an `AutoShardPolicy`;
+            or the buffer size is below -1 or above 65536.
         ArgumentTypeError: The buffer size is not an int, or a flag is not a bool.
 
     Example:
@@ -108,7 +109,7 @@ class InputOptions(_Fields):
 
     @property
     def is_per_replica(self) -> bool:
-        """Whether each replica reads a dataset of its own."""
+        """Whether each replica reads its own dataset."""
         return self.experimental_replication_mode is InputReplicationMode.PER_REPLICA
 
 
@@ -162,7 +163,7 @@ def checked_options(caller: str, options: Any) -> InputOptions:
 
 
 def check_is_shared(options: InputOptions) -> None:
-    """Check that the options ask for one dataset, whose batches the replicas share."""
+    """Check that `options` select one dataset, whose batches the replicas share."""
     if options.is_per_replica:
         raise UnsupportedError(
             "experimental_distribute_dataset was given options with "
@@ -174,7 +175,7 @@ def check_is_shared(options: InputOptions) -> None:
 
 
 def check_is_not_sharded(options: InputOptions) -> None:
-    """Check that the options leave it to the function which data a process or a replica reads."""
+    """Check that `options` leave the sharding of the data to the user's function."""
     if options.balance_rows:
         raise ArgumentError(
             "distribute_datasets_from_function was given options with balance_rows=True.\n\n"
@@ -196,7 +197,7 @@ def check_is_not_sharded(options: InputOptions) -> None:
 
 
 def check_placement(caller: str, options: InputOptions) -> None:
-    """Check that datasets can be made on the devices, if the options ask for it."""
+    """Check that datasets can be made on the devices, if `options` request it."""
     if not options.experimental_place_dataset_on_device:
         return
     if not options.is_per_replica:

@@ -23,7 +23,7 @@ class FixedRows:
     """The number of rows that all padded batches have. See Note [One padded size].
 
     Args:
-        caller: The function that messages name.
+        caller: The name of the function in messages.
         multiple: A divisor of the number of rows.
         rows: The least number of rows if it is known; with 0 the first batch decides.
     """
@@ -67,14 +67,14 @@ def pad_rows(leaf: Leaf, rows: int) -> Leaf:
     missing = rows - leaf.shape[0]
     if not missing:
         return leaf
-    # `jnp.pad` refuses random keys; `jnp.concatenate` takes them.
+    # `jnp.pad` rejects random keys; `jnp.concatenate` accepts them.
     if isinstance(leaf, jax.Array):
         return jnp.concatenate([leaf, make_zeros(leaf, (missing, *leaf.shape[1:]))])
     return copy_padded(leaf, device_dtype(leaf.dtype), rows)
 
 
 def spread_rows(leaf: Leaf, own: Sequence[slice], rows: int) -> Leaf:
-    """Return the rows of all replicas, those of each one padded with zeros to `rows`.
+    """Return the rows of all replicas, padded with zeros to `rows` for each replica.
 
     Shapes:
         In: `[B, ...]`, with the slice of each of `R` replicas. Out: `[R*rows, ...]`.
@@ -86,7 +86,7 @@ def spread_rows(leaf: Leaf, own: Sequence[slice], rows: int) -> Leaf:
 
 
 def make_zeros(like: Leaf, shape: tuple[int, ...]) -> Leaf:
-    """Return zeros of the dtype and the kind (NumPy or JAX) of `like`.
+    """Return zeros with the dtype and kind (NumPy or JAX) of `like`.
 
     For random keys these are the keys whose key data is zero.
     """

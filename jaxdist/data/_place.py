@@ -1,4 +1,4 @@
-"""Placement of host arrays as a step takes them: on the devices, or still on the host."""
+"""Places host arrays as a step takes them: on the devices, or still on the host."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,17 +29,17 @@ from jaxdist.errors import ShapeError
 
 # Note [Rows of a process]
 # In a job of several processes `place_own` takes the values of the local replicas only, and the
-# shapes of all. The other functions take those of all replicas: every device is of this process,
-# or one replica has devices of several, which then all read the same.
+# shapes of all. The other functions take the values of all replicas: either every device belongs to
+# this process, or a replica spans several processes, which then all read the same data.
 
 
 class Placer:
-    """Functions that copy leaves to the devices or the host, as the options say.
+    """Functions that copy leaves to the devices or the host, as the options request.
 
     Args:
         layout: The mesh of the strategy.
         fetches: Whether to copy leaves to the devices.
-        has_exclusive_arrays: Whether nobody else refers to the host arrays.
+        has_exclusive_arrays: Whether no other code refers to the host arrays.
         balanced: Whether the rows of a batch are divided as evenly as possible.
     """
 
@@ -71,7 +71,7 @@ class Placer:
         padded = given if rows is None else pad_rows(given, rows)
         if isinstance(padded, jax.Array):
             return self._wrap(jax.device_put(padded, self._sharding(padded.ndim)), padded.ndim)
-        # Padding is a copy already, so it needs no second one.
+        # A padded array is a copy already, so it needs no second one.
         is_copy = padded is not given
         return self._put_from_host(padded, is_exclusive=is_copy or self.has_exclusive_arrays)
 
@@ -80,7 +80,7 @@ class Placer:
 
         Shapes:
             In: `[B, ...]`. Out: `PerReplica` of `[ceil(B/R), ...]`, the last ones shorter, with
-            one array for each replica. `divide` has the numbers.
+            one array for each replica. `divide` returns the exact rows.
         """
         whole = self._keep_on_device(leaf)
         if isinstance(whole, np.ndarray):
@@ -89,7 +89,7 @@ class Placer:
         return self._put_each(SPLIT_CALLER, pieces)
 
     def place_each(self, pieces: Sequence[Leaf]) -> PerReplica:
-        """Return arrays of different shapes, one for each replica, that `snapshot` returned."""
+        """Place arrays of different shapes, one for each replica, that `snapshot` returned."""
         kept = [self._keep_on_device(p) for p in pieces]
         converted = [x if isinstance(x, jax.Array) else _convert_dtype(x) for x in kept]
         return self._put_each(GROUP_CALLER, converted)
@@ -100,7 +100,7 @@ class Placer:
         return leaf if isinstance(leaf, jax.Array) and self._fetches else np.asarray(leaf)
 
     def _put_each(self, caller: str, pieces: Sequence[Leaf]) -> PerReplica:
-        """Return pieces that nobody else refers to, each on the devices of its replica."""
+        """Put each piece, to which no other code refers, on the devices of its replica."""
         if not self._layout.is_local:
             raise _uneven_spanning_error(caller, pieces, self._layout)
         if not self._fetches:
@@ -116,7 +116,7 @@ class Placer:
         return NamedSharding(self._layout.replica_mesh(replica), PartitionSpec())
 
     def snapshot(self, raw: Any) -> Any:
-        """Return an element that its source cannot change when more elements are read.
+        """Return an element that the source cannot change when it reads more elements.
 
         See Note [Who owns a batch].
         """
@@ -151,7 +151,7 @@ class Placer:
         Args:
             own: One array for each local replica.
             shapes: The shape for each replica, local or not.
-            is_exclusive: Whether nobody else refers to the arrays.
+            is_exclusive: Whether no other code refers to the arrays.
         """
         local = self._layout.local_replicas
         is_even = len({*shapes}) == 1
@@ -180,7 +180,7 @@ class Placer:
         # A callback for each shard avoids a concatenation of all replicas on the host.
         def rows_of(index: tuple[slice, ...] | None) -> np.ndarray:
             start = index[0].start if index else None
-            # Shards of no rows all start at 0, and are all alike.
+            # Shards without rows all start at 0, and are all equal.
             first = (start or 0) // size if size else next(iter(own))
             parts = [own[r] if local else own[r].reshape(1) for r in range(first, first + shared)]
             return parts[0] if shared == 1 else np.concatenate(parts)
@@ -199,7 +199,7 @@ class Placer:
         return self._wrap(placed, array.ndim)
 
     def _prepare_on_host(self, array: np.ndarray, *, is_exclusive: bool) -> np.ndarray:
-        """Return an array with its dtype on devices, which nobody else refers to."""
+        """Return the array in its dtype on devices, as a copy if other code may refer to it."""
         dtype = device_dtype(array.dtype)
         is_ready = is_exclusive and dtype == array.dtype
         return array if is_ready else copy_aligned(array, dtype)
@@ -250,17 +250,17 @@ def _uneven_spanning_error(caller: str, pieces: Sequence[Leaf], layout: ReplicaM
 
 
 def _convert_dtype(array: np.ndarray) -> np.ndarray:
-    """Return the array with its dtype on devices."""
+    """Return the array in its dtype on devices."""
     dtype = device_dtype(array.dtype)
     return array if array.dtype == dtype else copy_aligned(array, dtype)
 
 
 def _snapshot_leaf(leaf: Any) -> Any:
     array = as_array(leaf)
-    # JAX arrays never change. `ElementReader` raises for leaves that are no numbers, and needs
+    # JAX arrays never change. `ElementReader` raises for leaves that are not numeric, and needs
     # the leaf itself for the message.
     if isinstance(array, jax.Array) or not is_numeric(array.dtype):
         return leaf
-    # `ElementReader` raises for integers that JAX would cut off; until then they are kept.
+    # `ElementReader` raises for integers that JAX would cut off, so they keep their dtype here.
     is_kept = find_cut_off(array) is not None
     return copy_aligned(array, array.dtype if is_kept else device_dtype(array.dtype))

@@ -4,7 +4,7 @@
 The thread never refers to the object that the consumer holds. So Python collects that object when
 the consumer drops it, and its finalizer stops the thread. If the thread referred to it, each loop
 that ends with `break` would leave a thread and its batches behind. The two sides share two
-`SimpleQueue`s: a finalizer may run while the same thread is inside of `put`, and only
+`SimpleQueue`s: a finalizer may run while the same thread is inside `put`, and only
 `SimpleQueue.put` is reentrant.
 """
 
@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 THREAD_NAME = "jaxdist-prefetch"
 
-# A source that blocks cannot be interrupted. After this many seconds nobody waits for its thread
-# any more. The thread is a daemon, and ends as soon as the source returns.
+# A blocked source cannot be interrupted, so `close` waits at most this many seconds for its thread.
+# The thread is a daemon, and ends as soon as the source returns.
 _JOIN_S = 5.0
 
 
@@ -59,7 +59,7 @@ class _Channel:
         # more, which the thread holds while it waits in `put`.
         self.permits: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.is_stopped = False
-        # Since when the consumer waits for an element, by `time.monotonic`.
+        # When the consumer began to wait for an element, by `time.monotonic`.
         self.needed_since: float | None = None
         self.thread: threading.Thread | None = None
         for _ in range(depth):
@@ -110,7 +110,7 @@ class Prefetcher(Generic[T]):
         self._finalizer: weakref.finalize[..., Any] | None = None
 
     def find_needed_since(self) -> Callable[[], float | None]:
-        """Return a function that tells since when the consumer waits for an element, or None.
+        """Return a function that returns when the consumer began to wait for an element, or None.
 
         It does not refer to this object; see Note [No reference to the consumer].
         """
@@ -120,8 +120,8 @@ class Prefetcher(Generic[T]):
     def peek(self) -> T:
         """Return the next element without taking it. This starts no thread."""
         if not self._head:
-            # Before the first `take` the element is made here, with a permit of its own. So code
-            # that only reads `element_spec` leaves no thread behind.
+            # Before the first `take` the element is made here, with its own permit. So code that
+            # only reads `element_spec` leaves no thread behind.
             is_first = self._has_thread and self._finalizer is None
             if is_first and not self._has_ended:
                 self._channel.permits.get()
@@ -134,8 +134,8 @@ class Prefetcher(Generic[T]):
         """Return the next element.
 
         Raises:
-            StopIteration: There is none.
-            BaseException: What `produce` raised.
+            StopIteration: No element is left.
+            BaseException: Any error that `produce` raised.
         """
         item = self._head.pop() if self._head else self._pull()
         if self._has_thread:
@@ -153,7 +153,7 @@ class Prefetcher(Generic[T]):
         if not self._has_ended:
             self._has_ended = True
             self._head.clear()
-            # Without a thread nobody else calls `finish`.
+            # Without a thread, nothing else calls `finish`.
             if self._finalizer is None:
                 self._finish()
             elif waits:
@@ -162,7 +162,7 @@ class Prefetcher(Generic[T]):
                 self._channel.stop()
 
     def join(self) -> None:
-        """Wait until the thread has ended, with no time limit; then nothing reads the source."""
+        """Wait without a time limit until the thread has ended and no longer reads the source."""
         if self._channel.thread is not None:
             self._channel.thread.join()
 
@@ -185,8 +185,8 @@ class Prefetcher(Generic[T]):
         try:
             raise item.error if item.error is not None else StopIteration
         finally:
-            # The error holds its traceback, and the traceback this frame. Without `del` the frame
-            # would hold the error: a cycle that keeps the batch alive.
+            # The error holds its traceback, which holds this frame. Without `del` the frame would
+            # hold the error: a cycle that keeps the batch alive.
             del item
 
     def _make(self) -> T:
@@ -203,8 +203,8 @@ class Prefetcher(Generic[T]):
 
     def _start(self) -> None:
         channel = self._channel
-        # The source has to run as if the consumer had called it: with the consumer's context
-        # variables, and with its x64 setting, which JAX keeps per thread.
+        # The source must run as if the consumer had called it: with the consumer's context
+        # variables and its x64 setting, which JAX keeps per thread.
         context = contextvars.copy_context()
         x64 = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
         args = (channel, self._produce, self._finish, x64)
@@ -224,7 +224,7 @@ _RUNNING: "weakref.WeakSet[_Channel]" = weakref.WeakSet()
 
 
 def stop_all() -> None:
-    """End all threads, before this process leaves the others of its job."""
+    """End all prefetch threads, before this process leaves the job."""
     running = list(_RUNNING)
     for channel in running:
         channel.stop()

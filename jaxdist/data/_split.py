@@ -1,4 +1,4 @@
-"""Global batches that are split over the replicas."""
+"""Splits global batches over the replicas."""
 
 import functools
 from collections.abc import Sequence

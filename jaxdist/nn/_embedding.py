@@ -1,4 +1,4 @@
-"""`embedding_lookup`: rows of a table by their numbers."""
+"""`embedding_lookup`, which returns rows of a table by their indices."""
 
 from typing import Any
 
@@ -18,21 +18,21 @@ _CALLER = "nn.embedding_lookup"
 def embedding_lookup(table: Any, ids: Any, *, dtype: Any = None) -> jax.Array:
     """Return rows of a table, in the order of `ids`.
 
-    A table of `partition.place` that is sharded along another dim than its rows,
-    `partition.Shard(1)`, need not be gathered. In a step each replica takes the ids of all replicas
-    from its own columns, and sends to each of the others the columns of their rows. This is done
-    where it takes less time than a gather, by the bytes of both.
+    If `partition.place` sharded a table along a dim other than its rows, `partition.Shard(1)`, it
+    need not be gathered. In a step each replica looks up the ids of all replicas in its own
+    columns, and sends each other replica the columns of its rows. This is done if, by the bytes
+    that both send, it takes less time than a gather.
 
     Shapes:
         `table` `[rows, ...]` and `ids` `[...]` give `[*ids.shape, *table.shape[1:]]`.
 
     Cost:
-        Of a sharded variable, or one on a parameter server, only the rows that are asked for move,
-        each of them once. In a step a table is an input of the program.
+        From a sharded variable, or one on a parameter server, only the requested rows move, each of
+        them once. In a step a table is an input of the program.
 
-        Of a table of T bytes over R replicas, sharded along its columns, a device sends
-        `(R-1)/R * n * w` bytes in an all-to-all, for n ids and rows of w bytes, and its ids in an
-        all-gather; for the gradient another all-to-all. On TPUs the bytes of an all-to-all count
+        For a table of T bytes sharded along its columns over R replicas, n ids and rows of w bytes,
+        a device sends `(R-1)/R * n * w` bytes in an all-to-all, and its ids in an all-gather; the
+        gradient takes another all-to-all. On TPUs the bytes of an all-to-all count
         `cost.exchange_factor` times, and between slices the exchange must not send more than the
         gather, which sends each piece once to each other slice. A gather sends `(R-1)/R * T`, and
         as much for the gradient.
@@ -40,11 +40,10 @@ def embedding_lookup(table: Any, ids: Any, *, dtype: Any = None) -> jax.Array:
     Args:
         table: An array, a `Sharded` parameter, a variable of NNX that holds one of them, a
             `Variable`, or a variable of a `ParameterServerStrategy`.
-        ids: Numbers of rows, integers from 0, in any shape. With ids that are equal on all replicas
-            the rows are proved to be equal where the table is gathered, and are a `PerReplica`
-            where rows are exchanged.
-        dtype: In which floating-point rows are sent and returned; None keeps that of the table.
-            The gradient is sent in it too, and has the dtype of the table.
+        ids: Indices of rows, integers from 0, in any shape. If they are equal on all replicas, the
+            rows of a gathered table are proved to be equal, and exchanged rows are a `PerReplica`.
+        dtype: The dtype in which floating-point rows and their gradient are sent, and rows are
+            returned; None means that of the table. The gradient has the dtype of the table.
 
     Raises:
         ArgumentError: An id is not a row of the table. In a step, where ids are not known yet,
@@ -99,7 +98,7 @@ def embedding_lookup(table: Any, ids: Any, *, dtype: Any = None) -> jax.Array:
 
 
 def _read(table: Any, read: Any, ids: Any) -> jax.Array:
-    """Return rows of an array, or those that a variable reads: each of them once."""
+    """Return rows of an array, or of a variable, which reads each distinct row once."""
     if read is None:
         return take_known_rows(jnp.asarray(table), jnp.asarray(ids))
     if isinstance(ids, jax.core.Tracer):

@@ -33,18 +33,18 @@ def compute_average_loss(
         sample_weight: A factor for each loss, along the leading dims of `per_example_loss`: `[b]`,
             `[b, 1]` or a scalar.
         global_batch_size: Number of examples on all replicas together: an integer, or an integer
-            scalar computed in the step. The default is the number of replicas times `b`. That is
+            scalar computed in the step. The default is the number of replicas times `b`. This is
             wrong if replicas have different numbers of real examples (a last batch that is padded
             or uneven): then pass `all_reduce("sum", number_of_examples)`. If `b` differs between
-            replicas, jaxdist gives an `UnevenMeanWarning`. Zero gives a loss of zero.
+            replicas, jaxdist issues an `UnevenMeanWarning`. Zero gives a loss of zero.
 
     Returns:
         The scalar, in the dtype of the loss.
 
     Raises:
         ShapeError: `per_example_loss` is a scalar, `sample_weight` does not fit it, or
-            `global_batch_size` is no scalar.
-        ArgumentTypeError: `global_batch_size` is no integer.
+            `global_batch_size` is not a scalar.
+        ArgumentTypeError: `global_batch_size` is not an integer.
         ArgumentError: `global_batch_size` is negative. (A traced value is not checked.)
         ContextError: No `global_batch_size` in a strategy's scope or a merge function.
 
@@ -69,8 +69,8 @@ def compute_average_loss(
     if sample_weight is not None:
         loss = _apply_weights(loss, sample_weight)
     total = jnp.sum(_widen(loss))
-    # `jnp.where` around a division is not enough: the gradient of the branch that is not taken
-    # would be nan. So the divisor itself is never 0.
+    # `jnp.where` around a division is not enough: the gradient of the branch not taken would be
+    # nan. So the divisor itself is never 0.
     divisor = jnp.where(size == 0, 1, size).astype(total.dtype)
     return jnp.where(size == 0, jnp.zeros_like(total), total / divisor).astype(loss.dtype)
 
@@ -78,7 +78,7 @@ def compute_average_loss(
 def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     """Return the sum of a loss that is equal on all replicas, divided by the number of replicas.
 
-    So the sum of the results of all replicas contains the loss once.
+    Then the sum of the results of all replicas contains the loss once.
 
     Shapes:
         In: any. Out: a scalar.
@@ -87,7 +87,7 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
         No collective.
 
     Args:
-        regularization_loss: A loss that depends on the variables and not on the batch.
+        regularization_loss: A loss that depends on the variables but not on the batch.
 
     Raises:
         ContextError: In a strategy's scope or a merge function.
@@ -113,7 +113,7 @@ def _as_float(caller: str, name: str, loss: Any) -> jax.Array:
 
 
 def _widen(x: jax.Array) -> jax.Array:
-    """Convert narrow floats to float32, so that a long sum keeps its digits."""
+    """Convert narrow floats to float32, so that long sums stay precise."""
     is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
     return x.astype(jnp.float32) if is_narrow else x
 

@@ -1,4 +1,4 @@
-"""Random keys that depend on the example and not on its replica."""
+"""Random keys that depend on the example but not on its replica."""
 
 from typing import Any
 
@@ -32,12 +32,12 @@ def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
     Args:
         key: The same key on all replicas, and a new one for each step:
             `jax.random.fold_in(key, step)`. A key that a step draws from `nnx.Rngs` is not
-            suitable, since every replica draws another one.
+            suitable, since every replica draws a different one.
         num_local_examples: Number of rows `b` of this replica's batch.
 
     Raises:
-        ArgumentTypeError: `key` is no random key, or `num_local_examples` no integer.
-        ShapeError: `key` is more than one key.
+        ArgumentTypeError: `key` is not a random key, or `num_local_examples` is not an integer.
+        ShapeError: `key` is an array of several keys.
         ArgumentError: `num_local_examples` is negative.
         ContextError: In a strategy's scope or a merge function.
 
@@ -75,7 +75,7 @@ def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
     examples = first + jnp.arange(num_local_examples)
     if not num_local_examples:
         return key[None][:0] if is_typed else key.reshape(1, -1)[:0]
-    # `fold_in` and not `split`: a key must depend on its index only, not on the number of keys.
+    # `fold_in`, not `split`: a key must depend only on its index, not on the number of keys.
     keys: jax.Array = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, examples)
     return keys
 
@@ -85,8 +85,8 @@ def _count_examples_before(replica_id: Any, num_local: int) -> Any:
     log = current_log()
     if log is None:
         return replica_id * num_local
-    # In an uneven step each replica is traced with its own `num_local`, and the log knows all of
-    # them, so the sum needs no collective.
+    # In an uneven step each replica is traced with its own `num_local`, and the log has the numbers
+    # of all replicas, so the sum needs no collective.
     rows = log.next(num_local)
     return jnp.asarray([sum(rows[:r]) for r in range(len(rows))])[replica_id]
 

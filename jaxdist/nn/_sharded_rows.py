@@ -1,4 +1,4 @@
-"""Rows of a table that is sharded over the replicas of a step."""
+"""Looks up rows of a table that is sharded over the replicas of a step."""
 
 from typing import Any
 
@@ -14,19 +14,19 @@ from jaxdist.cost import exchange_factor, worker_of
 
 
 def look_up(table: Sharded, ids: Any, dtype: Any) -> jax.Array:
-    """Return rows of a sharded table: exchanged by the replicas, or taken from the whole table.
+    """Return rows of a sharded table: the replicas exchange them, or gather the whole table.
 
     Args:
         table: The table. Outside of a step it is whole.
-        ids: The numbers of rows.
-        dtype: In which rows are sent and returned; None is that of the table.
+        ids: The indices of rows.
+        dtype: The dtype in which rows are sent and returned; None means that of the table.
     """
     frame = _replica.current_frame()
     if frame is None or not frame.is_inside_step or not isinstance(table.held, jax.core.Tracer):
         whole = jnp.asarray(table.whole())
     else:
         layout: ReplicaMesh = frame.strategy.layout
-        # Replicas of an uneven step have different numbers of ids, and an exchange needs as many.
+        # In an uneven step replicas have different numbers of ids; an exchange needs equal numbers.
         if current_log() is None and _is_exchange_shorter(table, ids, layout, dtype):
             return take_rows(table, ids, layout, dtype)
         whole = gather_whole(table, layout, dtype)
@@ -35,9 +35,9 @@ def look_up(table: Sharded, ids: Any, dtype: Any) -> jax.Array:
 
 
 def _is_exchange_shorter(table: Sharded, ids: Any, layout: ReplicaMesh, dtype: Any) -> bool:
-    """Whether an exchange of rows is possible, and sends its bytes in less time than a gather.
+    """Whether an exchange of rows is possible, and takes less time than a gather.
 
-    Both send as much again for the gradient, except the ids.
+    For the gradient, both send the same bytes again, except the ids.
     """
     cut, held = table.cut, table.held
     pieces = cut.pieces(layout)

@@ -45,8 +45,7 @@ def constrain(value: Any, placement: Placement | int) -> Any:
     placement = check_activation("partition.constrain", placement)
     check_has_arrays("partition.constrain", "value", value)
     frame = _replica.current_frame()
-    # Outside of a step there is no mesh context, and a model that is tested alone still has to
-    # work.
+    # Outside of a step there is no mesh context, and a model must still work when tested alone.
     if frame is None or not frame.is_inside_step or frame.strategy.layout.num_logical == 1:
         return value
     axes = frame.strategy.layout.logical_axes
@@ -55,7 +54,7 @@ def constrain(value: Any, placement: Placement | int) -> Any:
 
 
 def check_activation(caller: str, placement: Any) -> Split | Replicate:
-    """Check that `placement` is one for intermediate values, and return it."""
+    """Check that `placement` is valid for intermediate values, and return it."""
     if isinstance(placement, (Split, Replicate)):
         return placement
     raise ArgumentTypeError(

@@ -1,4 +1,4 @@
-"""Functions that gather sharded parameters, and that decide how long the result is kept."""
+"""Gathers sharded parameters, and decides how long the gathered arrays are kept."""
 
 from typing import Any, TypeVar
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 @_compat.outside_of_meshes
 def gather(tree: T, *, dtype: Any = None) -> T:
-    """Return a copy of `tree` with a whole array in the place of each `Sharded` value.
+    """Return a copy of `tree` with a whole array instead of each `Sharded` value.
 
-    In a step a layer gathers the sharded parameters that it uses, also in a scan over stacked
-    layers. So this function is for code that needs arrays: functions of `jax.lax`, sums over all
-    parameters.
+    In a step each layer gathers the sharded parameters that it uses, even in a scan over stacked
+    layers. This function is for other code that needs arrays: functions of `jax.lax`, or sums over
+    all parameters.
 
     Shapes:
         A `Sharded` of shape `[...]` gives the array `[...]`, without padding.
@@ -36,15 +36,15 @@ def gather(tree: T, *, dtype: Any = None) -> T:
 
     Args:
         tree: A pytree, or an NNX object, which is copied.
-        dtype: In which floating-point arrays are gathered and returned; None keeps theirs. The
-            gradient has the dtype of the parameter, and is scattered in `dtype`.
+        dtype: The dtype in which floating-point arrays are gathered and returned; None keeps their
+            own. The gradient has the dtype of the parameter, and is scattered in `dtype`.
 
     Returns:
-        The same with plain arrays.
+        The same tree with plain arrays.
 
     Raises:
         ArgumentTypeError: `dtype` is not a floating-point dtype.
-        ReplicaValueError: The dims of a `Sharded` value are not those with which it was sharded.
+        ReplicaValueError: The dims of a `Sharded` value changed after it was sharded.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -96,8 +96,8 @@ _DATA_MOVEMENT = frozenset(
 def remat_policy(primitive: Any, *_: Any, **params: Any) -> bool:
     """Policy for `jax.checkpoint` that keeps all results except gathered parameters.
 
-    Without it each parameter is whole on every device from its use until its gradient. With it
-    the backward pass gathers again, layer by layer, and every computed value is kept.
+    Without it, every device holds each whole parameter from its use until its gradient. With it,
+    the backward pass gathers again, layer by layer, and keeps every computed value.
 
     Cost:
         One more all-gather of each parameter in a step.
@@ -107,7 +107,7 @@ def remat_policy(primitive: Any, *_: Any, **params: Any) -> bool:
         params: The parameters of the operation.
 
     Returns:
-        Whether to keep it.
+        Whether to keep the result.
 
     Example:
         >>> def loss(params, x):

@@ -1,4 +1,4 @@
-"""The leaves that `place` places: those of pytrees and of NNX objects, with their paths."""
+"""Collects the leaves that `place` places, from pytrees and NNX objects, with their paths."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ from jaxdist.partition._resolve import Leaf
 
 # The metadata keys under which versions of Flax store the names of a variable's dims.
 _NAMES = ("out_sharding", "sharding_names", "sharding")
-# The metadata key of a variable whose dim 0 is over layers that a scan runs.
+# The metadata key of a variable whose dim 0 runs over the layers of a scan.
 STACKED = "stacked_layers"
 
 
@@ -31,7 +31,7 @@ class Entry:
     # "parameter", "optimizer" or "other". See Note [Optimizer state follows its parameter].
     role: str
     assign: Callable[[Any], None]  # puts the placed array into the tree
-    is_of_keras: bool = False  # so that it stays an ordinary array, which is whole on each replica
+    is_of_keras: bool = False  # if so, it stays an ordinary array, whole on each replica
 
 
 def collect_entries(
@@ -39,9 +39,9 @@ def collect_entries(
 ) -> tuple[list[Entry], Callable[[], PyTree]]:
     """Return every array of a pytree, and a function that rebuilds the pytree.
 
-    `is_param` says of a path and an NNX variable whether it is a parameter. The pytree may contain
-    NNX objects and objects of Keras, which are changed in place. A variable that two objects share
-    is returned once.
+    `is_param` takes a path and an NNX variable, and returns whether it is a parameter. The pytree
+    may contain NNX and Keras objects, which are changed in place. A variable that two objects
+    share is returned once.
     """
     states, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_special_node)
     entries: list[Entry] = []
@@ -63,8 +63,8 @@ def collect_entries(
             entries += _collect_from_graph(node, is_param, seen)
             rebuilt.append(lambda node=node: node)
             continue
-        # A second flatten for the arrays in the node: a list of values, which the setters change
-        # before the pytree is rebuilt.
+        # Flatten the node again, into a list of its arrays, which the setters change before the
+        # pytree is rebuilt.
         inner, shape = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_array_node)
         values = [x for _, x in inner]
         for i, (more, value) in enumerate(inner):
@@ -84,14 +84,14 @@ def collect_entries(
 
 
 def _collect_from_keras(strategy: Any, node: Any, seen: set[int]) -> Iterator[Entry]:
-    """Yield the variables of an object of Keras, which has the placed values in place."""
+    """Yield the variables of a Keras object, which is changed in place."""
     for path, role, value, assign in KERAS_VARIABLES.call(strategy, node, seen):
         leaf = Leaf(path, tuple(value.shape), value.dtype)
         yield Entry(leaf, value, role, assign, is_of_keras=True)
 
 
 def name_entries(entries: Sequence[Entry]) -> dict[str, Entry]:
-    """Return the entries by their paths; two modules of a pytree may have equal ones."""
+    """Return the entries by path; equal paths of two modules of a pytree get numbers."""
     named: dict[str, Entry] = {}
     for entry in entries:
         path, count = entry.leaf.path, 1
@@ -144,7 +144,7 @@ def _names_of(variable: Any, value: Any) -> tuple[str | None, ...] | None:
     for key in _NAMES:
         found = metadata.get(key)
         if found is not None and not isinstance(found, jax.sharding.Sharding):
-            # As in a `PartitionSpec`, the last dims may have no entry.
+            # As in a `PartitionSpec`, the last dims may have no entries.
             names = tuple(found)
             return (*names, *[None] * (len(value.shape) - len(names)))
     return None

@@ -13,8 +13,8 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 def is_match(pattern: str, path: str) -> bool:
     """Whether a pattern matches the end of a path, or the whole path if it starts with `/`.
 
-    A pattern is matched segment by segment. `*` and `?` are those of file names, `{a,b}` is one
-    of several texts, and `**` is any number of segments.
+    A pattern is matched segment by segment. `*` and `?` are wildcards as for file names, `{a,b}`
+    matches any of several strings, and `**` any number of segments.
     """
     own = tuple(path.split("/"))
     return any(_is_match(p, own) for p in _expand_braces(pattern))
@@ -22,7 +22,7 @@ def is_match(pattern: str, path: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _expand_braces(pattern: str) -> tuple[tuple[str, ...], ...]:
-    """Return the patterns without braces, as segments; `**` comes first unless it is anchored."""
+    """Return the patterns without braces, as segments; `**` is in front unless `/` anchors them."""
     found = _BRACES.search(pattern)
     if found is None:
         anchored = pattern.startswith("/")
@@ -35,7 +35,7 @@ def _expand_braces(pattern: str) -> tuple[tuple[str, ...], ...]:
 
 
 # Every leaf is matched against every rule, and `**` tries all splits of a path. The cache keeps
-# the results for ends of paths, which leaves of the same layer have in common.
+# the results for ends of paths, which different layers have in common.
 @functools.lru_cache(maxsize=65536)
 def _is_match(parts: tuple[str, ...], path: tuple[str, ...]) -> bool:
     if not parts:
@@ -47,8 +47,8 @@ def _is_match(parts: tuple[str, ...], path: tuple[str, ...]) -> bool:
 
 
 def find_nearest(wanted: str, known: Iterable[str]) -> str | None:
-    """Return the most similar one of these paths or patterns, for messages; None without any."""
-    # Compare the last segments as well as all of them: a pattern matches the end of a path.
+    """Return the path or pattern in `known` most like `wanted`, for messages; None if empty."""
+    # Compare the last segments as well as all segments: a pattern matches the end of a path.
     plain = re.sub(r"[{}*/]+", "/", wanted).strip("/")
     depth = wanted.strip("/").count("/") + 1
 

@@ -47,12 +47,12 @@ T = TypeVar("T")
 def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> T:
     """Put a model, its optimizer, or any pytree of them on the devices by rules.
 
-    Optimizer state is placed as its parameter is: a leaf follows the parameter that has its shape
-    and whose path has the same end. Other optimizer state, variables that are no parameters (batch
+    Optimizer state is placed like its parameter: a leaf follows the parameter that has its shape
+    and whose path has the same end. Other optimizer state, variables that are not parameters (batch
     statistics, random keys) and scalars are replicated. A second call moves the arrays.
 
     Shapes:
-        Unchanged. A sharded leaf becomes a `Sharded` value, which is padded if its dim is no
+        Unchanged. A sharded leaf becomes a `Sharded` value, which is padded if its dim is not a
         multiple of the number of replicas.
 
     Cost:
@@ -61,7 +61,7 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
     Args:
         strategy: The strategy whose devices are used.
         tree: NNX modules and optimizers, or built models, layers and optimizers of Keras, which are
-            changed in place; or pytrees of arrays. A Keras model brings its optimizer.
+            changed in place; or pytrees of arrays. A Keras model includes its optimizer.
             `jax.ShapeDtypeStruct` leaves stay abstract and get the layout, for `Strategy.lower`.
         rules: `Rules`, pairs of pattern and placement, or `ByNames`.
         wrt: A Flax filter that selects the NNX variables that are parameters.
@@ -71,13 +71,13 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
 
     Raises:
         ArgumentError: No rule or two rules match a leaf, a rule matches nothing, `wrt` selects no
-            variable, rules shard leaves over virtual replicas, a leaf is no array for JAX, or a
-            Keras model is not built.
+            variable, rules shard leaves over virtual replicas, JAX cannot hold a leaf as an array,
+            or a Keras model is not built.
         ShapeError: A dim does not exist, or the devices do not divide it.
-        ArgumentTypeError: `strategy` is no strategy, `rules` are no rules, or a leaf is placed
-            already: a `PerReplica` or `jaxdist.Variable`.
-        UnsupportedError: `Shard` or `ByNames` for a variable of Keras, or a strategy with parameter
-            servers for one.
+        ArgumentTypeError: `strategy` is not a strategy, `rules` are not rules, or a leaf is already
+            placed: a `PerReplica` or `jaxdist.Variable`.
+        UnsupportedError: A Keras variable has the placement `Shard` or `ByNames`, or the strategy
+            has parameter servers.
         MixedStrategyError: A Keras model was made in the scope of another strategy.
         ContextError: Called in a function that JAX traces, or while a Keras model trains.
         DeviceError: The devices for the arrays are only described.
@@ -96,9 +96,9 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
     if not entries:
         check_has_arrays("partition.place", "tree", tree, "a pytree of arrays, or an NNX object")
     _check_wrt(entries, wrt)
-    # Resolve all leaves before the first one moves, so that an error leaves a model as it was.
+    # Resolve all leaves before moving the first one, so that an error leaves the model unchanged.
     where = _resolve_all(entries, own, layout)
-    # Every process has made its own arrays, and places the parts of its own devices.
+    # Every process has made its own arrays, and places the parts for its own devices.
     named = name_entries(entries)
     for name, entry in named.items():
         check_fits("partition.place", name, entry.value)
@@ -111,7 +111,7 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
 
 
 def _as_predicate(wrt: Any) -> Callable[[Any, Any], bool]:
-    """Return a filter of Flax as a function of a path and a variable."""
+    """Convert a Flax filter to a function of a path and a variable."""
     try:
         return nnx.filterlib.to_predicate(wrt)
     except (TypeError, ValueError) as error:
@@ -145,7 +145,7 @@ def _check_wrt(entries: Sequence[Entry], wrt: Any) -> None:
 def _resolve_all(
     entries: Sequence[Entry], rules: Rules, layout: ReplicaMesh
 ) -> list[ResolvedPlacement]:
-    """Return the placement of each leaf, or raise for rules that do not fit."""
+    """Return the placement of each leaf; raise an error if the rules do not fit the leaves."""
     params = [e for e in entries if e.role == "parameter"]
     # See Note [Optimizer state follows its parameter]
     asked = params or [e for e in entries if e.role == "optimizer"]
@@ -210,7 +210,7 @@ def _choose_placements(
 def _check_all_match(found: dict[str, Any], rules: Rules, are_params: bool) -> None:
     used = {p for pairs in found.values() for p, _ in pairs}
     unused = [p for p, _ in rules.rules if p not in used]
-    # A table of embeddings has the same name everywhere, so it says nothing of the other layers.
+    # Every model names its embedding table alike, so a match of it says nothing about other layers.
     if unused and (rules.must_match or not used - {TABLE}) and found:
         lines = [f"{p!r}; the nearest path is {find_nearest(p, found)}" for p in unused]
         if not rules.must_match:
@@ -250,7 +250,7 @@ def _check_all_match(found: dict[str, Any], rules: Rules, are_params: bool) -> N
 
 
 def _find_parameter(entry: Entry, params: Sequence[Entry]) -> Entry | None:
-    """Return the parameter to which a leaf of optimizer state belongs; None if there is none."""
+    """Return the parameter to which a leaf of optimizer state belongs; None if none matches."""
     own = f"/{entry.leaf.path}"
     fitting = [
         p
@@ -262,8 +262,8 @@ def _find_parameter(entry: Entry, params: Sequence[Entry]) -> Entry | None:
 
 def _common_tail(path: str, own: str) -> str:
     """Return the longest end of a parameter's path that is also the end of the path `own`."""
-    # In one pytree of both, the paths of parameters start with a name (`params`) that the paths
-    # of the state do not contain. So drop segments from the start.
+    # In a pytree of parameters and state, the paths of parameters start with a name (`params`)
+    # that the paths of the state do not contain. So drop segments from the start.
     parts = path.split("/")
     for start in range(len(parts)):
         tail = "/".join(parts[start:])
@@ -296,7 +296,7 @@ def _place_leaf(entry: Entry, found: ResolvedPlacement, layout: ReplicaMesh) -> 
             return put(copy_if_writable(value), found.sharding)
         return cut_and_place(value, cut, layout)
     except (TypeError, RuntimeError) as error:
-        # A value that is no array for JAX, or an array that a step has donated.
+        # JAX cannot hold the value as an array, or a step has donated the array.
         raise ArgumentError(
             f"partition.place cannot put {entry.leaf} on devices: {error}\n\n"
             "It places arrays of numbers that no step has taken by donation.\n\n"

@@ -12,7 +12,7 @@ REPLICA, LOGICAL = "replica", "logical"
 
 @dataclasses.dataclass(frozen=True)
 class Replicate:
-    """Placement of a leaf that every device holds whole.
+    """Placement of a leaf of which every device holds the whole array.
 
     Example:
         >>> partition.Replicate()
@@ -24,13 +24,13 @@ class Replicate:
 class Split:
     """Placement for tensor parallelism: one dim is split over the logical devices of a replica.
 
-    The leaf stays an ordinary array, equal on all replicas. Within a replica XLA partitions what
-    is computed from it. With one logical device it is `Replicate()`.
+    The leaf stays an ordinary array, equal on all replicas. Within a replica, XLA partitions the
+    operations that use it. With one logical device it is equivalent to `Replicate()`.
 
     Args:
         dim: The dim, whose size must be a multiple of the number of logical devices; a negative
             number counts from the end.
-        must_divide: Whether another size is an error; with False the leaf is then not split.
+        must_divide: Whether any other size is an error; with False, such a leaf is not split.
 
     Raises:
         ArgumentTypeError: `dim` is not an integer, or `must_divide` is not a flag.
@@ -53,26 +53,26 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """Placement for FSDP (ZeRO-3): each replica holds a piece, and a layer that uses it gathers.
+    """Placement for FSDP (ZeRO-3): each replica holds a piece; layers gather it to use it.
 
-    The leaf becomes a `Sharded` value. With one replica it is `Replicate()`, or `Split(split)`.
+    The leaf becomes a `Sharded` value. With one replica this is `Replicate()` or `Split(split)`.
 
     Args:
         dim: The dim to shard, whose size must be a multiple of the number of replicas. None takes
             the largest such dim whose pieces are whole tiles of a TPU (multiples of 128 along the
-            last dim, and of 16 along others), or the largest such dim; of a table of embeddings,
-            `embedding`, its columns, so that `nn.embedding_lookup` need not gather it. If there is
-            none, it takes the dim that needs least padding, at most half of its size; otherwise the
-            leaf is replicated.
+            last dim, and of 16 along others), or else the largest such dim; for an embedding table
+            (`embedding`) its columns, so that `nn.embedding_lookup` need not gather it. If no dim
+            is a multiple, None takes the dim that needs least padding, at most half of its size;
+            otherwise the leaf is replicated.
         split: Another dim, which is split over the logical devices.
-        axes: The replica axes to shard over, if there are several (those within a slice, for
-            instance). Over the others the leaf is replicated, and its gradient is all-reduced.
-            None is all of them.
-        pad: Whether to pad `dim` if its size is no multiple of the number of replicas.
+        axes: The replica axes to shard over, if the strategy has several (for instance, those
+            within a slice). Over the other axes the leaf is replicated, and its gradient is
+            all-reduced. None means all replica axes.
+        pad: Whether to pad `dim` if its size is not a multiple of the number of replicas.
         min_bytes: Leaves with fewer bytes (in float32) are replicated. None takes the size from
             which sharding is faster, by the latency of a collective, as `sharded_update` does.
         must_divide: Whether a `dim` or `split` that the devices do not divide is an error; with
-            False `dim` counts as None, or the leaf is not split.
+            False, such a `dim` counts as None, and such a `split` is not applied.
 
     Raises:
         ArgumentTypeError: `dim` or `split` is not an integer, `axes` are not names, `min_bytes` is
@@ -138,7 +138,7 @@ class ByNames:
             over the logical devices), an axis of the strategy's mesh, or None (neither).
 
     Raises:
-        ArgumentTypeError: No mapping, or a value that is no axis.
+        ArgumentTypeError: `axes` is not a mapping of strings to strings or None.
 
     Example:
         >>> partition.ByNames({"embed": "replica", "mlp": "logical", "vocab": None})
@@ -168,7 +168,7 @@ class ByNames:
                     'Give "replica", "logical", the name of an axis of the mesh, or None.'
                 )
 
-    # The hash that the dataclass makes would hash the mapping, and a dict has none.
+    # The hash of the dataclass would hash the mapping, and a dict is not hashable.
     def __hash__(self) -> int:
         return hash(tuple(sorted(self.axes)))
 
@@ -193,7 +193,7 @@ def check_placement(caller: str, name: str, value: Any) -> Placement:
 
 
 def _show_fields(placement: Split | Shard) -> str:
-    """Spell a placement, `must_divide` only where it is not the default."""
+    """Format a placement; `must_divide` only if it is not the default."""
     fields = vars(placement)
     shown = [f"{k}={v!r}" for k, v in fields.items() if k != "must_divide" or not v]
     return f"{type(placement).__name__}({', '.join(shown)})"

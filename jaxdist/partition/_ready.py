@@ -34,7 +34,7 @@ def fsdp(*, min_bytes: float | None = None, axes: tuple[str, ...] | None = None)
     Args:
         min_bytes: Leaves with fewer bytes (in float32) are replicated; None takes the size from
             which sharding is faster.
-        axes: The replica axes to shard over, if there are several; None is all of them.
+        axes: The replica axes to shard over, if the strategy has several; None means all of them.
 
     Example:
         >>> partition.fsdp(min_bytes=0).placement_of("embed/embedding")
@@ -52,12 +52,12 @@ def tensor_parallel() -> Rules:
 
     The kernels into a block (`query`, `key`, `value`; `up`, `gate`) are split by their outputs,
     and the kernels out of it (`out`; `down`) by their inputs. So a forward pass needs only one
-    all-reduce at the end of each block. The projection to the vocabulary is split by its outputs. A
-    table of embeddings is split by its rows if the logical devices divide them; a lookup is then
-    one all-reduce more. The rest is replicated. The number of heads must be a multiple of the
+    all-reduce at the end of each block. The projection to the vocabulary is split by its outputs.
+    An embedding table is split by its rows if the logical devices divide them; a lookup then costs
+    one more all-reduce. The rest is replicated. The number of heads must be a multiple of the
     number of logical devices. Kernels of layers that are stacked in one array (`nnx.scan`) have one
-    more dim in front. With the metadata `stacked_layers=True` of their variables, they are placed
-    as a kernel of one layer; otherwise they need rules of their own.
+    more dim in front. If their variables have the metadata `stacked_layers=True`, they are placed
+    like a kernel of one layer; otherwise they need their own rules.
 
     Example:
         >>> rules = partition.tensor_parallel()
@@ -82,7 +82,7 @@ def fsdp_tensor_parallel(
     """Return the rules of `tensor_parallel` and `fsdp` together.
 
     A kernel that is split over the logical devices is also sharded over the replicas, along its
-    other dim; a table of embeddings is split by its rows and sharded along its columns.
+    other dim; an embedding table is split by its rows and sharded along its columns.
 
     Args:
         min_bytes: As for `fsdp`.

@@ -1,4 +1,4 @@
-"""Resolution of a placement: the sharding of one leaf on one mesh, or an error with a remedy."""
+"""Resolves placements: returns the sharding of a leaf on a mesh, or an error with a remedy."""
 
 import dataclasses
 import math
@@ -76,8 +76,8 @@ def resolve(leaf: Leaf, placement: Placement, layout: ReplicaMesh) -> ResolvedPl
     split = None
     if wanted is not None:
         split = _resolve_split(leaf, chosen, _resolve_dim(leaf, chosen, wanted), layout)
-    # No spec below ends with None: JAX compares specs entry by entry, so it would take an equal
-    # sharding for another one, and compile a step twice.
+    # No spec below ends with None: JAX compares specs entry by entry, so equivalent shardings would
+    # count as different, and a step would be compiled twice.
     cut = _resolve_cut(leaf, chosen, split, layout) if isinstance(chosen, Shard) else None
     if cut is not None:
         return ResolvedPlacement(NamedSharding(layout.mesh, cut.full_spec(layout)), cut)
@@ -142,7 +142,7 @@ def _resolve_cut(
             'an axis for each: MirroredStrategy(mesh=mesh, replica_axes=("slice", "data")).'
         )
     if axes is not None:
-        # In the order of the strategy, whatever order they are named in; all of them is None.
+        # In the strategy's order, whatever order the user chose; None means all of them.
         axes = tuple(a for a in layout.replica_axes if a in axes)
         axes = None if axes == layout.replica_axes else axes
     count = Cut(0, 1, axes).pieces(layout)
@@ -151,8 +151,8 @@ def _resolve_cut(
     if least is None:
         least = cost.pack_below(cost.links_of(layout).inner)
     size = math.prod(leaf.shape)
-    # 4 bytes for each element whatever the dtype is, so that a bfloat16 parameter and its float32
-    # moments are placed alike.
+    # Count 4 bytes for each element of any dtype, so that a bfloat16 parameter and its float32
+    # moments have the same placement.
     if layout.num_replicas == 1 or count == 1 or not size or 4 * size < least:
         return None
     named = None if placement.dim is None else _resolve_dim(leaf, placement, placement.dim)
@@ -181,8 +181,8 @@ def _resolve_cut(
     def has_odd_pieces(dim: int) -> bool:
         return leaf.shape[dim] // count % _TILE[dim == len(leaf.shape) - 1] > 0
 
-    # Least padding first; then whole tiles; then the largest dim; then the first one, so that the
-    # choice is stable.
+    # Prefer least padding, then the columns of a table, then whole tiles, then the largest dim, and
+    # then the first dim, so that the choice is deterministic.
     dim = min(free, key=lambda d: (longer[d], d != columns, has_odd_pieces(d), -leaf.shape[d], d))
     return Cut(dim, leaf.shape[dim], axes, split)
 
@@ -207,7 +207,7 @@ def _describe_indivisible(
 def _resolve_names(
     leaf: Leaf, placement: ByNames, layout: ReplicaMesh
 ) -> Replicate | Split | Shard:
-    """Return the placement that the names of a leaf's dims choose."""
+    """Return the placement that `ByNames` gives to the names of a leaf's dims."""
     if not leaf.shape:
         return Replicate()
     if leaf.names is None or len(leaf.names) != len(leaf.shape):

@@ -2,9 +2,9 @@
 
 # Note [Rules have no order]
 Each parameter matches exactly one rule, or `otherwise`. Each rule matches at least one parameter,
-unless `must_match=False`. In libraries where the first match wins, a layer that is renamed falls
-through to a later rule, and its layout is lost without a message. Here it is an error. So patterns
-need not be sorted, and lists of rules can be joined.
+unless `must_match=False`. In libraries where the first match wins, a renamed layer falls through to
+a later rule, and loses its layout without a message. Here that is an error. So patterns need no
+order, and lists of rules can be joined.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,20 +25,20 @@ class Rules:
 
     A pattern is matched against the end of a path such as `layers/0/mlp/up/kernel`, segment by
     segment: `mlp/up/kernel` and `{up,down}/kernel` match it. `*` is any one segment, `**` any
-    number of segments. A pattern that starts with `/` has to match the whole path. The optimizer
-    state of a parameter is placed as the parameter is.
+    number of segments. A pattern that starts with `/` must match the whole path. The optimizer
+    state of a parameter has the placement of the parameter.
 
     Each parameter matches one rule. Scalars need no rule: they are replicated.
 
     Args:
         rules: `(pattern, placement)` pairs, or a mapping.
-        otherwise: Placement of the parameters that no rule matches; with None they are an error.
+        otherwise: Placement of parameters that no rule matches; with None, these are an error.
         activations: `(pattern, placement)` pairs for names of activations, which
             `rules.constrain(x, name)` in the model applies. `Split` and `Replicate` only.
         must_match: Whether a rule that matches nothing is an error.
 
     Raises:
-        ArgumentTypeError: A value is no pattern, or no placement.
+        ArgumentTypeError: A value is not a pattern or not a placement.
         ArgumentError: A pattern is given twice.
 
     Example:
@@ -69,7 +69,7 @@ class Rules:
         self.must_match = as_flag(_CALLER, "must_match", must_match)
 
     def placement_of(self, path: str) -> Placement | None:
-        """Return the placement of one path; None if no rule matches and there is no `otherwise`.
+        """Return the placement of one path; None if no rule matches and `otherwise` is None.
 
         Raises:
             ArgumentError: Two rules match.
@@ -92,7 +92,7 @@ class Rules:
 
         Args:
             value: An array inside a step; outside of a step it is returned unchanged.
-            name: The activation's name, which one of the rules for activations matches.
+            name: The name of the activation; exactly one rule for activations must match it.
 
         Raises:
             ArgumentError: No rule or two rules match the name.
@@ -142,7 +142,7 @@ def as_rules(caller: str, rules: Any) -> Rules:
 
 
 def _find_match(pairs: Iterable[tuple[str, Placement]], path: str) -> Placement | None:
-    """Return the placement of the one pattern that matches a path; None if none does."""
+    """Return the placement of the one pattern that matches a path; None if no pattern does."""
     found = [(p, placement) for p, placement in pairs if is_match(p, path)]
     if len(found) > 1:
         raise ArgumentError(describe_conflicts([(path, [p for p, _ in found])]))

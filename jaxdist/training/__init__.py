@@ -1,4 +1,4 @@
-"""A training loop, checkpoints, evaluation, and functions that combine steps; all optional."""
+"""Optional tools: a training loop, checkpoints, evaluation, and functions that combine steps."""
 
 from jaxdist._checkpoints import Checkpoints as Checkpoints
 from jaxdist._checkpoints import Restored as Restored

@@ -1,4 +1,4 @@
-"""Evaluation on held-out data. Every row counts exactly once."""
+"""Evaluates on held-out data. Every row counts exactly once."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -45,6 +45,8 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
 
     Raises:
         ContextError: Across replicas, in a scope or a merge function.
+        ShapeError: A value or `weight` does not have the shape `[b]`.
+        ArgumentTypeError: `per_row` is not a mapping, or a value is not an array.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -110,9 +112,9 @@ def evaluate(
     Args:
         strategy: The strategy that runs `sums_fn`.
         sums_fn: `(model, batch, mask) -> weighted_sums(..., mask)`. Pass the same function in
-            each call: then it is compiled once.
+            each call, so that it is compiled once.
         model: The first argument of `sums_fn`, mirrored.
-        dataset: What `Strategy.experimental_distribute_dataset` accepts:
+        dataset: A dataset for `Strategy.experimental_distribute_dataset`:
             `jaxdist.data.batches(...)`, a list of batches, a loader.
 
     Returns:
@@ -120,7 +122,7 @@ def evaluate(
 
     Raises:
         ArgumentError: A dict has keys that cannot be sorted, such as 1 and 'a'.
-        ArgumentTypeError: `sums_fn` returns no dict, or a value in it is no real number.
+        ArgumentTypeError: `sums_fn` does not return a dict, or a value in it is not a real number.
         ShapeError: The dataset has no batches, all weights are 0, or a batch is larger than the
             first.
 
@@ -135,7 +137,7 @@ def evaluate(
     check_strategy(caller, strategy)
     check_callable(caller, sums_fn, "sums_fn", "Pass a function (model, batch, mask) -> sums.")
     check_keys(f"{caller} was given", "model", model)
-    # Padding, so that a last short batch has the shape of the others and needs no second program.
+    # Pad, so that a short last batch has the shape of the others and needs no second program.
     options = InputOptions(partial_batch=PartialBatch.PAD)
     with (
         CallerRename("experimental_distribute_dataset", caller),
@@ -164,7 +166,7 @@ def evaluate(
                 )
             totals[name] = totals.get(name, 0.0) + float(value)
     total_weight = totals.pop(WEIGHT, 0.0)
-    # 0 also if there was no batch.
+    # The weight is also 0 if the dataset has no batches.
     if total_weight <= 0:
         raise ShapeError(
             f"training.evaluate was given dataset of {len(sums)} batch(es) with a total weight of "

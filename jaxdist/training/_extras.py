@@ -1,4 +1,4 @@
-"""Optional packages: what each adds, whether it is installed, how to install it."""
+"""Optional packages: the purpose of each, whether it is installed, and how to install it."""
 
 import dataclasses
 import importlib.metadata
@@ -15,12 +15,12 @@ class Extra:
     """One optional package.
 
     Attributes:
-        name: Of the extra in pyproject.toml, and of the package on PyPI.
+        name: The name of the extra in pyproject.toml, and of the package on PyPI.
         module: The module that is imported.
-        adds: What the package adds, in words.
-        others: More packages of the extra, with the module that is imported of each.
-        requirements: Its requirements, if they depend on the version of Python.
-        command: The command that installs these for this Python.
+        adds: A phrase for the features that the package adds.
+        others: Further packages of the extra, each with the module that is imported.
+        requirements: The requirements, if they depend on the version of Python.
+        command: The command that installs the requirements for this version of Python.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Extra:
 
     @property
     def is_installed(self) -> bool:
-        """Whether its modules can be found. They are not imported."""
+        """Whether all modules of the extra are found. They are not imported."""
         # An import would be slow (matplotlib, libtpu). `find_spec` raises ValueError for a module
         # in `sys.modules` without a spec.
         try:
@@ -52,7 +52,7 @@ class Extra:
     @property
     def install_command(self) -> str:
         """The command that installs the package."""
-        # Not an extra of jaxdist, which is not published.
+        # Name the packages, not an extra of jaxdist, which is not published.
         return self.command or f"pip install {' '.join(self.packages)}"
 
     @property
@@ -104,10 +104,10 @@ def require_extra(name: str, purpose: str) -> None:
 
     Args:
         name: One of `EXTRAS`.
-        purpose: Why it is needed; completes the sentence "is needed to ...".
+        purpose: The reason, which completes the sentence "is needed to ...".
 
     Raises:
-        MissingExtraError: It is not installed. The message has the command that installs it.
+        MissingExtraError: The package is not installed. The message has the command to install it.
         ArgumentError: No extra has this name.
 
     Example:

@@ -19,7 +19,7 @@ class Every(Generic[S]):
     """An action after every `num_steps`-th step.
 
     Attributes:
-        num_steps: The action runs after steps 1n, 2n, 3n, ...
+        num_steps: A number n: the action runs after steps n, 2n, 3n, ...
         act: The callback, `(step, state) -> None`.
     """
 
@@ -39,7 +39,7 @@ class LoopEnd(Generic[S]):
         state: The state after the last step. After an interrupt, state that a step updates in
             place may be partly updated: do not save or use it.
         step: The number of completed steps, from the start of training.
-        was_interrupted: Whether Ctrl-C ended it.
+        was_interrupted: Whether Ctrl-C ended the loop.
     """
 
     state: S
@@ -75,12 +75,13 @@ def run_loop(
         first_step: The number of steps that earlier runs completed.
 
     Returns:
-        The state, the number of steps completed, and whether Ctrl-C ended it.
+        The state, the number of completed steps, and whether Ctrl-C ended the loop.
 
     Raises:
-        ArgumentError: The `num_steps` of an action is not positive.
-        OtherProcessError: Another process has ended, or did not come in time. What
-            `Checkpoints.on_failure` has registered is saved before.
+        ArgumentError: `first_step` is below 0.
+        ArgumentTypeError: An argument has the wrong type, or `step_fn` does not return a pair.
+        OtherProcessError: Another process has ended, or did not answer in time. The state that
+            `Checkpoints.on_failure` has registered is saved first.
 
     Example:
         >>> seen = []
@@ -104,7 +105,7 @@ def run_loop(
                     "step_fn returns the next state and an output: (state, out).\n\n"
                     "Return (state, None) where there is no output."
                 )
-            # The count grows before the callbacks: if Ctrl-C interrupts one of them, this step is
+            # Count the step before the callbacks: if Ctrl-C interrupts one of them, the step is
             # complete.
             state, out = result
             step += 1
@@ -114,10 +115,10 @@ def run_loop(
                 if step % action.num_steps == 0:
                     action.act(step, state)
     except OtherProcessError as error:
-        # The calls of a strategy have done this already; reading a batch or saving has not.
+        # The methods of a strategy have done this already; reading a batch or saving has not.
         save_after(error)
         raise
     except KeyboardInterrupt:
-        # A result, no exception: the caller needs `step` and the state to report how far it came.
+        # Return a result, not an exception: the caller needs `step` and the state for its report.
         return LoopEnd(state, step, was_interrupted=True)
     return LoopEnd(state, step, was_interrupted=False)

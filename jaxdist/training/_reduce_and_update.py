@@ -1,4 +1,4 @@
-"""The update of a step whose replicas may have different numbers of examples."""
+"""Updates a model in a step whose replicas may have different numbers of examples."""
 
 import contextlib
 import dataclasses
@@ -38,32 +38,33 @@ def reduce_and_update(
     """Update a model in place with the mean gradients over the examples of all replicas.
 
     Call it inside a replica, with gradients of a *sum* over the replica's examples. The result is
-    exact for replicas with different numbers of examples, and with none.
+    exact even if replicas have different numbers of examples, or none.
 
     Shapes:
         In: `grads` as the parameters; `count` `[]`; `sums` any shapes, equal on all replicas.
         Out: `count` and `sums` of all replicas.
 
     Cost:
-        One all-reduce of gradients, `count` and `sums`. `sharded_update` and `compressed_update`
-        reduce the gradients themselves, so then it is one for `count` and `sums`.
+        One all-reduce of gradients, `count` and `sums`. With `sharded_update` and
+        `compressed_update`, which reduce the gradients themselves, only of `count` and `sums`.
 
     Args:
         model: A Flax NNX module.
-        optimizer: Its optimizer.
+        optimizer: The optimizer of the module.
         grads: The gradients of the sum of the losses over the examples of this replica.
         count: The number of these examples, or the sum of their weights.
         sums: Other sums over these examples, such as the loss; a pytree of arrays.
 
     Returns:
-        The number of examples of all replicas (1 if there is none), and the other sums.
+        The number of examples of all replicas (1 if they have none), and the other sums.
 
     Raises:
         ContextError: Across replicas.
-        ArgumentTypeError: The optimizer is no `nnx.Optimizer`, or `count` is no number.
+        ArgumentTypeError: `model` is not an NNX module, `optimizer` is not an `nnx.Optimizer`, or
+            `count` is not a number.
         ShapeError: The gradients are not those of the parameters.
-        ArgumentError: `sharded_update` or `compressed_update` with `reduce_op="sum"` is inside
-            another transformation.
+        ArgumentError: `count` is negative or infinite, or another transformation contains a
+            `sharded_update` or `compressed_update` with `reduce_op="sum"`.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -107,7 +108,7 @@ def reduce_and_update(
             total, sums = replica.all_reduce(ReduceOp.SUM, (total, sums))
         else:
             total, sums, grads = replica.all_reduce(ReduceOp.SUM, (total, sums, grads))
-    # A step may have no examples on any replica; its gradients are zero, and not 0 / 0.
+    # If no replica has examples in a step, the gradients must be zero, not 0 / 0.
     divisor = jnp.where(total == 0, 1, total)
     grads = jax.tree.map(lambda g: (g / divisor).astype(g.dtype), grads)
     with _take_sums(optimizer) if reduces_itself else mark_wrapper(REDUCED):
@@ -119,8 +120,8 @@ def reduce_and_update(
 def _take_sums(optimizer: "nnx.Optimizer[Any]") -> Iterator[None]:
     """Let a transformation that reduces the gradients itself sum them.
 
-    They are divided by the number of all examples. A mean would divide them by the number of
-    replicas once more.
+    The gradients are already divided by the number of all examples. A mean would divide them again
+    by the number of replicas.
     """
     own, update = optimizer.tx, optimizer.tx.update
     optimizer.tx = type(own)(own.init, dataclasses.replace(cast(Any, update), op=ReduceOp.SUM))
@@ -139,7 +140,7 @@ def _as_count(count: Any) -> jax.Array:
             "count is the number of examples of this replica, or the sum of their weights: one "
             "number.\n\nPass for instance count=x.shape[0]."
         )
-    # Only a number that is known while the program is made can be looked at.
+    # Only a concrete number can be checked while the step is traced.
     is_known = not isinstance(count, jax.core.Tracer)
     if is_known and not 0 <= float(np.asarray(count)) < math.inf:
         raise ArgumentError(
@@ -150,7 +151,7 @@ def _as_count(count: Any) -> jax.Array:
 
 
 def _check_grads(model: nnx.Module, optimizer: "nnx.Optimizer[Any]", grads: Any) -> None:
-    """Raise if the gradients are not those of the parameters that the optimizer updates."""
+    """Check that the gradients are those of the parameters that the optimizer updates."""
     wanted = _describe(nnx.state(model, optimizer.wrt))
     found = _describe(grads)
     wrong = [

@@ -1,6 +1,6 @@
-"""Several micro-batches in one update, and several updates in one dispatch.
+"""Runs several micro-batches in one update, and several updates in one dispatch.
 
-Both work on the local values inside a replica and need no strategy.
+Both functions work on the local values inside a replica and need no strategy.
 """
 
 import math
@@ -34,13 +34,13 @@ def accumulate_gradients(
 ) -> Callable[[Any, Any], Out]:
     """Return a `grad_fn` that splits its batch into micro-batches and returns the mean over them.
 
-    One all-reduce of the result is then enough. Memory holds the activations of one micro-batch
-    at a time.
+    Then one all-reduce of the result is enough. Memory holds the activations of only one
+    micro-batch at a time.
 
     Shapes:
         In: every leaf of the local batch is `[b, ...]`, where `b` is a multiple of
         `num_microbatches`. `grad_fn` gets `[b / num_microbatches, ...]`.
-        Out: as of `grad_fn(params, batch)`.
+        Out: as from `grad_fn(params, batch)`.
 
     Cost:
         No collective of its own. One `lax.scan`; `grad_fn` is traced twice and compiled once.
@@ -49,11 +49,11 @@ def accumulate_gradients(
     Guarantees:
         If `grad_fn` is a mean over its rows, the result is the mean over all rows.
         State of a Flax NNX module that `grad_fn` changes (BatchNorm statistics) is carried from
-        one micro-batch to the next, and the module has it afterwards.
+        one micro-batch to the next, and the module holds it afterwards.
 
     Args:
         grad_fn: `(params, batch) -> ` pytree of floats, such as `jax.value_and_grad(loss_fn)`
-            or, with a Flax NNX module for params, `nnx.value_and_grad(loss_fn)`.
+            or, if `params` is a Flax NNX module, `nnx.value_and_grad(loss_fn)`.
         num_microbatches: The number of micro-batches.
 
     Returns:
@@ -63,8 +63,8 @@ def accumulate_gradients(
         ArgumentError: `num_microbatches` is not a positive integer.
         ShapeError: In a call: a leaf of the batch is a scalar or cannot be divided; `grad_fn`
             changes shapes or dtypes in the state of an NNX module.
-        ArgumentTypeError: In a call: an output of `grad_fn` is no float, so it has no mean; a leaf
-            of `params` or of the batch is no array.
+        ArgumentTypeError: In a call: an output of `grad_fn` is not a float, so it has no mean; a
+            leaf of `params` or of the batch is not an array.
 
     Example:
         >>> grads = jax.value_and_grad(lambda w, x: jnp.mean(w * x))
@@ -85,7 +85,7 @@ def accumulate_gradients(
         _check_given("accumulate_gradients", "params", carried)
 
         def call(carried: Any, microbatch: Any) -> tuple[Any, Any]:
-            # Flattened before the call: `grad_fn` may update the module in place.
+            # Flatten before the call: `grad_fn` may update the module in place.
             given = tree_flatten_with_path(carried)
             joined = _merge_modules(graph, carried)
             out = _check_gradients(grad_fn(joined, microbatch))
@@ -121,19 +121,19 @@ def multi_step(
         Out: every leaf of the second result of `step_fn`, stacked: `[K, ...]`.
 
     Cost:
-        One dispatch instead of K, and one copy of the batches to stack them. For any K,
-        `step_fn` is traced and compiled once. Another K compiles again.
+        One dispatch instead of K, and one copy of the batches to stack them. `step_fn` is traced
+        and compiled once for each K.
 
     Args:
         step_fn: `(state, batch) -> (state, out)`. The state may be or contain Flax NNX modules
             and optimizers that the step updates in place.
 
     Returns:
-        `(state, batches) -> (state, stacked outs)`. NNX state is updated in place as well.
+        `(state, batches) -> (state, stacked outs)`. NNX state is also updated in place.
 
     Raises:
-        ArgumentTypeError: In a call: `batches` is no list or tuple; `step_fn` returns no pair;
-            a leaf of the state, of a batch or of a result is no array.
+        ArgumentTypeError: In a call: `batches` is not a list or tuple; `step_fn` does not return
+            a pair; a leaf of the state, of a batch or of a result is not an array.
         ArgumentError: In a call: `batches` is empty.
         ShapeError: In a call: batches differ in structure, or in the shape or dtype of a leaf;
             `step_fn` changes shapes or dtypes of the state.
@@ -155,7 +155,7 @@ def multi_step(
         stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *batches)  # [step, row, ...]
 
         def run_one(carried: Any, batch: Any) -> tuple[Any, Out]:
-            # Flattened before the call: a merged module writes into the state it is merged from.
+            # Flatten before the call: a merged module writes into the state it was merged from.
             given = tree_flatten_with_path(carried)
             after, out = _check_pair(step_fn(_merge_modules(graph, carried), batch))
             kept = _keep_containers(graph, given, _split_modules(after)[1])
@@ -172,10 +172,10 @@ def multi_step(
 
 
 # Note [Modules in a scan]
-# `lax.scan` carries arrays only. So the state of Flax NNX modules is split off before the scan,
+# `lax.scan` carries only arrays. So the state of Flax NNX modules is split off before the scan,
 # carried as arrays, merged into a temporary module in each iteration, and written back into the
-# module of the caller after the scan. `nnx.scan` would need to know which arguments are modules,
-# and these functions accept any pytree.
+# caller's module after the scan. `nnx.scan` would need to know which arguments are modules, and
+# these functions accept any pytree.
 
 _MODULES = (nnx.Pytree, nnx.Variable)
 
@@ -185,7 +185,7 @@ def _is_module(value: Any) -> bool:
 
 
 def _split_modules(tree: PyTree) -> tuple[Any, Any]:
-    """Return the graph of the modules in `tree`, and what a scan can carry.
+    """Return the graph of the modules in `tree`, and the values that a scan can carry.
 
     See Note [Modules in a scan]. The graph is None if `tree` has no modules.
     """
@@ -197,7 +197,7 @@ def _split_modules(tree: PyTree) -> tuple[Any, Any]:
 def _keep_containers(graph: Any, before: tuple[Any, Any], after: Any) -> Any:
     """Return a state with the lists and dicts that it had before the step.
 
-    `nnx.Optimizer.update` replaces those in its variables by an `nnx.State`.
+    `nnx.Optimizer.update` replaces the containers in its variables by an `nnx.State`.
     """
     if graph is None or not isinstance(after, nnx.State):
         return after
@@ -255,12 +255,12 @@ def _split_batch(batch: PyTree, count: int) -> PyTree:
 
 def _is_divisible(leaf: Any, count: int) -> bool:
     shape = jnp.shape(leaf)
-    # 0 rows are fine: a replica may have no rows, and then each micro-batch has none.
+    # 0 rows are valid: a replica may have no rows, and then each micro-batch has none.
     return bool(shape) and shape[0] % count == 0
 
 
 def _suggest_counts(leaves: Sequence[tuple[Any, Any]]) -> str:
-    """Return the remedy: numbers of micro-batches by which all leaves can be divided."""
+    """Return the remedy: numbers of micro-batches that divide all leaves."""
     shapes = [jnp.shape(leaf) for _, leaf in leaves]
     if not shapes or not all(shapes):
         return "Pass a batch in which every leaf has rows."
@@ -334,7 +334,7 @@ def _check_state_form(caller: str, name: str, before: tuple[Any, Any], after: Py
 
     `before` is the state before the call, flattened with paths.
     """
-    # JAX would raise here as well, but its error names the carry of a scan that the user did not
+    # JAX would also raise here, but its error names the carry of a scan that the user did not
     # write.
     given, treedef = before
     if jax.tree.structure(after) != treedef:

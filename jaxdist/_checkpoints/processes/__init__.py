@@ -1,4 +1,4 @@
-"""Checkpoints of several processes: agreement about them, and one that a survivor writes alone."""
+"""Checkpoints of several processes: written together, or by one survivor alone."""
 
 from jaxdist._checkpoints.processes.group import Group as Group
 from jaxdist._checkpoints.processes.group import find_group as find_group

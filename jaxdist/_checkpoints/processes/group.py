@@ -14,8 +14,8 @@ class Group:
     """All processes of the job, which make the same calls of `Checkpoints` in the same order.
 
     Args:
-        agreement: How they exchange texts.
-        seconds: How long one of them waits for the others; None means `collective_seconds`.
+        agreement: How the processes exchange strings.
+        seconds: How long a process waits for the others; None means `collective_seconds`.
     """
 
     def __init__(self, agreement: Agreement, seconds: float | None = None) -> None:
@@ -24,14 +24,14 @@ class Group:
         self._seconds = seconds
 
     def gather(self, call: str, said: Any) -> list[Any]:
-        """Return what all processes say, in their order. Only the main thread may call it.
+        """Return the messages of all processes, in order. Only the main thread may call it.
 
         Args:
-            call: What the user called, for errors.
-            said: What JSON can hold.
+            call: The call of the user, for errors.
+            said: The message of this process, which JSON can hold.
 
         Raises:
-            DeadlineExceededError: A process did not come in time.
+            DeadlineExceededError: A process did not answer in time.
             UnavailableError: A process has ended.
         """
         HERE.enter(call, in_wait=True)
@@ -41,16 +41,16 @@ class Group:
             HERE.leave()
 
     def gather_in_background(self, channel: str, call: str, said: Any) -> list[Any]:
-        """Return what all processes say, for a thread that has a channel of its own.
+        """Return the messages of all processes, for a thread that has its own channel.
 
         Raises:
-            DeadlineExceededError: A process did not come in time.
-            UnavailableError: A process has ended, or the main thread has an error that says so.
+            DeadlineExceededError: A process did not answer in time.
+            UnavailableError: A process has ended, or an error in the main thread reports this.
         """
         try:
             return self._gather(channel, call, said, lambda: HERE.blames is not None)
         except ContextError:
-            # A process of another machine is only known to have ended by the error of a collective.
+            # Only the error of a collective shows that a process of another machine has ended.
             processes = HERE.blames or ()
             names = " and ".join(f"process {i}" for i in processes) or "another process"
             raise UnavailableError(
@@ -69,7 +69,7 @@ class Group:
 
 
 def find_group(seconds: float | None) -> Group | None:
-    """Return the processes of the job; None if this process works alone."""
+    """Return the group of processes of the job; None if this process works alone."""
     agreement = get_agreement()
     if agreement is None or agreement.process.count == 1:
         return None

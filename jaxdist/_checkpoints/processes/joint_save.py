@@ -1,4 +1,4 @@
-"""`JointSave`: checkpoints that all processes of a job write together."""
+"""`JointSave`, which writes checkpoints together with all processes of a job."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,11 +15,11 @@ from jaxdist.errors import OtherProcessError, ProgramMismatchError
 
 # Note [Checkpoints of several processes]
 # Process 0 makes a folder with a temporary name. Each process writes its own shards and their
-# checksums into it, and says so. When all have said it, process 0 writes the rest and renames the
-# folder. So a checkpoint that counts has the shards of all processes.
-# The processes exchange short texts over the key-value store, never a collective: the waiting
-# happens in a thread, and collectives of two threads would have no common order. Orbax's own
-# barriers are not used, because they are collectives, or wait 300 s for a process that has ended.
+# checksums into it, and reports that it has. When all have reported, process 0 writes the rest and
+# renames the folder. So a checkpoint that counts has the shards of all processes.
+# The processes exchange short strings over the key-value store, and never use a collective: they
+# wait in a thread, and collectives of two threads would have no common order. Orbax's own barriers
+# are not used, because they are collectives, or wait 300 s for a process that has ended.
 
 
 class JointSave:
@@ -48,16 +48,17 @@ class JointSave:
     def agree_on_steps(self, method: str, step: int) -> tuple[int, ...]:
         """Return the steps of the complete checkpoints, as process 0 sees them.
 
-        All processes decide by this list: a shared file system may show it to some of them later.
+        All processes use this list, since a shared file system may show changes to some of them
+        later.
 
         Args:
             method: The method that all processes call.
-            step: Its argument.
+            step: The argument of the method.
 
         Raises:
             CheckpointError: The processes do not share the folder.
-            ProgramMismatchError: They call other methods, or with other steps.
-            DeadlineExceededError: A process did not come in time.
+            ProgramMismatchError: The processes call different methods, or pass different steps.
+            DeadlineExceededError: A process did not answer in time.
             UnavailableError: A process has ended.
         """
         self._call = f"Checkpoints.{method}(step={step})"
@@ -77,7 +78,7 @@ class JointSave:
     @contextlib.contextmanager
     def _keep_loss(self) -> Iterator[None]:
         if self._lost is not None:
-            # The processes do not know any more which exchange of the others is theirs.
+            # After a loss, this process no longer knows which exchange the others are in.
             raise self._lost
         try:
             yield
@@ -86,11 +87,11 @@ class JointSave:
             raise
 
     def delete(self, steps: Sequence[int]) -> None:
-        """Delete checkpoints in their order; process 0 does it.
+        """Delete checkpoints in the given order, in process 0.
 
         Raises:
-            CheckpointError: Process 0 could not delete one.
-            DeadlineExceededError: A process did not come in time.
+            CheckpointError: Process 0 could not delete a checkpoint.
+            DeadlineExceededError: A process did not answer in time.
             UnavailableError: A process has ended.
         """
 
@@ -109,7 +110,7 @@ class JointSave:
 
         Raises:
             ElsewhereError: Process 0 cannot write to the folder.
-            DeadlineExceededError: A process did not come in time.
+            DeadlineExceededError: A process did not answer in time.
             UnavailableError: A process has ended.
         """
         with self._keep_loss():
@@ -139,7 +140,7 @@ class JointSave:
 
         Raises:
             ElsewhereError: Another process could not write its part.
-            DeadlineExceededError: A process did not come in time.
+            DeadlineExceededError: A process did not answer in time.
             UnavailableError: A process has ended.
         """
         with self._keep_loss():
@@ -156,7 +157,7 @@ class JointSave:
         publish(self._directory, self._folder, step, self._keep, 0)
 
     def _exchange(self, act: Callable[[], None]) -> None:
-        """Run a function, and raise in all processes if it failed in one."""
+        """Run a function, and raise an error in all processes if it failed in one."""
         own: Exception | None = None
         try:
             act()

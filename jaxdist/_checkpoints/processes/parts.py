@@ -1,4 +1,4 @@
-"""A checkpoint that is not complete yet, as files in a folder with a temporary name."""
+"""Writes the parts of a checkpoint into a folder with a temporary name, and publishes it."""
 
 import json
 import math
@@ -27,7 +27,7 @@ _METADATA = json.dumps({"item_handlers": {}, "metrics": {}, "performance_metrics
 
 
 def prepare_folder(directory: Path, step: int, mark: str) -> Path:
-    """Delete what was written in part before, and make the folder of a new checkpoint.
+    """Delete partly written checkpoints, and make the folder of a new one.
 
     Args:
         directory: The directory of the checkpoints. No other job writes into it.
@@ -37,7 +37,7 @@ def prepare_folder(directory: Path, step: int, mark: str) -> Path:
     for left in directory.glob(f"*.{TEMPORARY}*"):
         shutil.rmtree(left)
     folder = directory / f"{step}.{TEMPORARY}-{mark}"
-    # In Orbax all processes wait until process 0 has made the last one, also if it has ended.
+    # In Orbax, all processes wait for process 0 to make the last one, even if it has ended.
     for part in (STATE, NOTES, LEAVES, f"{STATE}/array_metadatas"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     return folder
@@ -53,11 +53,11 @@ def start_part(
     """Copy the shards of this process to the host, and start to write them.
 
     Args:
-        folder: From `prepare_folder`.
-        leaves: Arrays over all processes; of others, those of the first process are written.
+        folder: The folder from `prepare_folder`.
+        leaves: Arrays over all processes; for other arrays, the first process writes its own.
         notes: Notes of the checkpoint; the first process writes them.
         process: This process, among those that write.
-        writer: JAX's number of the process that writes what one writes for all.
+        writer: JAX's index of the process that writes the parts common to all.
 
     Returns:
         A function that waits until the shards are written.
@@ -78,13 +78,13 @@ def start_part(
 
 
 def _to_shared(leaf: Any) -> Any:
-    # Orbax refuses an array of one process in a job of several.
+    # Orbax rejects arrays of one process in a job of several processes.
     is_shared = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
     return leaf if is_shared else np.array(leaf)
 
 
 def _check_names(folder: Path) -> None:
-    """Check that each leaf of the records was written, before the checkpoint counts."""
+    """Check that each leaf in the records was written, before the checkpoint counts."""
     recorded = json.loads(next((folder / LEAVES).glob("*.json")).read_bytes())["leaves"]
     wanted = {n for n, record in recorded.items() if math.prod(record["shape"])}
     missing = sorted(wanted - list_stored_names(folder / STATE))
@@ -93,10 +93,10 @@ def _check_names(folder: Path) -> None:
 
 
 def publish(directory: Path, folder: Path, step: int, keep: int, writer: int) -> None:
-    """Give a checkpoint that all processes have written its name, and delete the oldest ones."""
+    """Give a checkpoint that all processes have written its final name; delete the oldest ones."""
     merge_arrays(folder / STATE, writer)
     _check_names(folder)
-    # Orbax logs a warning about folders without this file.
+    # Orbax logs a warning if a folder lacks this file.
     (folder / "_CHECKPOINT_METADATA").write_text(_METADATA)
     remove_manifest(directory, step)
     # See Note [Complete or absent].

@@ -1,4 +1,4 @@
-"""Calls that succeed in all processes, or raise in all of them."""
+"""Runs calls that succeed in all processes, or raise in all of them."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 def agree_on_result(group: Group, call: str, act: Callable[[], T]) -> T:
-    """Return what a function returns, or raise if it has raised in any process.
+    """Return the result of `act`, or raise an error if `act` raised in any process.
 
     Raises:
-        DamagedCheckpointError: It has raised this error elsewhere.
-        CheckpointError: It has raised another error elsewhere.
+        DamagedCheckpointError: `act` raised this error in another process.
+        CheckpointError: `act` raised another error in another process.
     """
     results: list[T] = []
     own: Exception | None = None
@@ -44,7 +44,7 @@ def check_same_steps(group: Group, call: str, directory: Path, steps: Sequence[i
     """Check that all processes see the same checkpoints.
 
     Raises:
-        CheckpointError: They do not, so their folders differ.
+        CheckpointError: Processes see different checkpoints, so their folders differ.
     """
     said = {"host": socket.gethostname(), "folder": str(directory), "steps": list(steps)}
     everyone = group.gather(call, said)

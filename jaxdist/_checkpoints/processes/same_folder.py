@@ -1,4 +1,4 @@
-"""The check that all processes of a job see the same folder."""
+"""Checks that all processes of a job see the same folder."""
 
 import contextlib
 import os
@@ -10,16 +10,16 @@ from pathlib import Path
 from jaxdist._checkpoints.processes.group import Group
 from jaxdist.errors import CheckpointError
 
-# Network file systems show a new file a little later.
+# Network file systems may show a new file with a delay.
 _PATIENCE_SECONDS = 5.0
 _NAP = 0.05
 
 
 def check_same_folder(group: Group, call: str, folder: Path) -> str:
-    """Check that all processes see one folder, and return a text that all of them know.
+    """Check that all processes see one folder, and return a string that is equal in all of them.
 
     Cost:
-        Two exchanges of short texts; process 0 writes an empty file and deletes it.
+        Two exchanges of short strings; process 0 writes an empty file and deletes it.
 
     Raises:
         CheckpointError: A process has another folder.

@@ -1,4 +1,4 @@
-"""The last states of a training, from which a survivor saves one when other processes end."""
+"""Keeps the last states of a training, so that a survivor can save one if other processes end."""
 
 import dataclasses
 import time
@@ -20,17 +20,17 @@ from jaxdist.errors import ArgumentTypeError
 Notes = Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
 
 # Note [What a survivor saves]
-# JAX dispatches steps ahead of the devices, so when an error arrives, the state that the script
+# JAX dispatches steps ahead of the devices, so when an error is raised, the state that the script
 # holds is the result of a step that failed. Therefore references to the state before each step are
-# kept, until a later state is computed. A survivor copies the newest of them that is computed from
-# the memory of its own devices. That takes no collective.
+# kept until a later state is computed. A survivor copies the newest computed state from the memory
+# of its own devices, which takes no collective.
 _MOST_ON_ACCELERATOR = 2
 _PATIENCE_SECONDS = 2.0
 _NAP = 0.01
 
 
 class NoCopyError(ValueError):
-    """This process has no full copy of the state; the text says why."""
+    """This process has no full copy of the state; the message gives the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Snapshot:
     notes: Notes
 
     def is_computed(self) -> bool:
-        """Whether all arrays are there, without an error."""
+        """Whether all arrays are computed, without an error."""
         arrays: list[Any] = [x for x in self.leaves.values() if isinstance(x, jax.Array)]
         if any(x.is_deleted() or not is_ready(x) for x in arrays):
             return False
@@ -64,7 +64,7 @@ class Snapshots:
     """The newest states of a training.
 
     Args:
-        callback: Returns the step, the state, and optionally notes.
+        callback: A function that returns the step, the state, and optionally notes.
     """
 
     def __init__(self, callback: Callable[[], Any]) -> None:
@@ -74,14 +74,14 @@ class Snapshots:
         self._reason = "no step has begun"
 
     def take(self) -> None:
-        """Keep the state before the next step, and drop those that are older than a computed one.
+        """Keep the state before the next step, and drop states older than a computed one.
 
         Raises:
-            ArgumentTypeError: The callback returns something else.
+            ArgumentTypeError: The callback does not return a step and a state.
         """
         step, state, notes = self._ask()
         if step == self._last:
-            # A second program of the same step: the state may be half updated.
+            # A second program of the same step; the state may be partly updated.
             return
         computed = [i for i, kept in enumerate(self._kept) if kept.is_computed()]
         self._kept = self._kept[max(computed, default=0) :]
@@ -100,7 +100,7 @@ class Snapshots:
         """Return the step, the arrays on the host, and the notes of the newest complete state.
 
         Raises:
-            NoCopyError: There is none.
+            NoCopyError: No complete state exists; the message gives the reason.
         """
         self.take()
         end = time.monotonic() + _PATIENCE_SECONDS
@@ -130,9 +130,9 @@ def _list_own_copies(state: PyTree) -> dict[str, Any]:
     """Return the arrays of a state by name, each as the copy on one device of this process.
 
     Raises:
-        NoCopyError: A part of the state is on other processes only.
+        NoCopyError: A part of the state exists only in other processes.
     """
-    # Each process holds its own sums of such a variable, and reading it takes a collective.
+    # Each process holds its own sums of an `ON_READ` variable, and reading it takes a collective.
     for leaf in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Variable)):
         if isinstance(leaf, Variable) and leaf.synchronization is VariableSynchronization.ON_READ:
             raise NoCopyError("a variable has a value of its own on each replica (ON_READ)")

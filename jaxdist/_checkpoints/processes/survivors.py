@@ -1,4 +1,4 @@
-"""What the processes that are left save when a collective fails because of others."""
+"""Saves the last complete step when a collective fails because other processes have ended."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ class Survivor:
     Args:
         directory: The directory of the checkpoints.
         keep: How many of the newest checkpoints to keep.
-        prepare: Waits until no thread writes there, and takes the lock of the directory.
+        prepare: A function that waits until no thread writes there, and takes the lock.
         callback: As for `Snapshots`.
     """
 
@@ -41,7 +41,7 @@ class Survivor:
         self._snapshots.take()
 
     def act(self, error: OtherProcessError) -> str:
-        """Save the last complete step, if this is the process that does it; say what happened."""
+        """Save the last complete step, if this process is chosen; return a report for the user."""
         if self._said is None:
             try:
                 self._said = self._save(error)
@@ -61,8 +61,8 @@ class Survivor:
         except Exception:
             _LOG.debug("The coordination service has ended as well.")
         left = [i for i in range(process.count) if i not in error.processes and i not in ended]
-        # The same choice in all processes. If two of them choose themselves, the second finds a
-        # complete checkpoint.
+        # All processes make the same choice. If two choose themselves, the second finds a complete
+        # checkpoint.
         writer = min(left, default=process.index)
         step, leaves, notes = self._snapshots.find_newest()
         if writer != process.index:
@@ -72,7 +72,7 @@ class Survivor:
         self._prepare()
         steps = list_steps(self._directory)
         if steps and steps[-1] > step:
-            # Of an earlier training that went further, or of another survivor.
+            # From an earlier training that continued for longer, or from another survivor.
             raise NoCopyError(
                 f"the last complete step is {step}, and checkpoint {steps[-1]} exists"
             )
@@ -100,7 +100,7 @@ _active: list[Survivor] = []
 
 
 def add_survivor(survivor: Survivor) -> None:
-    """Let a survivor take part in the steps of all strategies over several processes."""
+    """Register a survivor for the steps of all strategies over several processes."""
     _active.append(survivor)
 
 
@@ -111,13 +111,13 @@ def remove_survivor(survivor: Survivor) -> None:
 
 
 def keep_states() -> None:
-    """Keep the states before the next step, for all that are registered."""
+    """Keep the state before the next step, for each registered survivor."""
     for survivor in _active:
         survivor.take()
 
 
 def save_after(error: OtherProcessError) -> None:
-    """Save the last complete step, and add to the message of an error what was saved."""
+    """Save the last complete step, and report it in the message of the error."""
     for survivor in list(_active):
         said = survivor.act(error)
         if said not in str(error):

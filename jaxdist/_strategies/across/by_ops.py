@@ -23,8 +23,8 @@ def reduce(request: Request, named: dict[str, Any]) -> list[Any]:
     }
     values = list(given.values())
     counts: list[int] = [1] * len(values)
-    # `CrossDeviceOps` only know sums over replicas. Dims of a local value are summed first, and
-    # the mean divides by the number of all elements, which may differ between replicas.
+    # `CrossDeviceOps` can only sum over replicas. So the dims of each local value are summed first,
+    # and a mean divides by the total number of elements, since replicas may have different numbers.
     if axis is not None:
         pairs = zip(named, values, strict=True)
         sums = [_sum_locally(request, name, v) for name, v in pairs]
@@ -32,8 +32,8 @@ def reduce(request: Request, named: dict[str, Any]) -> list[Any]:
     placed = [place_per_replica(name, v, layout) for name, v in zip(named, values, strict=True)]
     for name, v in zip(named, placed, strict=True):
         _collectives.check_numeric(request.caller, name, v.array)
-    # Classes of jaxdist work on the global array of all replicas. A class of the user gets one
-    # uncommitted array per replica: JAX refuses to combine arrays of different devices.
+    # The classes of jaxdist work on the global array of all replicas. A user's class gets one
+    # uncommitted array per replica: JAX refuses to combine arrays on different devices.
     own_sums = isinstance(ops, _collectives.AlgorithmicOps)
     # XLA wraps integers around without an error, so sums of Python integers are checked first.
     if op is ReduceOp.SUM and own_sums:
@@ -62,10 +62,10 @@ def gather(request: Request, name: str, leaf: Any) -> Any:
 
 
 def _sum_locally(request: Request, name: str, value: PerReplica) -> tuple[PerReplica, int]:
-    """Sum dims of the value on each replica; return the sums and the number of all summands."""
+    """Sum dims of the value on each replica; return the sums and the total number of summands."""
     op, axis, layout = request.op, request.axis, request.layout
     if not value.is_global:
-        # Values of different shapes are no global array, so the host sums them one by one.
+        # Values of different shapes do not form a global array, so the host sums them one by one.
         rows = [np.asarray(v) for v in value.values]
         dims = [_collectives.find_reduced_dims(name, r, axis) for r in rows]
         dtype = _collectives.result_dtype(op, jnp.asarray(rows[0]).dtype)

@@ -3,9 +3,9 @@
 # Note [Known calls]
 Most calls of `reduce` and `gather` repeat an earlier one with other numbers. All checks of global
 arrays, and the choice of the function that combines them, depend on structure, shapes, dtypes and
-shardings only. So a strategy keeps the functions of such calls by a key that contains all of these,
-and the settings of JAX. A call with a known key takes the functions and applies them. Calls with
-options, with `CrossDeviceOps`, in merge functions, or with leaves that are no concrete global
+shardings only. So a strategy stores the functions of such calls under a key that contains all of
+these, and the settings of JAX. A call with a known key only applies the stored functions. Calls
+with options, with `CrossDeviceOps`, in merge functions, or with leaves that are not concrete global
 arrays have no key: their errors may depend on the numbers.
 """
 
@@ -83,10 +83,10 @@ class AcrossReplicas:
         Args:
             method: The method that was called; `value` and `axis` are its arguments.
             value: A pytree.
-            axis: The axis as given.
-            options: The options, and their older name, as given.
+            axis: The axis as the user passed it.
+            options: The arguments `options` and `experimental_hints`, as the user passed them.
             frame: The context of the caller.
-            op: The reduce op as given; None for a gather.
+            op: The reduce op as the user passed it; None for a gather.
         """
         value = variables_as_values(value)
         in_merge = frame is not None and frame.in_merge
@@ -115,8 +115,8 @@ class AcrossReplicas:
             given = {"axis": axis, "reduce op": request.op}
             seconds = request.options.timeout_seconds
             check_same_call(request.caller, given, named, self._layout, seconds)
-        # All leaves are checked before the first one is combined, so that an error names all. One
-        # `PerReplica` alone is checked by its function.
+        # All leaves are checked before the first one is combined, so that an error names all bad
+        # ones. A single `PerReplica` is checked by its function.
         if not in_merge and (not isinstance(value, PerReplica) or request.ops is not None):
             method.check(request.caller, named, axis)
         outside = Context.OUTSIDE if request.ops is None else Context.BY_OPS
@@ -138,18 +138,18 @@ class AcrossReplicas:
         ops, caller, packs = self._communication.ops, method.caller, False
         if method is REDUCE:
             op = _collectives.reduce_op(caller, op)
-            # Only a collective can pack leaves. Outside of a step the strategy has none of its own,
-            # and a hint to pack would have no effect, which is logged.
+            # Only a collective can pack leaves. Outside of a step the strategy runs no collective
+            # of its own, so a hint to pack has no effect, which is logged.
             packs = in_merge or ops is not None
         elif not _collectives.has_override(ops, "gather_implementation"):
-            # The classes of jaxdist gather as XLA does; a method of the user's class is called.
+            # The classes of jaxdist gather as XLA does; only a user's own method is called.
             ops = None
         chosen = self._communication.asked(caller, *options, packs=packs)
         return Request(caller, axis, self._layout, op, chosen, ops)
 
 
 def _find_key(method: Method, value: Any, axis: Any, op: Any) -> tuple[Any, list[Any]]:
-    """Return the key of a call and the arrays of its value, or None and nothing."""
+    """Return the key of a call and the arrays of its value; None and [] if it has no key."""
     # `1 == True == 1.0`, but only an integer is an axis.
     axes = axis if type(axis) is tuple else (axis,)
     if not {int, NoneType}.issuperset(map(type, axes)) or type(op) not in _TYPES_OF_OPS:
@@ -158,7 +158,7 @@ def _find_key(method: Method, value: Any, axis: Any, op: Any) -> tuple[Any, list
     arrays = _compat.describe_arrays(leaves)
     if arrays is None:
         return None, []
-    # JAX takes the structures of {1: x} and {True: x} for equal.
+    # JAX treats the structures of {1: x} and {True: x} as equal.
     exact = None if isinstance(value, PerReplica) else exact_structure(treedef)
     key = (method.caller, axis, op, treedef, exact, arrays)
     try:
@@ -181,5 +181,5 @@ def _is_leaf(x: Any) -> bool:
 
 
 def _is_leaf_in_merge(x: Any) -> bool:
-    # The shard of a sharded array is an array of this replica there.
+    # In a merge function, the shard of a `Sharded` is an array of this replica.
     return isinstance(x, (PerReplica, IndexedSlices)) or _collectives.is_sparse(x)

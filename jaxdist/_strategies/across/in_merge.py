@@ -32,10 +32,10 @@ def run(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
 ) -> PyTree:
-    """Call `fn` with this replica's values, and return its arrays as handles: `Strategy.run`."""
+    """Run `fn` as `Strategy.run` does: on this replica's values; return its arrays as handles."""
     layout: ReplicaMesh = strategy.layout
     own_args, own_kwargs = get_own_values((tuple(args), dict(kwargs or {})), layout)
-    # The surrounding step collects the variables that are read and assigned here, too.
+    # The surrounding step also collects the variables that are read and assigned here.
     context = ReplicaContext(strategy)
     with enter_frame(Frame(strategy, replica=context, variables=frame.variables)):
         result = fn(*own_args, **own_kwargs)
@@ -47,7 +47,7 @@ def run(
 
 
 def reduce_own_values(request: Request, named: dict[str, Any]) -> list[Any]:
-    """Reduce the values of this replica by one all-reduce, so that small leaves share one."""
+    """Reduce the values of this replica in one call, so that small leaves share an all-reduce."""
     own = get_own_values(list(named.values()), request.layout)
     given = [_reduce_dims(request, name, local) for name, local in zip(named, own, strict=True)]
     return _collectives.all_reduce(
@@ -87,7 +87,7 @@ def gather_own_value(request: Request, name: str, leaf: PerReplica) -> Any:
 
 
 def keep(_: Request, __: str, leaf: Any) -> Any:
-    """Return a leaf that every replica has anyway."""
+    """Return the leaf unchanged: every replica has it already."""
     return leaf
 
 

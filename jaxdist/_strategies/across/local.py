@@ -38,7 +38,7 @@ def list_results(value: PyTree, layout: ReplicaMesh) -> tuple[Any, ...]:
     count = layout.num_replicas if takes_all else len(layout.local_replicas)
     leaves, treedef = jax.tree.flatten(value, is_leaf=_is_per_replica)
     if any(map(is_container, leaves)):
-        # JAX treats a container of an unregistered type as a leaf, so it is opened here, and each
+        # JAX treats a container of an unregistered type as a leaf. It is opened here, so that each
         # replica gets its own container.
         inner = open_containers(value, "value", is_leaf=_is_per_replica)
         return tuple(close_containers(x) for x in list_results(inner, layout))
@@ -66,15 +66,15 @@ def _is_distributed(leaf: Any, layout: ReplicaMesh) -> bool:
 
 def _get_values(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
     if isinstance(leaf, Sharded):
-        # The shards of all replicas form one array; no replica has a value of its own.
+        # The shards of all replicas form one array; no replica has its own value.
         return (leaf.whole(),) * count
     if not isinstance(leaf, PerReplica):
         if not _is_distributed(leaf, layout):
             return (leaf,) * count
         found = placement_of(leaf, layout)
         if found.kind is Kind.PER_REPLICA:
-            # `PerReplica` has one shard per replica on dim 0. Where dim 0 is also split over
-            # logical devices, the array is resharded.
+            # `PerReplica` has one shard per replica on dim 0. If dim 0 is also split over logical
+            # devices, the array is resharded.
             lead, *rest = tuple(found.sharding.spec)
             if lead != layout.replica_spec[0]:
                 rows = PartitionSpec(layout.replica_spec[0], *rest)
@@ -172,7 +172,7 @@ def _make_per_replica(values: Sequence[Any], layout: ReplicaMesh) -> PerReplica:
     are_numbers = all(isinstance(v, jax.Array) or v.dtype.kind not in "OSUMm" for v in values)
     are_alike = len({(v.shape, v.dtype) for v in values}) == 1
     if layout.is_shared:
-        # Those of other processes may differ, and all processes have to decide alike.
+        # Shapes in other processes may differ, and all processes must decide the same.
         are_alike = len({*(find_shapes("a result of value_fn", value, layout) or ())}) == 1
     if not are_numbers or not are_alike or layout.described is not None:
         return value

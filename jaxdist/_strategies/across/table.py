@@ -11,7 +11,7 @@ from jaxdist._strategies.across import by_ops, in_merge
 
 
 class Context(enum.Enum):
-    """Where a strategy combines values, and how. See Note [Kinds and contexts]."""
+    """The context in which a strategy combines values. See Note [Kinds and contexts]."""
 
     OUTSIDE = "outside of a step"
     BY_OPS = "outside of a step, by the user's CrossDeviceOps"
@@ -20,7 +20,7 @@ class Context(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Together:
-    """The function of leaves that are combined by one call, given by name."""
+    """A function that combines several leaves, given by name, in one call."""
 
     function: Callable[[Request, dict[str, Any]], list[Any]]
 
@@ -65,7 +65,7 @@ GATHER: Table = {
 def apply(
     found: Mapping[str, Function | Together], request: Request, named: dict[str, Any]
 ) -> list[Any]:
-    """Return the results of all leaves, each by the function that was found for its name."""
+    """Apply to each leaf the function found for its name; return the results in order."""
     results = dict(named)
     for together in dict.fromkeys(f for f in found.values() if isinstance(f, Together)):
         own = {name: named[name] for name, f in found.items() if f == together}

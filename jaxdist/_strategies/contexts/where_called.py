@@ -1,4 +1,4 @@
-"""Checks of the context in which a method of a strategy is called, with their advice."""
+"""Checks of the context in which a method of a strategy is called, with advice for the user."""
 
 from typing import NoReturn
 
@@ -11,12 +11,12 @@ CALL_BEFORE_RUN = "Call it before strategy.run, and pass what it gives as an arg
 
 
 def advise_replica_method(method: str) -> str:
-    """Return the advice to use this method of the replica context."""
+    """Return the advice to use `method` of the replica context."""
     return f"Inside a replica use jaxdist.get_replica_context().{method}, or merge_call."
 
 
 def refuse_mixing(strategy: StrategyProperties, what: str, frame: _replica.Frame) -> NoReturn:
-    """Raise the error that another strategy is current.
+    """Raise the error for a call under another strategy.
 
     Raises:
         MixedStrategyError: Always.
@@ -32,7 +32,7 @@ def refuse_mixing(strategy: StrategyProperties, what: str, frame: _replica.Frame
 
 def _explain_conflict(called: StrategyProperties, current: StrategyProperties) -> str:
     """Explain why the called strategy and the current one do not mix."""
-    # Equal names of two strategies would make the second message contradict itself.
+    # If both strategies have the same repr, the second message would contradict itself.
     if repr(called) == repr(current):
         return (
             f"Two strategies were made with the same arguments, {called!r}. They do not mix: each "
@@ -94,7 +94,7 @@ def check_run(strategy: StrategyProperties) -> _replica.Frame | None:
     frame = _replica.current_frame()
     if frame is None:
         return None
-    # This check is first: inside a replica of another strategy the advice below would be wrong.
+    # This check comes first: inside a replica of another strategy the advice below would be wrong.
     if frame.strategy is not strategy:
         refuse_mixing(strategy, "run", frame)
     if frame.replica is not None:

@@ -72,7 +72,7 @@ class StrategyExtended(ExtendedV1):
     def parameter_devices(self) -> tuple[str, ...]:
         """Full names of the devices that hold variables: the devices of the replicas.
 
-        For a `CentralStorageStrategy` it is the one device that keeps them.
+        For a `CentralStorageStrategy`, the one device that keeps them.
 
         Example:
             >>> OneDeviceStrategy("cpu:3").extended.parameter_devices
@@ -110,12 +110,12 @@ class StrategyExtended(ExtendedV1):
         """Reduce `value` over replicas and put the result on `destinations`.
 
         Cost:
-            As `Strategy.reduce` with `axis=None`, and one copy to the destination.
+            That of `Strategy.reduce` with `axis=None`, and one copy to the destination.
 
         Args:
             reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or the name of one in any case.
             value: Pytree of `PerReplica` or arrays.
-            destinations: A device or its name; or a distributed value: then the result is mirrored
+            destinations: A device or its name; or a distributed value, which mirrors the result
                 over the strategy's devices.
             options: Communication options; they never change the result.
             experimental_hints: The older name of `options`.
@@ -154,10 +154,10 @@ class StrategyExtended(ExtendedV1):
         *,
         experimental_hints: Any = None,
     ) -> list[PyTree]:
-        """`reduce_to` for several pairs of value and destination, in order.
+        """Call `reduce_to` for several pairs of value and destination, in order.
 
         Cost:
-            As one `reduce_to` of all values: one all-reduce inside a merge function.
+            That of one `reduce_to` of all values: one all-reduce inside a merge function.
 
         Args:
             reduce_op: As for `reduce_to`.
@@ -202,7 +202,7 @@ class StrategyExtended(ExtendedV1):
         Args:
             tensor: Pytree of arrays.
             destinations: A device or its name; or a distributed value or a list of the strategy's
-                devices: then the result is mirrored over the strategy's devices.
+                devices, which mirrors the result over the strategy's devices.
 
         Returns:
             Pytree of arrays on the destination.
@@ -242,8 +242,8 @@ class StrategyExtended(ExtendedV1):
     ) -> Any:
         """Call `fn(var, *args, **kwargs)` once for each copy of `var`, on its replica.
 
-        In `fn`, to read `var` returns the copy of that replica. To assign changes that copy only,
-        without aggregation. The new copies of a mirrored variable have to be equal.
+        In `fn`, reading `var` returns the copy of that replica, and assigning changes only that
+        copy, without aggregation. The new copies of a mirrored variable must be equal.
 
         Cost:
             A step; no collective of its own, but inside a step `group=False` is an all-gather.
@@ -260,7 +260,7 @@ class StrategyExtended(ExtendedV1):
             for each replica.
 
         Raises:
-            ArgumentTypeError: `var` is no variable.
+            ArgumentTypeError: `var` is not a variable.
             StateDivergenceError: The copies of a mirrored variable would differ.
 
         Example:
@@ -297,7 +297,7 @@ class StrategyExtended(ExtendedV1):
         """Return the value of a variable, as `v.read_value()` does.
 
         Raises:
-            ArgumentTypeError: `v` is no variable.
+            ArgumentTypeError: `v` is not a variable.
 
         Example:
             >>> MirroredStrategy().extended.read_var(Variable(1.0))
@@ -310,10 +310,10 @@ class StrategyExtended(ExtendedV1):
         return v.read_value()
 
     def variable_created_in_scope(self, v: Variable) -> bool:
-        """Whether a variable was made in the scope of this strategy.
+        """Return whether a variable was made in the scope of this strategy.
 
         Raises:
-            ArgumentTypeError: `v` is no variable.
+            ArgumentTypeError: `v` is not a variable.
 
         Example:
             >>> strategy = MirroredStrategy()
@@ -330,10 +330,10 @@ class StrategyExtended(ExtendedV1):
 
     @contextlib.contextmanager
     def colocate_vars_with(self, colocate_with_variable: Variable) -> Iterator[None]:
-        """Place new variables in a block on the devices of another variable of this strategy.
+        """Place the variables made in a block on the devices of a variable of this strategy.
 
-        With parameter servers, they are on the server of that variable. All variables of another
-        strategy are on all its devices, so this only checks its argument.
+        With parameter servers, they are on the server of that variable. Other strategies keep all
+        variables on all their devices, so with them this only checks its argument.
 
         Raises:
             ContextError: Outside the scope of this strategy.
@@ -372,7 +372,7 @@ class StrategyExtended(ExtendedV1):
             yield
 
     def _place_with(self, variable: Variable) -> contextlib.AbstractContextManager[None]:
-        """Return a block whose variables are where this one is."""
+        """Return a block whose new variables are placed where `variable` is."""
         del variable
         return contextlib.nullcontext()
 
@@ -383,7 +383,7 @@ class StrategyExtended(ExtendedV1):
             var_list: The optimized variables; they are on all devices of the strategy.
 
         Raises:
-            ArgumentTypeError: Something in `var_list` is no variable.
+            ArgumentTypeError: An element of `var_list` is not a variable.
 
         Example:
             >>> OneDeviceStrategy("cpu:1").extended.non_slot_devices([])

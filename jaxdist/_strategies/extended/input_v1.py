@@ -40,7 +40,7 @@ def make_dataset_fn(
     def dataset_fn(context: InputContext) -> Any:
         made = input_fn(context)
         # Dataset objects may be callable too, so only plain functions and methods count as element
-        # functions. To call a generator function returns an iterable, not one element.
+        # functions. A call of a generator function returns an iterable, not one element.
         is_function = inspect.isfunction(made) or inspect.ismethod(made)
         if is_function and not inspect.isgeneratorfunction(made):
             return lambda: _call_repeatedly(made)

@@ -8,9 +8,9 @@ from jaxdist.errors import ArgumentTypeError, ContextError
 
 
 class MultiStepContext:
-    """The outputs of `extended.experimental_run_steps_on_iterator`, which its function sets.
+    """The outputs that the function of `extended.experimental_run_steps_on_iterator` sets.
 
-    It keeps the outputs of the last step, which overwrite those of earlier steps.
+    The outputs of each step overwrite those of earlier steps.
 
     Example:
         >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
@@ -34,7 +34,7 @@ class MultiStepContext:
 
     @property
     def run_op(self) -> None:
-        """None: the steps have run already. In a TensorFlow graph it is the operation to run."""
+        """None, since the steps have run; in a TensorFlow graph, the operation that runs them."""
         return None
 
     @property
@@ -44,7 +44,7 @@ class MultiStepContext:
 
     @property
     def non_tensor_outputs(self) -> dict[str, Any]:
-        """Values that are no arrays, by name."""
+        """Values that are not arrays, by name."""
         return self._non_tensor_outputs
 
     def set_last_step_output(
@@ -61,7 +61,7 @@ class MultiStepContext:
             reduce_op: How to reduce the values of the replicas; None does not reduce them.
 
         Raises:
-            ArgumentTypeError: `name` is no string.
+            ArgumentTypeError: `name` is not a string.
             ContextError: In a replica, whose values are traced.
         """
         caller = "MultiStepContext.set_last_step_output"
@@ -72,10 +72,10 @@ class MultiStepContext:
         self._last_step_outputs[name] = output
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
-        """Set a value that is no array.
+        """Set a value that is not an array.
 
         Raises:
-            ArgumentTypeError: `name` is no string.
+            ArgumentTypeError: `name` is not a string.
             ContextError: In a replica.
         """
         self._check("MultiStepContext.set_non_tensor_output", name)

@@ -80,7 +80,7 @@ class StrategyMethodsV1:
             The value itself if there is one replica, else a tuple of the replicas' values.
 
         Raises:
-            ArgumentTypeError: `name` is no string.
+            ArgumentTypeError: `name` is not a string.
 
         Example:
             >>> MirroredStrategy(["cpu:0", "cpu:1"]).group(PerReplica([1, 2]))
@@ -156,7 +156,7 @@ class StrategyMethodsV1:
             Leaves `[N, ...]`, the same `N`; an example has leaves `[...]`.
 
         Cost:
-            None: arrays are not copied, and batches are copies.
+            None; the arrays are not copied. Batches are copies.
 
         Args:
             numpy_input: Pytree of arrays.
@@ -185,7 +185,7 @@ class StrategyMethodsV1:
 
         Raises:
             OutOfRangeError: The iterator has no batch left.
-            ArgumentTypeError: It is no iterator of a distributed dataset.
+            ArgumentTypeError: `input_iterator` is not an iterator of a distributed dataset.
 
         Example:
             >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])

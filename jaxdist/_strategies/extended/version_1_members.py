@@ -89,7 +89,7 @@ class ExtendedV1:
         if isinstance(given, Variable):
             is_ours = given.distribute_strategy is strategy
         else:
-            # Names and devices mix, and the order has no meaning: sets of devices are compared.
+            # The list may mix names and devices in any order, so sets of devices are compared.
             listed = [given] if isinstance(given, (str, jax.Device)) else given
             is_list = isinstance(listed, (list, tuple))
             devices = runtime.distinct_devices(caller, listed, "colocate_with") if is_list else []
@@ -129,11 +129,11 @@ class ExtendedV1:
             ):
                 result = strategy.run(step, (variable, tuple(args), dict(kwargs or {})))
             return result if group else strategy.experimental_local_results(result)
-        # A step is being traced, so the update becomes a part of it instead of a step of its own.
+        # A step is being traced, so the update becomes part of it and is not a step of its own.
         result = step(variable, args, kwargs)
         if group:
             return result
-        # In a trace a replica has its own result only; a tuple of all results needs a collective.
+        # In a trace a replica has only its own result; a tuple of all results needs a collective.
         axes, count = strategy.layout.replica_axes, strategy.layout.num_replicas
         rows = jax.tree.map(lambda x: jax.lax.all_gather(jax.numpy.asarray(x), axes), result)
         return tuple(jax.tree.map(lambda x, r=r: x[r], rows) for r in range(count))
@@ -164,7 +164,8 @@ class ExtendedV1:
         Raises:
             OutOfRangeError: The iterator ends earlier; effects of earlier calls of `fn` remain.
             ArgumentError: `iterations` is below 0.
-            ArgumentTypeError: No iterator of a distributed dataset, or no mapping of outputs.
+            ArgumentTypeError: `iterator` is not that of a distributed dataset, or
+                `initial_loop_values` is not a mapping.
             ContextError: Inside a replica.
 
         Example:
@@ -191,7 +192,7 @@ class ExtendedV1:
                 "Pass a dict such as {'loss': 0.0}, or None."
             )
         context = MultiStepContext(self._strategy, dict(initial_loop_values or {}))
-        # A note on an error that ends the loop early: it names the number of steps requested.
+        # Added to an error that ends the loop early, so that it names the number of iterations.
         note = f"{caller} was given iterations={iterations}."
         with self._strategy.scope(), ErrorNote(note):
             for _ in range(iterations):
@@ -242,7 +243,7 @@ class ExtendedV1:
             >>> MirroredStrategy().extended.should_checkpoint
             True
         """
-        # A strategy of one process trains a model of its own, which nobody else writes.
+        # A strategy of one process trains its own model, which no other process writes.
         layout = self._strategy.layout
         return layout.is_local or layout.process.is_first
 

@@ -1,1 +1,1 @@
-"""Strategies in jobs of several processes: checks, reports of what a call does, time limits."""
+"""Strategies in jobs of several processes: checks, reports of calls, and time limits."""

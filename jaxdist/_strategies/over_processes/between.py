@@ -1,4 +1,4 @@
-"""What calls of a strategy over several processes do around the call itself."""
+"""Reports calls of a strategy to the other processes, and limits how long the calls wait."""
 
 import collections
 import contextlib
@@ -24,7 +24,7 @@ _NAP_SECONDS = 0.001
 
 
 class BetweenProcesses:
-    """Tells the other processes what this one does, and limits how long it waits for them.
+    """Reports calls of this process to the other processes, and limits how long it waits for them.
 
     Args:
         layout: The mesh of the strategy, which other processes share.
@@ -42,13 +42,13 @@ class BetweenProcesses:
         self._limits: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 
     def limit(self, fn: Any, seconds: float) -> None:
-        """Set the time limit of the collectives of one step, of which its trace has told.
+        """Set the time limit of one step, which tracing found in the options of its collectives.
 
         Raises:
-            ArgumentError: It is larger than what XLA allows.
+            ArgumentError: `seconds` is larger than XLA's own limit.
         """
         check_limit("all_reduce", seconds)
-        with contextlib.suppress(TypeError):  # no weak reference to it
+        with contextlib.suppress(TypeError):  # `fn` does not support weak references
             self._limits[fn] = seconds
 
     def run(
@@ -109,10 +109,10 @@ class BetweenProcesses:
 
 
 def _finish(between: BetweenProcesses | None) -> None:
-    """Wait for the last calls, before this process leaves the others.
+    """Wait for the last calls before this process leaves the job.
 
-    A collective that still runs when the interpreter ends would end the process with SIGSEGV,
-    although its program has ended. What waits for a process that does not come is left alone after
+    If a collective still runs when the interpreter ends, the process crashes with SIGSEGV although
+    its program has ended. Collectives that wait for a missing process are abandoned after
     `quiet_seconds`.
     """
     arrays: list[Any] = [] if between is None else list(between._results)

@@ -45,7 +45,7 @@ def check_one_process(caller: str, layout: ReplicaMesh, *, were_chosen: bool) ->
             f"{_INSTEAD}or, for a strategy of this process alone, its own devices: "
             f"{_format_own_devices(caller)}."
         )
-    # Default devices would make every process train a model of its own without an error.
+    # With default devices, every process would train its own model without an error.
     if not were_chosen:
         raise SeveralProcessesError(
             f"{caller}() was made in process {me} of a job of {count} processes, and works on the "
@@ -72,14 +72,14 @@ def warn_if_alone(caller: str, layout: ReplicaMesh) -> None:
 
 
 def _warn_if_not_joined(caller: str) -> None:
-    """Log a warning in a task of a cluster, whose processes nothing has joined."""
+    """Log a warning in a task of a cluster whose processes have not been joined."""
     try:
         # A copy: the resolver of Slurm sets the GPUs of its task.
         environ = dict(os.environ)
         source, resolver = find_source(environ), choose_resolver(environ)
         tasks, own = list_training_tasks(resolver), find_own_task(caller, resolver)
     except JaxdistError:
-        # A cluster that nobody uses here may be wrong.
+        # This strategy does not use the cluster, so its errors do not matter here.
         return
     if own in tasks and len(tasks) > 1 and "ps" not in resolver.cluster_spec().jobs:
         _LOG.warning(

@@ -1,4 +1,4 @@
-"""Row counts of batches that were not read yet, for datasets that know them.
+"""Row counts of batches that have not been read yet, for datasets that know them.
 
 See Note [Batches to come].
 """
@@ -12,12 +12,12 @@ from jaxdist._values import Ahead, UnevenStep
 
 @dataclasses.dataclass(frozen=True)
 class RowsAhead:
-    """The elements of a pass that were not read yet.
+    """The elements of a pass that have not been read yet.
 
     Attributes:
-        count: Number of them; None if the pass has no end.
+        count: Number of these elements; None if the pass has no end.
         rows: A function from an element's number, from 0, to its rows; None if it has no rows.
-        first_short: The first element with fewer rows than a full one, if there is one.
+        first_short: The first element with fewer rows than a full one, if one exists.
     """
 
     count: int | None
@@ -26,11 +26,11 @@ class RowsAhead:
 
 
 class HasRowsAhead(abc.ABC):
-    """An iterator that knows the rows of the elements that it will return."""
+    """An iterator that knows the row counts of its next elements."""
 
     @abc.abstractmethod
     def rows_ahead(self) -> RowsAhead:
-        """Return the row counts of the elements that were not read yet."""
+        """Return the row counts of the elements that have not been read yet."""
 
 
 def find_uneven_splits(
@@ -50,7 +50,7 @@ def find_uneven_splits(
 
 
 def find_uneven_groups(ahead: Sequence[RowsAhead], num_replicas: int, done: int) -> Ahead:
-    """Return the uneven steps after `done` steps, if each replica takes an element of its own.
+    """Return the uneven steps after `done` steps, if each replica takes its own element.
 
     The elements come from one source for all replicas, or from one source for each replica. A
     replica whose source has ended has no rows.
@@ -82,12 +82,12 @@ def _find_uneven(
     rows_of: Callable[[int], list[int] | None],
     done: int,
 ) -> Ahead:
-    """Return the uneven ones among the candidates, the next step and the last step of the pass.
+    """Return the uneven steps among the candidates, the next step and the last step of the pass.
 
     Steps with the same row counts are returned once: they need one trace.
     """
-    # Only these few steps are looked at. A pass may have millions of steps, and all others have
-    # the rows of a full batch.
+    # Only these few steps are checked. A pass may have millions of steps, and all others have the
+    # rows of a full batch.
     last = None if count is None else count - 1
     known = {c for c in (0, *candidates, last) if c is not None}
     found: list[UnevenStep] = []

@@ -16,7 +16,7 @@ _LOG = logging.getLogger("jaxdist")
 
 
 class Dropped:
-    """A marker in the place of a batch that is dropped."""
+    """A marker that replaces a dropped batch."""
 
     __slots__ = ("is_last",)
 
@@ -49,12 +49,12 @@ class Drops:
         return Dropped(is_last=is_last)
 
 
-# A dataset without end, all of whose batches are uneven, must not be read for ever.
+# An endless dataset whose batches are all uneven must not be read forever.
 MAX_DROPPED_IN_A_ROW = 1000
 
 
 def nothing_left_error(count: int, *, is_all: bool) -> ShapeError:
-    """Return the error for a pass, or for `count` batches in a row, that was dropped entirely."""
+    """Return the error for a pass, or `count` batches in a row, of which all were dropped."""
     what = (
         f"the whole dataset: {count} batch(es), none of which the replicas can share evenly"
         if is_all

@@ -25,7 +25,7 @@ class BatchesState(TypedDict):
     # batch size, and no example is lost or returned twice.
     epoch: int  # counted from 0
     index: int  # examples of that epoch that were returned already
-    num_examples: int  # with `shuffle` and `seed`, to refuse a state of other data
+    num_examples: int  # with `shuffle` and `seed`, to reject a state of other data
     shuffle: bool
     seed: int
 
@@ -54,23 +54,23 @@ def batches(
         An epoch returns each example exactly once (with `drop_remainder`: at most once).
         The order depends on `seed` and the epoch only. It does not depend on the number of
         replicas or on the batch size.
-        Each later pass (`for` over the same object) is shuffled differently, as the next epoch.
+        Each later pass (`for` over the same object) has the order of the next epoch.
         A batch is a copy: changing the arrays later does not change it.
 
     Args:
         arrays: Pytree of arrays; NumPy, JAX, or anything that NumPy can read.
         batch_size: Number of examples in one global batch.
-        shuffle: Whether each epoch has an order of its own.
+        shuffle: Whether each epoch has its own order.
         seed: Seed of the orders.
         drop_remainder: Whether to drop the incomplete last batch of an epoch.
         repeat: Number of epochs in one pass; `None` for no end.
-        first_epoch: Number of the epoch that the first pass begins with, for its order.
+        first_epoch: Number of the first epoch of the first pass; it determines the order.
 
     Raises:
         ShapeError: A leaf is a scalar, leaves have different numbers of examples, or there are
             too few examples for one batch.
         ArgumentError: `batch_size` or `repeat` is below 1, or `seed` or `first_epoch` below 0.
-        ArgumentTypeError: One of them is not an int.
+        ArgumentTypeError: One of these is not an int, or a flag is not a bool.
 
     Example:
         >>> data = batches({"x": np.arange(6)}, 4)
@@ -79,7 +79,7 @@ def batches(
 
     Source:
         `Dataset.from_tensor_slices(...).shuffle(N).batch(...).repeat(...)` of `tf.data`; all
-        examples of a batch are of one epoch.
+        examples of a batch are from one epoch.
     """
     caller = "data.batches"
     as_integer(caller, "batch_size", batch_size, least=1)
@@ -92,7 +92,7 @@ def batches(
     num_examples = check_arrays(caller, arrays)
     if num_examples < (batch_size if drop_remainder else 1):
         raise _too_few_error(num_examples, batch_size)
-    # Once here, and not once in each batch: JAX arrays on a device are copied to the host.
+    # Convert once here, not in each batch: JAX arrays on a device are copied to the host.
     host = jax.tree.map(np.asarray, arrays)
     return Batches(
         host, num_examples, batch_size, shuffle, seed, drop_remainder, repeat, first_epoch
@@ -144,11 +144,11 @@ class Batches:
         return count * self.repeat
 
     def restarted(self) -> "Batches":
-        """Return a dataset of the same arrays whose count of epochs starts at `first_epoch`."""
+        """Return a dataset of the same arrays that starts again at `first_epoch`."""
         return dataclasses.replace(self)
 
     def order(self, epoch: int) -> np.ndarray | None:
-        """Return the order of the examples in `epoch`; None if it is the order of the arrays."""
+        """Return the order of the examples in `epoch`; None means the order of the arrays."""
         if not self.shuffle:
             return None
         # NumPy guarantees that these raw bits never change. It gives no such guarantee for
@@ -204,7 +204,7 @@ class BatchesIterator(Iterator[PyTree], HasRowsAhead):
         return take([slice(0, total)])
 
     def advance(self) -> tuple[int, Callable[[Sequence[slice]], PyTree]]:
-        """Advance by one batch; return its rows, and a function that copies some of them.
+        """Advance by one batch; return its number of rows, and a function that copies some rows.
 
         Example:
             >>> total, take = iter(batches(np.arange(6), 4)).advance()
@@ -212,8 +212,8 @@ class BatchesIterator(Iterator[PyTree], HasRowsAhead):
             (4, [1, 3])
         """
         source = self._source
-        # Advance to the next epoch at the start of a call and not at the end of the one before:
-        # `order` sorts all examples, and the pass may end here.
+        # Advance to the next epoch at the start of a call, not at the end of the previous call:
+        # `order` sorts all examples, and the pass may have ended.
         size = min(source.batch_size, source.num_examples - self._index)
         if size == 0 or (source.drop_remainder and size < source.batch_size):
             if self._epoch + 1 == self._end_epoch:
@@ -233,7 +233,7 @@ class BatchesIterator(Iterator[PyTree], HasRowsAhead):
         return size, take
 
     def rows_ahead(self) -> RowsAhead:
-        """Return the row counts of the batches that come next.
+        """Return the row counts of the next batches.
 
         Example:
             >>> ahead = iter(batches(np.arange(6), 4)).rows_ahead()
@@ -245,7 +245,7 @@ class BatchesIterator(Iterator[PyTree], HasRowsAhead):
         now = left // size if source.drop_remainder else -(-left // size)
         epochs = None if self._end_epoch is None else self._end_epoch - self._epoch - 1
 
-        # The epoch in progress may be shorter than the others: a resumed pass starts within it.
+        # The current epoch may be shorter than the others: a resumed pass starts within it.
         def rows(number: int) -> int:
             examples = left
             if number >= now:
@@ -283,7 +283,7 @@ class BatchesIterator(Iterator[PyTree], HasRowsAhead):
         The batch size may differ: no example is lost and none is returned twice.
 
         Raises:
-            ArgumentError: `state` was taken from other data or another order, or is no state.
+            ArgumentError: `state` was taken from other data or another order, or is not a state.
         """
         own_state = self.get_state()
         _check_state(own_state, state)
@@ -293,7 +293,7 @@ class BatchesIterator(Iterator[PyTree], HasRowsAhead):
 
 
 def _join_slices(parts: Sequence[slice], start: int) -> slice | np.ndarray:
-    """Return the rows of some slices, counted from `start`: one slice if they are neighbours."""
+    """Return the rows of some slices, counted from `start`, as one slice if they are adjacent."""
     if not parts:
         return slice(start, start)
     if all(a.stop == b.start for a, b in itertools.pairwise(parts)):
@@ -336,7 +336,7 @@ def check_arrays(caller: str, arrays: PyTree, name: str = "arrays") -> int:
     check_not_traced(f"{caller} was given", name, arrays)
     named = [(name + keystr(path), leaf) for path, leaf in jax.tree.leaves_with_path(arrays)]
     for place, leaf in named:
-        # `np.asarray` of an array on disk would read all of it, so prefer its own dtype.
+        # `np.asarray` would read all of an array on disk, so prefer its own dtype.
         dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
         if getattr(dtype, "hasobject", False):
             raise ArgumentTypeError(

@@ -1,4 +1,4 @@
-"""Number of elements of a dataset, if the dataset reports it."""
+"""Finds the number of elements of a dataset, if the dataset reports it."""
 
 import sys
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _LONGEST_LEN = sys.maxsize  # Grain's `len` of a dataset without end
 
 
 def cardinality_of(dataset: Any) -> int:
-    """Return the number of elements in one pass; `UNKNOWN_CARDINALITY` if it is not reported."""
+    """Return the number of elements in one pass, or `UNKNOWN_CARDINALITY` if it is not reported."""
     own = getattr(dataset, "cardinality", None)
     if isinstance(own, int):
         return own
@@ -33,7 +33,7 @@ def cardinality_of_steps(elements: Sequence[int], per_step: int, policy: Partial
 
     Args:
         elements: The cardinality of each dataset.
-        per_step: Elements that a step takes of each dataset.
+        per_step: Number of elements that a step takes from each dataset.
         policy: What to do with an incomplete step.
     """
     if any(count == UNKNOWN_CARDINALITY for count in elements):

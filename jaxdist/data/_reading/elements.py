@@ -1,4 +1,4 @@
-"""Reading of one element of a dataset, with checks of its structure against earlier elements."""
+"""Reads one element of a dataset, and checks its structure against earlier elements."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ class Element:
 
     leaves: list[Leaf]
     treedef: PyTreeDef
-    # Rows of all leaves that are no scalars; None if all leaves are scalars.
+    # Rows of all leaves that are not scalars; None if all leaves are scalars.
     rows: int | None
 
     def named_leaves(self) -> list[tuple[str, Leaf]]:
@@ -50,7 +50,7 @@ class ElementReader:
             check_keys(start, "batch", raw)
             raise
         # This runs for every batch. So the common case is one comparison of `treedef` and dtypes,
-        # and the slow checks run for the first element and for one that differs.
+        # and the slow checks run only for the first element and for elements that differ.
         arrays = [x if type(x) is np.ndarray else as_array(x) for x in leaves]
         if any(isinstance(x, jax.core.Tracer) for x in arrays):
             start = f"{self._caller}: element {index} of the dataset holds"
@@ -84,7 +84,7 @@ class ElementReader:
     def _is_same_on_devices(self, treedef: PyTreeDef, dtypes: list[Any]) -> bool:
         """Whether the structures are equal, and the dtypes are equal on devices.
 
-        With x64 off, float64 and float32 are both float32 on devices, for instance.
+        For instance, with x64 off, float64 and float32 are both float32 on devices.
         """
         if treedef != self._treedef:
             return False
@@ -92,16 +92,16 @@ class ElementReader:
 
 
 def device_dtype(dtype: Any) -> Any:
-    """Return JAX's dtype for arrays of `dtype`: 32 bits in place of 64, unless x64 is on."""
-    # `canonicalize_dtype` refuses the dtypes of random keys.
+    """Return JAX's dtype for arrays of `dtype`: 32 bits instead of 64, unless x64 is on."""
+    # `canonicalize_dtype` rejects the dtypes of random keys.
     is_typed_key = jnp.issubdtype(dtype, jax.dtypes.extended)
     return dtype if is_typed_key else jax.dtypes.canonicalize_dtype(dtype)
 
 
 def as_array(leaf: Any) -> Any:
-    """Return a leaf as an array: a JAX array as it is, anything else as a NumPy array.
+    """Return a leaf as an array: a JAX array unchanged, anything else as a NumPy array.
 
-    Tensors of other libraries have `__array__`, or `numpy()` only.
+    Tensors of other libraries have `__array__`, or only `numpy()`.
     """
     if isinstance(leaf, jax.Array):
         return leaf
@@ -128,12 +128,12 @@ def leaf_name(path: tuple[Any, ...]) -> str:
 
 
 def describe_array(leaf: Any) -> str:
-    """Return the dtype and the shape of an array as text: `float32[30, 4]`."""
+    """Return the dtype and the shape of an array as a string: `float32[30, 4]`."""
     return f"{leaf.dtype}{[*leaf.shape]}"
 
 
 def format_lines(lines: list[str]) -> str:
-    """Return at most ten indented lines for a message, and the number of the others."""
+    """Return at most ten indented lines for a message, and the number of lines left out."""
     more = len(lines) - MAX_LISTED
     shown = [f"  {line}" for line in lines[:MAX_LISTED]]
     return "\n".join(shown + ([f"  and {more} more"] if more > 0 else []))
@@ -144,7 +144,7 @@ def is_numeric(dtype: Any) -> bool:
     """Whether devices can hold arrays of `dtype`."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return True
-    # NumPy counts long doubles as numbers, but no device has them.
+    # NumPy counts long doubles as numbers, but no device supports them.
     if dtype.name in ("float128", "complex256") or dtype.kind in "mM":
         return False
     return bool(jnp.issubdtype(dtype, np.number)) or dtype == np.bool_
@@ -213,7 +213,7 @@ def _describe_structure(treedef: PyTreeDef, dtypes: list[Any]) -> str:
 
 
 class _DtypeLabel(str):
-    """A dtype in a structure that is printed, without the quotes of a string."""
+    """A dtype that prints without the quotes of a string, inside a printed structure."""
 
     __slots__ = ()
     __repr__ = str.__str__

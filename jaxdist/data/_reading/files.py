@@ -1,4 +1,4 @@
-"""A dataset of global batches from files, of which each process can read its own."""
+"""A dataset of global batches from files; each process can read its own files."""
 
 import dataclasses
 import os
@@ -28,35 +28,34 @@ def from_files(
 ) -> "Files":
     """Return a dataset of batches from files, for `experimental_distribute_dataset`.
 
-    With a strategy of several processes each process reads its own files, if there are as many
-    files as processes (`AutoShardPolicy.FILE`).
+    With a strategy of several processes, each process reads its own files if there are at least as
+    many files as processes (`AutoShardPolicy.FILE`).
 
     Shapes:
         In: every leaf of an example `[...]`.
-        Out: every leaf `[batch_size, ...]`; the last batch of an epoch has the examples that are
-        left.
+        Out: every leaf `[batch_size, ...]`; the last batch of an epoch has the remaining examples.
 
     Cost:
-        One file is open at a time. To go back to a position within a file, its examples before
-        the position are skipped: at no cost if `read` returns a sequence, else they are read.
+        One file is open at a time. Restoring a position within a file skips the examples before
+        it: at no cost if `read` returns a sequence; otherwise they are read.
 
     Guarantees:
         A pass returns each example exactly once. In one process the order is that of the files,
         and the order within each file. Several processes return the same examples in each epoch.
 
     Args:
-        paths: The files. All processes give the same ones, in the same order.
-        read: A function of a path that returns the examples of the file: a pytree of arrays or
-            numbers for each one. A list, an array with a row for each example, a generator, or any
+        paths: The files. All processes pass the same files, in the same order.
+        read: A function of a path that returns the examples of the file, each a pytree of arrays
+            or numbers: as a list, an array with a row for each example, a generator, or any
             iterable.
         batch_size: Number of examples in one global batch.
-        shuffle: Whether each epoch has an order of files of its own; examples of a file stay in
-            their order.
+        shuffle: Whether each epoch has its own order of files; the examples of a file keep their
+            order.
         seed: Seed of the orders.
 
     Raises:
-        ArgumentError: There is no path, or one is there twice; `batch_size` is below 1 or `seed`
-            below 0. While iterating: `read` has failed, or has returned no examples.
+        ArgumentError: `paths` is empty or has a path twice; `batch_size` is below 1 or `seed`
+            below 0. While iterating: `read` has failed, or has not returned examples.
         ArgumentTypeError: An argument has the wrong type.
         ShapeError: While iterating, the examples of a batch have different shapes.
 
@@ -69,7 +68,7 @@ def from_files(
         `Dataset.from_tensor_slices(paths).flat_map(read).batch(batch_size)` of `tf.data`.
     """
     caller = "data.from_files"
-    # A set has no order, and all processes need the same one.
+    # A set has no order, and all processes need the same order.
     no_list = (str, bytes, os.PathLike, set, frozenset, Mapping, PerReplica)
     if isinstance(paths, no_list) or not _can_iterate(paths):
         raise ArgumentTypeError(
@@ -102,7 +101,7 @@ def from_files(
 
 
 def _can_iterate(paths: Any) -> bool:
-    # An array without dims has `__iter__`, and raises there.
+    # An array without dims has an `__iter__`, which raises.
     return isinstance(paths, Iterable) and getattr(paths, "ndim", 1) > 0
 
 
@@ -119,15 +118,15 @@ class Files:
 
     @property
     def cardinality(self) -> int:
-        """`UNKNOWN_CARDINALITY`: only reading the files tells how many examples they have."""
+        """`UNKNOWN_CARDINALITY`: the files must be read to count their examples."""
         return UNKNOWN_CARDINALITY
 
     def restarted(self) -> "Files":
-        """Return a dataset of the same files whose count of epochs starts at 0."""
+        """Return a dataset of the same files that starts again at epoch 0."""
         return dataclasses.replace(self)
 
     def order(self, epoch: int) -> Sequence[int]:
-        """Return the numbers of the files in the order of `epoch`."""
+        """Return the indices of the files in the order of `epoch`."""
         if not self.shuffle:
             return range(len(self.paths))
         # As in `Batches.order`: NumPy guarantees that these bits never change.

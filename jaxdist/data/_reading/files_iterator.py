@@ -1,9 +1,9 @@
 """One pass over a dataset of files.
 
 # Note [Position in files]
-The position of a pass is the number of examples that were returned of each file. It does not say
-which process read them: after a pass is resumed, the files that are left are shared out again
-among the processes that there are now.
+The position of a pass is the number of examples returned from each file. It does not record which
+process read them: when a pass is resumed, the remaining files are divided among the processes that
+exist then.
 """
 
 import itertools
@@ -27,13 +27,13 @@ class FilesState(TypedDict):
 
     epoch: int  # counted from 0
     read: dict[str, int]  # for each file that was begun: examples returned, or `ALL_READ`
-    num_files: int  # with `shuffle` and `seed`, to refuse a state of other data
+    num_files: int  # with `shuffle` and `seed`, to reject a state of other data
     shuffle: bool
     seed: int
 
 
 class HasFiles(Protocol):
-    """What the iterator needs of its dataset."""
+    """The members of a dataset that the iterator uses."""
 
     paths: Sequence[Any]
     shuffle: bool
@@ -42,7 +42,7 @@ class HasFiles(Protocol):
     next_epoch: int
 
     def order(self, epoch: int) -> Sequence[int]:
-        """Return the numbers of the files in the order of `epoch`."""
+        """Return the indices of the files in the order of `epoch`."""
 
     def claim_epoch(self) -> int:
         """Return the epoch of the next pass."""
@@ -54,7 +54,7 @@ class FilesIterator(Iterator[PyTree]):
     Args:
         source: The dataset.
         batch_size: Number of examples in a batch.
-        part: Number of the process that reads, and number of processes. Each takes every n-th
+        part: The index of this process, and the number n of processes; each takes every n-th
             file.
     """
 
@@ -86,20 +86,20 @@ class FilesIterator(Iterator[PyTree]):
         self._read[file] = self._changed[file] = count
 
     def __next__(self) -> PyTree:
-        # `islice` refuses numbers beyond 64 bits.
+        # `islice` raises for numbers above `sys.maxsize`.
         examples = list(itertools.islice(self._examples, min(self._batch_size, sys.maxsize)))
         if not examples:
             raise StopIteration
         return _stack(examples)
 
     def take_progress(self) -> dict[str, int]:
-        """Return how far this process has read its files since the last call."""
+        """Return the progress in each file that this process has read since the last call."""
         changed = dict(self._changed)
         self._changed.clear()
         return changed
 
     def add_progress(self, progress: Mapping[str, int]) -> None:
-        """Note how far other processes have read their files."""
+        """Record the progress of other processes in their files."""
         self._read.update(progress)
 
     def get_state(self) -> FilesState:
@@ -119,7 +119,7 @@ class FilesIterator(Iterator[PyTree]):
         The batch size and the number of processes may differ.
 
         Raises:
-            ArgumentError: `state` was taken from other files or another order, or is no state.
+            ArgumentError: `state` was taken from other files or another order, or is not a state.
         """
         _check_state(self.get_state(), state)
         self._epoch = int(state["epoch"])
@@ -135,7 +135,7 @@ def _read_file(source: HasFiles, number: int, start: int) -> Iterator[PyTree]:
         examples = source.read(path)
         if isinstance(examples, (str, bytes, Mapping)) or examples is None:
             raise _no_examples_error(path, examples)
-        # Without reading the examples before `start`.
+        # Sequences: skip the examples before `start` without reading them.
         if hasattr(examples, "__getitem__") and hasattr(examples, "__len__"):
             for i in range(start, len(examples)):
                 yield examples[i]

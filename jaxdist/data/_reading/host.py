@@ -1,4 +1,4 @@
-"""Copies in aligned host memory that nobody else refers to, so that JAX may keep it."""
+"""Copies arrays to aligned host memory that no other code refers to, so that JAX may keep it."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from jaxdist._values import allocate_aligned
 def copy_aligned(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     """Return an aligned copy of the array, with `dtype`. See Note [Who owns host memory]."""
     copy = allocate_aligned(array.shape, dtype)
-    # `unsafe` lets float64 become float32, which JAX does with it as well.
+    # `unsafe` allows float64 to become float32, as JAX converts it.
     np.copyto(copy, array, casting="unsafe")
     return copy
 
 
 def copy_padded(array: np.ndarray, dtype: np.dtype[Any], rows: int) -> np.ndarray:
-    """Return an aligned copy with `rows` rows, as `dtype`; rows beyond the array's are zero."""
+    """Return an aligned copy with `rows` rows and `dtype`; the added rows are zero."""
     copy = allocate_aligned((rows, *array.shape[1:]), dtype)
     copy[array.shape[0] :] = np.zeros((), dtype)
     np.copyto(copy[: array.shape[0]], array, casting="unsafe")

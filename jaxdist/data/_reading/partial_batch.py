@@ -6,21 +6,21 @@ import enum
 class PartialBatch(enum.Enum):
     """Choice of what to do with a batch that cannot be split evenly over the replicas.
 
-    Most often that is the last batch of an epoch. `InputOptions(partial_batch=...)` takes it.
+    Most often this is the last batch of an epoch. Pass it as `InputOptions(partial_batch=...)`.
 
     Shapes:
         For a global batch of `B` rows and `R` replicas.
         `UNEVEN`: local `[ceil(B/R), ...]` on the first replicas, then one with the rest, then
         `[0, ...]`; the leaves are `PerReplica` with one array for each replica. With
         `InputOptions(balance_rows=True)` local `[ceil(B/R), ...]` or `[floor(B/R), ...]`.
-        `PAD`: every batch, the full ones too, is `(batch, mask)`. Leaves are global
-        `[P, ...]`, where `P` is the size of the first batch rounded up to a multiple of `R`; the
-        mask is a boolean `[P]`, true for real rows. The other rows are zero. They are at the end
-        of the batch; with `balance_rows` at the end of the rows of each replica.
+        `PAD`: every batch, full or not, is `(batch, mask)`. Leaves are global `[P, ...]`, where
+        `P` is the size of the first batch rounded up to a multiple of `R`; the mask is a boolean
+        `[P]`, true for real rows. The other rows are zero. They are at the end of the batch, or
+        with `balance_rows` at the end of the rows of each replica.
 
     Cost:
-        `UNEVEN`: `R` copies from the host for each leaf in place of one, and the step is
-        compiled for each distinct local shape. `PAD`: nothing more, and one compilation.
+        `UNEVEN`: `R` copies from the host for each leaf instead of one, and the step is compiled
+        for each distinct local shape. `PAD`: no extra copies, and one compilation.
 
     Guarantees:
         `UNEVEN` and `PAD` return each example exactly once per pass. `DROP` returns it at most
@@ -48,14 +48,14 @@ class PartialBatch(enum.Enum):
     UNEVEN = "UNEVEN"  # replicas get different numbers of rows
     PAD = "PAD"  # one shape for all batches, and a mask of the real rows
     DROP = "DROP"  # the batch is dropped, which is logged once
-    ERROR = "ERROR"  # ShapeError, which names the sizes that are possible
+    ERROR = "ERROR"  # ShapeError, which names the possible sizes
 
 
 def split_rows(rows: int, num_replicas: int, *, balanced: bool = False) -> list[slice]:
     """Return the rows of each replica: `ceil(rows / num_replicas)` each, until none are left.
 
-    This is how TensorFlow splits a batch (`PartialBatch` has the source). With `balanced`, two
-    replicas differ by one row at most, as the parts of `np.array_split` do.
+    TensorFlow splits a batch in this way (see `PartialBatch`). With `balanced`, two replicas
+    differ by one row at most, like the parts of `np.array_split`.
 
     Example:
         >>> from jaxdist.data._reading.partial_batch import split_rows

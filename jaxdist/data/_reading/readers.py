@@ -23,7 +23,7 @@ class Reader(Protocol):
         """Return the row counts of the next elements of each source; None if one is unknown."""
 
     def position(self) -> Any:
-        """Return the position as `seek` takes it; None if the dataset cannot report it."""
+        """Return the position, for `seek`; None if the dataset cannot report it."""
 
     def check_can_seek(self) -> None:
         """Check that `seek` is possible."""
@@ -32,7 +32,7 @@ class Reader(Protocol):
         """Continue the pass from `position`."""
 
     def close(self) -> None:
-        """Release what the pass holds."""
+        """Release the resources of the pass."""
 
 
 class SingleReader:
@@ -40,7 +40,7 @@ class SingleReader:
 
     Args:
         make: A function that makes the iterator of the pass.
-        length: Number of elements of the dataset, to detect the position of another dataset.
+        length: Number of elements of the dataset; used to reject positions of other datasets.
         is_own: Whether the reader closes the iterator.
     """
 
@@ -67,7 +67,7 @@ class SingleReader:
         return [self._iterator.rows_ahead()] if isinstance(self._iterator, HasRowsAhead) else None
 
     def position(self) -> Any:
-        """Return the state of the iterator's own `get_state`; None if it has no such method."""
+        """Return the state that the iterator's `get_state` returns; None without that method."""
         if not self._has_position:
             return None
         state = self._iterator.get_state()
@@ -81,14 +81,14 @@ class SingleReader:
             raise _cannot_seek_error(self._kind)
 
     def seek(self, position: Any) -> None:
-        """Continue from `position`, by the iterator's own `set_state`."""
+        """Continue from `position` by calling the iterator's `set_state`."""
         if self._length != UNKNOWN_CARDINALITY:
             position = _check_position(position, self._length)
         # `close` dropped the iterator if the pass had ended.
         if self._iterator is None:
             self._iterator = self._make()
         iterator: Any = self._iterator
-        # A `set_state` of another library may raise anything for a state that it does not know.
+        # The `set_state` of another library may raise any error for a state that it does not know.
         try:
             iterator.set_state(position)
         except JaxdistError:
@@ -102,7 +102,7 @@ class SingleReader:
             ) from error
 
     def close(self) -> None:
-        """Close an iterator that was made for this pass, and end the threads that it has."""
+        """Close an iterator that was made for this pass, and end its threads."""
         # A generator that the user passed in stays open, so that the user can read the rest.
         if self._is_own and self._iterator is not None:
             iterator, self._iterator = self._iterator, None
@@ -125,7 +125,7 @@ class ListIterator(Iterator[Any], HasRowsAhead):
         return self._elements[self._index - 1]
 
     def rows_ahead(self) -> RowsAhead:
-        """Return the row counts of the elements that are left."""
+        """Return the row counts of the remaining elements."""
         # `first_short` stays None: to find it, every element of the list would be read.
         elements, done = self._elements, self._index
         return RowsAhead(len(elements) - done, lambda i: _rows_of(elements[done + i]), None)
@@ -135,7 +135,7 @@ class ListIterator(Iterator[Any], HasRowsAhead):
         return self._index
 
     def set_state(self, state: int) -> None:
-        """Continue after that many elements."""
+        """Continue after `state` elements."""
         if not 0 <= state <= len(self._elements):
             raise ArgumentError(
                 f"set_state was given the position {state}, and the list has "
@@ -147,7 +147,7 @@ class ListIterator(Iterator[Any], HasRowsAhead):
 
 
 class GroupReader:
-    """A reader of groups of `count` consecutive elements of one pass; the last may be smaller.
+    """A reader of groups of `count` consecutive elements; the last group may be smaller.
 
     Each element goes through `snapshot` before the next one is read, since a source may reuse its
     arrays. See Note [Who owns a batch].
@@ -160,7 +160,7 @@ class GroupReader:
 
     def read(self) -> list[Any]:
         """Return the next group, or raise `StopIteration`."""
-        # The first read is outside of `suppress`: if it ends, the pass has ended.
+        # The first read is outside of `suppress`: its `StopIteration` ends the pass.
         group = [self._snapshot(self._reader.read())]
         with contextlib.suppress(StopIteration):
             while len(group) < self._count:
@@ -189,7 +189,7 @@ class GroupReader:
 
 
 class ParallelReader:
-    """A reader of several passes, one element of each at a time."""
+    """A reader of several passes in parallel, one element of each at a time."""
 
     def __init__(
         self, readers: list[SingleReader], devices: list[jax.Device | None], snapshot: Snapshot
@@ -223,7 +223,7 @@ class ParallelReader:
         return known if len(known) == len(self._readers) else None
 
     def position(self) -> Any:
-        """Return the positions of all passes; None if one cannot report it."""
+        """Return the positions of all passes; None if one cannot report its position."""
         positions = [r.position() for r in self._readers]
         return None if any(p is None for p in positions) else positions
 
@@ -250,21 +250,21 @@ def use_default_device(device: jax.Device | None) -> contextlib.AbstractContextM
 
 
 def _rows_of(element: Any) -> int | None:
-    """Return the rows of an element by the shapes of its leaves; None if no leaf has rows."""
+    """Return the number of rows of an element from its leaves; None if no leaf has rows."""
     # Only `.shape`, since `np.asarray` of a leaf on disk or of a tensor may read all of it.
     try:
         leaves = jax.tree.leaves(element)
     except ValueError:
-        return None  # The error is raised, and names the element, when the element is read.
+        return None  # Reading the element raises the error, which names the element.
     shapes = [getattr(leaf, "shape", ()) for leaf in leaves]
     return next((int(s[0]) for s in shapes if s), None)
 
 
 class _Ended:
-    """A marker in the place of an element of a pass that has ended."""
+    """A marker for the missing element of a pass that has ended."""
 
 
-# Not None, which a dataset may have as an element (an empty pytree).
+# Not None, since None can be an element of a dataset (an empty pytree).
 ENDED = _Ended()
 
 

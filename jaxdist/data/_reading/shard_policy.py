@@ -8,19 +8,19 @@ from jaxdist.errors import ArgumentError
 
 
 class AutoShardPolicy(enum.IntEnum):
-    """Choice of what each process reads of the dataset of `experimental_distribute_dataset`.
+    """Choice of the part of a dataset that each process reads in `experimental_distribute_dataset`.
 
     `InputOptions(auto_shard_policy=...)` takes it. A strategy of one process reads everything,
     whatever the policy.
 
     Cost:
-        `FILE`: each process reads its own files. `DATA`: of arrays in memory and Grain's map
-        datasets each process reads its own rows; of any other dataset it reads everything, and
-        keeps its own rows. `OFF`: each process reads everything.
+        `FILE`: each process reads its own files. `DATA`: each process reads its own rows of arrays
+        in memory and of Grain's map datasets; of any other dataset it reads everything, and keeps
+        its own rows. `OFF`: each process reads everything.
 
     Guarantees:
-        With `AUTO`, `FILE` and `DATA` each example is in exactly one process once per epoch. With
-        `DATA` the batches are those of one process, in their order.
+        With `AUTO`, `FILE` and `DATA`, exactly one process has each example, once per epoch. With
+        `DATA`, the batches and their order are the same as with one process.
 
     Example:
         >>> AutoShardPolicy.DATA, int(AutoShardPolicy.OFF)
@@ -30,7 +30,7 @@ class AutoShardPolicy(enum.IntEnum):
         `tf.data.experimental.AutoShardPolicy`. There, `DATA` gives a process every n-th batch.
     """
 
-    OFF = -1  # each process has all examples, in batches of its own
+    OFF = -1  # each process has all examples, in its own batches
     AUTO = 0  # FILE for `from_files` with enough files, else DATA
     FILE = 1  # each process reads its share of the files
     DATA = 2  # each process takes its own rows of each global batch
@@ -44,7 +44,7 @@ class AutoShardPolicy(enum.IntEnum):
 
 
 def read_own_policy(dataset: Any) -> AutoShardPolicy:
-    """Return the policy that a tf.data dataset has in its own options; AUTO for others."""
+    """Return the policy in the options of a tf.data dataset; AUTO for other datasets."""
     if not hasattr(dataset, "as_numpy_iterator"):
         return AutoShardPolicy.AUTO
     distribute = getattr(dataset.options(), "experimental_distribute", None)
@@ -54,16 +54,16 @@ def read_own_policy(dataset: Any) -> AutoShardPolicy:
 def choose_policy(
     given: AutoShardPolicy | None, dataset: Any, num_files: int | None, rows: tuple[int, ...] | None
 ) -> AutoShardPolicy:
-    """Return OFF, FILE or DATA.
+    """Return the policy to use: OFF, FILE or DATA.
 
     Args:
-        given: The policy of the options, if they have one.
+        given: The policy in the options; None if they have no policy.
         dataset: The user's dataset.
-        num_files: The number of files of a dataset of files.
-        rows: For each process, its rows of a global batch of such a dataset.
+        num_files: The number of files of a dataset of files; else None.
+        rows: The rows of each process in a global batch of a dataset of files; else None.
 
     Raises:
-        ArgumentError: The policy needs files, or marks, that this dataset does not have.
+        ArgumentError: The policy needs files that this dataset does not have, or is HINT.
     """
     policy = read_own_policy(dataset) if given is None else given
     name = type(dataset).__name__

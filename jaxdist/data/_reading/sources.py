@@ -1,4 +1,4 @@
-"""The kinds of datasets that a user may pass."""
+"""Checks a user's dataset, and opens passes over it."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,7 +26,7 @@ class Source:
         check_dataset(caller, dataset, name)
         _check_is_batched(caller, dataset)
         self._caller = caller
-        # Both count epochs, so each pass shuffles differently. Two strategies over one
+        # Both count epochs, so that each pass shuffles differently. Two strategies that use one
         # object must not advance each other's count.
         is_counted = isinstance(dataset, (Batches, Files))
         self._dataset: Any = dataset.restarted() if is_counted else dataset
@@ -35,7 +35,7 @@ class Source:
 
     @property
     def has_exclusive_arrays(self) -> bool:
-        """Whether nobody else refers to the arrays of an element. See Note [Who owns a batch]."""
+        """Whether no other code refers to an element's arrays. See Note [Who owns a batch]."""
         return isinstance(self._dataset, (Batches, Files))
 
     @property
@@ -64,14 +64,14 @@ class Source:
         return cardinality_of(self._dataset)
 
     def cardinality_of_multiples(self, divisor: int) -> int:
-        """Return the number of elements of one pass whose rows are a multiple of `divisor`."""
+        """Return how many elements of one pass have a multiple of `divisor` rows."""
         data = self._dataset
         is_known = isinstance(data, Batches)
         return data.cardinality_of_multiples(divisor) if is_known else UNKNOWN_CARDINALITY
 
     def open(self, make: Callable[[], Iterator[Any]] | None = None) -> SingleReader:
-        """Start a pass; `make` makes its iterator, if it is not the dataset's own."""
-        # A generator can be read once. A second pass would be empty without an error.
+        """Start a pass; `make` makes its iterator, and None means the dataset's own iterator."""
+        # A generator can be read only once. A second pass would be empty, without an error.
         if self._is_one_shot:
             if self._is_spent:
                 raise _spent_error(self._caller, self._dataset)
@@ -84,7 +84,7 @@ class Source:
 
     def _new_iterator(self) -> Iterator[Any]:
         data = self._dataset
-        if hasattr(data, "as_numpy_iterator"):  # tf.data: arrays in place of its tensors
+        if hasattr(data, "as_numpy_iterator"):  # tf.data: arrays instead of its tensors
             return data.as_numpy_iterator()
         # A list's own iterator has no `set_state`.
         if isinstance(data, (list, range)):
@@ -119,7 +119,7 @@ def _check_is_batched(caller: str, dataset: Any) -> None:
 
 
 def check_dataset(caller: str, dataset: Any, name: str) -> None:
-    """Check that `dataset` is a dataset, and none of the values that are passed by mistake."""
+    """Check that `dataset` is a dataset, and not a value that is often passed by mistake."""
     # Arrays, mappings and tuples are iterable, so the loop would run over rows, keys or leaves.
     if isinstance(dataset, (np.ndarray, jax.Array, Mapping, tuple, PerReplica)):
         what = f"{type(dataset).__name__}"

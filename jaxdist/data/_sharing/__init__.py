@@ -1,1 +1,1 @@
-"""Datasets over several processes: what each process reads, and how the processes agree on it."""
+"""Datasets over several processes: the part that each reads, and their agreement on rows."""

@@ -1,4 +1,4 @@
-"""Batches of a step that several processes make together. See Note [Agreement on rows]."""
+"""Assembles the batch of a step together with other processes. See Note [Agreement on rows]."""
 
 import abc
 import dataclasses
@@ -28,9 +28,9 @@ class ShareAssembler(Assembler, abc.ABC):
     """An `Assembler` that places the values of the replicas of this process.
 
     Args:
-        caller: The function that messages name.
+        caller: The name of the function in messages.
         layout: The mesh of the strategy; each replica has the devices of one process.
-        exchange: The agreement with the other processes; None if each knows what they read.
+        exchange: The agreement with the other processes; None if all rows are known without one.
     """
 
     caller: str
@@ -79,19 +79,19 @@ class ShareAssembler(Assembler, abc.ABC):
         return False
 
     def _known_rows(self, raw: Any) -> Sequence[int | None] | None:
-        """Return the rows of all replicas, if they follow from what was read."""
+        """Return the rows of all replicas if this process can compute them, else None."""
         return None
 
     def _rows_to_pad_to(self) -> int:
-        """Return the rows to which this process would pad the value of a replica; 0 for none."""
+        """Return the rows to which this process pads the value of a replica; 0 means no padding."""
         return 0
 
     def _agree(self, raw: Any, slots: list[Slot] | None, index: int) -> Sequence[int | None]:
-        """Return the rows of all replicas, None for one without an element."""
+        """Return the rows of all replicas; None for a replica without an element."""
         known = self._known_rows(raw)
         own = None if slots is None else [None if s is None else _rows_of(s) for s in slots]
         exchange = self.exchange
-        # Without an exchange all rows follow from what was read.
+        # Without an exchange, this process knows all rows.
         if exchange is None or (known is not None and exchange.has_met):
             return known or ()
         offer = Offer(own, self._rows_to_pad_to(), self._take_progress())
@@ -99,7 +99,7 @@ class ShareAssembler(Assembler, abc.ABC):
         self._add_progress(offers)
         self._agree_on_padding(offers)
         if known is not None:
-            # The same data in every process: from here on each knows what the others have.
+            # Every process has the same data, so from now on each computes the rows of the others.
             exchange.end()
             return known
         return self._join_rows([o.rows for o in offers])
@@ -127,11 +127,11 @@ class ShareAssembler(Assembler, abc.ABC):
         return None if self._like is None else structure_of(self._like)
 
     def _find_like(self) -> Element:
-        """Return an element that is built like those of this step."""
+        """Return an element with the structure of this step's elements."""
         agreed = None if self.exchange is None else self.exchange.structure
         if self._like is None and agreed is not None:
             self._like = make_empty(agreed, self.layout.process.index, self.caller)
-        # Some process has an element, or this one would have returned `ENDED`.
+        # Some process has an element; otherwise `__call__` would have returned `ENDED`.
         return cast(Element, self._like)
 
     def _check_one_structure(self, slots: Sequence[Slot], index: int) -> None:
@@ -179,26 +179,26 @@ class ShareAssembler(Assembler, abc.ABC):
         return ()
 
     def leave(self, reason: str) -> None:
-        """Tell the other processes that this one reads no more."""
+        """Tell the other processes that this one has stopped reading."""
         if self.exchange is not None:
             self.exchange.leave(reason)
 
     def count_waits_from(self, needed_since: Callable[[], float | None]) -> None:
-        """Count waits for other processes only from when the loop needs a batch."""
+        """Count time spent waiting for other processes only once the loop needs a batch."""
         if self.exchange is not None:
             self.exchange.needed_since = needed_since
 
     def stop_waiting(self) -> None:
-        """End a wait for other processes, in whatever thread it is."""
+        """End a wait for other processes, whichever thread waits."""
         if self.exchange is not None:
             self.exchange.is_stopped = True
 
 
 def agreed_padding(caller: str, offers: Sequence[Offer], own: int) -> int:
-    """Return the largest padding of all processes, which is also that of this one.
+    """Return the largest padding of all processes, which must equal that of this process.
 
     Raises:
-        ProgramMismatchError: This process has cut its rows for another number.
+        ProgramMismatchError: This process has split its rows for another padding.
     """
     most = max(o.padded_rows for o in offers)
     if own and own != most:
@@ -214,12 +214,12 @@ def agreed_padding(caller: str, offers: Sequence[Offer], own: int) -> int:
 
 
 def _rows_of(element: Element) -> int:
-    # An element of scalars counts as one row: what matters is whether there is one.
+    # An element of scalars counts as one row: only its presence matters.
     return 1 if element.rows is None else element.rows
 
 
 def _collect(slots: Sequence[Slot], like: Element, leaf: int) -> list[Any]:
-    """Return one leaf of each local replica; without an element no rows, or a zero scalar."""
+    """Return one leaf of each local replica; one without an element has no rows, or a zero."""
     one = like.leaves[leaf]
     empty = (0, *one.shape[1:]) if one.ndim else ()
     return [make_zeros(one, empty) if s is None else s.leaves[leaf] for s in slots]

@@ -1,4 +1,4 @@
-"""How a dataset is read by several processes: readers and assemblers for each policy."""
+"""Makes the readers and assemblers with which several processes read a dataset, by policy."""
 
 import dataclasses
 import json
@@ -38,16 +38,16 @@ _Parts: TypeAlias = tuple[ElementReader, Placer, int, PartialBatch, Drops, Fixed
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """How the processes of a job read a dataset together."""
+    """The functions with which the processes of a job read a dataset together."""
 
     open_reader: Callable[[], Reader]
     make_assembler: Callable[[Any, int], Assembler]
-    # Whether the number of batches follows from that of the dataset in this process.
+    # Whether the dataset in this process determines the number of batches.
     is_countable: bool
 
 
 def is_shared(layout: ReplicaMesh) -> bool:
-    """Whether the replicas of a mesh belong to several processes, each to one of them."""
+    """Whether several processes own the replicas of a mesh, and no replica spans processes."""
     return not layout.is_local and not _has_spanning_replica(layout)
 
 
@@ -57,10 +57,10 @@ def _has_spanning_replica(layout: ReplicaMesh) -> bool:
 
 
 def check_policy(options: InputOptions, dataset: Any, layout: ReplicaMesh) -> AutoShardPolicy:
-    """Return the policy by which a dataset is read: DATA, FILE or OFF.
+    """Return the policy for reading a dataset: DATA, FILE or OFF.
 
     Raises:
-        ArgumentError: The dataset, or the mesh, does not fit the policy of the options.
+        ArgumentError: The policy in the options does not work with the dataset or the mesh.
     """
     given = options.auto_shard_policy
     if layout.is_local and given is None:
@@ -93,7 +93,7 @@ def share_dataset(
     drops: Drops,
     agreement: Agreement | None,
 ) -> Shared:
-    """Return how the processes read a dataset of global batches together."""
+    """Return the functions with which the processes read a dataset of global batches."""
     partial = options.partial_batch
     same = {"partial_batch": partial.value, "policy": policy.name}
     same["balance_rows"] = str(placer.balanced)
@@ -161,7 +161,7 @@ def share_function(
     open_on: Callable[[Source, jax.Device | None], Any],
     agreement: Agreement | None,
 ) -> Shared:
-    """Return how the processes read datasets of their own together."""
+    """Return the functions with which each process reads its own dataset."""
     is_per_replica, partial = options.is_per_replica, options.partial_batch
     same = {"partial_batch": partial.value}
     find = _Finder(GROUP_CALLER, agreement, same, layout.timeout_seconds)
@@ -185,10 +185,10 @@ def share_function(
 
 
 def number_pipelines(layout: ReplicaMesh) -> tuple[int, int]:
-    """Return the number of input pipelines of a mesh, and that of this process.
+    """Return the number of input pipelines of a mesh, and the index of this process's pipeline.
 
-    One for each process; one for all where a replica has devices of several processes, which then
-    read the same.
+    Each process has a pipeline. If a replica spans several processes, all share one pipeline and
+    read the same data.
     """
     if not is_shared(layout):
         return 1, 0
@@ -198,7 +198,7 @@ def number_pipelines(layout: ReplicaMesh) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class _Finder:
-    """The exchanges of the passes over one dataset."""
+    """Makes the exchanges for the passes over one dataset."""
 
     caller: str
     agreement: Agreement | None
@@ -220,7 +220,7 @@ class _Finder:
                 "Make a MultiWorkerMirroredStrategy, which connects them, in every process."
             )
         if self.agreement is None and not _HAS_CALLBACK:
-            # Before the service ends: a thread that waits for it would end the interpreter.
+            # Stop the threads before the service ends: one that waits for it would end the process.
             _HAS_CALLBACK.append(True)
             at_leaving(stop_all)
         position = None if reader is None else reader.position()
@@ -245,7 +245,7 @@ def _make_own_pass(
 ) -> Callable[[], Any]:
     if grain is None:
         return lambda: OwnBatches(iter(dataset), cut)
-    # Grain reads ahead in threads of its own, as for the dataset itself, with the same positions.
+    # Grain reads ahead in its own threads, with the positions of the original dataset.
     import grain as library
 
     own = grain.own(cut)

@@ -1,11 +1,11 @@
-"""`Exchange`: how the processes of a job agree on the rows of each step of a pass.
+"""`Exchange`, with which the processes of a job agree on the rows of each step of a pass.
 
 # Note [Agreement on rows]
-Before a batch is put together, every process knows how many rows each replica has. Where this does
-not follow from the dataset, the thread that reads ahead exchanges it, step by step, over the
-key-value store of the job. A collective in that thread would mix with those of the steps. A
-process whose data has ended goes on answering, with no rows, until all have ended. One that stops
-reading says so, or the others would wait for it.
+Before it assembles a batch, every process must know how many rows each replica has. If the dataset
+does not determine this, the prefetch threads exchange it for each step, over the key-value store of
+the job. (A collective in that thread would interfere with those of the steps.) A process whose data
+has ended continues to answer, with no rows, until all have ended. A process that stops reading
+tells the others, which would otherwise wait for it.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ Rows = Sequence[int | None]  # for each local replica; None without an element
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """What one process says about one step.
+    """The message of one process about one step.
 
     Attributes:
         rows: The rows of its replicas; None if its data has ended.
         padded_rows: Rows to which it pads the value of a replica; 0 without padding.
-        progress: How far it has read each file, with the policy FILE.
+        progress: Its progress in each file, with the policy FILE.
     """
 
     rows: Rows | None
@@ -55,9 +55,9 @@ class Exchange:
     """The agreement of all processes on the steps of one pass.
 
     Args:
-        caller: The function that messages name.
+        caller: The name of the function in messages.
         agreement: The agreement of the job.
-        same: What has to be equal in all processes, by name, with the value here.
+        same: This process's values, by name, that must be equal in all processes.
         seconds: How long a loop waits for the other processes; None means `collective_seconds`.
     """
 
@@ -71,8 +71,8 @@ class Exchange:
         number = next(_PASSES.setdefault(agreement, itertools.count()))
         self.process = agreement.process.index
         self.is_stopped = False
-        # Since when the loop waits for a batch, by `time.monotonic`. A thread that reads ahead of
-        # it may wait for long.
+        # Returns when the loop began to wait for a batch, by `time.monotonic`. While no batch is
+        # needed, the prefetch thread may wait longer than the limit.
         self.needed_since: Callable[[], float | None] | None = None
         self._seconds = seconds
         self._caller = caller
@@ -99,7 +99,7 @@ class Exchange:
         Raises:
             ProgramMismatchError: The processes read different data, or have different batches.
             UnavailableError: Another process has stopped reading.
-            DeadlineExceededError: Another process has not come in time.
+            DeadlineExceededError: Another process has not answered in time.
         """
         said: dict[str, Any] = {
             "rows": offer.rows,
@@ -118,7 +118,7 @@ class Exchange:
         for process, answer in enumerate(answers):
             if "structure" in answer:
                 self._structures[process] = structure_of_text(answer["structure"])
-        # Only of those that have an element in this step: the others repeat nothing.
+        # Compare only processes that have an element in this step.
         now = zip(answers, self._structures, strict=True)
         check_equal(self._caller, [s if a["rows"] is not None else None for a, s in now])
         offers = [Offer(a["rows"], a["padded"], a["progress"]) for a in answers]
@@ -126,16 +126,16 @@ class Exchange:
         return offers
 
     def end(self) -> None:
-        """Say nothing when this process stops reading: the rows follow from the dataset."""
+        """End the exchange: each process knows the rows, so `leave` need not tell the others."""
         self._has_ended = True
 
     def leave(self, reason: str) -> None:
-        """Tell the others that this process reads no more, without waiting for them."""
+        """Tell the others that this process has stopped reading, without waiting for them."""
         if self._has_ended:
             return
         self._has_ended = True
         text = json.dumps({"left": reason})
-        # The answers of the others do not count any more, nor does a service that has ended.
+        # The answers of the others no longer matter, nor does a service that has ended.
         with contextlib.suppress(OtherProcessError, ContextError):
             self._agreement.gather(self._channel, text, 0.0)
 

@@ -1,4 +1,4 @@
-"""Batches of elements that each process reads from a dataset of its own."""
+"""Assembles batches of elements that each process reads from its own dataset."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ class GroupAssembler(ShareAssembler):
     """An assembler of elements that are each the batch of one local replica.
 
     Args:
-        is_per_replica: Whether each replica reads a dataset of its own.
+        is_per_replica: Whether each replica reads its own dataset.
     """
 
     is_per_replica: bool
@@ -27,7 +27,7 @@ class GroupAssembler(ShareAssembler):
 
     def _read_slots(self, raw: Share, index: int) -> list[Slot]:
         count = len(self.layout.local_replicas)
-        # As errors name the elements of the user's dataset.
+        # Errors give the index of an element in the user's dataset.
         first, stride = (index, 0) if self.is_per_replica else (index * count, 1)
         slots: list[Slot] = [
             None if x is ENDED else self.read(x, first + i * stride) for i, x in enumerate(raw.raw)

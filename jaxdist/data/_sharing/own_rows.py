@@ -1,4 +1,4 @@
-"""Passes over random-access datasets that read the rows of one process only."""
+"""Passes over random-access datasets that read only the rows of one process."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -10,12 +10,12 @@ from jaxdist.data._reading.ahead import HasRowsAhead, RowsAhead
 from jaxdist.data._reading.batches import BatchesIterator
 from jaxdist.data._sharing.share import Share
 
-# From the rows of a global batch to the slices that the replicas of this process take.
+# Maps the number of rows of a global batch to the slices that the local replicas take.
 Cut = Callable[[int], Sequence[slice]]
 
 
 class OwnBatches(Iterator[Share], HasRowsAhead):
-    """A pass over `jaxdist.data.batches` that copies the rows of one process only."""
+    """A pass over `jaxdist.data.batches` that copies only the rows of one process."""
 
     def __init__(self, iterator: BatchesIterator, cut: Cut) -> None:
         self._iterator = iterator
@@ -26,11 +26,11 @@ class OwnBatches(Iterator[Share], HasRowsAhead):
         return Share(take(self._cut(total)), total)
 
     def rows_ahead(self) -> RowsAhead:
-        """Return the row counts of the global batches that come next."""
+        """Return the row counts of the next global batches."""
         return self._iterator.rows_ahead()
 
     def get_state(self) -> Any:
-        """Return the position, which is that of all processes."""
+        """Return the position, which is the same in all processes."""
         return self._iterator.get_state()
 
     def set_state(self, state: Any) -> None:
@@ -46,7 +46,7 @@ class GrainBatches:
         examples: The Grain dataset of single examples.
         batch_size: Rows of a global batch.
         count: Number of batches.
-        stack: Makes a batch of a list of examples.
+        stack: A function that makes a batch from a list of examples.
     """
 
     examples: Any
@@ -55,7 +55,7 @@ class GrainBatches:
     stack: Callable[[Sequence[Any]], Any]
 
     def own(self, cut: Cut) -> "OwnGrainRows":
-        """Return the batches with the rows of one process only."""
+        """Return the batches with only the rows of one process."""
         return OwnGrainRows(self, cut)
 
 
@@ -76,14 +76,14 @@ class OwnGrainRows:
         rows = [start + i for s in self.cut(total) for i in range(s.start, s.stop)]
         if rows:
             return Share(whole.stack([whole.examples[i] for i in rows]), total)
-        # Without rows, one example says how a batch is built.
+        # Without own rows, one example shows the structure of a batch.
         one = whole.stack([whole.examples[start]])
         return Share(jax.tree.map(lambda x: x[:0], one), total)
 
 
 def find_grain_batches(dataset: Any) -> GrainBatches | None:
-    """Return what is known of a Grain map dataset that ends with `batch`; None for others."""
-    # Grain has no public name for the parts of a dataset. If a later version has other ones, every
+    """Return the parts of a Grain map dataset that ends with `batch`; None for other datasets."""
+    # Grain has no public names for the parts of a dataset. If a later version renames them, every
     # process reads whole batches, which is slower and gives the same rows.
     is_grain = type(dataset).__module__.split(".")[0] == "grain"
     stack = getattr(dataset, "_batch_fn", None)
@@ -91,7 +91,7 @@ def find_grain_batches(dataset: Any) -> GrainBatches | None:
     size = getattr(dataset, "_batch_size", None)
     if not is_grain or type(dataset).__name__ != "BatchMapDataset" or not isinstance(size, int):
         return None
-    # Any other function may use all rows of the batch, to pad them to the longest for instance.
+    # Any other function may need all rows of the batch, for instance to pad to the longest one.
     if getattr(stack, "__name__", "") != "make_batch" or stack is None or examples is None:
         return None
     if stack.__module__.split(".")[0] != "grain":

@@ -1,4 +1,4 @@
-"""`Share`: what a process has read for one step."""
+"""`Share`, the data that a process has read for one step, and its readers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from jaxdist.data._reading.readers import ENDED, Reader, SingleReader
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """What a process has read for one step.
+    """The data that a process has read for one step.
 
     Attributes:
         raw: An element of the user's dataset.
-        total: Rows of the global batch, of which `raw` has the rows of this process only; None if
-            `raw` is all that was read.
-        rows: The rows of `raw` that this step takes; None for all.
+        total: Number of rows of the global batch, if `raw` has only the rows of this process; None
+            if `raw` is a whole element.
+        rows: The rows of `raw` that this step takes; None means all.
     """
 
     raw: Any
@@ -29,7 +29,7 @@ class Share:
 
 
 class ShareReader:
-    """A reader whose elements are shares, and which returns `ENDED` in place of raising."""
+    """A reader whose elements are shares; at the end it returns `ENDED` and does not raise."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -37,7 +37,7 @@ class ShareReader:
 
     @property
     def inner(self) -> Reader:
-        """The reader of what this process reads."""
+        """The reader of this process's data."""
         return self._reader
 
     def read(self) -> Any:
@@ -74,12 +74,12 @@ class ShareReader:
 
 
 class PieceReader:
-    """A reader of pieces of elements: with the policy OFF a step takes a part of an element.
+    """A reader of pieces of elements: with the policy OFF, a step takes a part of an element.
 
     Args:
         reader: A pass over all elements.
-        count: Number of processes; an element lasts for so many steps.
-        batch_size: Rows of the largest element; with 0 the first one decides.
+        count: Number of processes; an element lasts for this many steps.
+        batch_size: Rows of the largest element; with 0, the first element decides.
     """
 
     def __init__(self, reader: SingleReader, count: int, batch_size: int) -> None:
@@ -96,7 +96,7 @@ class PieceReader:
         if self._done >= self._total:
             self._open_next()
         start = self._done
-        # An element without rows is one piece, and `ElementReader` says what is wrong with it.
+        # An element without rows is one piece, for which `ElementReader` raises an error.
         self._done = min(start + self.piece, self._total) if self._total else 0
         return Share(self._element, rows=slice(start, self._done))
 
@@ -109,10 +109,10 @@ class PieceReader:
         self.piece = self.piece or max(-(-self._total // self._count), 1)
 
     def rows_ahead(self) -> None:
-        """Return None: other processes may read faster."""
+        """Return None, since other processes may read faster."""
 
     def position(self) -> Any:
-        """Return the position before the element, the rows taken of it, and the rows of a piece."""
+        """Return the position before the element, the rows taken of it, and the piece's rows."""
         is_within = self._done < self._total
         before = self._before if is_within else self._reader.position()
         if before is None:
@@ -124,7 +124,7 @@ class PieceReader:
         self._reader.check_can_seek()
 
     def seek(self, position: Any) -> None:
-        """Continue from `position`; also one of a pass with another policy."""
+        """Continue from `position`, which may be that of a pass with another policy."""
         is_own = isinstance(position, dict) and set(position) == {"element", "rows", "piece"}
         self._reader.seek(position["element"] if is_own else position)
         self._done = self._total = 0
@@ -163,7 +163,7 @@ def cut_evenly(
 
 
 def fill(total: int, most: Sequence[int]) -> list[slice]:
-    """Return the rows of each replica, where the first ones take as many as they may.
+    """Return the rows of each replica; the first replicas take as many as `most` allows.
 
     Example:
         >>> from jaxdist.data._sharing.share import fill

@@ -1,4 +1,4 @@
-"""Batches of which each process reads its own part: the policies DATA, FILE and OFF."""
+"""Assembles batches of which each process reads its own part: policies DATA, FILE and OFF."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class GlobalAssembler(SplitAssembler):
     """An assembler for the policy DATA: each replica takes its rows of a global batch.
 
     Args:
-        is_alike: Whether the rows of all batches follow from the dataset, so that the processes
+        is_alike: Whether the dataset determines the rows of all batches, so that the processes
             compare only their first batches.
     """
 
@@ -80,7 +80,7 @@ class GlobalAssembler(SplitAssembler):
         return [s.stop - s.start for s in self.cut(self._total)]
 
     def _agree_on_padding(self, offers: Sequence[Offer]) -> None:
-        # The rows were cut already, so all processes have to have cut them alike.
+        # The rows are already split, so all processes must have split them in the same way.
         agreed = agreed_padding(self.caller, offers, self._rows_to_pad_to())
         self.fixed.rows = agreed * self.num_replicas or self.fixed.rows
 
@@ -90,18 +90,18 @@ class GlobalAssembler(SplitAssembler):
 
 @dataclasses.dataclass(eq=False)
 class LocalAssembler(SplitAssembler):
-    """An assembler for FILE and OFF: the rows that a process has read are those of its replicas.
+    """An assembler for FILE and OFF: the replicas of a process take the rows that it has read.
 
     Args:
-        source: The reader of the pieces of a pass, with OFF; the iterator over files, with FILE.
-        batch_size: Rows of a global batch, with FILE.
+        source: With OFF the reader of the pieces of a pass; with FILE the iterator over files.
+        batch_size: With FILE, the rows of a global batch.
     """
 
     source: PieceReader | FilesIterator
     batch_size: int
 
     def _sizes(self) -> list[int]:
-        """Return the most rows that each local replica takes."""
+        """Return the largest number of rows that each local replica takes."""
         local = self.layout.local_replicas
         if isinstance(self.source, PieceReader):
             return [-(-self.source.piece // len(local))] * len(local)

@@ -1,4 +1,4 @@
-"""The structure of batches as text, so that processes can compare theirs."""
+"""The structure of batches as strings, so that processes can compare them."""
 
 import dataclasses
 import json
@@ -18,9 +18,9 @@ class Structure:
     """The leaves of a batch, without their rows.
 
     Attributes:
-        tree: The containers, as text to compare.
+        tree: The containers, as a string to compare.
         skeleton: The containers as JSON if they are dicts, lists, tuples and None; else `null`.
-        leaves: Name, dtype and trailing dims of each leaf; None in place of dims for a scalar.
+        leaves: Name, dtype and trailing dims of each leaf; a scalar has None instead of dims.
     """
 
     tree: str
@@ -62,15 +62,15 @@ def structure_of_text(text: str) -> Structure:
 
 
 def make_empty(structure: Structure, owner: int, caller: str) -> Element:
-    """Return an element without rows, for a process that has no element of its own.
+    """Return an element without rows, for a process that has no element.
 
     Args:
         structure: The structure of another process.
-        owner: The number of this process.
-        caller: The function that messages name.
+        owner: The index of this process.
+        caller: The name of the function in messages.
 
     Raises:
-        ProgramMismatchError: The containers are not Python's own, so they cannot be built here.
+        ProgramMismatchError: The containers are not built into Python, so they cannot be made here.
     """
     try:
         leaves: list[Any] = [
@@ -98,7 +98,8 @@ def check_equal(caller: str, structures: Sequence[Structure | None]) -> None:
     """Check that all processes that have a structure have the same one.
 
     Raises:
-        ProgramMismatchError: Some differ; the message names them and the first leaf that differs.
+        ProgramMismatchError: Structures differ; the message names the processes and the first leaf
+            that differs.
     """
     culprits, usual = find_odd_ones(structures)
     if not culprits or usual is None:
@@ -135,7 +136,7 @@ def _show_leaf(name: str, leaves: dict[str, Any]) -> str:
 
 
 def _describe(tree: Any) -> Any:
-    """Return nested containers as JSON; None if one is not Python's own."""
+    """Return nested containers as JSON values; None if one is not built into Python."""
     if tree is None:
         return ["none"]
     if isinstance(tree, int):
@@ -148,7 +149,7 @@ def _describe(tree: Any) -> Any:
 
 
 def _build(skeleton: Any, leaves: Sequence[Any]) -> list[Any]:
-    """Return a list with the containers that `_describe` described, with these leaves."""
+    """Return a list of one item: the containers that `_describe` described, with `leaves`."""
     kind = skeleton[0]
     if kind == "none":
         return [None]
