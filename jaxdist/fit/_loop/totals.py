@@ -23,7 +23,7 @@ class Totals:
     Args:
         runner: Fetches the output that it returned for a step.
         steps: Turns sums into a loss and metrics.
-        describe_batch: Describes the examples of a step of this epoch, for a loss that is not finite.
+        describe_batch: Describes the examples of a step, for a loss that is not finite.
         before: The names and the sums of earlier steps; None if there are none.
     """
 

@@ -219,7 +219,7 @@ class Steps:
         """Return the sums of loss and metrics over the examples of this replica."""
         counts = jnp.ones(rows, jnp.float32) if mask is None else mask.astype(jnp.float32)
         if weight is not None:
-            # Padding has weight 0 already, but the weights may be None for a whole epoch.
+            # The padding has copies of a real row and of its weight. Set these weights to 0.
             weight = jnp.asarray(weight, jnp.float32)
             shape = counts.shape + (1,) * (weight.ndim - 1)
             weight = jnp.where(counts.reshape(shape) > 0, weight, 0)
