@@ -78,7 +78,7 @@ class Estimator:
         params: Passed to `model_fn` and `input_fn`.
         warm_start_from: The folder of another model, or `WarmStartSettings`: a new model begins
             with its values.
-        loss: For a module or Keras model: `loss(predictions, labels)`, one value for each row, or
+        loss: For a module or Keras model: `loss(predictions, labels)`, one value for each row or a
             scalar.
         optimizer: For a module or Keras model: an optax transformation.
         metrics: For a module or Keras model: functions `(predictions, labels)` by name, one value

@@ -40,7 +40,7 @@ _MESHES = ("Mesh", "make_mesh", "AbstractMesh", "mesh", "create_device_mesh")
 def find(program: Program) -> Iterator[Finding]:
     """Find calls that belong to pmap, and collectives over the axis of a removed pmap."""
     for node in ast.walk(program.tree):
-        # Check the name, not calls: `@jax.pmap` and functools.partial(jax.pmap, ...) are no calls.
+        # Check names, not only calls, to find `@jax.pmap` and functools.partial(jax.pmap, ...) too.
         name = program.names.find(node) if isinstance(node, ast.Attribute | ast.Name) else ""
         if name in _FIXES:
             found = f"{name} is one array for each device, with a leading dim for devices."

@@ -22,8 +22,8 @@ def show_info(console: Console | None = None, *, shows_all: bool = False) -> int
 
     Args:
         console: The console to print to; its width decides how tables wrap. None for stdout.
-        shows_all: Whether to list each device, each setting and the commands of all extras. If not,
-            not, the text fits on a screen of 80 columns and 50 lines.
+        shows_all: Whether to list each device, each setting and the commands of all extras.
+            Otherwise the text fits on a screen of 80 columns and 50 lines.
 
     Cost:
         Starts the backend of JAX. Runs no collective.
