@@ -48,8 +48,8 @@ def spell(name: str) -> tuple[str, str]:
     Args:
         name: The name without `tf.distribute`, such as `experimental.TPUStrategy`.
 
-    The spelling, or ''; and the advice if there is no spelling.
-        The spelling, or ''; and the advice where there is no spelling.
+    Returns:
+        The spelling, or ''; and the advice if there is no spelling.
 
     Example:
         >>> spell("experimental.TPUStrategy")
