@@ -129,7 +129,7 @@ class StepFunction:
             results = []
             for batch in batches:
                 logs, new = step(state, batch, total)
-                # The layout of the state stays where the structure does.
+                # Keeping the structure of the state also keeps its layout.
                 state = jax.tree.structure(state).unflatten(jax.tree.leaves(new))
                 results.append(logs)
             return (results if self._kind == "predict" else results[-1:]), state
@@ -164,7 +164,7 @@ class StepFunction:
             return split(new)
 
         def split(new: Any) -> tuple[Any, Any]:
-            """Return the untrained variables, and those of the metrics."""
+            """Return the non-trainable variables, and those of the metrics."""
             return (new, ()) if self._kind == "predict" else (new[1], new[-1])
 
         judged: set[tuple[int, int]] = set()

@@ -21,7 +21,7 @@ class Sums:
 
     Args:
         loss: The loss of the global batch.
-        fixed: The values of the untrained variables after the step.
+        fixed: The values of the non-trainable variables after the step.
         metrics: The increments of the metric variables from the rows; with `everything`, the values
             from which other metrics are computed.
         everything: `x`, `y`, outputs and weights of all rows, to compute metrics from; None if all
@@ -251,12 +251,12 @@ class Step:
         data: Any,
         of_loss: Numbers = _NONE,
     ) -> tuple[states.Laws, dict[int, Any]]:
-        """Return the laws of the untrained variables, and the values that this replica sends.
+        """Return the laws of the non-trainable variables, and the values that this replica sends.
 
         Args:
             rows: The rows of this replica.
             train: Whether it is a step of training.
-            trainable: The values of the trained variables.
+            trainable: The values of the trainable variables.
             fixed: The values of the other variables before the step.
             new: The values of the other variables after the step.
             data: The batch.

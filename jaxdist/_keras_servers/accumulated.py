@@ -1,4 +1,4 @@
-"""Finds which untrained variables a Keras model computes from their own old values."""
+"""Finds which non-trainable variables a Keras model computes from their own old values."""
 
 import dataclasses
 from typing import Any
@@ -44,7 +44,7 @@ def find_accumulated(
     Args:
         strategy: The strategy of the model.
         model: The model.
-        state: The values of its variables: the trained ones, then the others.
+        state: The values of its variables: the trainable ones, then the others.
         batch: A batch of Keras.
         training: Whether the model is called for training.
 

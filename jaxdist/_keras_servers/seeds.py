@@ -32,7 +32,7 @@ class Seeds:
         self._steps: list[np.ndarray] | None = None
 
     def start(self, fixed: Sequence[Any]) -> None:
-        """Begin with the states among the untrained variables."""
+        """Begin with the states among the non-trainable variables."""
         self._states = [np.array(fixed[n]) for n in self.positions]
 
     def take(self) -> list[np.ndarray]:
@@ -56,7 +56,7 @@ class Seeds:
         return self._steps is not None or not self.positions
 
     def put_into(self, fixed: list[Any]) -> None:
-        """Write the states into the values of the untrained variables."""
+        """Write the states into the values of the non-trainable variables."""
         for place, state in zip(self.positions, self._states, strict=True):
             fixed[place] = state
 

@@ -24,7 +24,7 @@ class ServerStep(Step):
     Args:
         remote: The variables on the servers.
         seeds: The states of random number generators, which are arguments of the step.
-        accumulated: The untrained variables that are computed from their own values, such as
+        accumulated: The non-trainable variables that are computed from their own values, such as
             moving averages; None if unknown.
     """
 
@@ -99,7 +99,7 @@ class ServerStep(Step):
         own: Any,
         added: dict[int, Any],
     ) -> tuple[dict[str, Any], Any]:
-        """Send changes of untrained variables; return the results and gradients."""
+        """Send changes of non-trainable variables; return the results and gradients."""
         after, is_all = aux[2], aux[3] is not None
         check_state_of_loss(self.model, aux[4].values)
         if is_all:
@@ -134,7 +134,7 @@ class ServerStep(Step):
 
 
 def _send_change(remote: Any, old: Any, new: Any, change: Any, is_sum: bool) -> None:
-    """Send the change of an untrained variable in a step, such as a moving mean.
+    """Send the change of a non-trainable variable in a step, such as a moving mean.
 
     Two workers that compute from one value would overwrite each other. So this sends the
     difference, which the server adds to its value, or `change` if it is known exactly. For a value

@@ -133,7 +133,7 @@ class LiveOutput:
         total: int | None,
         make_texts: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """Draw the bar of a running part, followed by texts, none of which breaks.
+        """Draw the bar of a running part, followed by texts. No line breaks inside a text.
 
         Args:
             title: The text before the bar.

@@ -7,7 +7,7 @@ from flax import nnx
 
 
 class Table:
-    """A variable of which a step reads and changes some rows.
+    """A variable; each step reads and changes only some of its rows.
 
     Use it as an attribute of an NNX module. NNX does not look into it: a `jaxdist.Variable`
     would be a leaf of the model, and its whole value would move with the model.

@@ -39,7 +39,7 @@ def compute_shares(
     Args:
         model: The model.
         pairs: Its traces.
-        trainable: The values of the trained variables.
+        trainable: The values of the trainable variables.
         fixed: The values of the other variables.
         x: The rows of this replica.
         added: The losses that the call added, without those of weight regularizers.

@@ -10,7 +10,7 @@ _HARMLESS = frozenset({"__init__", "get_config", "from_config", "compute_output_
 
 
 def find_aggregations(model: Any) -> dict[int, str]:
-    """Return the aggregation of each untrained variable that does not belong to a Keras layer.
+    """Return the aggregation of each non-trainable variable that does not belong to a Keras layer.
 
     Args:
         model: The model.

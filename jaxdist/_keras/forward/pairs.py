@@ -59,7 +59,7 @@ class Pairs:
         """Return the traces of a call of the model.
 
         Args:
-            trainable: The values of the trained variables.
+            trainable: The values of the trainable variables.
             fixed: The values of the other variables.
             x: The rows of this replica.
             rows: The number of rows.

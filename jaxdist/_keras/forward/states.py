@@ -1,4 +1,4 @@
-"""Merges the untrained variables that the replicas assign in a step."""
+"""Merges the non-trainable variables that the replicas assign in a step."""
 
 import dataclasses
 import enum
@@ -41,7 +41,7 @@ class Laws:
     """The laws of the variables that a step has assigned.
 
     Args:
-        by_number: The law of each variable, by its number among the untrained ones.
+        by_number: The law of each variable, by its number among the non-trainable ones.
         together: The variables with the law `ADD` whose additions do not depend on the old value of
             another such variable.
     """
@@ -75,7 +75,7 @@ def find_laws(
     Args:
         model: The model.
         pairs: Its traces.
-        trainable: The values of the trained variables.
+        trainable: The values of the trainable variables.
         fixed: The values of the other variables before the call.
         new: The values of the other variables after the call.
         x: The rows of this replica.
@@ -286,7 +286,7 @@ def compute_additions(
 
     Args:
         model: The model.
-        trainable: The values of the trained variables.
+        trainable: The values of the trainable variables.
         fixed: The values of the other variables before the call.
         x: The rows of this replica.
         groups: The numbers of the variables; those of a group are set to zero together.

@@ -30,7 +30,7 @@ class TracedReplica:
 class Forward:
     """A call of a model as a program.
 
-    The inputs are the number of the replica, the trained variables, the other variables, and the
+    The inputs are the number of the replica, the trainable variables, the other variables, and the
     leaves of the batch. The results are the leaves of the outputs, the other variables after the
     call, and the sum of each loss that the call adds, without those of weight regularizers.
     """
@@ -46,7 +46,7 @@ class Forward:
         return self.num_outputs + number
 
     def input_of(self, number: int) -> int:
-        """Return the number of the input with the value of an untrained variable."""
+        """Return the number of the input with the value of a non-trainable variable."""
         return 1 + self.num_trainable + number
 
     @property
@@ -61,7 +61,7 @@ class Forward:
         return list(range(start, start + self.num_losses))
 
     def is_changed(self, number: int) -> bool:
-        """Whether the call assigns an untrained variable."""
+        """Whether the call assigns a non-trainable variable."""
         jaxpr = self.closed.jaxpr
         return jaxpr.outvars[self.result_of(number)] is not jaxpr.invars[self.input_of(number)]
 
@@ -73,7 +73,7 @@ def trace_forward(
 
     Args:
         model: The model.
-        trainable: The values or shapes of the trained variables.
+        trainable: The values or shapes of the trainable variables.
         fixed: The values or shapes of the other variables.
         x: A batch; only its shapes without the rows count.
         rows: The numbers of rows and of replicas.

@@ -1,4 +1,4 @@
-"""Checks what a step that the user wrote does with the state of own layers and with metrics."""
+"""Checks a user's step: its changes to the state of the user's layers, and to metrics."""
 
 import dataclasses
 import functools
@@ -33,9 +33,9 @@ class WrittenStep:
 
     Attributes:
         model: The model.
-        run: Returns the untrained variables and those of the metrics after the step.
-        state: The state of the step: the untrained variables are at place 1. Those of the metrics,
-            which `predict` does not have, are at the last place.
+        run: Returns the non-trainable variables and those of the metrics after the step.
+        state: The state of the step: the non-trainable variables are at place 1. The variables of
+            the metrics, which `predict` does not have, are at the last place.
         batch: The rows of this replica.
         rows: The number of rows.
     """
@@ -103,7 +103,7 @@ def check_written_step(step: WrittenStep, new: Sequence[Any]) -> None:
 
     Args:
         step: The step.
-        new: The untrained variables after the step, from whose trace they come.
+        new: The non-trainable variables after the step, from whose trace they come.
 
     Raises:
         StateDivergenceError: The step changed state that is summed over the replicas, or whose
@@ -148,7 +148,7 @@ def check_written_metrics(step: WrittenStep, new: Sequence[Any]) -> None:
         StateDivergenceError: The step updates a metric with such a number.
     """
     model, variables = step.model, step.model.metrics_variables
-    # The results of the traces begin with the untrained variables.
+    # The results of the traces begin with the non-trainable variables.
     first = len(step.state[1])
     pairs = enumerate(zip(step.state[-1], new, strict=True), first)
     changed = [n for n, (a, b) in pairs if a is not b]

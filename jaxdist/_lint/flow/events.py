@@ -18,7 +18,7 @@ class Reduction:
 
     @property
     def is_mean_of_replicas(self) -> bool:
-        """Whether it is a mean, and over replicas: a mesh may have other axes as well."""
+        """Whether it is a mean, and over replicas: a mesh may have other axes too."""
         return self.op == "mean" and bool(self.axes & {"replicas", "data", "batch"})
 
 

@@ -151,7 +151,7 @@ def check_features(caller: str, features: Any, *, any_batch: bool) -> None:
 
     Raises:
         ArgumentTypeError: A leaf has no shape and dtype.
-        ArgumentError: There is no leaf, or a leaf has no rows.
+        ArgumentError: There are no leaves, or a leaf has no rows.
     """
     leaves = jax.tree.leaves(features)
     for leaf in leaves:

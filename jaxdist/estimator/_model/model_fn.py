@@ -116,7 +116,7 @@ def _check_parts(what: str, loss: Any, optimizer: Any, metrics: Mapping[str, Any
 
     Raises:
         ArgumentError: There is no loss, or no optimizer.
-        ArgumentTypeError: One is of the wrong type.
+        ArgumentTypeError: An argument is of the wrong type.
     """
     rule = (
         "A module says how predictions are made, loss(predictions, labels) what is minimised, and "

@@ -9,7 +9,7 @@ from jaxdist.errors import ArgumentError
 from jaxdist.fit._callbacks.base import Callback
 from jaxdist.fit._callbacks.functions import LambdaCallback
 
-# Metrics of which more is better. As in Keras, of all others less is better.
+# Metrics for which higher is better. As in Keras, lower is better for all others.
 _MORE_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "top_", "fmeasure")
 
 
