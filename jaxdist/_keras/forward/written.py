@@ -95,7 +95,7 @@ class WrittenStep:
 
 
 def check_written_step(step: WrittenStep, new: Sequence[Any]) -> None:
-    """Check the changes of a user's step to the state of own layers.
+    """Check the changes of a user's step to the state of the user's layers.
 
     `run` proves that the values of the replicas are equal. A number of rows is equal on replicas
     with equally many rows, but Keras alone would use that of all rows. So the step is traced for
